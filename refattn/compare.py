@@ -442,7 +442,7 @@ def measure(
         checks.positive_integer("sizes", size)
     if queries is not None:
         checks.positive_integer("queries", queries)
-    chosen = [record_of(name) for name in checks.names("estimators", estimators)]
+    chosen = [record_of(name) for name in checks.list_names("estimators", estimators)]
     qkv.check(q, k, v, causal=causal)
     _check_some(q, k, v)
     if announce is not None:

@@ -94,7 +94,7 @@ def _normalised_scores(
     omega, log_weight = samples
     log_z = sample(root * omega, Keys(k, k[..., :1], mask, root * root / 2)).lse[..., None, :]
     scores = multiply(q * root, xp.matrix_transpose(omega)) + log_z + log_weight
-    return scores - finite(log_sum_exp(scores), xp)[..., None]
+    return scores - finite(log_sum_exp(scores, xp), xp)[..., None]
 
 
 def effective_sample_size(log_weights: Array) -> Array:

@@ -20,7 +20,6 @@ from .arrays.library import (
     Array,
     Workspace,
     add,
-    array_namespace,
     as_written,
     clip,
     constant,
@@ -49,8 +48,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
-_CHUNK = 128  # tokens a step of the causal form
-_LARGEST = 1_000_000  # features that a deterministic map may have
+_LARGEST_MAP = 1_000_000  # features that a deterministic map may have
 _FACTORS = 10_000_000  # that these may have in all
 _HIGHEST = 10_000  # degree
 
@@ -116,13 +114,12 @@ def random_features(
     >>> values, log_scale
     (array([[0.5, 0.5, 0.5, 0.5]]), array([0.]))
     """
-    product = _products(x, omega)
-    xp = array_namespace(x)
+    product, xp = _project_rows(x, omega)
     if callable(functions) or not all(callable(f) for f in functions):
         raise TypeError("`functions` must be a sequence of functions of an array.")
     if not functions:
         raise ValueError("`functions` must hold at least one function, got none.")
-    values = xp.concat([f(product) for f in functions], axis=-1) / _root(product)
+    values = xp.concat([f(product) for f in functions], axis=-1) / _root_of_length(product)
     return Features(values, xp.zeros_like(x[..., 0]) if log_h is None else log_h(x))
 
 
@@ -161,7 +158,8 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     >>> np.exp(log_scale) * values
     array([[0.70710678, 0.70710678]])
     """
-    return _exponential_features(_products(x, omega), _square_norm(x, square_norm))
+    exponent, xp = _project_rows(x, omega)
+    return _exponential_features(exponent, _square_norm(x, square_norm, xp), xp)
 
 
 def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
@@ -193,10 +191,9 @@ def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> F
     >>> features.hyperbolic_features(np.zeros((1, 2)), np.ones((1, 2))).values
     array([[0.70710678, 0.70710678]])
     """
-    product = _products(x, omega)
-    xp = array_namespace(x)
+    product, xp = _project_rows(x, omega)
     exponent = xp.concat([product, -product], axis=-1)
-    return _exponential_features(exponent, _square_norm(x, square_norm))
+    return _exponential_features(exponent, _square_norm(x, square_norm, xp), xp)
 
 
 def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
@@ -228,12 +225,9 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
     >>> features.trigonometric_features(np.full((1, 1), 60.0), np.zeros((1, 1)))
     Features(values=array([[1., 0.]]), log_scale=array([1800.]))
     """
-    xp = array_namespace(x)
-
-    def log_h(x: Array) -> Array:
-        return _square_norm(x, square_norm) / 2
-
-    return random_features(x, omega, (xp.cos, xp.sin), log_h=log_h)
+    product, xp = _project_rows(x, omega)
+    values = xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root_of_length(product)
+    return Features(values, _square_norm(x, square_norm, xp) / 2)
 
 
 def elu_features(x: Array, alpha: float = 1.0) -> Array:
@@ -271,20 +265,20 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     >>> features.elu_features(np.array([-50.0, 0.0, 2.0, 1e300]))
     array([1.92874985e-022, 1.00000000e+000, 3.00000000e+000, 1.00000000e+300])
     """
-    checks.arrays(0, x=x)
+    xp = checks.arrays(0, x=x)
     alpha = checks.real("alpha", alpha, positive=True, like=x)
     if alpha > 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}.")
-    return elu(x, alpha)
+    return elu(x, xp, alpha)
 
 
-def elu(x: Array, alpha: float = 1.0, memory: Workspace | None = None) -> Array:
-    """`elu_features` of trusted vectors, in a workspace if there is one."""
+def elu(x: Array, xp: Any, alpha: float = 1.0, memory: Workspace | None = None) -> Array:
+    """Compute `elu_features` of trusted vectors, in a workspace if there is one."""
     below, above = _rooms(memory, x)
-    below = exp(clip(x, -math.inf, 0.0, below))  # without a branch for each number
+    below = exp(clip(x, -math.inf, 0.0, xp, below), xp)  # without a branch for each number
     if alpha != 1:
         below = alpha * below + (1 - alpha)
-    return add(below, clip(x, 0.0, math.inf, above))
+    return add(below, clip(x, 0.0, math.inf, xp, above))
 
 
 def _rooms(memory: Workspace | None, x: Array) -> tuple[Array | None, Array | None]:
@@ -322,13 +316,12 @@ def relu_features(x: Array) -> Array:
     >>> features.relu_features(np.array([-1.0, 2.0]))
     array([0., 2.])
     """
-    checks.arrays(0, x=x)
-    return relu(x)
+    return relu(x, checks.arrays(0, x=x))
 
 
-def relu(x: Array, memory: Workspace | None = None) -> Array:
-    """`relu_features` of trusted vectors, in a workspace if there is one."""
-    return clip(x, 0.0, math.inf, _rooms(memory, x)[0])
+def relu(x: Array, xp: Any, memory: Workspace | None = None) -> Array:
+    """Compute `relu_features` of trusted vectors, in a workspace if there is one."""
+    return clip(x, 0.0, math.inf, xp, _rooms(memory, x)[0])
 
 
 def taylor_features(x: Array, *, degree: int) -> Features:
@@ -372,20 +365,16 @@ def taylor_features(x: Array, *, degree: int) -> Features:
     >>> np.exp(log_a + log_b) * (a @ b.T)  # 1 + 1 + 1/2
     array([[2.5]])
     """
-    checks.arrays(2, x=x)
-    checks.compatible("x", x, "x", x)
-    checks.non_negative_integer("degree", degree)
-    xp, d = array_namespace(x), x.shape[-1]
+    xp, d = _check_degree(x, degree), x.shape[-1]
     _check_size(d + degree, d, degree)
-    unit, _, logs, peak = taylor_scales(x, degree)
-    terms = [xp.exp(log - peak) * _monomials(unit, p) for p, log in enumerate(logs)]
+    unit, _, logs, peak = taylor_scales(x, degree, xp)
+    terms = [xp.exp(log - peak) * _monomials(unit, p, xp) for p, log in enumerate(logs)]
     return Features(xp.concat(terms, axis=-1), peak[..., 0])
 
 
 @as_written
-def taylor_scales(x: Array, degree: int) -> tuple[Array, Array, list[Array], Array]:
-    """Rows over their largest entry, its log, that of each degree's factor, and their largest."""
-    xp = array_namespace(x)
+def taylor_scales(x: Array, degree: int, xp: Any) -> tuple[Array, Array, list[Array], Array]:
+    """Return rows over their largest entry, its log, the log factor of each degree, the largest."""
     size = xp.max(xp.abs(x), axis=-1, keepdims=True)
     size = xp.where(size == 0, 1.0, size)
     unit, log_size = x / size, xp.log(size)
@@ -431,55 +420,50 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
     >>> features.polynomial_features(np.array([[1.0, 2.0]]), degree=2)
     array([[1.        , 2.82842712, 4.        ]])
     """
-    checks.arrays(2, x=x)
-    checks.compatible("x", x, "x", x)
-    checks.non_negative_integer("degree", degree)
-    d = x.shape[-1]
+    xp, d = _check_degree(x, degree), x.shape[-1]
     _check_size(d + degree - 1, d, degree)
-    return _monomials(x, degree)
+    return _monomials(x, degree, xp)
 
 
 @as_written
-def _products(x: Array, omega: Array) -> Array:
-    """Products omega_s . x_i, shape (..., n, S)."""
-    checks.arrays(2, x=x)
+def _project_rows(x: Array, omega: Array) -> tuple[Array, Any]:
+    """Check vectors and frequencies; return omega_s . x_i, (..., n, S), and the namespace."""
+    xp = checks.arrays(2, x=x)
     omega, _ = frequencies.shared(omega, None, x)
     checks.leading("x", x, "omega", omega)
-    return multiply(x, array_namespace(x).matrix_transpose(omega))
+    return multiply(x, xp.matrix_transpose(omega)), xp
 
 
-def _square_norm(x: Array, given: Any) -> Array:
-    """|x|^2 of the rows (..., n, d), or what is given in its place, shape (..., n)."""
-    if given is None:
+def _square_norm(x: Array, instead: Any, xp: Any) -> Array:
+    """Return |x|^2 of the rows (..., n, d), or a number in its place, shape (..., n)."""
+    if instead is None:
         return square_norm(x)
-    given = qkv.per_head("square_norm", given, x)
-    return array_namespace(x).broadcast_to(given[..., None], x.shape[:-1])
+    instead = qkv.per_head("square_norm", instead, x)
+    return xp.broadcast_to(instead[..., None], x.shape[:-1])
 
 
 @as_written
-def _exponential_features(exponent: Array, square_norm: Array) -> Features:
-    """Features exp(exponent - square_norm / 2) over the root of their number."""
-    xp = array_namespace(exponent)
+def _exponential_features(exponent: Array, square_norm: Array, xp: Any) -> Features:
+    """Compute exp(exponent - square_norm / 2) over the root of the number of features."""
     peak = xp.max(exponent, axis=-1, keepdims=True)
-    values = xp.exp(exponent - peak) / _root(exponent)
+    values = xp.exp(exponent - peak) / _root_of_length(exponent)
     return Features(values, peak[..., 0] - square_norm / 2)
 
 
-def _root(x: Array) -> Array:
+def _root_of_length(x: Array) -> Array:
     """Square root of the length of the last axis, in the dtype of `x`."""
     return constant(x.shape[-1], x) ** 0.5
 
 
 @as_written
-def _monomials(x: Array, degree: int) -> Array:
-    r"""The monomials of a degree p, each times the root of its multinomial coefficient.
+def _monomials(x: Array, degree: int, xp: Any) -> Array:
+    r"""Multiply the monomials of a degree p by the roots of their multinomial coefficients.
 
     One factor after another: :math:`p! / \alpha! = \prod_j j / r_j` if factor j is the r_j-th that
     equals it. The first j factors are then a feature of degree j, and as each index is spread
     evenly, it is between 1 and the result, up to a few factors: nothing overflows on the way.
     """
-    xp, size = array_namespace(x), x.shape[-1]
-    index, rank = _factors(size, degree)
+    index, rank = _factors_of_monomials(x.shape[-1], degree)
     result = xp.ones_like(x[..., :1])
     for j in range(degree):
         root = np.sqrt((j + 1) / rank[:, j].astype(host_dtype(x)))
@@ -488,8 +472,8 @@ def _monomials(x: Array, degree: int) -> Array:
     return result
 
 
-def _factors(d: int, degree: int) -> tuple[Any, Any]:
-    """Indices (F, p) of the factors of each monomial, and how many have been equal so far."""
+def _factors_of_monomials(d: int, degree: int) -> tuple[Any, Any]:
+    """Return indices (F, p) of the factors of monomials, and how many have been equal so far."""
     count, place = math.comb(d + degree - 1, degree), np.arange(degree)
     rows = chain.from_iterable(combinations_with_replacement(range(d), degree))
     index = np.fromiter(rows, np.int64, count * degree).reshape(count, degree)
@@ -502,17 +486,25 @@ def _factors(d: int, degree: int) -> tuple[Any, Any]:
     return np.take_along_axis(index, order, axis=1), np.take_along_axis(rank, order, axis=1)
 
 
+def _check_degree(x: Array, degree: int) -> Any:
+    """Check vectors and a degree; return the namespace of the vectors."""
+    xp = checks.arrays(2, x=x)
+    checks.compatible("x", x, "x", x)
+    checks.non_negative_integer("degree", degree)
+    return xp
+
+
 def _check_size(pool: int, d: int, degree: int) -> None:
     """Check how many features there are, choices of `degree` from the pool, and their factors."""
     checks.at_most("degree", degree, _HIGHEST, "the highest of these features")
     count = math.comb(pool, degree)
-    if count > _LARGEST:
+    if count > _LARGEST_MAP:
         raise ValueError(
-            f"`degree` must give at most {_LARGEST:,} features, got degree {degree} for vectors "
-            f"of length {d}: {checks.number(count, ',')} features."
+            f"`degree` must give at most {_LARGEST_MAP:,} features, got degree {degree} for "
+            f"vectors of length {d}: {checks.show(count, ',')} features."
         )
     if count * degree > _FACTORS:
         raise ValueError(
             f"`degree` must give features of at most {_FACTORS:,} factors in all, got degree "
-            f"{degree} for vectors of length {d}: {checks.number(count, ',')} features."
+            f"{degree} for vectors of length {d}: {checks.show(count, ',')} features."
         )

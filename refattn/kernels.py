@@ -6,10 +6,10 @@ two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``.
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 from .arrays import checks, frequencies
-from .arrays.library import Array, array_namespace, as_written, constant, square_norm
+from .arrays.library import Array, as_written, constant, square_norm
 from .arrays.products import multiply
 from .engine.kernel import attend, finite
 from .typing import Features
@@ -55,8 +55,7 @@ def softmax_kernel(x: Array, y: Array) -> Array:
     >>> kernels.softmax_kernel(np.array([1.0, 2.0]), np.array([[3.0, -1.0], [2.0, -1.0]]))
     array([2.71828183, 1.        ])
     """
-    _pairs(x, y)
-    xp = array_namespace(x, y)
+    xp = _check_vectors(x, y)
     return xp.exp(xp.sum(x * y, axis=-1))
 
 
@@ -90,8 +89,7 @@ def gaussian_kernel(x: Array, y: Array) -> Array:
     >>> kernels.gaussian_kernel(np.zeros(2), np.array([[0.0, 0.0], [1.0, 1.0]]))
     array([1.        , 0.36787944])
     """
-    _pairs(x, y)
-    xp = array_namespace(x, y)
+    xp = _check_vectors(x, y)
     return xp.exp(-xp.sum((x - y) * (x - y), axis=-1) / 2)
 
 
@@ -127,9 +125,8 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     >>> kernels.polynomial_kernel(np.array([[1.0, 2.0]]), np.array([[3.0, 1.0]]), degree=2)
     array([25.])
     """
-    _pairs(x, y)
+    xp = _check_vectors(x, y)
     checks.non_negative_integer("degree", degree)
-    xp = array_namespace(x, y)
     checks.at_most("degree", degree, int(1 / float(xp.finfo(x.dtype).eps)), "1 / eps")
     return xp.sum(x * y, axis=-1) ** degree
 
@@ -188,26 +185,25 @@ def estimate(
     ...     (kernels.estimate(x, y, omega), kernels.softmax_kernel(x, y))]
     [1.12, 1.12]
     """
-    _pairs(x, y)
+    xp = _check_vectors(x, y)
     checks.choice("features", features, FEATURES)
     omega, log_weight = frequencies.shared(omega, log_weight, x)
     checks.compatible("x", x, "omega", omega[..., 0, :])
     checks.compatible("y", y, "omega", omega[..., 0, :])
-    xp = array_namespace(x)
     if features == "trigonometric":
-        return _trigonometric(x, y, omega, log_weight)
+        return _average_waves(x, y, omega, log_weight, xp)
     if features == "hyperbolic":
-        omega, log_weight = both_signs(omega, log_weight)
+        omega, log_weight = both_signs(omega, log_weight, xp)
     # The estimate is the normaliser of the query x attending to the frequencies.
-    bias = log_positive(y, omega) + log_weight
+    bias = _project_vectors(y, omega, xp) - square_norm(y)[..., None] / 2 + log_weight
     unit = xp.ones_like(omega[..., :1])
     lse = attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
     return xp.exp(lse - square_norm(x) / 2 - xp.log(constant(omega.shape[-2], x)))
 
 
-def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array:
-    xp = array_namespace(x)
-    product = _project(x - y, omega)
+def _average_waves(x: Array, y: Array, omega: Array, log_weight: Array, xp: Any) -> Array:
+    """Average e^(|x|^2/2 + |y|^2/2) cos(omega . (x - y)) over frequencies."""
+    product = _project_vectors(x - y, omega, xp)
     peak = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)
     mean = xp.mean(xp.exp(log_weight - peak) * xp.cos(product), axis=-1)
     size = xp.where(mean == 0, 1.0, xp.abs(mean))
@@ -215,23 +211,19 @@ def _trigonometric(x: Array, y: Array, omega: Array, log_weight: Array) -> Array
     return xp.sign(mean) * xp.exp(log_size)
 
 
-def log_positive(x: Array, omega: Array) -> Array:
-    """Log of the positive feature xi(x, omega), reference 002 eq. (9): shape (..., S)."""
-    return _project(x, omega) - square_norm(x)[..., None] / 2
-
-
-def both_signs(omega: Array, log_weight: Array) -> tuple[Array, Array]:
-    """Frequencies omega and -omega: hyperbolic features are the positive ones of both."""
-    xp = array_namespace(omega)
+def both_signs(omega: Array, log_weight: Array, xp: Any) -> tuple[Array, Array]:
+    """Add the frequencies -omega: hyperbolic features are the positive ones of both."""
     return xp.concat([omega, -omega], axis=-2), xp.concat([log_weight, log_weight], axis=-1)
 
 
 @as_written
-def _project(x: Array, omega: Array) -> Array:
-    """Products omega_s . x, shape (..., S)."""
-    return multiply(x[..., None, :], array_namespace(x).matrix_transpose(omega))[..., 0, :]
+def _project_vectors(x: Array, omega: Array, xp: Any) -> Array:
+    """Multiply to omega_s . x, shape (..., S)."""
+    return multiply(x[..., None, :], xp.matrix_transpose(omega))[..., 0, :]
 
 
-def _pairs(x: Array, y: Array) -> None:
-    checks.arrays(1, x=x, y=y)
+def _check_vectors(x: Array, y: Array) -> Any:
+    """Check the arguments of a kernel; return their namespace."""
+    xp = checks.arrays(1, x=x, y=y)
     checks.compatible("x", x, "y", y)
+    return xp

@@ -219,7 +219,7 @@ def _checked(record: Any) -> Estimator:
     if not isinstance(record.name, str):
         raise TypeError(f"`name` must be a string, got {type(record.name).__name__}.")
     options, traits, aliases = (
-        tuple(checks.names(argument, given))
+        tuple(checks.list_names(argument, given))
         for argument, given in (
             ("options", record.options),
             ("traits", record.traits),

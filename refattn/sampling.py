@@ -131,7 +131,7 @@ class Gaussian:
         object.__setattr__(self, "mean", checks.host("mean", self.mean, "(..., d)", 1))
         if self.cov is not None:
             cov = checks.host("cov", self.cov, "(..., d, d)", 2)
-            matrices.covariance("cov", cov, self.d)
+            matrices.definite("cov", cov, self.d)
             object.__setattr__(self, "cov", (cov + np.swapaxes(cov, -1, -2)) / 2)
             checks.leading("mean", self.mean[..., None, :], "cov", cov)
         if self.gauge is not None:
@@ -468,7 +468,7 @@ def draw_target(
     shape = (*lead, n, num_samples)
     u, z = rng.random(shape), rng.standard_normal((*shape, d))
     like, mask = q, qkv.key_rows(mask, k)
-    if not has_float64(q):
+    if not has_float64(q, array_namespace(q)):
         with suppress(TypeError):  # the values of traced arrays are not known yet
             q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
     (q, k, _, mask), ungroup = group_heads(q, k, k, mask)
@@ -492,7 +492,7 @@ def _draw_target(
     xp = array_namespace(q, k)
     *lead, n, num_samples, d = z.shape
     m = k.shape[-2]
-    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q) else q.dtype
+    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q, xp) else q.dtype
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty(z.shape, dtype=q.dtype, device=device(q))

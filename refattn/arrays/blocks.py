@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .heads import broadcast_to
 from .library import Array, array_namespace, is_jax_array, is_numpy_array
 
 __all__ = [
@@ -49,7 +50,7 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
 
 
 def most_threads(x: Array, work: int) -> int:
-    """Threads that save more time than they take for so many scores; 0 but on NumPy."""
+    """Say how many threads save time for so many scores; 0 but on NumPy."""
     return max(1, work // _NUMPY_WORK) if is_numpy_array(x) else 0
 
 
@@ -87,11 +88,10 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
-    xp = array_namespace(out)
     shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
     if 0 in shape:
         return out
-    values = xp.broadcast_to(values, shape)
+    values = broadcast_to(values, shape)
     if is_jax_array(out):
         return out.at[index].set(values)
     out[index] = values

@@ -35,23 +35,24 @@ __all__ = [
     "floats",
     "generator",
     "host",
-    "integers",
+    "host_integers",
     "is_array",
+    "is_of",
     "leading",
     "length",
-    "names",
+    "list_names",
     "non_negative_integer",
-    "number",
     "positive_integer",
     "real",
     "same_home",
     "shape_of",
+    "show",
     "whole",
 ]
 
 
-def arrays(min_ndim: int, **named: Array) -> None:
-    """Check that arrays share one library, one supported dtype and one device."""
+def arrays(min_ndim: int, **named: Array) -> Any:
+    """Check that arrays share a library, a supported dtype and a device; return the library."""
     for name, x in named.items():
         is_array(name, x)
         few_axes(name, x)
@@ -75,6 +76,7 @@ def arrays(min_ndim: int, **named: Array) -> None:
                 f"`{name}` must have the dtype of `{first}`, {head.dtype}, got {x.dtype}: "
                 "cast one of them first."
             )
+    return xp
 
 
 def is_array(name: str, x: Any) -> None:
@@ -107,12 +109,17 @@ def same_home(name: str, x: Array, first: str, head: Array) -> None:
         )
 
 
+def is_of(x: Array, kind: str) -> bool:
+    """Say whether an array has a dtype of some kind."""
+    return bool(array_namespace(x).isdtype(x.dtype, kind))
+
+
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
     """Check a boolean array that goes with `head`."""
     is_array(name, x)
     few_axes(name, x)
     same_home(name, x, first, head)
-    if not array_namespace(x).isdtype(x.dtype, "bool"):
+    if not is_of(x, "bool"):
         raise TypeError(f"`{name}` must have dtype bool (True = attend), got {x.dtype}.")
 
 
@@ -157,7 +164,7 @@ def floats(name: str, x: Any, like: Array) -> Array:
     few_axes(name, x, 32)
     if not is_numpy_array(x):
         same_home(name, x, "q", like)
-    if not array_namespace(x).isdtype(x.dtype, "real floating"):
+    if not is_of(x, "real floating"):
         raise TypeError(f"`{name}` must have a real floating dtype, got {x.dtype}.")
     return constant(x, like)
 
@@ -177,7 +184,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
     return values
 
 
-def integers(name: str, x: Any, rule: str, ndim: int) -> Any:
+def host_integers(name: str, x: Any, rule: str, ndim: int) -> Any:
     """Turn host data, or an array of any library, into integers with so many axes."""
     whole(name, x)
     x = as_array(name, x, rule)
@@ -230,7 +237,7 @@ def real(
     except (OverflowError, ValueError):  # of integers with too many digits
         result = math.inf
     if not np.isfinite(result) or (positive and result <= 0):
-        raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
+        raise ValueError(f"`{name}` must be a {kind}, got {show(value)}.")
     return result
 
 
@@ -266,7 +273,7 @@ def length(name: str, value: Any, size: int = 1) -> None:
 def at_most(name: str, value: Any, most: int, rule: str) -> None:
     """Check an upper limit, which `rule` explains."""
     if value > most:
-        raise ValueError(f"`{name}` must be at most {number(most)}, {rule}, got {number(value)}.")
+        raise ValueError(f"`{name}` must be at most {show(most)}, {rule}, got {show(value)}.")
 
 
 def non_negative_integer(name: str, value: Any) -> None:
@@ -278,7 +285,7 @@ def _integer(name: str, value: Any, least: int, kind: str) -> None:
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral):
         raise TypeError(f"`{name}` must be a {kind}, got {describe(value)}.")
     if value < least:
-        raise ValueError(f"`{name}` must be a {kind}, got {number(value)}.")
+        raise ValueError(f"`{name}` must be a {kind}, got {show(value)}.")
     at_most(name, value, 10**308, "what float64 holds")
 
 
@@ -288,17 +295,17 @@ def flag(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be True or False, got {describe(value)}.")
 
 
-def names(argument: str, given: Any) -> list[str]:
+def list_names(argument: str, value: Any) -> list[str]:
     """Check an iterable of names, or one name."""
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise TypeError(f"`{argument}` must be an iterable of names, got {type(given).__name__}.")
-    found = list(given)
-    for name in found:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, Iterable):
+        raise TypeError(f"`{argument}` must be an iterable of names, got {type(value).__name__}.")
+    listed = list(value)
+    for name in listed:
         if not isinstance(name, str):
             raise TypeError(f"`{argument}` must hold names only, got {type(name).__name__}.")
-    return found
+    return listed
 
 
 def choice(name: str, value: Any, options: Iterable[str]) -> None:
@@ -321,11 +328,11 @@ def describe(x: Any) -> str:
     kind = type(x)
     if is_array_api_obj(x):
         return f"{kind.__module__}.{kind.__qualname__}"
-    value = f"{number(x)} of type " if isinstance(x, str | int | float) else ""
+    value = f"{show(x)} of type " if isinstance(x, str | int | float) else ""
     return value + kind.__qualname__
 
 
-def number(x: Any, spec: str = "") -> str:
+def show(x: Any, spec: str = "") -> str:
     """Show a value; of a long integer its size: Python refuses to print the longest."""
     whole = int(x.numerator) // int(x.denominator) if isinstance(x, Rational) else 0
     if abs(whole) < 10**20:

@@ -8,7 +8,8 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .library import Array, array_namespace
+from .heads import broadcast_to
+from .library import Array
 
 __all__ = ["causal_proposals", "of_chunks", "of_queries", "samples_of_each", "shared"]
 
@@ -40,7 +41,7 @@ def shared(
     checks.broadcasts(name, omega, (*outer, samples, d), "(..., S, d)")
     checks.broadcasts("log_weight", log_weight, (*outer, samples), "(..., S)")
     shape = (*shape_of(log_weight)[:-1], samples)
-    return omega, array_namespace(log_weight).broadcast_to(log_weight, shape)
+    return omega, broadcast_to(log_weight, shape)
 
 
 def of_queries(omega: Any, q: Array, outer: tuple[int, ...]) -> Array:

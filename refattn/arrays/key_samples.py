@@ -8,8 +8,8 @@ import numpy as np
 
 from . import checks, qkv
 from .checks import shape_of
-from .heads import head_counts
-from .library import Array, array_namespace, device, is_numpy_array, known
+from .heads import broadcast_to, head_counts
+from .library import Array, array_namespace, device, host_values, is_numpy_array
 
 __all__ = ["check_indices", "check_samples"]
 
@@ -22,12 +22,12 @@ def check_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: boo
     """
     checks.whole("indices", indices)
     xp, m, outer = array_namespace(k), k.shape[-2], qkv.lead(q, k, v)
-    given = checks.as_array("indices", indices, "(..., S)")
-    if not array_namespace(given).isdtype(given.dtype, "integral"):
+    at = checks.as_array("indices", indices, "(..., S)")
+    if not checks.is_of(at, "integral"):
         raise TypeError(
-            f"`indices` must hold integers, got {checks.describe(indices)} of {given.dtype}."
+            f"`indices` must hold integers, got {checks.describe(indices)} of {at.dtype}."
         )
-    shape, rule = shape_of(given), "(..., S)"
+    shape, rule = shape_of(at), "(..., S)"
     if not shape or shape[-1] < 1:
         raise ValueError(f"`indices` must have shape (..., S) with S >= 1, got {shape}.")
     core: tuple[int, ...] = shape[-1:]
@@ -35,29 +35,29 @@ def check_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: boo
         core, rule = (q.shape[-2], *core), "(..., n, S)"
     elif (groups := head_counts(q, k, v)[1]) > 1 and shape[-2:-1] == (groups,):
         outer = (*outer[:-1], groups)  # of each key head
-    checks.broadcasts("indices", given, (*outer, *core), rule)
-    if not is_numpy_array(given):
-        checks.same_home("indices", given, "k", k)
-    values = known(given)
+    checks.broadcasts("indices", at, (*outer, *core), rule)
+    if not is_numpy_array(at):
+        checks.same_home("indices", at, "k", k)
+    values = host_values(at)
     if values is not None and values.size and (values.min() < 0 or values.max() >= m):
         raise ValueError(
             f"`indices` must be of keys, from 0 to {m - 1}, got {values.min()} to {values.max()}."
         )
-    if is_numpy_array(given):
-        given = xp.asarray(given, dtype=xp.int32, device=device(k))
+    if is_numpy_array(at):
+        at = xp.asarray(at, dtype=xp.int32, device=device(k))
     else:
-        given = xp.astype(given, xp.int32)  # shorter integers may not count all keys
-    return given[..., None, :] if of_queries and len(core) == 1 else given
+        at = xp.astype(at, xp.int32)  # shorter integers may not count all keys
+    return at[..., None, :] if of_queries and len(core) == 1 else at
 
 
 def check_samples(
     indices: Any, log_probability: Any, q: Array, k: Array, v: Array
 ) -> tuple[Array, Array]:
     """Check the sample of each query, (..., n or 1, S), and the log of how often each is in one."""
-    found = check_indices(indices, q, k, v, of_queries=True)
-    given = np.zeros(1) if log_probability is None else log_probability
-    log_p, shape = checks.floats("log_probability", given, q), shape_of(found)
+    at, log_p = check_indices(indices, q, k, v, of_queries=True), log_probability
+    log_p = checks.floats("log_probability", np.zeros(1) if log_p is None else log_p, q)
+    shape = shape_of(at)
     if log_p.ndim > 1 and len(np.shape(indices)) < len(shape):
         log_p = log_p[..., None, :]
     checks.broadcasts("log_probability", log_p, shape, "the shape of `indices`")
-    return found, array_namespace(q).broadcast_to(log_p, shape)
+    return at, broadcast_to(log_p, shape)

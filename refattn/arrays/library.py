@@ -21,9 +21,10 @@ from array_api_compat import (
     is_torch_array,
     to_device,
 )
+from array_api_compat import numpy as _NUMPY_NAMESPACE
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 Array = Any  # any array of a library that array_api_compat knows; shapes are in the docstrings
 Floats = np.ndarray[tuple[Any, ...], np.dtype[Any]]  # numbers on the host
 Doubles = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
@@ -40,15 +41,15 @@ __all__ = [
     "centred",
     "clip",
     "constant",
-    "cut",
     "device",
     "exp",
+    "flush_small",
     "has_float64",
     "host_dtype",
+    "host_values",
     "is_array_api_obj",
     "is_jax_array",
     "is_numpy_array",
-    "known",
     "loop",
     "norm_bound",
     "rescale",
@@ -62,10 +63,8 @@ __all__ = [
     "workspace",
 ]
 
-_NUMPY = array_api_compat.array_namespace(np.empty(0))
 
-
-def as_written(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorate a function to compute what is written, whatever the caller has set.
 
     Overflow is an answer, of which NumPy does not warn, and torch.autocast makes no products in
@@ -73,7 +72,7 @@ def as_written(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """
 
     @wraps(function)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         with np.errstate(all="ignore"), _no_autocast():
             return function(*args, **kwargs)
 
@@ -93,7 +92,7 @@ def _no_autocast() -> AbstractContextManager[Any]:
 def array_namespace(*arrays: Array | None) -> Any:
     """Return the array API namespace of the arrays, at once where they are NumPy's."""
     if all(type(x) is np.ndarray for x in arrays):
-        return _NUMPY
+        return _NUMPY_NAMESPACE
     return array_api_compat.array_namespace(*arrays)
 
 
@@ -116,8 +115,8 @@ def to_host(x: Array, dtype: Any = np.float64) -> Any:
     return np.asarray(x, dtype=dtype)
 
 
-def known(x: Array) -> Any:
-    """Values as a NumPy array; None where there are none yet, of Dask or while JAX traces."""
+def host_values(x: Array) -> Any:
+    """Bring values to NumPy; None where there are none yet, of Dask or while JAX traces."""
     if is_dask_array(x):
         return None
     try:
@@ -127,13 +126,13 @@ def known(x: Array) -> Any:
 
 
 def host_dtype(like: Array) -> Any:
-    """Dtype in which constants for `like` are computed on the host."""
+    """Return the dtype in which constants for `like` are computed on the host."""
     return np.result_type(like, np.float64) if is_numpy_array(like) else np.float64
 
 
-def has_float64(like: Array) -> bool:
+def has_float64(like: Array, xp: Any) -> bool:
     """Say whether there is float64 on the device: JAX has it on demand, some devices never."""
-    info = array_namespace(like).__array_namespace_info__()
+    info = xp.__array_namespace_info__()
     return "float64" in info.dtypes(device=device(like), kind="real floating")
 
 
@@ -143,9 +142,8 @@ def square_norm(x: Array) -> Array:
     return square + 0.0 * square
 
 
-def centred(k: Array, mask: Array | None) -> Array:
-    """Keys less the mean of those that are seen, of mask (..., 1, m); 0 in place of others."""
-    xp = array_namespace(k)
+def centred(k: Array, mask: Array | None, xp: Any) -> Array:
+    """Subtract the mean of the keys that are seen, of mask (..., 1, m); others become 0."""
     if mask is None:
         return k - xp.sum(k, axis=-2, keepdims=True) / max(1, k.shape[-2])
     seen = xp.matrix_transpose(mask)
@@ -155,16 +153,15 @@ def centred(k: Array, mask: Array | None) -> Array:
 
 
 def reverse(x: Array, axis: int) -> Array:
-    """The last entries of an axis first."""
+    """Reverse the order along an axis."""
     xp = array_namespace(x)
     if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
         return xp.take(x, xp.arange(x.shape[axis] - 1, -1, -1), axis=axis)
     return xp.flip(x, axis=axis)
 
 
-def take_rows(x: Array, indices: Array) -> Array:
-    """Rows of x, (..., m, d), at indices (..., S): (..., S, d)."""
-    xp = array_namespace(x)
+def take_rows(x: Array, indices: Array, xp: Any) -> Array:
+    """Take the rows of x, (..., m, d), at indices (..., S): (..., S, d)."""
     lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape[:-1]))
     if not is_dask_array(x):
         x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
@@ -178,14 +175,13 @@ def take_rows(x: Array, indices: Array) -> Array:
     return xp.astype(rows, x.dtype)
 
 
-def add_rows(x: Array, indices: Array, count: int) -> Array:
+def add_rows(x: Array, indices: Array, count: int, xp: Any) -> Array:
     """Sum the rows of x, (..., S, d), that have one index, (..., S): (..., count, d).
 
     It is the pullback of `take_rows`. Rows are sorted by their indices, and those that are 1, 2,
     4, ... places apart are added where they have the same: in the same order at every call.
     """
-    xp, home = array_namespace(x), device(x)
-    *lead, size, d = x.shape
+    home, (*lead, size, d) = device(x), x.shape
     if is_dask_array(x):
         each = indices[..., None] == xp.arange(count, device=home)
         return xp.sum(xp.where(each[..., None], x[..., None, :], 0.0), axis=-3)
@@ -208,19 +204,18 @@ def add_rows(x: Array, indices: Array, count: int) -> Array:
         return xp.zeros((*lead, count, d), dtype=x.dtype, device=home)
     last = xp.searchsorted(place, wanted, side="right") - 1
     last = xp.where(last < 0, 0, last)
-    found = xp.where((xp.take(place, last) == wanted)[:, None], xp.take(rows, last, axis=0), 0.0)
-    return xp.reshape(found, (*lead, count, d))
+    some = (xp.take(place, last) == wanted)[:, None]
+    return xp.reshape(xp.where(some, xp.take(rows, last, axis=0), 0.0), (*lead, count, d))
 
 
-def norm_bound(x: Array) -> Array:
+def norm_bound(x: Array, xp: Any) -> Array:
     """Bound |x| along the last axis, which is kept: squares may underflow to 0."""
-    xp = array_namespace(x)
     lost = (x.shape[-1] * float(xp.finfo(x.dtype).smallest_normal)) ** 0.5
     return xp.sqrt(xp.vecdot(x, x))[..., None] + lost
 
 
 def root_scale(scale: float | None, q: Array) -> Array:
-    """Square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
+    """Take the square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
 
 
@@ -258,9 +253,8 @@ def times(x: Array, y: Array) -> Array:
     return x * y
 
 
-def clip(x: Array, low: float, high: float, out: Array | None = None) -> Array:
+def clip(x: Array, low: float, high: float, xp: Any, out: Array | None = None) -> Array:
     """Bound numbers, in memory that nothing else uses if there is any."""
-    xp = array_namespace(x)
     if is_numpy_array(x):  # both bounds at once take a fifth of the time of one
         return np.clip(x, low, high, out=np.empty_like(x) if out is None else out)
     x = x if low == -math.inf else xp.maximum(x, low)
@@ -274,18 +268,25 @@ def rescale(x: Array, factor: Array) -> Array:
     return x * factor
 
 
-def exp(x: Array) -> Array:
+def exp(x: Array, xp: Any) -> Array:
     """Exponentiate our own temporary `x`; in place on NumPy."""
-    return np.exp(x, out=x) if is_numpy_array(x) else array_namespace(x).exp(x)
+    return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
 
 
-def cut(x: Array, floor: float) -> Array:
-    """Replace what is below `floor` in our own temporary `x` by -inf; in place on NumPy."""
+def flush_small(x: Array, xp: Any) -> Array:
+    """Replace logs of subnormal numbers by -inf in our own temporary `x`; in place on NumPy.
+
+    Products with subnormal numbers take up to a hundred times as long. In longdouble they stay.
+    """
+    tiny = float(xp.finfo(x.dtype).smallest_normal)
+    if tiny == 0:  # of longdouble, as a float
+        return x
+    floor = math.log(tiny)
     if is_numpy_array(x):
         if not x.min() >= floor:  # also where there is a nan
             np.copyto(x, -math.inf, where=x < floor)
         return x
-    return array_namespace(x).where(x < floor, -math.inf, x)
+    return xp.where(x < floor, -math.inf, x)
 
 
 def traced_once(x: Array) -> bool:

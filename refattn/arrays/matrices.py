@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["covariance", "invertible", "semidefinite", "square", "squares", "symmetric"]
+__all__ = ["definite", "invertible", "semidefinite", "square_shape", "squares", "symmetric"]
 
 
-def square(name: str, x: Any, d: int | None = None) -> None:
+def square_shape(name: str, x: Any, d: int | None = None) -> None:
     """Check the shape of square matrices (..., d, d)."""
     d = x.shape[-1] if d is None else d
     if x.shape[-2:] != (d, d):
@@ -29,7 +29,7 @@ def squares(name: str, x: Any) -> None:
 
 def symmetric(name: str, x: Any, d: int, tolerance: float = 1e-8) -> None:
     """Check symmetric matrices (..., d, d) on the host."""
-    square(name, x, d)
+    square_shape(name, x, d)
     apart = np.abs(x - np.swapaxes(x, -1, -2))
     largest = np.max(np.abs(x), axis=(-2, -1), keepdims=True)
     if np.any(apart > tolerance * largest):
@@ -48,7 +48,7 @@ def semidefinite(name: str, cov: Any, d: int) -> None:
         )
 
 
-def covariance(name: str, cov: Any, d: int) -> None:
+def definite(name: str, cov: Any, d: int) -> None:
     """Check symmetric positive definite matrices (..., d, d) on the host."""
     symmetric(name, cov, d)
     smallest = np.linalg.eigvalsh(cov)[..., 0]
@@ -63,7 +63,7 @@ def covariance(name: str, cov: Any, d: int) -> None:
 
 def invertible(name: str, x: Any, d: int) -> None:
     """Check square matrices (..., d, d) that have an inverse, on the host."""
-    square(name, x, d)
+    square_shape(name, x, d)
     try:
         np.linalg.inv(x)  # a singular value of 0 may be rounded, on some machines
     except np.linalg.LinAlgError:

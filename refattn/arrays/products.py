@@ -15,25 +15,23 @@ __all__ = ["multiply", "sum_of_products"]
 
 _TERMS = 64  # that one matrix product may add
 _UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
-_FEW = 8  # products that are added in turn, of the 16 or 32 of a block and others
-_MOST = _FEW * _FEW * _TERMS  # terms of which all products are made at once
+_FEW_PRODUCTS = 8  # products that are added in turn, of the 16 or 32 of a block and others
+_MOST_TERMS = _FEW_PRODUCTS * _FEW_PRODUCTS * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
 _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
 
 
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
     """Multiply matrices, in a workspace in the memory of that name."""
-    out = _room(x, y, memory, name)
+    out = None if memory is None else memory.empty(name, _product_shape(x, y), x.dtype)
     if y.shape[-2] > _UNCUT:
         return sum_of_products(x, y, memory, out)
     return x @ y if out is None else np.matmul(x, y, out=out)
 
 
-def _room(x: Array, y: Array, memory: Workspace | None, name: str) -> Array | None:
-    """Room for a product of matrices."""
-    if memory is None:
-        return None
-    return memory.empty(name, (*broadcast_lead(x, y), x.shape[-2], y.shape[-1]), x.dtype)
+def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
+    """Return the shape of a product of matrices."""
+    return (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
 
 
 def sum_of_products(
@@ -44,12 +42,12 @@ def sum_of_products(
     A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
     all have one sign, and add up to 3 N / 16 eps.
     """
-    xp, (terms, columns) = array_namespace(x, y), y.shape[-2:]
+    terms, columns = y.shape[-2:]
     if terms <= _TERMS:
         return x @ y if out is None else np.matmul(x, y, out=out)
     if is_numpy_array(x):
         return _sum_in_cache(x, y, memory or Workspace(), out)
-    count, rest = divmod(terms, _TERMS)
+    xp, (count, rest) = array_namespace(x, y), divmod(terms, _TERMS)
     if rest:
         split = count * _TERMS
     elif count * columns > max(terms, columns):  # all at once would take more memory than `x`
@@ -64,11 +62,12 @@ def sum_of_products(
 
 def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> Array:
     """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache."""
-    (n, terms), columns, lead = x.shape[-2:], y.shape[-1], broadcast_lead(x, y)
+    terms, shape = x.shape[-1], _product_shape(x, y)
+    lead, (n, columns) = shape[:-2], shape[-2:]
     if out is None:
-        out = np.empty((*lead, n, columns), dtype=x.dtype)
+        out = np.empty(shape, dtype=x.dtype)
     width = max(1, min(columns, _CACHE_COLUMNS))
-    size = min(terms, _MOST) // _TERMS * width  # numbers of the products of a row
+    size = min(terms, _MOST_TERMS) // _TERMS * width  # numbers of the products of a row
     fit = _CACHE_BYTES // (size * x.dtype.itemsize)
     rows = max(1, min(n, max(_CACHE_ROWS, fit)))
     heads = max(1, min(math.prod(lead), fit // rows))
@@ -82,18 +81,18 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
 def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
     """Write a sum of products in few calls: between two of them threads wait for each other."""
     terms, columns = y.shape[-2:]
-    if terms > _MOST:
+    if terms > _MOST_TERMS:
         half, more = terms // 2, np.empty_like(out)
         _sum_of_part(x[..., :half], y[..., :half, :], out, memory)
         _sum_of_part(x[..., half:], y[..., half:, :], more, memory)
         out += more
         return
-    few = _FEW if terms >= 2 * _FEW * _TERMS else 1
+    few = _FEW_PRODUCTS if terms >= 2 * _FEW_PRODUCTS * _TERMS else 1
     grid = (terms // (few * _TERMS), few, _TERMS)  # a few products are added, and then their sums
     whole = math.prod(grid)
     x_grid = x[..., :whole].reshape((*x.shape[:-1], *grid)).swapaxes(-4, -3).swapaxes(-3, -2)
     y_grid = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
-    shape = (*broadcast_lead(x_grid, y_grid), x.shape[-2], columns)
+    shape = _product_shape(x_grid, y_grid)
     products = np.matmul(x_grid, y_grid, out=memory[: math.prod(shape)].reshape(shape))
     sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
     np.add.reduce(sums, axis=-3, out=out)

@@ -10,21 +10,21 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .heads import broadcast_lead, head_counts
+from .heads import broadcast_lead, broadcast_to, head_counts
 from .library import Array, array_namespace, is_numpy_array
 
 __all__ = [
     "attended",
     "check",
-    "chunks",
+    "cut_evenly",
     "key_rows",
     "lead",
     "of_heads",
     "one_row",
-    "pair",
     "per_head",
     "scale_or_default",
     "softcap",
+    "two_per_head",
     "window",
 ]
 
@@ -71,11 +71,12 @@ def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.few_axes(name, x, 30 if shared else 31)  # shared keys take an axis of their own
     try:
+        outer = broadcast_lead(q, k, v, core=3 if shared else 2)
         if not shared:
-            return broadcast_lead(q, k, v)
-        if groups and heads % groups == 0:
-            broadcast_lead(k, v)
-            return (*broadcast_lead(q, k, v, core=3), heads)
+            return outer
+        one = all(x.ndim < 3 or x.shape[-3] in (1, groups) for x in (k, v))
+        if one and groups and heads % groups == 0:
+            return (*outer, heads)
     except ValueError:
         pass
     raise ValueError(
@@ -98,8 +99,8 @@ def window(value: Any) -> tuple[int | None, int | None]:
     return left, right
 
 
-def chunks(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
-    """Keys of a chunk, no more than there are tokens, and number of chunks."""
+def cut_evenly(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
+    """Find how many keys a chunk has, at most all tokens, and how many chunks there are."""
     checks.positive_integer(name, size)
     n, m = q.shape[-2], k.shape[-2]
     length = min(int(size), max(n, m, 1))
@@ -131,7 +132,7 @@ def key_rows(mask: Array | None, k: Array) -> Array | None:
     if mask is None:
         return None
     outer = (1,) if mask.ndim < 2 else shape_of(mask)[:-1]
-    return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
+    return broadcast_to(mask, (*outer, k.shape[-2]))
 
 
 def one_row(mask: Array | None, k: Array) -> Array | None:
@@ -182,7 +183,7 @@ def per_head(name: str, x: Any, like: Array) -> Array:
     return values
 
 
-def pair(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
+def two_per_head(name: str, values: Any, likes: tuple[Array, Array]) -> list[Array]:
     """Bring two of what `per_head` takes to the library of two arrays."""
     if not isinstance(values, Sequence) or len(values) != 2:
         raise TypeError(f"`{name}` must be a pair, for q and for k, got {checks.describe(values)}.")

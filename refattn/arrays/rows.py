@@ -21,24 +21,24 @@ def axes_of_rows(name: str, x: Array, axis: Any) -> tuple[int, ...]:
     for i in axes:
         if isinstance(i, bool | np.bool_) or not isinstance(i, Integral):
             raise TypeError(f"`axis` must be an integer or a tuple of integers, got {describe(i)}.")
-    found = sorted({int(i) + x.ndim if i < 0 else int(i) for i in axes})
-    if not axes or len(found) < len(axes) or found[0] < 0 or found[-1] >= x.ndim - 1:
+    places = sorted({int(i) + x.ndim if i < 0 else int(i) for i in axes})
+    if not axes or len(places) < len(axes) or places[0] < 0 or places[-1] >= x.ndim - 1:
         raise ValueError(
             f"`axis` must name one or more axes of `{name}`, each once and never the last, "
             f"got {axis} for shape {shape_of(x)}."
         )
     if x.shape[-1] == 0:
         raise ValueError(f"`{name}` must have rows of length d >= 1, got shape {shape_of(x)}.")
-    return tuple(found)
+    return tuple(places)
 
 
 def joining_rows(name: str, x: Array, pooled: int, first: str, head: Array) -> None:
     """Check that rows (..., *pooled, d) may join those of `head`, an array (..., 0, d)."""
     checks.arrays(2, **{first: head, name: x})
-    axes, found = ((*shape_of(y)[: -1 - n], y.shape[-1]) for y, n in ((head, 1), (x, pooled)))
-    if found != axes:
+    axes, got = ((*shape_of(y)[: -1 - n], y.shape[-1]) for y, n in ((head, 1), (x, pooled)))
+    if got != axes:
         raise ValueError(
-            f"`{name}` must have the axes of `{first}` beside those in `axis`, {axes}, got {found}."
+            f"`{name}` must have the axes of `{first}` beside those in `axis`, {axes}, got {got}."
         )
 
 

@@ -14,23 +14,23 @@ from .words import printable
 
 __all__ = ["held", "short"]
 
-_T = TypeVar("_T")
+_Class = TypeVar("_Class")
 
-_FEW = 12  # numbers of an array that is shown as it is
+_FEW_NUMBERS = 12  # numbers of an array that is shown as it is
 _ITEMS = 6  # of a list or dictionary
 _LETTERS = 100
 
 
-def held(*names: str) -> Callable[[type[_T]], type[_T]]:
+def held(*names: str) -> Callable[[type[_Class]], type[_Class]]:
     """Decorate a class of results, a named tuple or dataclass, to show what is in them in short.
 
     Its `repr` has the fields named, or all; notebooks show a table of all. Arrays are there with
     dtype, shape and range, and as they are where they have few numbers.
     """
 
-    def decorate(cls: type[_T]) -> type[_T]:
+    def decorate(cls: type[_Class]) -> type[_Class]:
         def __repr__(self: Any) -> str:
-            every = _fields(self)
+            every = _field_names(self)
             shown = [f"{x}={short(getattr(self, x))}" for x in names or every]
             more = [] if len(shown) == len(every) else ["..."]
             return f"{type(self).__name__}({', '.join(shown + more)})"
@@ -39,7 +39,7 @@ def held(*names: str) -> Callable[[type[_T]], type[_T]]:
             rows = "".join(
                 f'<tr><th scope="row" style="text-align:left">{_safe(x)}</th>'
                 f'<td style="text-align:left">{_safe(short(getattr(self, x)))}</td></tr>'
-                for x in _fields(self)
+                for x in _field_names(self)
             )
             caption = f'<caption style="text-align:left">{_safe(type(self).__name__)}</caption>'
             return f"<table>{caption}<tbody>{rows}</tbody></table>"
@@ -59,7 +59,7 @@ def short(x: Any) -> str:
     ('<float32 (2, 128, 64), 0 to 0>', 'array([1., 1.])', '<list of 100 int>')
     """
     if hasattr(x, "shape") and hasattr(x, "dtype"):
-        return _array(x)
+        return _short_array(x)
     if isinstance(x, str):
         return repr(x if len(x) <= _LETTERS else f"{x[:_LETTERS]}...")
     if isinstance(x, Mapping):
@@ -86,10 +86,10 @@ class _Shown:
         return short(self.x)
 
 
-def _array(x: Any) -> str:
-    """Dtype and shape of an array, and of NumPy the range; it as it is if it has few numbers."""
+def _short_array(x: Any) -> str:
+    """Show dtype and shape of an array, and of NumPy the range; or few numbers as they are."""
     shape = tuple(x.shape)
-    if all(isinstance(n, int) for n in shape) and math.prod(shape) <= _FEW:
+    if all(isinstance(n, int) for n in shape) and math.prod(shape) <= _FEW_NUMBERS:
         return repr(x)
     words = f"{str(x.dtype).rpartition('.')[2]} {shape}"
     if isinstance(x, np.ndarray) and x.dtype.kind in "fiu":
@@ -100,7 +100,7 @@ def _array(x: Any) -> str:
     return f"<{words}>"
 
 
-def _fields(x: Any) -> list[str]:
+def _field_names(x: Any) -> list[str]:
     return [f.name for f in fields(x)] if is_dataclass(x) else list(x._fields)
 
 

@@ -11,7 +11,7 @@ from functools import cache, partial
 from threading import Lock, local
 from typing import Any
 
-__all__ = ["InOrder", "Tree", "available", "for_each"]
+__all__ = ["Sequencer", "Tree", "available", "for_each"]
 
 _lock = Lock()
 
@@ -72,11 +72,11 @@ def for_each(
 
 
 def available() -> int:
-    """Threads that the next `for_each` may have; 1 within one."""
+    """Say how many threads the next `for_each` may have; 1 within one."""
     return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
 
 
-class InOrder:
+class Sequencer:
     """Call the functions of places 0, 1, ... in that order, whichever threads bring them."""
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class _Control:
     """How many calls hold BLAS to one thread, and what its libraries had before the first."""
 
     calls = 0
-    found: Sequence[int] = ()
+    before: Sequence[int] = ()
 
 
 class _ControlOfThread(local, _Control):
@@ -142,7 +142,7 @@ def _after_fork() -> None:
     for control in (_of_process, _of_thread):
         if control.calls:
             control.calls = 0
-            _set_blas_threads(control.found)
+            _set_blas_threads(control.before)
 
 
 if hasattr(os, "register_at_fork"):
@@ -157,8 +157,8 @@ def _blas_threads() -> Iterator[int]:
     control, count = _of_thread if openmp else _of_process, 1
     with _lock:
         if control.calls == 0:
-            control.found = [library.num_threads or 1 for library in libraries]
-            count = max(control.found, default=1)
+            control.before = [library.num_threads or 1 for library in libraries]
+            count = max(control.before, default=1)
             if count > 1:
                 _set_blas_threads([1] * len(libraries))
         control.calls += 1
@@ -167,20 +167,20 @@ def _blas_threads() -> Iterator[int]:
     finally:
         with _lock:
             control.calls -= 1
-            if control.calls == 0 and max(control.found, default=1) > 1:
-                _set_blas_threads(control.found)
+            if control.calls == 0 and max(control.before, default=1) > 1:
+                _set_blas_threads(control.before)
 
 
 def _set_blas_threads(numbers: Sequence[int]) -> None:
     """Set the threads of each library; threadpoolctl may ignore all threads but one otherwise."""
     for library, number in zip(_blas().lib_controllers, numbers, strict=True):
-        release = getattr(library, "clear_controlling_thread", _nothing)  # from 3.7 on
+        release = getattr(library, "clear_controlling_thread", _release_nothing)  # from 3.7 on
         release(force=True)
         library.set_num_threads(number)
         release(force=True)
 
 
-def _nothing(*, force: bool) -> None:
+def _release_nothing(*, force: bool) -> None:
     """Stand in where any thread may set limits."""
 
 

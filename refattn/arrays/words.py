@@ -20,7 +20,7 @@ def printable(text: str) -> str:
     >>> printable("d\x00\udcffe")
     'd\\x00\\udcffe'
     """
-    return _STRANGE.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
+    return _STRANGE.sub(lambda match: match.group().encode("unicode_escape").decode(), text)
 
 
 def portable(value: Any) -> Any:
@@ -66,8 +66,8 @@ def close(word: str, known: Iterable[str]) -> str:
     """
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), 3, 0.7)
-    return f" Did you mean {' or '.join(found)}?" if found else ""
+    matches = get_close_matches(word, list(known), 3, 0.7)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def head_number(index: Sequence[int]) -> str:

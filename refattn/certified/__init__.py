@@ -490,7 +490,7 @@ def _require(like: Array) -> None:
     """Raise where the proof does not hold."""
     xp = array_namespace(like)
     where = xp.__name__, str(device(like))
-    if not has_float64(like):
+    if not has_float64(like, xp):
         raise RuntimeError(f"certified attention must have float64, which {where[0]} has not here.")
     if where not in _CHECKED:
         try:

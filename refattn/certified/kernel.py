@@ -331,7 +331,8 @@ class Rows(NamedTuple):
             score = add(score, Pair(*(xp.where(shown, x, 0.0) for x in bias)))
         if given.options.slopes is not None:
             slopes = self.of_heads(given.options.slopes)
-            score = add(score, two_product(-slopes, self.band.distances(self.box[-1], j, score.hi)))
+            distances = self.band.distances(self.box[-1], j, score.hi, xp)
+            score = add(score, two_product(-slopes, distances))
         return score
 
     def weights(self, rows: Array, base: Pair, j: slice) -> Pair:

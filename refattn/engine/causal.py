@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, part, put, tiles
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
-    array_namespace,
     as_written,
     device,
     is_numpy_array,
@@ -44,14 +42,14 @@ __all__ = [
 
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
 
-_FEWEST = 2  # shares, at least, that heads are cut into for threads
+_FEWEST_SHARES = 2  # shares, at least, that heads are cut into for threads
 
 # Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
 _LEAVES, LEAF = 64, 16
 
 
 class Workspaces(NamedTuple):
-    """Where a thread writes what it makes of some queries, and of some keys, on NumPy."""
+    """Memory of a thread for what it makes of some queries, and of some keys, on NumPy."""
 
     queries: Workspace | None
     keys: Workspace | None
@@ -64,12 +62,13 @@ class Arithmetic:
     """What the arithmetics of features share: memory for each thread, and steps of one size."""
 
     memory = NO_WORKSPACES
+    xp: Any  # namespace of the arrays
 
     def alone(self, like: Array) -> Any:
         """Return a copy for one thread, which has its own workspaces."""
-        own = copy(self)
-        own.memory = Workspaces(workspace(like), workspace(like))
-        return own
+        mine = copy(self)
+        mine.memory = Workspaces(workspace(like), workspace(like))
+        return mine
 
     def chunks(self, q: Array, size: int) -> Iterator[slice]:
         """Cut the queries into steps."""
@@ -86,27 +85,27 @@ def causal_attention(
     for bit.
     """
     n, shift = q.shape[-2], keys.k.shape[-2] - q.shape[-2]
-    lead = broadcast_lead(q, keys.k, keys.v, keys.mask, *arithmetic.arrays)
-    out, lse = buffers(q, keys.v, lead)
+    lead = keys.lead(q, *arithmetic.arrays)
+    out, lse = buffers(q, keys.v, lead, arithmetic.xp)
     shape = arithmetic.step(q, lead)
     size = math.prod(shape)
 
     def attend_head(mine: Any, head: tuple[slice, ...]) -> None:
         nonlocal out, lse
-        own, q_h, keys_h = mine.part(head), part(q, (*head, WHOLE, WHOLE)), keys.part(head)
-        seen = Seen(own.start(keys_h.tokens(0, shift)), own.join)
+        features, q_h, keys_h = mine.part(head), part(q, (*head, WHOLE, WHOLE)), keys.part(head)
+        seen = Seen(features.start(keys_h.tokens(0, shift)), features.join)
         if past is not None:
             f, log_z = part(past.out, (*head, WHOLE, WHOLE)), part(past.lse, (*head, WHOLE))
-            seen.add(own.remember(Attended(f, log_z)))
-        if traced_once(q) and n > size and own.alike:
-            done = _attend_in_loop(own, q_h, keys_h, seen, shape)
+            seen.add(features.remember(Attended(f, log_z)))
+        if traced_once(q) and n > size and features.alike:
+            done = _attend_in_loop(features, q_h, keys_h, seen, shape)
             out = put(out, (*head, WHOLE, WHOLE), done.out)
             lse = put(lse, (*head, WHOLE), done.lse)
             return
-        for i in own.chunks(q_h, size):
-            rows = own.queries(q_h[..., i, :], i)
+        for i in features.chunks(q_h, size):
+            rows = features.queries(q_h[..., i, :], i)
             fresh = keys_h.tokens(i.start + shift, i.stop + shift)
-            done = _attend_step(own, rows, fresh, seen, shape)
+            done = _attend_step(features, rows, fresh, seen, shape)
             out = put(out, (*head, i, WHOLE), done.out)
             lse = put(lse, (*head, i), done.lse)
 
@@ -117,7 +116,7 @@ def causal_attention(
 
 
 class Seen:
-    """The state of all keys so far: sums of 1, 2, 4, ... chunks, each with the sum of all before.
+    """The state of keys so far, as sums of 1, 2, 4, ... chunks, each with the sum of all before.
 
     As many are added in turn as the number of chunks has binary digits, and so many rounding
     errors add up.
@@ -128,31 +127,33 @@ class Seen:
 
     @property
     def state(self) -> Any:
-        """All keys so far."""
+        """Return the state of all keys so far."""
         return self.waiting[-1][2]
 
-    def add(self, own: Any) -> None:
+    def add(self, chunk: Any) -> None:
         """Add the state of a chunk."""
         level = 0
         while self.waiting[-1][0] == level:
-            own, level = self.join(self.waiting.pop()[1], own), level + 1
-        self.waiting.append((level, own, self.join(self.state, own)))
+            chunk, level = self.join(self.waiting.pop()[1], chunk), level + 1
+        self.waiting.append((level, chunk, self.join(self.state, chunk)))
 
 
-def _attend_in_loop(own: Any, q: Array, keys: Keys, seen: Seen, shape: tuple[int, int]) -> Attended:
-    """All steps, of which one is traced: tokens are filled up to steps of one shape."""
-    xp, n, size = array_namespace(q), q.shape[-2], math.prod(shape)
+def _attend_in_loop(
+    features: Any, q: Array, keys: Keys, seen: Seen, shape: tuple[int, int]
+) -> Attended:
+    """Make all steps, of which one is traced: tokens are filled up to steps of one shape."""
+    xp, n, size = features.xp, q.shape[-2], math.prod(shape)
     shift, count = keys.k.shape[-2] - n, -(-n // size)
 
     def steps(x: Array, missing: int = 0) -> Array:
-        return xp.moveaxis(leaves(x, (count, size), missing), -3, 0)
+        return xp.moveaxis(leaves(x, (count, size), xp, missing), -3, 0)
 
     def step(state: Any, item: Any) -> tuple[Any, Attended]:
         q_i, k_i, v_i, mask_i = item
         mask_i = None if mask_i is None else xp.matrix_transpose(mask_i)
-        so_far = Seen(state, own.join)
-        rows = own.queries(q_i, slice(0, size))
-        done = _attend_step(own, rows, Keys(k_i, v_i, mask_i, keys.half), so_far, shape)
+        so_far = Seen(state, features.join)
+        rows = features.queries(q_i, slice(0, size))
+        done = _attend_step(features, rows, Keys(k_i, v_i, mask_i, keys.half), so_far, shape)
         return so_far.state, done
 
     missing, (k, v, mask, _) = max(0, -shift), keys.tokens(shift, n + shift)
@@ -169,73 +170,76 @@ def _attend_in_loop(own: Any, q: Array, keys: Keys, seen: Seen, shape: tuple[int
 def heads_at_once(
     lead: tuple[int, ...], q: Array, shape: tuple[int, int], arithmetic: Any
 ) -> Iterator[tuple[slice, ...]]:
-    """As many heads at once as the features of a step fill a block, of which threads get some."""
+    """Cut heads into as many at once as the features of a step fill a block; threads get some."""
     count, row = math.prod(lead), math.prod(shape) * arithmetic.width
     if not arithmetic.splits:
         return tiles(lead, count)
     if is_numpy_array(q):
-        return tiles(lead, min(count // max(_FEWEST, available()), chunk_size(q) // row))
+        return tiles(lead, min(count // max(_FEWEST_SHARES, available()), chunk_size(q) // row))
     return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
 
 
 def chunk_size(like: Array) -> int:
-    """Numbers of the features of a step, on NumPy."""
+    """Say how many numbers the features of a step are, on NumPy."""
     return int(_CHUNK_BYTES // like.dtype.itemsize)
 
 
 def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:
-    """Leaves of a step, and tokens of a leaf: n tokens are cut into steps of one shape."""
+    """Say how many leaves a step has, and tokens a leaf: n tokens are cut into equal steps."""
     most = _LEAVES if most is None else most
     steps = -(-max(n, 1) // (most * leaf))
     count = -(-max(n, 1) // (steps * leaf))
     return count, -(-max(n, 1) // (steps * count))
 
 
-def _attend_step(own: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]) -> Attended:
+def _attend_step(
+    features: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]
+) -> Attended:
     """Read the past and, pair by pair, the keys of the last queries; add these to the past.
 
     Where a step is cut into leaves, all of these at once.
     """
-    n, m = rows[0].shape[-2], fresh.k.shape[-2]
+    n, m, join = rows[0].shape[-2], fresh.k.shape[-2], partial(combine, xp=features.xp)
     if m == 0:
-        alone: Attended = own.finish(reduce(combine, own.read(rows, seen.state)))
+        alone: Attended = features.finish(reduce(join, features.read(rows, seen.state)))
         return alone
-    if own.in_leaves(fresh.k):
-        return _attend_leaves(own, rows, fresh, seen, shape)
-    keys = own.keys(fresh)
+    if features.in_leaves(fresh.k):
+        return _attend_leaves(features, rows, fresh, seen, shape)
+    keys = features.keys(fresh)
     visible = causal_mask(slice(0, n), slice(0, m), m - n, None, np)
     if fresh.mask is not None:
         visible = visible & fresh.mask
-    found = reduce(combine, [*own.read(rows, seen.state), *own.pairs(rows, keys, visible)])
-    seen.add(own.accumulate(keys, fresh.mask))
-    done: Attended = own.finish(found)
+    sums = [*features.read(rows, seen.state), *features.pairs(rows, keys, visible)]
+    total = reduce(join, sums)
+    seen.add(features.accumulate(keys, fresh.mask))
+    done: Attended = features.finish(total)
     return done
 
 
 def _attend_leaves(
-    own: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]
+    features: Any, rows: Any, fresh: Keys, seen: Seen, shape: tuple[int, int]
 ) -> Attended:
-    """The same for all leaves (T, c) of a step at once, each with what is before it as the past."""
+    """Do the same for all leaves (T, c) of a step at once, each with its own past."""
     n, missing, c = rows[0].shape[-2], rows[0].shape[-2] - fresh.k.shape[-2], shape[1]
-    xp, mask, home = array_namespace(fresh.k), fresh.mask, device(fresh.k)
+    xp, mask, home = features.xp, fresh.mask, device(fresh.k)
     if missing and mask is None:
         mask = xp.ones((1, n - missing), dtype=xp.bool, device=home)
-    rows = rows.map(lambda x: leaves(x, shape))
-    keys = own.keys(fresh).map(lambda x: leaves(x, shape, missing))
+    rows = rows.map(lambda x: leaves(x, shape, xp))
+    keys = features.keys(fresh).map(lambda x: leaves(x, shape, xp, missing))
     visible = causal_mask(slice(0, c), slice(0, c), 0, home, xp)
     if mask is not None:  # (..., T, 1, c)
-        mask = xp.matrix_transpose(leaves(xp.matrix_transpose(mask), shape, missing))
+        mask = xp.matrix_transpose(leaves(xp.matrix_transpose(mask), shape, xp, missing))
         visible = visible & mask
-    before, after = own.before(seen.state, own.accumulate(keys, mask))
+    before, after = features.before(seen.state, features.accumulate(keys, mask))
     seen.add(after)
-    done = own.finish(reduce(combine, [*own.read(rows, before), *own.pairs(rows, keys, visible)]))
+    sums = [*features.read(rows, before), *features.pairs(rows, keys, visible)]
+    done = features.finish(reduce(partial(combine, xp=xp), sums))
     lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
-    return Attended(joined(done.out)[..., :n, :], lse[..., :n])
+    return Attended(joined(done.out, xp)[..., :n, :], lse[..., :n])
 
 
-def leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
+def leaves(x: Array, shape: tuple[int, int], xp: Any, missing: int = 0) -> Array:
     """Cut rows (..., n, w) into leaves (..., T, c, w), with zeros where rows are missing."""
-    xp = array_namespace(x)
     *lead, n, w = x.shape
     rows = [x]
     for where, count in ((0, missing), (2, math.prod(shape) - n - missing)):
@@ -246,13 +250,13 @@ def leaves(x: Array, shape: tuple[int, int], missing: int = 0) -> Array:
 
 
 def running(
-    join: Callable[[Any, Any], Any], first: Any, own: Any, axes: tuple[int, ...]
+    join: Callable[[Any, Any], Any], first: Any, states: Any, axes: tuple[int, ...], xp: Any
 ) -> tuple[Any, Any]:
-    """States before each of T, which lie along an axis, and of the T alone: of 1, 2, 4, ... T.
+    """Join what is before each of T states along an axis, and the T alone: 1, 2, 4, ... T.
 
     All steps are of arrays of one shape, for libraries that compile each shape.
     """
-    xp, home, count = array_namespace(*own), device(own[0]), own[0].shape[axes[0]]
+    home, count = device(states[0]), states[0].shape[axes[0]]
     place = np.arange(count)
 
     def earlier(state: Any, steps: int) -> Any:
@@ -269,10 +273,10 @@ def running(
 
     steps = 1
     while steps < count:
-        own = choose(place >= steps, join(earlier(own, steps), own), own)
+        states = choose(place >= steps, join(earlier(states, steps), states), states)
         steps *= 2
     first = at(first, None, axes)
-    return choose(place >= 1, join(first, earlier(own, 1)), first), at(own, -1, axes)
+    return choose(place >= 1, join(first, earlier(states, 1)), first), at(states, -1, axes)
 
 
 def at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:

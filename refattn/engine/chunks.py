@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..arrays.library import Array, array_namespace, device
 from .kernel import Attended, attend
 from .scores import Options
 
-__all__ = ["Chunks", "chunked", "rows"]
+__all__ = ["Chunks", "cut_chunks", "slice_rows"]
 
 
 class Chunks(NamedTuple):
     """Queries, and the keys of their chunks; keys of all chunks."""
 
     q: Array  # (..., B, w, d)
-    own: tuple[Array, Array, Array | None]  # (..., B, w, d), (..., B, w, d_v), (..., B, 1, w)
+    near_keys: tuple[Array, Array, Array | None]  # (..., B, w, d), (..., B, w, d_v), (..., B, 1, w)
     k: Array  # (..., C, w, d)
     v: Array  # (..., C, w, d_v)
     mask: Array | None  # (..., C, 1, w)
@@ -26,46 +26,46 @@ class Chunks(NamedTuple):
     first: int  # chunk of the first query, which may be before that of the first key
     ahead: int  # first query of a chunk of queries, in the chunk of its keys
     rows: slice  # of the chunks, where the queries are
+    xp: Any  # namespace of the arrays
 
     @property
     def log_size(self) -> Array:
         """Log of the number of keys seen in each chunk, (..., C)."""
-        xp, size = array_namespace(self.k), self.size[..., 0, 0]
+        xp, size = self.xp, self.size[..., 0, 0]
         return xp.where(size > 0, xp.log(xp.where(size > 0, size, 1.0)), -math.inf)
 
     def seen(self, x: Array) -> Array:
-        """Rows (..., C, w, d) of keys that are seen, 0 in place of others."""
-        xp = array_namespace(x)
+        """Keep rows (..., C, w, d) of keys that are seen, and put 0 in place of others."""
+        xp = self.xp
         return x if self.mask is None else xp.where(xp.matrix_transpose(self.mask), x, 0.0)
 
     def mean(self, x: Array) -> Array:
-        """Mean over the keys that are seen in each chunk, (..., C, d); 0 of none."""
-        xp = array_namespace(x)
+        """Average over the keys that are seen in each chunk, (..., C, d); 0 of none."""
+        xp = self.xp
         count = xp.maximum(self.size, xp.ones_like(self.size))
         return xp.sum(self.seen(x) / count, axis=-2)  # a sum of large values might overflow
 
     def near(self, scale: Array, causal: bool) -> Attended:
         """Attend to the keys of the own chunk."""
-        k, v, mask = self.own
+        k, v, mask = self.near_keys
         options = Options(shift=self.ahead)
         return attend(self.q, k, v, mask=mask, causal=causal, scale=scale, options=options)
 
     def others(self, some: slice, causal: bool) -> Array:
-        """Which chunks some of the chunks of queries see as a whole, (B, 1, C)."""
-        xp, home = array_namespace(self.q), device(self.q)
-        own = xp.arange(self.first, self.first + self.q.shape[-3], dtype=xp.int32, device=home)
-        own, chunk = own[some], xp.arange(self.k.shape[-3], dtype=xp.int32, device=home)
-        far = chunk < own[:, None] if causal else chunk != own[:, None]
+        """Say which chunks some of the chunks of queries see as a whole, (B, 1, C)."""
+        xp, options = self.xp, {"dtype": self.xp.int32, "device": device(self.q)}
+        here = xp.arange(self.first, self.first + self.q.shape[-3], **options)[some, None]
+        chunk = xp.arange(self.k.shape[-3], **options)
+        far = chunk < here if causal else chunk != here
         return far[:, None, :]
 
     def joined(self, out: Array) -> Array:
-        """Results of the queries, (..., n, d_v)."""
-        xp = array_namespace(out)
+        """Join the results of the queries, (..., n, d_v)."""
         shape = (*out.shape[:-3], out.shape[-3] * out.shape[-2], out.shape[-1])
-        return xp.reshape(out, shape)[..., self.rows, :]
+        return self.xp.reshape(out, shape)[..., self.rows, :]
 
 
-def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:
+def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:
     """Cut tokens into chunks; the last query is level with the last key."""
     xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
     shift, count = m - n, -(-m // window)
@@ -73,7 +73,7 @@ def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Ch
     start, stop, end = first * window, count * window, count * window - shift
 
     def cut(x: Array, start: int, stop: int) -> Array:
-        x = rows(x, start, stop)
+        x = slice_rows(x, start, stop, xp)
         return xp.reshape(x, (*x.shape[:-2], (stop - start) // window, window, x.shape[-1]))
 
     def keys(start: int) -> tuple[Array, Array, Array | None]:
@@ -98,14 +98,15 @@ def chunked(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Ch
     some = some[None, :, :] if few else cut(some, start - shift, end)
     most = xp.sum(some, axis=-2)
     mean = xp.sum(of_queries, axis=-2) / xp.where(most > 0, most, 1.0)
-    mean = rows(mean, -first, count - first)
+    mean = slice_rows(mean, -first, count - first, xp)
     ahead = shift - start if few else 0
-    return Chunks(of_queries, keys(start), *all_keys, size, mean, most, first, ahead, places)
+    seen_keys = (*all_keys, size)
+    return Chunks(of_queries, keys(start), *seen_keys, mean, most, first, ahead, places, xp)
 
 
-def rows(x: Array, start: int, stop: int) -> Array:
-    """Rows from `start` to `stop` of x, (..., m, d), and zeros beyond those that there are."""
-    xp, m = array_namespace(x), x.shape[-2]
+def slice_rows(x: Array, start: int, stop: int, xp: Any) -> Array:
+    """Take rows from `start` to `stop` of x, (..., m, d), and zeros beyond those that there are."""
+    m = x.shape[-2]
     inside = x[..., max(0, min(start, m)) : max(0, min(stop, m)), :]
     before, after = max(0, min(stop, 0) - start), max(0, stop - max(start, m))
     if not before and not after:

@@ -6,14 +6,16 @@ their own chunk pair by pair, in matrix products. These are of the kernel of que
 
 .. math:: \kappa_{ij} = \sum_s \phi_s(q_i) \, \phi_s(k_j)
 
-in one of two arithmetics: `Exponential` for positive features e^x, of which only exponents need
+in one of two arithmetics: `Positive` for positive features e^x, of which only exponents need
 be representable, and `Signed` for those of any feature map.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import broadcast_lead
@@ -43,13 +45,17 @@ class Keys(NamedTuple):
         mask = None if self.mask is None else self.mask[..., j]
         return Keys(self.k[..., j, :], self.v[..., j, :], mask, self.half)
 
+    def lead(self, *arrays: Array) -> tuple[int, ...]:
+        """Broadcast the leading axes of the keys and of other arrays."""
+        return broadcast_lead(self.k, self.v, self.mask, *arrays)
+
     @property
     def differ(self) -> bool:
-        """Whether the mask differs from query to query."""
+        """Say whether the mask differs from query to query."""
         return self.mask is not None and self.mask.shape[-2] != 1
 
     def bias(self, k: Array) -> Array:
-        """-scale |k|^2 / 2 of some of the keys."""
+        """Compute -scale |k|^2 / 2 of some of the keys."""
         return -self.half * square_norm(k)
 
 
@@ -62,40 +68,32 @@ class Samples(NamedTuple):
 
 @as_written
 def sample(omega: Array, keys: Keys) -> Attended:
-    """First hop, samples attend to keys: f_s and log Z_s."""
+    """Let samples attend to keys, the first hop: f_s and log Z_s."""
     if keys.k.shape[-2] == 0:  # as `attend` says, in far fewer operations
-        return _nothing(omega, keys.v, broadcast_lead(omega, keys.k, keys.v, keys.mask))
+        xp, options = array_namespace(omega), {"dtype": omega.dtype, "device": device(omega)}
+        shape = (*keys.lead(omega), omega.shape[-2])
+        out = xp.zeros((*shape, keys.v.shape[-1]), **options)
+        return Attended(out, xp.full(shape, -math.inf, **options))
     bias = None if keys.half is None else keys.bias
     return attend(omega, keys.k, keys.v, mask=keys.mask, key_bias=bias)
 
 
-def _nothing(omega: Array, v: Array, lead: tuple[int, ...]) -> Attended:
-    """Return output 0 and lse -inf: the samples see no key."""
-    xp, options = array_namespace(v), {"dtype": v.dtype, "device": device(v)}
-    shape = (*lead, omega.shape[-2])
-    return Attended(
-        xp.zeros((*shape, v.shape[-1]), **options), xp.full(shape, -math.inf, **options)
-    )
-
-
 @as_written
 def read(q: Array, samples: Samples, states: Attended) -> Attended:
-    """Second hop, queries attend to samples."""
+    """Let queries attend to samples, the second hop."""
     bias = states.lse[..., None, :] + samples.log_weight
     return attend(q, samples.omega, states.out, bias=bias)
 
 
-def joined(x: Array) -> Array:
-    """Rows (..., T, c, w) of leaves, or of samples, as (..., T c, w) again."""
+def joined(x: Array, xp: Any) -> Array:
+    """Join rows (..., T, c, w) of leaves, or of samples, to (..., T c, w) again."""
     *lead, count, c, w = x.shape
-    return array_namespace(x).reshape(x, (*lead, count * c, w))
+    return xp.reshape(x, (*lead, count * c, w))
 
 
-def concatenate(a: Array, b: Array, axis: int) -> Array:
+def concatenate(a: Array, b: Array, axis: int, xp: Any) -> Array:
     """Join arrays of which the axes before `axis` broadcast."""
-    xp, lead = array_namespace(a, b), broadcast_lead(a, b, core=-axis)
+    lead = np.broadcast_shapes(*(tuple(x.shape[:axis]) for x in (a, b)))
     shapes = ((*lead, *x.shape[axis:]) for x in (a, b))
-    parts = (
-        x if x.shape == s else xp.broadcast_to(x, s) for x, s in zip((a, b), shapes, strict=True)
-    )
-    return xp.concat(list(parts), axis=axis)
+    pairs = zip((a, b), shapes, strict=True)
+    return xp.concat([x if x.shape == s else xp.broadcast_to(x, s) for x, s in pairs], axis=axis)

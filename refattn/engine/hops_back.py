@@ -15,13 +15,13 @@ from . import kernel_back
 from .hops import Keys, Samples, joined, sample
 from .kernel import Attended
 from .kernel_back import Cotangents, zeros_of
-from .positive import tiles_of_queries
-from .signed_back import Exponential, attend
+from .positive import lead_of_each, tiles_of_queries
+from .signed_back import PositiveBack, pull_linear
 
-__all__ = ["Pulled", "Taken", "per_query", "read", "read_each", "sampled", "two_hops"]
+__all__ = ["PulledHops", "Taken", "pull_per_query", "pull_read", "pull_sample", "pull_two_hops"]
 
 
-class Pulled(NamedTuple):
+class PulledHops(NamedTuple):
     """Cotangents of what two hops are made of, each with the shape of its array."""
 
     q: Array
@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 
 
 @as_written
-def two_hops(
+def pull_two_hops(
     q: Array,
     samples: Samples,
     keys: Keys,
@@ -50,27 +50,27 @@ def two_hops(
     done: Attended,
     d_out: Array,
     d_lse: Array | None = None,
-) -> Pulled:
-    """Pull cotangents of `_hops.two_hops`, which returned `done`, back."""
+) -> PulledHops:
+    """Pull cotangents of `positive.two_hops`, which returned `done`, back."""
     omega, log_weight = samples
     if keys.differ:
-        own = Samples(omega[..., None, :, :], log_weight)
-        pulled = per_query(read_each(done, d_out, d_lse), q, own, keys, causal)
+        of_each = Samples(omega[..., None, :, :], log_weight)
+        pulled = pull_per_query(pull_read_of_each(done, d_out, d_lse), q, of_each, keys, causal)
         return pulled._replace(omega=pulled.omega[..., 0, :, :])
     if causal:
-        arithmetic = Exponential(omega, log_weight, done.lse, keys.half)
-        found = attend(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
-        return Pulled(*found[:3], *found.parameters)
+        arithmetic = PositiveBack(omega, log_weight, done.lse, keys.half)
+        linear = pull_linear(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
+        return PulledHops(*linear[:3], *linear.parameters)
     states = sample(omega, keys)
-    second = read(q, samples, states, done, d_out, d_lse)
+    second = pull_read(q, samples, states, done, d_out, d_lse)
     d_bias: Array = second.bias
     d_log_z = sum_to(array_namespace(q).sum(d_bias, axis=-2), states.lse.shape)
-    first = sampled(omega, keys, states, second.v, d_log_z)
+    first = pull_sample(omega, keys, states, second.v, d_log_z)
     d_omega = first.q + second.k
-    return Pulled(second.q, first.k, first.v, d_omega, sum_to(d_bias, log_weight.shape))
+    return PulledHops(second.q, first.k, first.v, d_omega, sum_to(d_bias, log_weight.shape))
 
 
-def read(
+def pull_read(
     q: Array,
     samples: Samples,
     states: Attended,
@@ -80,59 +80,60 @@ def read(
 ) -> Cotangents:
     """Pull the second hop back: `v` is of the states, `bias` of log Z + log w for each query."""
     bias = states.lse[..., None, :] + samples.log_weight
-    return kernel_back.attend(q, samples.omega, states.out, done, d_out, d_lse, bias=bias)
+    return kernel_back.pull_attend(q, samples.omega, states.out, done, d_out, d_lse, bias=bias)
 
 
-def sampled(
+def pull_sample(
     omega: Array, keys: Keys, states: Attended, d_f: Array, d_log_z: Array | None
 ) -> Cotangents:
     """Pull the first hop back: `q` is of frequencies."""
     options = {"half": keys.half, "mask": keys.mask}
-    return kernel_back.attend(omega, keys.k, keys.v, states, d_f, d_log_z, **options)
+    return kernel_back.pull_attend(omega, keys.k, keys.v, states, d_f, d_log_z, **options)
 
 
-def read_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:
+def pull_read_of_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:
     """Pull the second hop of queries with samples of their own back."""
 
     def pull(box: tuple[slice, ...], q: Array, samples: Samples, states: Attended) -> Taken:
-        own = Samples(samples.omega, samples.log_weight[..., None, :])
+        samples = Samples(samples.omega, samples.log_weight[..., None, :])
         out, g = (part(x, (*box, WHOLE))[..., None, :] for x in (done.out, d_out))
         lse = part(done.lse, box)[..., None]
         d_lse_i = None if d_lse is None else part(d_lse, box)[..., None]
-        found = read(q[..., None, :], own, states, Attended(out, lse), g, d_lse_i)
-        d_bias: Array = found.bias
+        second = pull_read(q[..., None, :], samples, states, Attended(out, lse), g, d_lse_i)
+        d_bias: Array = second.bias
         d_log = d_bias[..., 0, :]
         d_log_z = sum_to(d_log, states.lse.shape)
-        return Taken(found.q[..., 0, :], found.k, d_log, found.v, d_log_z)
+        return Taken(second.q[..., 0, :], second.k, d_log, second.v, d_log_z)
 
     return pull
 
 
-def per_query(
+def pull_per_query(
     taken_by: Callable[[tuple[slice, ...], Array, Samples, Attended], Taken],
     q: Array,
     samples: Samples,
     keys: Keys,
     causal: bool,
-) -> Pulled:
-    """Pull `_hops.per_query` back, with the second hop of some queries as `taken_by` has it."""
+) -> PulledHops:
+    """Pull `positive.per_query` back, with the second hop of some queries as `taken_by` has it."""
     xp, (num_samples, d), d_v = array_namespace(q), samples.omega.shape[-2:], keys.v.shape[-1]
-    total = Pulled(*map(zeros_of, (q, keys.k, keys.v, *samples)))
-    for box, own, flat, seen in tiles_of_queries(q, samples, keys, causal):
+    total = PulledHops(*map(zeros_of, (q, keys.k, keys.v, *samples)))
+    lead = lead_of_each(q, samples, keys)
+    for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
         head = box[:-1]
         shape = (*(s.stop - s.start for s in box), num_samples)
         flat = xp.broadcast_to(flat, (*shape[:-2], *flat.shape[-2:]))
         states = sample(flat, seen)
         of_each = Attended(xp.reshape(states.out, (*shape, d_v)), xp.reshape(states.lse, shape))
-        taken = taken_by(box, part(q, (*box, WHOLE)), own, of_each)
-        d_f = joined(xp.broadcast_to(taken.f, (*shape, d_v)))
+        taken = taken_by(box, part(q, (*box, WHOLE)), some, of_each)
+        d_f = joined(xp.broadcast_to(taken.f, (*shape, d_v)), xp)
         d_log_z = None if taken.log_z is None else xp.reshape(taken.log_z, states.lse.shape)
-        first = sampled(flat, seen, states, d_f, d_log_z)
+        first = pull_sample(flat, seen, states, d_f, d_log_z)
         tokens = (*box, WHOLE)
         d_omega = add_part(total.omega, (*tokens, WHOLE), xp.reshape(first.q, (*shape, d)))
         if taken.omega is not None:
             d_omega = add_part(d_omega, (*tokens, WHOLE), taken.omega)
-        total = Pulled(
+        total = PulledHops(
             total.q if taken.q is None else add_part(total.q, tokens, taken.q),
             add_part(total.k, (*head, WHOLE, WHOLE), first.k),
             add_part(total.v, (*head, WHOLE, WHOLE), first.v),

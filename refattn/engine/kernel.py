@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import reduce
+from functools import partial, reduce
 from operator import and_
 from typing import Any, Generic, NamedTuple
 
@@ -18,9 +18,9 @@ from ..arrays.library import (
     add,
     array_namespace,
     as_written,
-    cut,
     device,
     exp,
+    flush_small,
     is_numpy_array,
     norm_bound,
     rescale,
@@ -31,7 +31,7 @@ from ..arrays.products import multiply, sum_of_products
 from ..arrays.shown import held
 from ..arrays.threads import Tree, for_each
 from ..typing import ArrayT
-from .scores import NO_OPTIONS, Options, cap
+from .scores import NO_OPTIONS, Options, cap_scores
 
 __all__ = [
     "Attended",
@@ -41,16 +41,17 @@ __all__ = [
     "combine",
     "finite",
     "log_sum_exp",
-    "mean",
     "merge",
     "nonzero",
     "normalise",
     "sum_of_visible",
-    "sums",
+    "sum_values",
+    "undo_overflow",
+    "weigh",
 ]
 
-_ITEMS = 256  # at most, that keys are cut into for threads to share
-_NEAR_ROWS = 256  # queries from which on it pays to read keys and values once more
+_MOST_SPANS = 256  # that keys are cut into for threads to share
+_BOUNDED_ROWS = 256  # queries from which on it pays to read keys and values once more
 
 
 @held()
@@ -94,7 +95,7 @@ def attend(
     options: Options = NO_OPTIONS,
     block: tuple[int, int] | None = None,
 ) -> Attended:
-    """`attend` with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
+    """Attend with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     softcap, sinks, slopes, dropout = options[2:]
@@ -107,15 +108,15 @@ def attend(
     reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
     outer = broadcast_lead(k, v)
 
-    def reach(head: tuple[slice, ...], j: slice, *keys: Array | None) -> _Reach:
-        own = zip(head[len(head) - len(outer) :], outer, strict=True)
-        at = (*(h.start for h, length in own if length != 1), j.start, j.stop)
-        found = reaches.get(at)
-        if found is None:
-            found = _reach(*keys)
+    def reach(head: tuple[slice, ...], j: slice, *keys: Any) -> _Reach:
+        axes = zip(head[len(head) - len(outer) :], outer, strict=True)
+        at = (*(h.start for h, length in axes if length != 1), j.start, j.stop)
+        farthest = reaches.get(at)
+        if farthest is None:
+            farthest = _reach(*keys)
             if n > rows or outer != lead:
-                reaches[at] = found
-        return found
+                reaches[at] = farthest
+        return farthest
 
     def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
         head, i = box[:-1], box[-1]
@@ -123,52 +124,53 @@ def attend(
         if scale is not None:
             q_i = q_i * scale
         plain = bias is None and mask is None and slopes is None and dropout is None
-        norms = norm_bound(q_i) if plain and _may_be_near(q_i, v) else None
+        norms = norm_bound(q_i, xp) if plain and _may_be_bounded(q_i, v) else None
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
             scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
             if softcap is not None:
-                scores = cap(scores, softcap)
+                scores = cap_scores(scores, softcap, xp)
             bias_j = None if key_bias is None else key_bias(k_j)[..., None, :]
             if bias_j is not None:
                 scores = add(scores, bias_j)
             if bias is not None:
                 scores = add(scores, part(bias, (*head, i, j)))
             if slopes is not None:
-                scores = add(scores, band.alibi(slopes, box, j))
+                scores = add(scores, band.alibi(slopes, box, j, xp))
             masked = None if mask is None else part(mask, (*head, i, j))
             visible = band.visible(i, j, device(q), xp, masked)
-            near = None
+            bounded = None
             if norms is not None and visible is None:
-                near = _near(norms, reach(head, j, k_j, bias_j, v_j), m)
+                bounded = _bounded(norms, reach(head, j, k_j, bias_j, v_j, xp), m)
+            weights = weigh(scores, visible, m, xp, bounded)
             kept = None if dropout is None else part(dropout, (*head, i, j))
-            yield sums(scores, v_j, visible, m, near, memory, kept)
+            yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
-    out, lse = buffers(q, v, lead)
+    out, lse = buffers(q, v, lead, xp)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
     nothing = Sums(zero, zero, zero - math.inf)
 
-    def write(box: tuple[slice, ...], found: Sums) -> None:
+    def write(box: tuple[slice, ...], sums: Sums) -> None:
         nonlocal out, lse
         if sinks is not None:
             sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
-            found = combine(found, Sums(zero, zero + 1.0, sink))
-        done = normalise(found)
+            sums = combine(sums, Sums(zero, zero + 1.0, sink), xp)
+        done = normalise(sums, xp)
         out = put(out, (*box, slice(0, d_v)), done.out)
         lse = put(lse, box, done.lse)
 
-    most = most_threads(q, math.prod(lead) * n * m)
+    join, most = partial(combine, xp=xp), most_threads(q, math.prod(lead) * n * m)
     heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
 
     def boxes() -> Iterator[tuple[slice, ...]]:
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
 
-    spans = _spans(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
+    spans = _spans_of_keys(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
 
     def items() -> Iterator[tuple[Any, ...]]:
         for box in boxes():
-            tree = Tree(combine, len(spans))
+            tree = Tree(join, len(spans))
             yield from ((box, tree, place, keys) for place, keys in enumerate(spans))
 
     def worker() -> Callable[[tuple[Any, ...]], None]:
@@ -178,9 +180,9 @@ def attend(
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
-            found = tree.add(place, pairwise(combine, block_sums(box, keys, memory), nothing))
-            if found is not None:
-                write(box, found)
+            whole = tree.add(place, pairwise(join, block_sums(box, keys, memory), nothing))
+            if whole is not None:
+                write(box, whole)
 
         return attend_span
 
@@ -188,52 +190,52 @@ def attend(
     return Attended(out, lse)
 
 
-def _spans(m: int, columns: int, boxes: int) -> list[slice]:
+def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
     """Cut the keys, where there are too few boxes of queries for many threads.
 
     In powers of two of blocks, which leaves the tree of sums as it is.
     """
-    while columns < m and boxes * -(-m // columns) > _ITEMS:
+    while columns < m and boxes * -(-m // columns) > _MOST_SPANS:
         columns *= 2
     return list(blocks(0, m, columns)) or [slice(0, 0)]
 
 
-def buffers(q: Array, v: Array, lead: tuple[int, ...]) -> Attended:
-    """Room for the result, (..., n, d_v) and (..., n)."""
-    xp, shape, d_v = array_namespace(q), (*lead, q.shape[-2]), v.shape[-1]
+def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> Attended:
+    """Make room for the result, (..., n, d_v) and (..., n)."""
+    shape, d_v = (*lead, q.shape[-2]), v.shape[-1]
     lse = xp.empty(shape, dtype=q.dtype, device=device(q))
     if d_v == 0 and not is_numpy_array(q):  # Dask divides by the size of an empty array
         return Attended(xp.broadcast_to(q[..., :0], (*shape, 0)), lse)
     return Attended(xp.empty((*shape, d_v), dtype=q.dtype, device=device(q)), lse)
 
 
-def sums(
-    scores: Array,
+def weigh(
+    scores: Array, visible: Array | None, m: int, xp: Any, bounded: Array | None = None
+) -> tuple[Array, Array]:
+    """Turn scores (..., n, b) of some of m keys, our own, into weights e^(score - base) and base.
+
+    Where `bounded`, (..., n, 1), is true, the base is 0.
+    """
+    if visible is not None:
+        scores = xp.where(visible, scores, -math.inf)
+    if bounded is not None and bounded.all():
+        return exp(scores, xp), xp.zeros_like(bounded, dtype=scores.dtype)
+    # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
+    base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+    base = base if bounded is None else xp.where(bounded, 0.0, base)
+    return exp(flush_small(add(scores, -finite(base, xp)), xp), xp), base
+
+
+def sum_values(
+    weights: Array,
+    base: Array,
     v: Array,
     visible: Array | None,
-    m: int,
-    near: Array | None = None,
+    xp: Any,
     memory: Workspace | None = None,
     dropout: Array | None = None,
 ) -> Sums:
-    """Sum over a block of the m keys, scores (..., n, b), which are overwritten on NumPy.
-
-    Where `near`, (..., n, 1), is true, e^score serves as it is. Values are summed with weights
-    times `dropout`.
-    """
-    xp = array_namespace(scores, v)
-    if visible is not None:
-        scores = xp.where(visible, scores, -math.inf)
-    if near is not None and near.all():
-        weights, base = exp(scores), xp.zeros_like(near, dtype=scores.dtype)
-    else:
-        # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
-        base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
-        base = base if near is None else xp.where(near, 0.0, base)
-        exponents = add(scores, -finite(base, xp))
-        # Products with subnormal numbers take up to a hundred times as long: such weights are 0.
-        tiny = float(xp.finfo(scores.dtype).smallest_normal)  # 0 for longdouble
-        weights = exp(cut(exponents, math.log(tiny)) if tiny else exponents)
+    """Sum weights, and values with the weights times `dropout`."""
     mass = xp.sum(weights, axis=-1, keepdims=True)
     if dropout is not None:
         weights, kept = times(weights, dropout), dropout != 0
@@ -241,7 +243,7 @@ def sums(
     total = (
         sum_of_products(weights, v, memory)
         if visible is None
-        else sum_of_visible(weights, v, visible)
+        else sum_of_visible(weights, v, visible, xp)
     )
     return Sums(total, mass, base)
 
@@ -253,23 +255,22 @@ class _Reach(NamedTuple):
     rest: Array  # largest |bias| and |log| of the largest values of columns
 
 
-def _reach(k: Array, bias: Array | None, v: Array) -> _Reach:
-    xp = array_namespace(k, v)
+def _reach(k: Array, bias: Array | None, v: Array, xp: Any) -> _Reach:
     largest = nonzero(_largest_of_columns(v, xp), xp)  # a column of zeros has nothing to lose
     rest = xp.max(xp.abs(xp.log(largest)), axis=-1, keepdims=True)
     if bias is not None:
         rest = rest + xp.max(xp.abs(bias), axis=-1, keepdims=True)
-    return _Reach(xp.max(norm_bound(k), axis=-2, keepdims=True), rest)
+    return _Reach(xp.max(norm_bound(k, xp), axis=-2, keepdims=True), rest)
 
 
-def _may_be_near(q: Array, v: Array) -> bool:
-    """Say whether `_near` pays; in other libraries its branch would wait for the device."""
-    if not is_numpy_array(q) or q.shape[-2] < _NEAR_ROWS:
+def _may_be_bounded(q: Array, v: Array) -> bool:
+    """Say whether `_bounded` pays; in other libraries its branch would wait for the device."""
+    if not is_numpy_array(q) or q.shape[-2] < _BOUNDED_ROWS:
         return False
     return float(np.finfo(q.dtype).smallest_normal) > 0 and v.size > 0  # 0 for longdouble
 
 
-def _near(norms: Array, keys: _Reach, m: int) -> Array:
+def _bounded(norms: Array, keys: _Reach, m: int) -> Array:
     r"""Say which queries (..., n, 1) need no maximum over a block of the m keys.
 
     That saves three passes over the scores. By
@@ -285,40 +286,41 @@ def _near(norms: Array, keys: _Reach, m: int) -> Array:
     """
     limits = np.finfo(norms.dtype)
     most = math.log(float(limits.eps) / float(limits.smallest_normal)) - 2 * math.log(2 * m)
-    near: Array = norms * keys.norm + keys.rest <= most
-    return near
+    bounded: Array = norms * keys.norm + keys.rest <= most
+    return bounded
 
 
 def _largest_of_columns(v: Array, xp: Any) -> Array:
-    """Largest magnitude in each column, (..., 1, d_v)."""
+    """Find the largest magnitude in each column, (..., 1, d_v)."""
     *lead, b, d_v = v.shape
     rows = math.gcd(b, 32)  # taken as one: NumPy needs as long for short rows as for long ones
     largest = xp.max(xp.reshape(xp.abs(v), (*lead, b // rows, rows * d_v)), axis=-2)
     return xp.max(xp.reshape(largest, (*lead, rows, d_v)), axis=-2, keepdims=True)
 
 
-def sum_of_visible(weights: Array, v: Array, visible: Array, *, signed: bool = False) -> Array:
+def sum_of_visible(
+    weights: Array, v: Array, visible: Array, xp: Any, *, signed: bool = False
+) -> Array:
     """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
 
     No weight is negative unless `signed`.
     """
-    xp = array_namespace(weights, v)
     finite = xp.isfinite(v)
     if is_numpy_array(v) and finite.all():
         return sum_of_products(weights, v)
     total = sum_of_products(weights, xp.where(finite, v, 0.0))
     if signed:
-        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0))
+        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0), xp)
         visible = visible & (weights >= 0)
-    return total + _sum_of_infinite(weights, v, visible)
+    return total + _sum_of_infinite(weights, v, visible, xp)
 
 
-def _sum_of_infinite(weights: Array, v: Array, visible: Array) -> Array:
+def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array:
     """Sum what visible infinities and nan add to finite values: 0, inf, -inf or nan.
 
     They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
     """
-    xp, many = array_namespace(weights, v), 2.0 * v.shape[-2]
+    many = 2.0 * v.shape[-2]
     seen = xp.where(visible, xp.where(weights > 0, xp.ones_like(weights), many), 0.0)
     unknown = xp.isnan(v)
     rise, fall = (seen @ xp.astype((v == x) | unknown, v.dtype) for x in (math.inf, -math.inf))
@@ -327,54 +329,53 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array) -> Array:
     return xp.where(spoilt, math.nan, total)
 
 
-def combine(a: Sums, b: Sums) -> Sums:
+def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     """Add the sums over two sets of keys, of which the totals may be overwritten."""
-    xp = array_namespace(*a, *b)
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
     total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))
     return Sums(total, a.mass * scale_a + b.mass * scale_b, base)
 
 
-def normalise(sums: Sums) -> Attended:
-    xp = array_namespace(*sums)
-    lse = _log(sums.mass, sums.base, xp)[..., 0]
-    return Attended(mean(sums.total / nonzero(sums.mass, xp), sums.total), lse)
+def normalise(sums: Sums, xp: Any) -> Attended:
+    """Divide the total by the mass."""
+    lse = _log_of_mass(sums.mass, sums.base, xp)[..., 0]
+    out = undo_overflow(sums.total / nonzero(sums.mass, xp), sums.total, xp=xp)
+    return Attended(out, lse)
 
 
-def mean(mean: Array, *averaged: Array) -> Array:
+def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
     """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
     if is_numpy_array(mean) and not np.isinf(mean).any():
         return mean
-    xp = array_namespace(mean)
     undo = reduce(and_, map(xp.isfinite, averaged), xp.isinf(mean))
     return xp.where(undo, xp.sign(mean) * xp.finfo(mean.dtype).max, mean)
 
 
-def _log(mass: Array, base: Array, xp: Any) -> Array:
-    """Log of mass * e^base."""
+def _log_of_mass(mass: Array, base: Array, xp: Any) -> Array:
+    """Compute log(mass * e^base)."""
     return xp.where(mass == 0, -math.inf, base + xp.log(nonzero(mass, xp)))
 
 
 @as_written
-def log_sum_exp(scores: Array) -> Array:
+def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
-    xp = array_namespace(scores)
     base = xp.max(scores, axis=-1)
     weights = xp.exp(scores - finite(base, xp)[..., None])
-    return _log(xp.sum(weights, axis=-1), base, xp)
+    return _log_of_mass(xp.sum(weights, axis=-1), base, xp)
 
 
 @as_written
 def merge(a: Attended, b: Attended) -> Attended:
+    """Merge attention over two sets of keys."""
     xp = array_namespace(*a, *b)
     base = finite(xp.maximum(a.lse, b.lse), xp)
     mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
     mass = mass_a + mass_b
     share_a, share_b = (x / nonzero(mass, xp) for x in (mass_a, mass_b))
     out = share_a[..., None] * a.out + share_b[..., None] * b.out
-    out = mean(out, a.out, b.out)
-    return Attended(out, _log(mass, base, xp))
+    out = undo_overflow(out, a.out, b.out, xp=xp)
+    return Attended(out, _log_of_mass(mass, base, xp))
 
 
 def finite(base: Array, xp: Any) -> Array:

@@ -33,11 +33,11 @@ from ..arrays.library import (
     workspace,
 )
 from ..arrays.products import multiply, sum_of_products
-from ..arrays.threads import InOrder, for_each
+from ..arrays.threads import Sequencer, for_each
 from .kernel import Attended, finite, sum_of_visible
-from .scores import NO_OPTIONS, Options, cap, slope_of_cap
+from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
 
-__all__ = ["Cotangents", "attend", "zeros_of"]
+__all__ = ["Cotangents", "pull_attend", "pull_normaliser", "zeros_of"]
 
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
 
@@ -52,7 +52,7 @@ class Cotangents(NamedTuple):
     sinks: Array | None = None
 
 
-class _Tile(NamedTuple):
+class _Addends(NamedTuple):
     """What some queries and keys bring to the sums, for all leading axes."""
 
     q: Array  # (..., rows, d)
@@ -62,13 +62,13 @@ class _Tile(NamedTuple):
 
 
 def zeros_of(x: Array) -> Array:
-    """Our own buffer for the cotangent of an array."""
+    """Make a buffer for the cotangent of an array."""
     xp = array_namespace(x)
     return xp.zeros(x.shape, dtype=x.dtype, device=device(x))
 
 
 @as_written
-def attend(
+def pull_attend(
     q: Array,
     k: Array,
     v: Array,
@@ -83,7 +83,7 @@ def attend(
     scale: float | Array | None = None,
     options: Options = NO_OPTIONS,
 ) -> Cotangents:
-    """Pull cotangents of `_kernel.attend` back, of which `half` |k|^2 is less than the scores.
+    """Pull cotangents of `kernel.attend` back, of which `half` |k|^2 is less than the scores.
 
     `done` is what it returned, with all leading axes, and so have the cotangents `d_out` and
     `d_lse`. Arguments that are broadcast get the sum over what they are repeated for.
@@ -100,28 +100,28 @@ def attend(
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
     total = Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
 
-    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Tile:
+    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Addends:
         head, i = box[:-1], box[-1]
         q_i, g = (part(x, (*box, WHOLE)) for x in (q, d_out))
         out, lse = part(done.out, (*box, WHOLE)), part(done.lse, box)[..., None]
-        delta = _delta(g, out, None if d_lse is None else part(d_lse, box))[..., None]
+        delta = pull_normaliser(g, out, None if d_lse is None else part(d_lse, box), xp)[..., None]
         k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
         q_i = q_i if scale is None else q_i * scale
         scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
         steep = None
         if softcap is not None:
-            steep, scores = slope_of_cap(scores, softcap), cap(scores, softcap)
+            steep, scores = slope_of_cap(scores, softcap, xp), cap_scores(scores, softcap, xp)
         if half is not None:
             scores = add(scores, -half * square_norm(k_j)[..., None, :])
         if bias is not None:
             scores = add(scores, part(bias, (*box, j)))
         if slopes is not None:
-            scores = add(scores, band.alibi(slopes, box, j))
+            scores = add(scores, band.alibi(slopes, box, j, xp))
         masked = None if mask is None else part(mask, (*box, j))
         visible = band.visible(i, j, device(q), xp, masked)
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
-        weights = exp(add(scores, -finite(lse, xp)))
+        weights = exp(add(scores, -finite(lse, xp)), xp)
         d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
         kept = weights
         if dropout is not None:
@@ -133,13 +133,14 @@ def attend(
         d_products = d_scores
         if steep is not None:  # of what is hidden it may be nan
             d_products = d_scores * (steep if visible is None else xp.where(visible, steep, 0.0))
-        d_q = _sum(d_products, k_j, visible, memory)
-        d_k = _sum(xp.matrix_transpose(d_products), q_i, visible, memory, turned=True)
-        d_v = _sum(xp.matrix_transpose(kept), g, visible, memory, turned=True)
+        by_key = None if visible is None else xp.matrix_transpose(visible)
+        d_q = _sum_rows(d_products, k_j, visible, xp, memory)
+        d_k = _sum_rows(xp.matrix_transpose(d_products), q_i, by_key, xp, memory)
+        d_v = _sum_rows(xp.matrix_transpose(kept), g, by_key, xp, memory)
         if half is not None:
             column = xp.sum(d_scores, axis=-2)[..., None]
             d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
-        return _Tile(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
+        return _Addends(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
 
     most = most_threads(q, math.prod(lead) * n * m)
     heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
@@ -153,7 +154,7 @@ def attend(
                     yield place, head, i, j
                     place += 1
 
-    order = InOrder()
+    order = Sequencer()
 
     def worker() -> Callable[[Any], None]:
         memory = workspace(q)
@@ -169,16 +170,16 @@ def attend(
                 sums[at] = add(sums[at], x) if at in sums else x
 
             for i in blocks(queries.start, queries.stop, rows):
-                own = band.keys(i, keys, columns)
-                for j in blocks(own.start, own.stop, columns):
-                    found = tile((*head, i), j, memory)
-                    gather("q", i, found.q, q)
-                    gather("k", j, found.k, k)
-                    gather("v", j, found.v, v)
+                seen = band.keys(i, keys, columns)
+                for j in blocks(seen.start, seen.stop, columns):
+                    d_tile = tile((*head, i), j, memory)
+                    gather("q", i, d_tile.q, q)
+                    gather("k", j, d_tile.k, k)
+                    gather("v", j, d_tile.v, v)
                     if bias is not None:
                         box = (*head, i, j)
-                        own = sum_to(found.scores, part(bias, box).shape)
-                        d_bias.append((box, xp.asarray(own, copy=True)))  # it lies in `memory`
+                        d_scores = sum_to(d_tile.scores, part(bias, box).shape)
+                        d_bias.append((box, xp.asarray(d_scores, copy=True)))  # lies in `memory`
 
             def write() -> None:
                 nonlocal total
@@ -195,29 +196,27 @@ def attend(
 
     for_each(worker, items(), most=most)
     if sinks is not None:
-        total = total._replace(sinks=_of_sinks(sinks, done, d_out, d_lse))
+        total = total._replace(sinks=_pull_sinks(sinks, done, d_out, d_lse, xp))
     return total
 
 
-def _delta(d_out: Array, out: Array, d_lse: Array | None) -> Array:
-    """What the normaliser of each query takes, up to its weights."""
-    delta = array_namespace(out).sum(d_out * out, axis=-1)
+def pull_normaliser(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> Array:
+    """Pull the output back to minus the log normaliser of each query."""
+    delta = xp.sum(d_out * out, axis=-1)
     return delta if d_lse is None else delta - d_lse
 
 
-def _of_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None) -> Array:
-    """Cotangents of sinks, keys whose value is 0."""
-    xp = array_namespace(sinks)
+def _pull_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None, xp: Any) -> Array:
+    """Pull cotangents of sinks, keys whose value is 0, back."""
     weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
-    d_sinks = xp.where(weights == 0, 0.0, -weights * _delta(d_out, done.out, d_lse))
+    d_sinks = xp.where(weights == 0, 0.0, -weights * pull_normaliser(d_out, done.out, d_lse, xp))
     return sum_to(d_sinks[..., None], sinks.shape)
 
 
-def _sum(
-    weights: Array, x: Array, visible: Array | None, memory: Workspace | None, turned: bool = False
+def _sum_rows(
+    weights: Array, x: Array, visible: Array | None, xp: Any, memory: Workspace | None
 ) -> Array:
     """Sum rows of x with weights that are 0 where hidden."""
     if visible is None:
         return sum_of_products(weights, x, memory)
-    visible = array_namespace(x).matrix_transpose(visible) if turned else visible
-    return sum_of_visible(weights, x, visible, signed=True)
+    return sum_of_visible(weights, x, visible, xp, signed=True)

@@ -5,34 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
     add,
     array_namespace,
     as_written,
-    cut,
     device,
     exp,
+    flush_small,
     is_numpy_array,
 )
 from ..arrays.products import multiply, sum_of_products
 from .causal import LEAF, Arithmetic, causal_attention, leaf_shape, running
 from .hops import Keys, Samples, joined, read, sample
-from .kernel import Attended, Sums, buffers, finite, log_sum_exp, merge, normalise, sums
+from .kernel import (
+    Attended,
+    Sums,
+    buffers,
+    finite,
+    log_sum_exp,
+    merge,
+    normalise,
+    sum_values,
+    weigh,
+)
 from .scores import causal_mask
 
 __all__ = [
-    "Exponential",
+    "Positive",
     "base_of",
     "exponents",
     "hidden",
+    "lead_of_each",
     "per_query",
     "split_ones",
     "tiles_of_queries",
@@ -41,12 +51,12 @@ __all__ = [
 ]
 
 
-_CHUNK = 128  # tokens of a step on NumPy, twice what one sum of products adds
+_STEP = 128  # tokens of a step on NumPy, twice what one sum of products adds
 
 
 @as_written
 def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
-    """Queries attend to samples that attend to the keys each query sees; `lse` lacks -|q|^2/2."""
+    """Let queries attend to samples that attend to the keys they see; `lse` lacks -|q|^2/2."""
     if keys.differ:
 
         def read_own(q: Array, samples: Samples, states: Attended) -> Attended:
@@ -57,7 +67,7 @@ def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
         omega = samples.omega[..., None, :, :]
         return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal)
     if causal:
-        return causal_attention(q, keys, Exponential(samples))
+        return causal_attention(q, keys, Positive(samples))
     return read(q, samples, sample(samples.omega, keys))
 
 
@@ -68,42 +78,43 @@ def per_query(
     keys: Keys,
     causal: bool,
 ) -> Attended:
-    """First hop with samples or keys of each query's own, then `read`."""
+    """Make the first hop with samples or keys of each query's own, then `read`."""
     xp, num_samples = array_namespace(q), samples.omega.shape[-2]
-    out, lse = buffers(q, keys.v, _lead_of_each(q, samples, keys))
-    for box, own, flat, seen in tiles_of_queries(q, samples, keys, causal):
+    lead = lead_of_each(q, samples, keys)
+    out, lse = buffers(q, keys.v, lead, xp)
+    for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
         f, log_z = sample(flat, seen)
         shape = (box[-1].stop - box[-1].start, num_samples)
         f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
         log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
-        done = read(part(q, (*box, WHOLE)), own, Attended(f, log_z))
+        done = read(part(q, (*box, WHOLE)), some, Attended(f, log_z))
         out = put(out, (*box, WHOLE), done.out)
         lse = put(lse, box, done.lse)
     return Attended(out, lse)
 
 
-def _lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
-    omega, log_weight = samples
-    return broadcast_lead(q, keys.k, keys.v, omega[..., 0, :], log_weight, keys.mask)
+def lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
+    """Broadcast the leading axes of queries with samples of their own."""
+    return keys.lead(q, samples.omega[..., 0, :], samples.log_weight)
 
 
 def tiles_of_queries(
-    q: Array, samples: Samples, keys: Keys, causal: bool
+    q: Array, samples: Samples, keys: Keys, causal: bool, lead: tuple[int, ...], xp: Any
 ) -> Iterator[tuple[tuple[slice, ...], Samples, Array, Keys]]:
     """Cut queries with samples or keys of their own into tiles.
 
     Yields which queries, their samples, the frequencies of all of these in one row, and the keys
     that each of the row sees.
     """
-    xp, (omega, log_weight) = array_namespace(q), samples
+    omega, log_weight = samples
     n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
     num_samples, d = omega.shape[-2:]
-    lead = _lead_of_each(q, samples, keys)
     width = max(1, d_v, m if causal or keys.mask is not None else 1)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
         c, box = i.stop - i.start, (*head, i)
-        own = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
-        flat = joined(xp.broadcast_to(own.omega, (*own.omega.shape[:-3], c, num_samples, d)))
+        some = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
+        of_each = xp.broadcast_to(some.omega, (*some.omega.shape[:-3], c, num_samples, d))
+        flat = joined(of_each, xp)
         k, v, _, half = keys.part(tuple(head))
         seen = None if keys.mask is None else part(keys.mask, (*box, WHOLE))
         if causal:
@@ -111,21 +122,21 @@ def tiles_of_queries(
             seen = past if seen is None else seen & past
         if seen is not None and c > 1:  # the rows of a query's samples
             seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
-            seen = joined(seen)
-        yield box, own, flat, Keys(k, v, seen, half)
+            seen = joined(seen, xp)
+        yield box, some, flat, Keys(k, v, seen, half)
 
 
 class _Exponents(NamedTuple):
-    """Features e^x of tokens. On NumPy they are near where plain arithmetic loses nothing."""
+    """Features e^x of tokens. On NumPy they are bounded where plain arithmetic loses nothing."""
 
     x: Array  # (..., c, S)
     known: Array = None  # which samples there are for a query, (c, S); all if None
     values: Array = None  # e^(x - base)
-    base: Array = None  # (..., c, 1), 0 for rows that are near
-    near: Array = None  # (..., c, 1)
+    base: Array = None  # (..., c, 1), 0 for rows that are bounded
+    bounded: Array = None  # (..., c, 1)
     v: Array = None  # (..., c, d_v), of keys
-    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1] where these are near
-    plain: bool = False  # whether all rows are near
+    ones: Array = None  # (..., c, d_v + 1), of keys: values [v_j, 1] where these are bounded
+    plain: bool = False  # whether all rows are bounded
 
     def map(self, function: Callable[[Array], Array]) -> _Exponents:
         """Apply a function to what there is in libraries other than NumPy."""
@@ -134,157 +145,155 @@ class _Exponents(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What samples have seen: sums over terms that are near, and the mean of others."""
+    """What samples have seen: sums over terms that are bounded, and the mean of others."""
 
-    near: Array = None  # (..., S, d_v + 1), sums of e^y_js [v_j, 1]; on NumPy
-    far: Attended | None = None
+    bounded: Array = None  # (..., S, d_v + 1), sums of e^y_js [v_j, 1]; on NumPy
+    rest: Attended | None = None
 
 
-class Exponential(Arithmetic):
+class Positive(Arithmetic):
     r"""Positive features of queries and keys, e^x_is and e^y_js, of any size.
 
     Where exponents and values are bounded, sums are of plain numbers, as in `Signed`: products of
     such features with each other, with values and with the number of terms neither overflow nor
     underflow. All else is in the log domain: a pair is the log of a product of rows, each less
-    its own maximum, or where that may have lost digits a log-sum-exp. What is near is decided
+    its own maximum, or where that may have lost digits a log-sum-exp. What is bounded is decided
     for each term alone, so that a result does not depend on what its query does not see.
-    Other libraries than NumPy do not branch on values: all is far there, and pairs are
+    Other libraries than NumPy do not branch on values: nothing is bounded there, and pairs are
     log-sum-exps.
     """
 
     splits = True
 
     def __init__(self, samples: Samples) -> None:
-        self.samples = samples
+        self.samples, self.xp = samples, array_namespace(samples.omega)
         self.alike = samples.log_weight.shape[-2] == 1  # whether steps differ in their tokens only
         self.width = samples.omega.shape[-2]
         self.arrays: tuple[Array, ...] = samples
 
-    def part(self, head: tuple[slice, ...]) -> Exponential:
+    def part(self, head: tuple[slice, ...]) -> Positive:
         """Take some heads."""
-        box, own = (*head, WHOLE, WHOLE), copy(self)
-        own.samples = Samples(*(part(x, box) for x in self.samples))
-        own.arrays = own.samples
-        return own
+        box, some = (*head, WHOLE, WHOLE), copy(self)
+        some.samples = some.arrays = Samples(*(part(x, box) for x in self.samples))
+        return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
-        """Leaves of a step, and tokens of a leaf."""
-        return (1, _CHUNK) if is_numpy_array(q) else leaf_shape(q.shape[-2], LEAF)
+        """Say how many leaves a step has, and tokens a leaf."""
+        return (1, _STEP) if is_numpy_array(q) else leaf_shape(q.shape[-2], LEAF)
 
     def in_leaves(self, like: Array) -> bool:
-        """Whether a step is cut into leaves."""
+        """Say whether a step is cut into leaves."""
         return not is_numpy_array(like)
 
     def start(self, keys: Keys) -> _State:
-        """What samples have seen of keys before the first query."""
+        """Sum what samples see of keys before the first query."""
         return self.remember(sample(self.samples.omega, keys))
 
     def remember(self, states: Attended) -> _State:
-        """What samples have seen, of sums that are near and others."""
+        """Take over what samples have seen, as sums that are bounded and others."""
         f, lse = states
         if not is_numpy_array(f):
-            return _State(far=states)
-        near = (np.abs(lse) <= _limits(f)[1])[..., None] & _near_rows(f)
-        mass = np.where(near, np.exp(np.where(near, lse[..., None], 0.0)), 0.0)
-        found = mass * with_ones(np.where(near, f, 0.0))
-        far = np.where(near[..., 0], -math.inf, lse)
-        return _State(found, None if (far == -math.inf).all() else Attended(f, far))
+            return _State(rest=states)
+        bounded = (np.abs(lse) <= _limits(f)[1])[..., None] & _bounded_rows(f)
+        mass = np.where(bounded, np.exp(np.where(bounded, lse[..., None], 0.0)), 0.0)
+        sums = mass * with_ones(np.where(bounded, f, 0.0), np)
+        rest = np.where(bounded[..., 0], -math.inf, lse)
+        return _State(sums, None if (rest == -math.inf).all() else Attended(f, rest))
 
     def queries(self, q: Array, i: slice) -> _Exponents:
-        """Features of queries, with the weights of the samples."""
-        omega = array_namespace(q).matrix_transpose(self.samples.omega)
-        memory = self.memory.queries
+        """Make features of queries, with the weights of the samples."""
+        omega, memory = self.xp.matrix_transpose(self.samples.omega), self.memory.queries
         x = multiply(q, omega, memory, "exponents")
         return exponents(add(x, part(self.samples.log_weight, (i, WHOLE))), memory=memory)
 
     def keys(self, keys: Keys) -> _Exponents:
-        """Features of keys."""
-        memory, omega = (
-            self.memory.keys,
-            array_namespace(keys.k).matrix_transpose(self.samples.omega),
-        )
+        """Make features of keys."""
+        omega, memory = self.xp.matrix_transpose(self.samples.omega), self.memory.keys
         y = multiply(keys.k, omega, memory, "exponents")
         if keys.half is not None:
             y = add(y, keys.bias(keys.k)[..., None])
         return exponents(y, keys.v, memory=memory)
 
     def accumulate(self, keys: _Exponents, mask: Array | None) -> _State:
-        """What samples see of a chunk, `mask` being (..., 1, c)."""
-        xp, y, v = array_namespace(keys.x), keys.x, keys.v
+        """Sum what samples see of a chunk, `mask` being (..., 1, c)."""
+        xp, y, v = self.xp, keys.x, keys.v
         size = y.shape[-2]
         if not is_numpy_array(y):
-            return _State(far=normalise(sums(xp.matrix_transpose(y), v, mask, size)))
+            weights = weigh(xp.matrix_transpose(y), mask, size, xp)
+            return _State(rest=normalise(sum_values(*weights, v, mask, xp), xp))
         if keys.plain and mask is None:
             return _State(sum_of_products(keys.values.mT, keys.ones, self.memory.keys))
         seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
-        near_rows = _near_rows(v)
-        near = (y >= low) & (y <= high) & near_rows & seen
-        ones = with_ones(np.where(near_rows, v, 0.0))
-        found = sum_of_products(np.exp(np.where(near, y, -math.inf)).mT, ones)
-        rest = seen & ~near
+        bounded_rows = _bounded_rows(v)
+        bounded = (y >= low) & (y <= high) & bounded_rows & seen
+        ones = with_ones(np.where(bounded_rows, v, 0.0), np)
+        sums = sum_of_products(np.exp(np.where(bounded, y, -math.inf)).mT, ones)
+        rest = (seen & ~bounded).mT
         if not rest.any():
-            return _State(found)
-        return _State(found, normalise(sums(y.mT, v, rest.mT, size)))
+            return _State(sums)
+        others = sum_values(*weigh(y.mT, rest, size, np), v, rest, np)
+        return _State(sums, normalise(others, np))
 
     def join(self, a: _State, b: _State) -> _State:
         """Add what was seen of other keys."""
-        near = None if a.near is None else a.near + b.near
-        far = a.far or b.far
-        return _State(near, merge(a.far, b.far) if a.far and b.far else far)
+        bounded = None if a.bounded is None else a.bounded + b.bounded
+        rest = a.rest or b.rest
+        return _State(bounded, merge(a.rest, b.rest) if a.rest and b.rest else rest)
 
     def pairs(self, queries: _Exponents, keys: _Exponents, visible: Array) -> Iterator[Sums]:
         """Read the visible keys of a chunk one by one."""
-        v = keys.v  # large ones are averaged with those of the past: twice as many weights
+        v, xp = keys.v, self.xp
+        most = 2 * v.shape[-2]  # large values are averaged with those of the past
         if not is_numpy_array(v):
             scores = queries.x[..., :, None, :] + keys.x[..., None, :, :]
             if queries.known is not None:
-                xp = array_namespace(v)
                 scores = xp.where(queries.known[..., :, None, :], scores, -math.inf)
-            yield sums(log_sum_exp(scores), v, visible, 2 * v.shape[-2])
+            weights = weigh(log_sum_exp(scores, xp), visible, most, xp)
+            yield sum_values(*weights, v, visible, xp)
             return
-        known = queries.x.shape[-1]
-        if known < keys.x.shape[-1]:
-            keys = _of_known(keys, known)
+        keys = _of_known(keys, queries.x.shape[-1])
         products = sum_of_products(queries.values, keys.values.mT, self.memory.keys)
         if queries.plain and keys.plain:  # finite, all of them
             weights = hidden(products, visible)
             yield _plain_sums(sum_of_products(weights, keys.ones, self.memory.keys))
             return
-        near = queries.near & keys.near.mT & visible
-        if near.any():
-            yield _plain_sums(sum_of_products(np.where(near, products, 0.0), keys.ones))
-        far = visible & ~near
-        if far.any():
-            yield sums(_log_products(queries, keys, products, far), v, far, 2 * v.shape[-2])
+        bounded = queries.bounded & keys.bounded.mT & visible
+        if bounded.any():
+            yield _plain_sums(sum_of_products(np.where(bounded, products, 0.0), keys.ones))
+        rest = visible & ~bounded
+        if rest.any():
+            weights = weigh(_log_products(queries, keys, products, rest), rest, most, np)
+            yield sum_values(*weights, v, rest, np)
 
     def read(self, queries: _Exponents, state: _State) -> Iterator[Sums]:
         """Read what samples have seen."""
         x = queries.x
         size = x.shape[-1]
-        if state.near is not None:
-            near, values = state.near[..., :size, :], queries.values
+        if state.bounded is not None:
+            bounded, values = state.bounded[..., :size, :], queries.values
             if not queries.plain:
-                values = np.where(queries.near, values, 0.0)
-                f, lse = normalise(_plain_sums(near))
-                scores = np.where(queries.near, -math.inf, x + lse[..., None, :])
-                yield sums(scores, f, None, size)
-            yield _plain_sums(sum_of_products(values, near, self.memory.queries))
-        if state.far is not None:
-            f, lse = state.far.out[..., :size, :], state.far.lse[..., None, :size]
-            yield sums(x + lse, f, queries.known, 2 * size)
+                values = np.where(queries.bounded, values, 0.0)
+                f, lse = normalise(_plain_sums(bounded), np)
+                scores = np.where(queries.bounded, -math.inf, x + lse[..., None, :])
+                yield sum_values(*weigh(scores, None, size, np), f, None, np)
+            yield _plain_sums(sum_of_products(values, bounded, self.memory.queries))
+        if state.rest is not None:
+            f, lse = state.rest.out[..., :size, :], state.rest.lse[..., None, :size]
+            weights = weigh(x + lse, queries.known, 2 * size, self.xp)
+            yield sum_values(*weights, f, queries.known, self.xp)
 
-    def before(self, state: _State, own: _State) -> tuple[_State, _State]:
-        """States before each of many leaves, and after all."""
-        before, after = running(merge, state.far, own.far, (-3, -2))
-        return _State(far=before), _State(far=after)
+    def before(self, state: _State, leaves: _State) -> tuple[_State, _State]:
+        """Find the states before each of many leaves, and after all."""
+        before, after = running(merge, state.rest, leaves.rest, (-3, -2), self.xp)
+        return _State(rest=before), _State(rest=after)
 
-    def finish(self, found: Sums) -> Attended:
-        """Mean and log normaliser."""
-        return normalise(found)
+    def finish(self, sums: Sums) -> Attended:
+        """Return the mean and the log normaliser."""
+        return normalise(sums, self.xp)
 
 
 def _limits(x: Array) -> tuple[float, float]:
-    """Between which exponents are near.
+    """Say between which limits exponents are bounded.
 
     A product of two features, a value up to e^high or down to e^-high, and the sum of e^high such
     terms are between the smallest normal and the largest number.
@@ -293,8 +302,8 @@ def _limits(x: Array) -> tuple[float, float]:
     return -largest / 3, largest / 4
 
 
-def _near_rows(v: Array) -> Array:
-    """Whether all values (..., c, d_v) of a row are 0 or neither large nor small, (..., c, 1)."""
+def _bounded_rows(v: Array) -> Array:
+    """Say whether values (..., c, d_v) of a row are 0 or neither large nor small, (..., c, 1)."""
     if not v.size:
         return np.ones((*v.shape[:-1], 1), dtype=bool)
     high = np.exp(v.dtype.type(_limits(v)[1]))
@@ -312,41 +321,43 @@ def exponents(
     known: Array | None = None,
     memory: Workspace | None = None,
 ) -> _Exponents:
-    """Exponents of tokens, with their values if they are keys; what has large values is far."""
+    """Evaluate e^x of tokens, with values if they are keys; large values are not bounded."""
     if not is_numpy_array(x):
         return _Exponents(x, known, v=v)
     low, high = _limits(x)
-    near = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _near_rows(v)
+    bounded = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _bounded_rows(v)
     if not (np.max(x) <= high and np.min(x) >= low):  # rows are looked at where it is not for all
         largest, least = (f(x, axis=-1, keepdims=True) for f in (np.max, np.min))
-        near = near & (largest <= high) & (least >= low)
-    ones = None if v is None else with_ones(v if near.all() else np.where(near, v, 0.0), memory)
-    if near.all():
+        bounded = bounded & (largest <= high) & (least >= low)
+    plain, ones = bool(bounded.all()), None
+    if v is not None:
+        ones = with_ones(v if plain else np.where(bounded, v, 0.0), np, memory)
+    if plain:
         out = None if memory is None else memory.empty("features", x.shape, x.dtype)
-        return _Exponents(
-            x, None, np.exp(x, out=out), np.zeros_like(x[..., :1]), near, v, ones, True
-        )
-    base = np.where(near, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
-    tiny = float(np.finfo(x.dtype).smallest_normal)  # 0 for longdouble
-    values = exp(cut(x - base, math.log(tiny)) if tiny else x - base)
-    return _Exponents(x, None, values, base, near, v, ones)
+        values, base = np.exp(x, out=out), np.zeros_like(x[..., :1])
+        return _Exponents(x, None, values, base, bounded, v, ones, True)
+    base = np.where(bounded, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
+    values = exp(flush_small(x - base, np), np)
+    return _Exponents(x, None, values, base, bounded, v, ones)
 
 
 def _of_known(keys: _Exponents, known: int) -> _Exponents:
-    """Features of keys for the first samples alone."""
+    """Keep the features of keys for the first samples."""
+    if known == keys.x.shape[-1]:
+        return keys
     x = keys.x[..., :known]
     if keys.plain:
         return keys._replace(x=x, values=keys.values[..., :known])
     return exponents(x, keys.v)
 
 
-def _plain_sums(found: Array) -> Sums:
-    """Sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
-    return split_ones(found, base_of(found[..., -1:] != 0, found))
+def _plain_sums(totals: Array) -> Sums:
+    """Split sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
+    return split_ones(totals, base_of(totals[..., -1:] != 0, totals))
 
 
 def hidden(products: Array, visible: Array) -> Array:
-    """Finite products, our own, with 0 for what is not visible, in less time than `where` takes."""
+    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
     fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
     return np.multiply(products, visible, out=products if fits else None)
 
@@ -357,14 +368,14 @@ def base_of(some: Array, like: Array) -> Array:
     return np.where(some, zero, nothing)
 
 
-def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: Array) -> Array:
-    """log sum_s e^(x_is + y_js) of far pairs, (..., n, c), from products of rows less their bases.
+def _log_products(queries: _Exponents, keys: _Exponents, products: Array, rest: Array) -> Array:
+    """Evaluate log sum_s e^(x_is + y_js) of some pairs from products of rows less their bases.
 
     Where all terms of a product are so small that they may have lost digits, it is evaluated anew.
     """
     limits, size = np.finfo(products.dtype), queries.x.shape[-1]
-    # A product with a row that is near loses nothing: its exponents are above log(tiny) / 3.
-    lost = (products < size * (limits.smallest_normal / limits.eps)) & far
+    # A product with a bounded row loses nothing: its exponents are above log(tiny) / 3.
+    lost = (products < size * (limits.smallest_normal / limits.eps)) & rest
     scores = np.log(products)
     scores += queries.base
     scores += keys.base.mT
@@ -374,13 +385,12 @@ def _log_products(queries: _Exponents, keys: _Exponents, products: Array, far: A
         *head, i, j = np.nonzero(lost)
         for some in blocks(0, len(i), max(1, math.prod(block_shape(x)) // size)):
             at = [index[some] for index in (*head, i, j)]
-            scores[tuple(at)] = log_sum_exp(x[(*at[:-2], at[-2])] + y[(*at[:-2], at[-1])])
+            scores[tuple(at)] = log_sum_exp(x[(*at[:-2], at[-2])] + y[(*at[:-2], at[-1])], np)
     return scores
 
 
-def with_ones(v: Array, memory: Workspace | None = None) -> Array:
-    """Values [v_j, 1], whose sums hold the mass."""
-    xp = array_namespace(v)
+def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
+    """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
         ones = memory.empty("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
         ones[..., :-1], ones[..., -1] = v, 1.0
@@ -389,6 +399,6 @@ def with_ones(v: Array, memory: Workspace | None = None) -> Array:
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 
 
-def split_ones(found: Array, base: Array) -> Sums:
-    """Sums (..., d_v + 1) of values and of 1."""
-    return Sums(found[..., :-1], found[..., -1:], base)
+def split_ones(totals: Array, base: Array) -> Sums:
+    """Split sums (..., d_v + 1) of values and of 1."""
+    return Sums(totals[..., :-1], totals[..., -1:], base)

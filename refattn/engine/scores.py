@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, part
-from ..arrays.library import Array, array_namespace, device, is_numpy_array, times
+from ..arrays.library import Array, device, is_numpy_array, times
 
-__all__ = ["NO_OPTIONS", "Band", "Options", "cap", "causal_mask", "slope_of_cap"]
+__all__ = ["NO_OPTIONS", "Band", "Options", "cap_scores", "causal_mask", "slope_of_cap"]
 
-Window = tuple[int | None, int | None]
+Reach = tuple[int | None, int | None]
 
 
 class Options(NamedTuple):
     """What exact attention takes and the estimators do not."""
 
-    window: Window = (None, None)
+    window: Reach = (None, None)
     shift: int | None = None  # key i + shift is level with query i; m - n by default
     softcap: float | None = None
     sinks: Array | None = None  # (..., 1, 1)
@@ -23,7 +23,7 @@ class Options(NamedTuple):
     dropout: Array | None = None  # broadcasting to (..., n, m)
 
     def band(self, n: int, m: int, causal: bool) -> Band:
-        """The keys, of m, that each of n queries sees by its place."""
+        """Find the keys, of m, that each of n queries sees by its place."""
         return Band.of(m - n if self.shift is None else self.shift, causal, self.window)
 
 
@@ -41,7 +41,7 @@ class Band(NamedTuple):
     right: int | None = None
 
     @classmethod
-    def of(cls, shift: int, causal: bool, window: Window = (None, None)) -> Band:
+    def of(cls, shift: int, causal: bool, window: Reach = (None, None)) -> Band:
         """Causal attention is a window that ends at the query itself."""
         left, right = window
         if causal:
@@ -49,7 +49,7 @@ class Band(NamedTuple):
         return cls(shift, left, right)
 
     def keys(self, i: slice, span: slice, step: int = 1) -> slice:
-        """Keys of a span that some of the queries i see, from a multiple of `step` on."""
+        """Find the keys of a span that some queries i see, from a multiple of `step` on."""
         start, stop = span.start, span.stop
         if self.left is not None:
             first = max(start, min(stop, i.start + self.shift - self.left))
@@ -59,7 +59,7 @@ class Band(NamedTuple):
         return slice(start, stop)
 
     def step(self, rows: int, columns: int) -> int:
-        """Where blocks of keys start: anywhere if one of them is all that some queries see."""
+        """Say where blocks of keys start: anywhere if one is all that some queries see."""
         if self.left is None or self.right is None:
             return columns
         return 1 if rows + self.left + self.right <= columns else columns
@@ -67,7 +67,7 @@ class Band(NamedTuple):
     def visible(
         self, i: slice, j: slice, home: Any, xp: Any, mask: Array | None = None
     ) -> Array | None:
-        """Which of the queries i see which of the keys j, and a mask lets them; None if all do."""
+        """Say which of the queries i see which of the keys j, if a mask lets them; None: all do."""
         seen = mask
         if self.right is not None and j.stop - 1 > i.start + self.shift + self.right:
             early = causal_mask(i, j, self.shift + self.right, home, xp)
@@ -77,36 +77,33 @@ class Band(NamedTuple):
             seen = late if seen is None else seen & late
         return seen
 
-    def distances(self, i: slice, j: slice, like: Array) -> Array:
-        """|i + shift - j|, shape (rows, columns)."""
-        xp, home = array_namespace(like), device(like)
+    def distances(self, i: slice, j: slice, like: Array, xp: Any) -> Array:
+        """Compute |i + shift - j|, shape (rows, columns)."""
+        home = device(like)
         queries = xp.arange(i.start + self.shift, i.stop + self.shift, device=home)
         keys = xp.arange(j.start, j.stop, device=home)
         return xp.astype(xp.abs(queries[:, None] - keys[None, :]), like.dtype)
 
-    def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice) -> Array:
-        """The bias of `Alibi` for a box of heads and queries."""
-        own = part(slopes, (*box[:-1], WHOLE, WHOLE))
-        return -own * self.distances(box[-1], j, slopes)
+    def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice, xp: Any) -> Array:
+        """Compute the bias of `Alibi` for a box of heads and queries."""
+        return -part(slopes, (*box[:-1], WHOLE, WHOLE)) * self.distances(box[-1], j, slopes, xp)
 
 
 def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:
-    """Whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
+    """Say whether query i sees key j in causal attention: j <= i + shift, shape (rows, columns)."""
     queries = xp.arange(i.start + shift, i.stop + shift, device=device)
     keys = xp.arange(j.start, j.stop, device=device)
     return queries[:, None] >= keys[None, :]
 
 
-def cap(scores: Array, most: float) -> Array:
-    """c tanh(s / c) of our own temporary; in place on NumPy."""
-    xp = array_namespace(scores)
+def cap_scores(scores: Array, most: float, xp: Any) -> Array:
+    """Compute c tanh(s / c) of our own temporary; in place on NumPy."""
     ratio = times(scores, xp.asarray(1 / most, dtype=scores.dtype, device=device(scores)))
     ratio = xp.tanh(ratio, out=ratio) if is_numpy_array(ratio) else xp.tanh(ratio)
     return times(ratio, xp.asarray(most, dtype=scores.dtype, device=device(scores)))
 
 
-def slope_of_cap(scores: Array, most: float) -> Array:
-    """The derivative 1 / cosh(s / c)^2 of `cap`, all digits of it where it is small."""
-    xp = array_namespace(scores)
+def slope_of_cap(scores: Array, most: float, xp: Any) -> Array:
+    """Differentiate `cap_scores` to 1 / cosh(s / c)^2, with all digits where it is small."""
     fallen = xp.exp(-2 * xp.abs(scores / most))
     return 4 * fallen / (1 + fallen) ** 2

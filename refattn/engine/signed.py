@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -21,7 +21,6 @@ from ..arrays.blocks import (
     put,
     put_quotient,
 )
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
@@ -46,7 +45,7 @@ __all__ = ["Signed", "Totals", "linear_attention", "merge_totals"]
 FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
 
 _LEAF = 48  # tokens of a leaf
-_SHARES = 4  # of the heads, of one of which the features fill a step
+_SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
 
@@ -64,35 +63,36 @@ class Signed(Arithmetic):
         phi_k: FeatureMap,
         width: int,
         *,
+        xp: Any,
         arrays: tuple[Array, ...] = (),
         splits: bool = True,
     ) -> None:
-        self.phi_q, self.phi_k, self.width = phi_q, phi_k, width
+        self.phi_q, self.phi_k, self.width, self.xp = phi_q, phi_k, width, xp
         self.arrays, self.splits, self.alike = arrays, splits, True
         self.head: tuple[slice, ...] = ()
 
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
-        own = copy(self)
-        own.head = head
-        return own
+        some = copy(self)
+        some.head = head
+        return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
-        """Leaves of a step, and tokens of a leaf."""
+        """Say how many leaves a step has, and tokens a leaf."""
         if not is_numpy_array(q):
             return leaf_shape(q.shape[-2], _LEAF)
         # Whatever threads there are: the order of sums depends on the size of a step.
-        heads = max(1, math.prod(lead) // (_SHARES if self.splits else 1))
+        heads = max(1, math.prod(lead) // (_SHARES_OF_STEPS if self.splits else 1))
         return leaf_shape(q.shape[-2], _LEAF, max(1, chunk_size(q) // (heads * self.width * _LEAF)))
 
     def in_leaves(self, like: Array) -> bool:
-        """Whether a step is cut into leaves."""
+        """Say whether a step is cut into leaves."""
         return True
 
     def start(self, keys: Keys) -> Totals:
-        """What features have seen of keys before the first query."""
-        (k, v, *_), lead = keys, broadcast_lead(keys.k, keys.v)
-        xp, options = array_namespace(k), {"dtype": k.dtype, "device": device(k)}
+        """Sum over keys before the first query."""
+        (k, v, *_), xp = keys, self.xp
+        lead, options = _lead(k, v), {"dtype": k.dtype, "device": device(k)}
         nothing = Totals(
             xp.zeros((*lead, self.width, v.shape[-1] + 1), **options),
             xp.full((*lead, 1, 1), -math.inf, **options),
@@ -103,28 +103,28 @@ class Signed(Arithmetic):
                 some = keys.tokens(j.start, j.stop)
                 yield self.accumulate(self.keys(some), some.mask)
 
-        found: Totals = pairwise(self.join, states(), nothing)
-        return found
+        totals: Totals = pairwise(self.join, states(), nothing)
+        return totals
 
-    def block(self, k: Array, v: Array) -> int:
-        """Tokens of a block, of which features are held."""
-        row = max(1, math.prod(broadcast_lead(k, v)) * self.width)
-        if is_numpy_array(k):
-            return max(16, chunk_size(k) // row)
-        return max(16, min(math.prod(block_shape(k)) // row, *block_shape(k)))
+    def block(self, x: Array, v: Array) -> int:
+        """Say of how many tokens features are held at once."""
+        row = max(1, math.prod(_lead(x, v)) * self.width)
+        if is_numpy_array(x):
+            return max(16, chunk_size(x) // row)
+        return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
-        """Features of queries."""
-        found = self.phi_q(q, self.head, self.memory.queries)
-        return _Scaled(self._checked(found.values))
+        """Make features of queries."""
+        return _Scaled(self._checked(self.phi_q(q, self.head, self.memory.queries).values))
 
     def keys(self, keys: Keys) -> _Scaled:
-        """Features of keys."""
+        """Make features of keys."""
         values, log_scale = self.phi_k(keys.k, self.head, self.memory.keys)
         values = self._checked(values)
         # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of 0.
         plain = is_numpy_array(values) and not log_scale.any() and bool(np.isfinite(values.sum()))
-        return _Scaled(values, log_scale[..., None], with_ones(keys.v, self.memory.keys), plain)
+        ones = with_ones(keys.v, self.xp, self.memory.keys)
+        return _Scaled(values, log_scale[..., None], ones, plain)
 
     def _checked(self, values: Array) -> Array:
         if values.shape[-1] != self.width:
@@ -135,11 +135,11 @@ class Signed(Arithmetic):
         return values
 
     def accumulate(self, keys: _Scaled, mask: Array | None) -> Totals:
-        """Sums over the keys of a chunk, `mask` being (..., 1, c)."""
-        xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
+        """Sum over the keys of a chunk, `mask` being (..., 1, c)."""
+        xp, (values, log_scale, v, plain) = self.xp, keys
         if plain and mask is None:
-            found = sum_of_products(values.mT, v, self.memory.keys)
-            return Totals(found, log_scale[..., :1, :])
+            total = sum_of_products(values.mT, v, self.memory.keys)
+            return Totals(total, log_scale[..., :1, :])
         if mask is not None:
             seen = xp.matrix_transpose(mask)
             values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
@@ -154,7 +154,7 @@ class Signed(Arithmetic):
 
     def pairs(self, queries: _Scaled, keys: _Scaled, visible: Array) -> Iterator[Sums]:
         """Read the visible keys of a chunk one by one."""
-        xp, (values, log_scale, v, plain) = array_namespace(keys.values), keys
+        xp, (values, log_scale, v, plain) = self.xp, keys
         weights = multiply(queries.values, xp.matrix_transpose(values), self.memory.keys, "weights")
         if plain:  # and so finite
             weights = hidden(weights, visible)
@@ -164,35 +164,40 @@ class Signed(Arithmetic):
             log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
             base = xp.max(log_scale, axis=-1, keepdims=True)
             weights = weights * xp.exp(log_scale - finite(base, xp))
-        yield split_ones(sum_of_visible(weights, v, visible, signed=True), base)
+        yield split_ones(sum_of_visible(weights, v, visible, xp, signed=True), base)
 
     def read(self, queries: _Scaled, state: Totals) -> Iterator[Sums]:
         """Read what features have seen."""
         yield split_ones(multiply(queries.values, state.total, self.memory.queries), state.base)
 
-    def before(self, state: Totals, own: Totals) -> tuple[Totals, Totals]:
-        """States before each of many leaves, and after all."""
-        if not is_numpy_array(own.total):
-            return running(self.join, state, own, (-3, -3))
-        count = own.base.shape[-3]
-        if not own.base.any() and np.all((state.base == 0) | (state.base == -math.inf)):
+    def before(self, state: Totals, leaves: Totals) -> tuple[Totals, Totals]:
+        """Find the states before each of many leaves, and after all."""
+        if not is_numpy_array(leaves.total):
+            return running(self.join, state, leaves, (-3, -3), self.xp)
+        count = leaves.base.shape[-3]
+        if not leaves.base.any() and np.all((state.base == 0) | (state.base == -math.inf)):
             memory = self.memory.queries or Workspace()
-            before, after = _sums_in_groups(state.total, own.total, memory)
+            before, after = _sums_in_groups(state.total, leaves.total, memory)
             base = np.repeat(state.base[..., None, :, :], count, axis=-3)
             base[..., 1:, :, :] = 0.0
-            return Totals(before, base), Totals(after, own.base[..., 0, :, :])
-        leaves = [at(own, t, (-3, -3)) for t in range(count)]
-        states, last = _in_groups(self.join, state, leaves)
+            return Totals(before, base), Totals(after, leaves.base[..., 0, :, :])
+        states = [at(leaves, t, (-3, -3)) for t in range(count)]
+        states, last = _in_groups(self.join, state, states)
         return Totals(*map(_stacked, zip(*states, strict=True))), last
 
-    def finish(self, found: Sums) -> Attended:
+    def finish(self, sums: Sums) -> Attended:
         """Divide by the normaliser, which is returned; 0 where no key was seen."""
-        normaliser = self.normaliser(found)
-        return Attended(found.total / normaliser, normaliser[..., 0])
+        normaliser = self.normaliser(sums)
+        return Attended(sums.total / normaliser, normaliser[..., 0])
 
-    def normaliser(self, found: Sums) -> Array:
-        """The sum of weights, 1 where no key was seen."""
-        return array_namespace(*found).where(found.base == -math.inf, 1.0, found.mass)
+    def normaliser(self, sums: Sums) -> Array:
+        """Take the sum of weights, 1 where no key was seen."""
+        return self.xp.where(sums.base == -math.inf, 1.0, sums.mass)
+
+
+def _lead(x: Array, v: Array) -> tuple[int, ...]:
+    """Broadcast the leading axes of some tokens and their values."""
+    return np.broadcast_shapes(tuple(x.shape[:-2]), tuple(v.shape[:-2]))
 
 
 class _Scaled(NamedTuple):
@@ -226,24 +231,24 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
 
 @as_written
 def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
-    """Attention from the sums of what keys have, for features of either sign."""
+    """Attend by the sums of what keys have, for features of either sign."""
     if keys.differ:
-        return _attend_in_pairs(q, keys, keys.mask, arithmetic, causal)
+        return _attend_in_pairs(q, keys, arithmetic, causal)
     if causal:
         return causal_attention(q, keys, arithmetic).out
-    lead, n = broadcast_lead(q, keys.k, keys.v, keys.mask), q.shape[-2]
-    out, _ = buffers(q, keys.v, lead)
+    lead, n = keys.lead(q), q.shape[-2]
+    out, _ = buffers(q, keys.v, lead, arithmetic.xp)
 
     def worker() -> Callable[[tuple[slice, ...]], None]:
         mine = arithmetic.alone(q)
 
         def attend_head(head: tuple[slice, ...]) -> None:
             nonlocal out
-            own, q_h, keys_h = mine.part(head), part(q, (*head, WHOLE, WHOLE)), keys.part(head)
-            state = own.start(keys_h)
-            for i in blocks(0, n, own.block(q_h, keys_h.v)):
-                (found,) = own.read(own.queries(q_h[..., i, :], i), state)
-                out = put_quotient(out, (*head, i, WHOLE), found.total, own.normaliser(found))
+            features, keys_h = mine.part(head), keys.part(head)
+            q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h)
+            for i in blocks(0, n, features.block(q_h, keys_h.v)):
+                (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
+                out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
 
         return attend_head
 
@@ -254,37 +259,38 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     return out
 
 
-def _attend_in_pairs(q: Array, keys: Keys, mask: Array, arithmetic: Signed, causal: bool) -> Array:
-    """The same where each query sees other keys: all pairs are evaluated."""
-    xp, n, m = array_namespace(q), q.shape[-2], keys.k.shape[-2]
-    lead = broadcast_lead(q, keys.k, keys.v, keys.mask)
-    own, whole = arithmetic.part(tuple(slice(0, length) for length in lead)), (WHOLE,) * len(lead)
-    out, _ = buffers(q, keys.v, lead)
-    size = own.block(q, keys.v)
-    nothing = own.start(keys.tokens(0, 0))
+def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
+    """Evaluate all pairs, where each query sees other keys."""
+    xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], keys.lead(q)
+    mask: Array = keys.mask
+    features = arithmetic.part(tuple(slice(0, length) for length in lead))
+    out, _ = buffers(q, keys.v, lead, xp)
+    size = features.block(q, keys.v)
+    join, nothing = partial(combine, xp=xp), features.start(keys.tokens(0, 0))
     for i in blocks(0, n, size):
-        rows = own.queries(q[..., i, :], i)
-        found = list(own.read(rows, nothing))
+        rows = features.queries(q[..., i, :], i)
+        (sums,) = features.read(rows, nothing)
         for j in blocks(0, max(0, min(m, i.stop + m - n)) if causal else m, size):
-            some, visible = keys.tokens(j.start, j.stop), mask[..., i, j]
+            visible = mask[..., i, j]
             if causal:
                 visible = visible & causal_mask(i, j, m - n, device(q), xp)
-            found = [reduce(combine, [*found, *own.pairs(rows, own.keys(some), visible)])]
-        out = put(out, (*whole, i, WHOLE), own.finish(found[0]).out)
+            some = features.keys(keys.tokens(j.start, j.stop))
+            sums = reduce(join, [sums, *features.pairs(rows, some, visible)])
+        out = put(out, (*(WHOLE,) * len(lead), i, WHOLE), features.finish(sums).out)
     return out
 
 
 def _in_groups(
-    join: Callable[[Any, Any], Any], first: Any, own: list[Any]
+    join: Callable[[Any, Any], Any], first: Any, states: list[Any]
 ) -> tuple[list[Any], Any]:
-    """`running`, state by state: few are added in turn."""
-    sums = _running_sums(join, own)
+    """Do as `running`, state by state: few are added in turn."""
+    sums = _running_sums(join, states)
     return [first, *(join(first, x) for x in sums[:-1])], sums[-1]
 
 
-def _running_sums(join: Callable[[Any, Any], Any], own: list[Any]) -> list[Any]:
-    """Sums up to each state: in groups, after the running sums of whole groups."""
-    groups = [list(accumulate(own[group], join)) for group in blocks(0, len(own), _GROUP)]
+def _running_sums(join: Callable[[Any, Any], Any], states: list[Any]) -> list[Any]:
+    """Sum up to each state: in groups, after the running sums of whole groups."""
+    groups = [list(accumulate(states[group], join)) for group in blocks(0, len(states), _GROUP)]
     if len(groups) > 1:
         before = _running_sums(join, [group[-1] for group in groups[:-1]])
         groups[1:] = [[join(a, x) for x in g] for a, g in zip(before, groups[1:], strict=True)]
@@ -292,29 +298,29 @@ def _running_sums(join: Callable[[Any, Any], Any], own: list[Any]) -> list[Any]:
 
 
 def _stacked(arrays: tuple[Array, ...]) -> Array:
-    """Matrices along a new axis before the last two; those before it may be of some only."""
+    """Stack matrices along a new axis before the last two; axes before it broadcast."""
     shape = np.broadcast_shapes(*(x.shape for x in arrays))
     return np.stack([np.broadcast_to(x, shape) for x in arrays], axis=-3)
 
 
-def _sums_in_groups(first: Array, own: Array, memory: Workspace) -> tuple[Array, Array]:
-    """The same for sums (..., T, F, w) without a base, which are overwritten: to the bit."""
-    lead, count = np.broadcast_shapes(own.shape[:-3], first.shape[:-2]), own.shape[-3]
-    _add_up(own)
-    before = memory.empty("before", (*lead, count, *own.shape[-2:]), own.dtype)
+def _sums_in_groups(first: Array, sums: Array, memory: Workspace) -> tuple[Array, Array]:
+    """Do the same for sums (..., T, F, w) without a base, which are overwritten: to the bit."""
+    lead, count = np.broadcast_shapes(sums.shape[:-3], first.shape[:-2]), sums.shape[-3]
+    _add_up(sums)
+    before = memory.empty("before", (*lead, count, *sums.shape[-2:]), sums.dtype)
     before[..., 0, :, :] = first
-    np.add(own[..., :-1, :, :], first[..., None, :, :], out=before[..., 1:, :, :])
-    return before, own[..., -1, :, :].copy()
+    np.add(sums[..., :-1, :, :], first[..., None, :, :], out=before[..., 1:, :, :])
+    return before, sums[..., -1, :, :].copy()
 
 
-def _add_up(own: Array) -> None:
+def _add_up(sums: Array) -> None:
     """Replace arrays (..., T, F, w) by their running sums, as `_running_sums` does."""
-    count = own.shape[-3]
+    count = sums.shape[-3]
     for group in blocks(0, count, _GROUP):
         for t in range(group.start + 1, group.stop):
-            own[..., t, :, :] += own[..., t - 1, :, :]
+            sums[..., t, :, :] += sums[..., t - 1, :, :]
     if count > _GROUP:
-        before = own[..., _GROUP - 1 : count - 1 : _GROUP, :, :].copy()
+        before = sums[..., _GROUP - 1 : count - 1 : _GROUP, :, :].copy()
         _add_up(before)
         for g, group in enumerate(blocks(_GROUP, count, _GROUP)):
-            own[..., group, :, :] += before[..., g : g + 1, :, :]
+            sums[..., group, :, :] += before[..., g : g + 1, :, :]

@@ -20,41 +20,42 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     add,
     array_namespace,
     as_written,
-    cut,
     device,
     exp,
+    flush_small,
     is_numpy_array,
     square_norm,
     times,
 )
 from ..arrays.products import multiply, sum_of_products
-from ..arrays.threads import InOrder, for_each
+from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running
 from .hops import Keys, joined
 from .kernel import finite, sum_of_visible
-from .kernel_back import zeros_of
+from .kernel_back import pull_normaliser, zeros_of
 from .positive import with_ones
 from .scores import causal_mask
 from .signed import Totals, merge_totals
 
-__all__ = ["Exponential", "Featured", "Pulled", "attend"]
+__all__ = ["PositiveBack", "PulledLinear", "SignedBack", "pull_linear"]
 
 _AXES = (-3, -3)  # of leaves, in sums
 _LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
 # Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.
-_LARGEST = {"float32": 22.0, "float64": 177.0}
+_LARGEST_EXPONENTS = {"float32": 22.0, "float64": 177.0}
 _SHARES = 4  # of the heads, at least, for threads
 
 
-class Pulled(NamedTuple):
+class PulledLinear(NamedTuple):
     """Cotangents of the arguments, and of what features are made of beside tokens."""
 
     q: Array
@@ -63,22 +64,59 @@ class Pulled(NamedTuple):
     parameters: tuple[Array, ...]
 
 
-# What is added to which parameter, and to which of its rows.
-Addend = tuple[int, slice, Array]
+# What tokens take, and which parameters take what in which of their rows.
+TakenByTokens = tuple[Array, list[tuple[int, slice, Array]]]
+Give = Callable[[int, slice, Array], None]  # of which argument or parameter, to which rows
 
 
-class Rows(NamedTuple):
+class Mapped(NamedTuple):
     """Features of tokens, values times e^log, and how their cotangents are pulled back.
 
-    These are of log where there are no values, or of values at a given log.
+    These are of log where there are no values, or of values at a fixed log.
     """
 
     values: Array | None  # (..., c, F), None for 1
     log: Array  # (..., c, F), or (..., c, 1) where the features of a token have one scale
-    pull: Callable[[Array], tuple[Array, list[Addend]]]
+    pull: Callable[[Array], TakenByTokens]
+    xp: Any  # namespace of the arrays
+
+    def over(self, base: Array, blind: Array) -> Mapped:
+        """Divide features of queries by the scale of their normalisers; 0 where `blind`."""
+        return self._replace(log=self.xp.where(blind, -math.inf, -base))
+
+    def at_base_of(self, totals: Totals) -> Array:
+        """Evaluate features at the base of sums."""
+        factor = self.xp.exp(self.log + self.xp.matrix_transpose(totals.base))
+        return factor if self.values is None else self.values * factor
+
+    def sums(self, x: Array) -> Totals:
+        """Sum features times x, (..., F, w), with a base for each feature or one for all."""
+        xp, base = self.xp, self.xp.max(self.log, axis=-2, keepdims=True)
+        features = xp.exp(self.log - finite(base, xp))
+        features = features if self.values is None else self.values * features
+        return Totals(sum_of_products(xp.matrix_transpose(features), x), xp.matrix_transpose(base))
+
+    def pull_pairs(self, x: Array, totals: Totals) -> Array:
+        """Pull x, which the tokens bring to pairs with those that were summed, back to features."""
+        moved = multiply(x, self.xp.matrix_transpose(totals.total))
+        return times(moved, self.xp.exp(self.log + self.xp.matrix_transpose(totals.base)))
+
+    def pull_values(self, totals: Totals) -> Array:
+        """Pull sums over queries back to the values of the keys."""
+        return multiply(self.at_base_of(totals), totals.total[..., :-1])
+
+    def cut(self, shape: tuple[int, int]) -> Mapped:
+        """Cut tokens into leaves; what is missing has no features."""
+        xp, log, missing = self.xp, self.log, math.prod(shape) - self.log.shape[-2]
+        if missing:
+            options = {"dtype": log.dtype, "device": device(log)}
+            none = xp.full((*log.shape[:-2], missing, log.shape[-1]), -math.inf, **options)
+            log = xp.concat([log, none], axis=-2)
+        values = None if self.values is None else leaves(self.values, shape, xp)
+        return self._replace(values=values, log=leaves(log, shape, xp))
 
 
-class Exponential:
+class PositiveBack:
     """Positive features: e^(omega . q + log_weight - lse) and e^(omega . k - half |k|^2).
 
     Their sums over keys and samples are 1 for each query.
@@ -91,124 +129,119 @@ class Exponential:
         self.width = self.bases = omega.shape[-2]
         self.parameters = (omega, log_weight)
 
-    def queries(self, q: Array, head: tuple[slice, ...], i: slice) -> Rows:
-        """Features of queries."""
-        xp = array_namespace(q)
+    def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
+        """Make features of queries."""
         omega = part(self.omega, (*head, WHOLE, WHOLE))
         lse = part(self.lse, (*head, i))[..., None]
         log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
         log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
 
-        def pull(cotangent: Array) -> tuple[Array, list[Addend]]:
+        def pull(cotangent: Array) -> TakenByTokens:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), q)
             return multiply(cotangent, omega), [(0, WHOLE, d_omega), *self.taken(i, cotangent)]
 
-        return Rows(None, log, pull)
+        return Mapped(None, log, pull, xp)
 
     def weights(self, head: tuple[slice, ...], i: slice) -> Array:
-        """Log weights of the samples for some queries."""
+        """Take the log weights of the samples for some queries."""
         return part(self.log_weight, (*head, i, WHOLE))
 
-    def taken(self, i: slice, cotangent: Array) -> list[Addend]:
-        """What these take."""
+    def taken(self, i: slice, cotangent: Array) -> list[tuple[int, slice, Array]]:
+        """Say what the log weights take."""
         return [(1, i, cotangent)]
 
-    def keys(self, k: Array, head: tuple[slice, ...]) -> Rows:
-        """Features of keys."""
-        xp, omega = array_namespace(k), part(self.omega, (*head, WHOLE, WHOLE))
+    def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
+        """Make features of keys."""
+        omega = part(self.omega, (*head, WHOLE, WHOLE))
         log = multiply(k, xp.matrix_transpose(omega))
         if self.half is not None:
             log = add(log, -self.half * square_norm(k)[..., None])
 
-        def pull(cotangent: Array) -> tuple[Array, list[Addend]]:
+        def pull(cotangent: Array) -> TakenByTokens:
             d_omega = sum_of_products(xp.matrix_transpose(cotangent), k)
             d_k = multiply(cotangent, omega)
             if self.half is not None:
                 d_k = d_k - 2 * self.half * xp.sum(cotangent, axis=-1, keepdims=True) * k
             return d_k, [(0, WHOLE, d_omega)]
 
-        return Rows(None, log, pull)
+        return Mapped(None, log, pull, xp)
 
-    def scale(self, rows: Rows, before: Totals, keys: Rows | None, visible: Array | None) -> None:
-        """Features of queries have their scale."""
+    def scale(self, *_: Any) -> None:
+        """Leave the scale of the features of queries as it is."""
 
-    def to_queries(self, queries: Rows, keys: Rows, products: Array, visible: Array) -> Array:
-        """Cotangents of the features of queries, from those of pairs of a leaf."""
-        xp, factors = array_namespace(products), _factors(queries, keys)
+    def to_queries(self, queries: Mapped, keys: Mapped, products: Array, visible: Array) -> Array:
+        """Pull cotangents of pairs of a leaf back to the features of queries."""
+        xp, factors = queries.xp, _factors(queries, keys)
         products = xp.where(visible, products, 0.0)
         if factors is not None:
             x, y = factors
             return times(multiply(products, y), x)
 
         def some(i: slice) -> Array:
-            own = _triples(queries, keys, visible, i)
-            return xp.sum(own * products[..., i, :, None], axis=-2)
+            return xp.sum(_triples(queries, keys, visible, i) * products[..., i, :, None], axis=-2)
 
         return xp.concat([some(i) for i in _few_rows(queries, keys)], axis=-2)
 
     def to_keys(
-        self, queries: Rows, keys: Rows, products: Array, visible: Array
+        self, queries: Mapped, keys: Mapped, products: Array, visible: Array
     ) -> tuple[Array, Array]:
-        """Cotangents of the features of keys, and the weights of pairs."""
-        xp, factors = array_namespace(products), _factors(queries, keys)
+        """Pull cotangents back to the features of keys; return also the weights of pairs."""
+        xp, factors = queries.xp, _factors(queries, keys)
         products = xp.where(visible, products, 0.0)
         if factors is not None:
             x, y = factors
             weights = multiply(x, xp.matrix_transpose(y))
             moved = times(multiply(xp.matrix_transpose(products), x), y)
             return moved, xp.where(visible, weights, 0.0)
-        found, weights = xp.zeros_like(queries.log + keys.log), []
+        moved, weights = xp.zeros_like(queries.log + keys.log), []
         for i in _few_rows(queries, keys):
-            own = _triples(queries, keys, visible, i)
-            found = found + xp.sum(own * products[..., i, :, None], axis=-3)
-            weights.append(xp.sum(own, axis=-1))
-        return found, xp.concat(weights, axis=-2)
+            triples = _triples(queries, keys, visible, i)
+            moved = moved + xp.sum(triples * products[..., i, :, None], axis=-3)
+            weights.append(xp.sum(triples, axis=-1))
+        return moved, xp.concat(weights, axis=-2)
 
 
-def _factors(queries: Rows, keys: Rows) -> tuple[Array, Array] | None:
-    """Factors of queries and of keys, on NumPy where none of them is large."""
-    log = queries.log
+def _factors(queries: Mapped, keys: Mapped) -> tuple[Array, Array] | None:
+    """Evaluate factors of queries and of keys, on NumPy where none of them is large."""
+    log, xp = queries.log, queries.xp
     if not is_numpy_array(log):
         return None
-    xp = array_namespace(log)
     base = finite(xp.max(keys.log, axis=-2, keepdims=True), xp)
-    exponent, limits = log + base, xp.finfo(log.dtype)
-    most, least = _LARGEST.get(str(log.dtype), 2500.0), float(limits.smallest_normal)
+    exponent = log + base
     # What a factor of keys loses below the smallest number is that over the root of the largest.
-    if not exponent.max() <= most:
+    if not exponent.max() <= _LARGEST_EXPONENTS.get(str(log.dtype), 2500.0):
         return None
-    tiny = math.log(least) if least else -math.inf  # 0 for longdouble
-    return exp(cut(exponent, tiny)), exp(cut(keys.log - base, tiny))
+    return exp(flush_small(exponent, xp), xp), exp(flush_small(keys.log - base, xp), xp)
 
 
-def _triples(queries: Rows, keys: Rows, visible: Array, i: slice) -> Array:
-    """Weights of pairs and samples, (..., rows, c, S)."""
-    xp = array_namespace(visible)
-    logs = queries.log[..., i, None, :] + keys.log[..., None, :, :]
+def _triples(queries: Mapped, keys: Mapped, visible: Array, i: slice) -> Array:
+    """Evaluate the weights of pairs and samples, (..., rows, c, S)."""
+    xp, logs = queries.xp, queries.log[..., i, None, :] + keys.log[..., None, :, :]
     return xp.exp(xp.where(visible[..., i, :, None], logs, -math.inf))
 
 
-def _few_rows(queries: Rows, keys: Rows) -> Iterator[slice]:
-    """As many queries at once as their triples fit a block."""
-    (c, size), lead = queries.log.shape[-2:], broadcast_lead(queries.log, keys.log)
+def _few_rows(queries: Mapped, keys: Mapped) -> Iterator[slice]:
+    """Cut queries into as many at once as their triples fit a block."""
+    c, size = queries.log.shape[-2:]
+    lead = np.broadcast_shapes(*(tuple(x.log.shape[:-2]) for x in (queries, keys)))
     row = max(1, math.prod(lead) * c * size)
     return blocks(0, c, max(1, math.prod(block_shape(queries.log)) // row))
 
 
 # How features of tokens are pulled back: cotangents of values, and of log scales if these matter.
-Pull = Callable[[Array, Array | None], tuple[Array, list[Addend]]]
-FeatureMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
+Pull = Callable[[Array, Array | None], TakenByTokens]
+PulledMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
 
 
-class Featured:
+class SignedBack:
     """Features of either sign, of any map that has a pullback; a scale of queries cancels."""
 
     bases = 1
 
     def __init__(
         self,
-        phi_q: FeatureMap,
-        phi_k: FeatureMap,
+        phi_q: PulledMap,
+        phi_k: PulledMap,
         width: int,
         parameters: tuple[Array, ...] = (),
         *,
@@ -217,121 +250,68 @@ class Featured:
         self.phi_q, self.phi_k, self.width, self.splits = phi_q, phi_k, width, splits
         self.parameters = parameters
 
-    def queries(self, q: Array, head: tuple[slice, ...], i: slice) -> Rows:
-        """Features of queries, without their scale."""
+    def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
+        """Make features of queries, without their scale."""
         (values, _), pull = self.phi_q(q, head)
-        xp = array_namespace(values)
         if not self.splits:  # a map may write the features of keys where it has written these
             values = xp.asarray(values, copy=True)
-        return Rows(values, xp.zeros_like(values[..., :1]), lambda x: pull(x, None))
+        return Mapped(values, xp.zeros_like(values[..., :1]), lambda x: pull(x, None), xp)
 
-    def keys(self, k: Array, head: tuple[slice, ...]) -> Rows:
-        """Features of keys."""
+    def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
+        """Make features of keys."""
         (values, log_scale), pull = self.phi_k(k, head)
-        xp = array_namespace(values)
-        return Rows(values, log_scale[..., None], lambda x: pull(x, xp.sum(x * values, axis=-1)))
+        log = log_scale[..., None]
+        return Mapped(values, log, lambda x: pull(x, xp.sum(x * values, axis=-1)), xp)
 
     def scale(
-        self, rows: Rows, before: Totals, keys: Rows | None, visible: Array | None
+        self, queries: Mapped, before: Totals, keys: Mapped | None, visible: Array | None
     ) -> tuple[Array, Array]:
-        """Scale of the normaliser of each query, as minus its log, and the inverse of the rest."""
-        xp = array_namespace(rows.log)
-        base = before.base
+        """Find minus the log scale of the normaliser of each query, and the inverse of the rest."""
+        xp, base = queries.xp, before.base
         if keys is not None:
             logs = xp.where(visible, xp.matrix_transpose(keys.log), -math.inf)
             base = xp.maximum(base, xp.max(logs, axis=-1, keepdims=True))
-        none = (base == -math.inf) | (rows.log == -math.inf)
-        rows = _over(rows, base, none)
-        mass = multiply(rows.values * _factor(rows, before), before.total[..., -1:])
+        blind = (base == -math.inf) | (queries.log == -math.inf)
+        queries = queries.over(base, blind)
+        mass = multiply(queries.at_base_of(before), before.total[..., -1:])
         if keys is not None:
-            mass = mass + xp.sum(self.weights(rows, keys, visible), axis=-1, keepdims=True)
-        return rows.log, _inverse(mass, none)
+            mass = mass + xp.sum(self.weights(queries, keys, visible), axis=-1, keepdims=True)
+        return queries.log, _inverse(mass, blind, xp)
 
-    def weights(self, queries: Rows, keys: Rows, visible: Array | None) -> Array:
-        """Kernels of pairs, 0 where hidden."""
-        xp = array_namespace(queries.values)
-        products = multiply(queries.values, xp.matrix_transpose(keys.values))
-        return xp.where(visible, products * _scales(queries, keys, visible), 0.0)
+    def weights(self, queries: Mapped, keys: Mapped, visible: Array | None) -> Array:
+        """Evaluate the kernels of pairs, 0 where hidden."""
+        products = multiply(queries.values, queries.xp.matrix_transpose(keys.values))
+        return _scale_pairs(queries, keys, products, visible)
 
-    def to_queries(self, queries: Rows, keys: Rows, products: Array, visible: Array) -> Array:
-        """Cotangents of the features of queries, from those of pairs of a leaf."""
-        products = _moved(queries, keys, products, visible)
-        return sum_of_visible(products, keys.values, visible, signed=True)
+    def to_queries(self, queries: Mapped, keys: Mapped, products: Array, visible: Array) -> Array:
+        """Pull cotangents of pairs of a leaf back to the features of queries."""
+        products = _scale_pairs(queries, keys, products, visible)
+        return sum_of_visible(products, keys.values, visible, queries.xp, signed=True)
 
     def to_keys(
-        self, queries: Rows, keys: Rows, products: Array, visible: Array
+        self, queries: Mapped, keys: Mapped, products: Array, visible: Array
     ) -> tuple[Array, Array]:
-        """Cotangents of the features of keys, and the weights of pairs."""
-        xp = array_namespace(products)
-        products, seen = (
-            xp.matrix_transpose(x) for x in (_moved(queries, keys, products, visible), visible)
-        )
-        moved = sum_of_visible(products, queries.values, seen, signed=True)
+        """Pull cotangents back to the features of keys; return also the weights of pairs."""
+        turned = queries.xp.matrix_transpose
+        products, seen = turned(_scale_pairs(queries, keys, products, visible)), turned(visible)
+        moved = sum_of_visible(products, queries.values, seen, queries.xp, signed=True)
         return moved, self.weights(queries, keys, visible)
 
 
-def _over(rows: Rows, base: Array, none: Array) -> Rows:
-    """Features of queries over the scale of their normalisers; none where no key is seen."""
-    return rows._replace(log=array_namespace(base).where(none, -math.inf, -base))
+def _inverse(mass: Array, blind: Array, xp: Any) -> Array:
+    """Invert the normaliser; 0 where no key is seen."""
+    return xp.where(blind, 0.0, 1.0 / xp.where(blind, 1.0, mass))
 
 
-def _inverse(mass: Array, none: Array) -> Array:
-    """1 over the normaliser, 0 where no key is seen."""
-    xp = array_namespace(mass)
-    return xp.where(none, 0.0, 1.0 / xp.where(none, 1.0, mass))
-
-
-def _scales(queries: Rows, keys: Rows, visible: Array | None) -> Array:
-    """e^log of pairs, (..., c, c)."""
-    xp = array_namespace(queries.log)
-    return xp.exp(xp.where(visible, queries.log + xp.matrix_transpose(keys.log), -math.inf))
-
-
-def _moved(queries: Rows, keys: Rows, products: Array, visible: Array) -> Array:
-    return array_namespace(products).where(visible, products * _scales(queries, keys, visible), 0.0)
-
-
-def _factor(rows: Rows, totals: Totals) -> Array:
-    """What features are times at the base of sums."""
-    xp = array_namespace(rows.log)
-    return xp.exp(rows.log + xp.matrix_transpose(totals.base))
-
-
-def _sums(rows: Rows, x: Array) -> Totals:
-    """Sums of features times x, (..., F, w), with a base for each feature or one for all."""
-    xp = array_namespace(x)
-    base = xp.max(rows.log, axis=-2, keepdims=True)
-    features = xp.exp(rows.log - finite(base, xp))
-    features = features if rows.values is None else rows.values * features
-    return Totals(sum_of_products(xp.matrix_transpose(features), x), xp.matrix_transpose(base))
-
-
-def _moved_by(rows: Rows, x: Array, totals: Totals) -> Array:
-    """Cotangents of features of tokens that bring x to pairs with those that were summed."""
-    moved = multiply(x, array_namespace(x).matrix_transpose(totals.total))
-    return times(moved, _factor(rows, totals))
-
-
-def _values_of(rows: Rows, totals: Totals) -> Array:
-    """Cotangents of the values of keys, from sums over queries."""
-    factor = _factor(rows, totals)
-    features = factor if rows.values is None else rows.values * factor
-    return multiply(features, totals.total[..., :-1])
-
-
-def _padded(rows: Rows, shape: tuple[int, int]) -> Rows:
-    """Cut tokens into leaves; what is missing has no features."""
-    log, missing = rows.log, math.prod(shape) - rows.log.shape[-2]
-    if missing:
-        xp, none = array_namespace(log), (*log.shape[:-2], missing, log.shape[-1])
-        options = {"dtype": log.dtype, "device": device(log)}
-        log = xp.concat([log, xp.full(none, -math.inf, **options)], axis=-2)
-    values = None if rows.values is None else leaves(rows.values, shape)
-    return Rows(values, leaves(log, shape), rows.pull)
+def _scale_pairs(queries: Mapped, keys: Mapped, products: Array, visible: Array | None) -> Array:
+    """Multiply pairs (..., c, c) by their e^log, 0 where hidden."""
+    xp = queries.xp
+    logs = xp.where(visible, queries.log + xp.matrix_transpose(keys.log), -math.inf)
+    return xp.where(visible, products * xp.exp(logs), 0.0)
 
 
 @as_written
-def attend(
+def pull_linear(
     q: Array,
     keys: Keys,
     arithmetic: Any,
@@ -340,18 +320,19 @@ def attend(
     d_lse: Array | None = None,
     *,
     causal: bool,
-) -> Pulled:
+) -> PulledLinear:
     """Pull cotangents of attention that is linear in features back.
 
-    With a mask of each query's own, features are to be `Featured`.
+    With a mask of each query's own, features are to be `SignedBack`.
     """
+    xp = array_namespace(q)
     if keys.differ:
-        return _attend_in_pairs(q, keys, arithmetic, out, d_out, causal)
+        return _pull_in_pairs(q, keys, arithmetic, out, d_out, causal, xp)
     n, m, whole = q.shape[-2], keys.k.shape[-2], WHOLE
-    lead = broadcast_lead(q, keys.k, keys.v, keys.mask, *arithmetic.parameters)
+    lead = keys.lead(q, *arithmetic.parameters)
     total = [zeros_of(x) for x in (q, keys.k, keys.v, *arithmetic.parameters)]
     alone = [tuple(x.shape[:-2]) == lead for x in total]  # what belongs to one head each
-    order = InOrder()
+    order = Sequencer()
 
     def pull_head(item: tuple[int, tuple[slice, ...]]) -> None:
         place, head = item
@@ -371,46 +352,43 @@ def attend(
                 total[to] = add_part(total[to], box, x)
 
         q_h, out_h, d_out_h = (part(x, (*head, whole, whole)) for x in (q, out, d_out))
-        bring = _cotangents(d_out_h, out_h, None if d_lse is None else part(d_lse, (*head, whole)))
-        _Heads(arithmetic, head, q_h, keys.part(head), bring, give).pull(causal)
+        d_lse_h = None if d_lse is None else part(d_lse, (*head, whole))
+        bring = _cotangents(d_out_h, out_h, xp, d_lse_h)
+        _Heads(arithmetic, head, (q_h, bring), keys.part(head), give, xp).pull(causal)
         order.add(place, write)
 
     most = most_threads(q, math.prod(lead) * (n + m) * arithmetic.width)
     for_each(lambda: pull_head, enumerate(_heads_at_once(lead, q, arithmetic)), most=most)
-    q_bar, k_bar, v_bar, *parameters = total
-    return Pulled(q_bar, k_bar, v_bar, tuple(parameters))
+    return PulledLinear(total[0], total[1], total[2], tuple(total[3:]))
 
 
-def _cotangents(d_out: Array, out: Array, d_lse: Array | None = None) -> Array:
-    """What queries bring to pairs but for the normaliser, [g_i, -delta_i]."""
-    xp = array_namespace(out)
-    delta = xp.sum(d_out * out, axis=-1)
-    delta = delta if d_lse is None else delta - d_lse
-    return xp.concat([d_out, -delta[..., None]], axis=-1)
+def _cotangents(d_out: Array, out: Array, xp: Any, d_lse: Array | None = None) -> Array:
+    """Join what queries bring to pairs but for the normaliser, [g_i, -delta_i]."""
+    return xp.concat([d_out, -pull_normaliser(d_out, out, d_lse, xp)[..., None]], axis=-1)
 
 
 def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator[tuple[slice, ...]]:
-    """As the way forth has them, but whatever threads there are: sums over heads have one order."""
-    shape = _shape(q, q.shape[-2], arithmetic)
+    """Cut heads as on the way forth, but whatever threads there are: their sums have one order."""
+    shape = _step_shape(q, q.shape[-2], arithmetic)
     if not is_numpy_array(q) or not arithmetic.splits:
         return heads_at_once(lead, q, shape, arithmetic)
     fit = chunk_size(q) // (math.prod(shape) * arithmetic.width)
     return tiles(lead, min(math.prod(lead) // _SHARES, fit))
 
 
-def _shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
-    """Leaves of a step, and tokens of a leaf."""
+def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
+    """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
         return leaf_shape(n, _OTHER_LEAF)
     return leaf_shape(n, _LEAF, max(1, chunk_size(like) // (arithmetic.width * _LEAF)))
 
 
-def _attend_in_pairs(
-    q: Array, keys: Keys, arithmetic: Featured, out: Array, d_out: Array, causal: bool
-) -> Pulled:
-    """The same where each query sees other keys: all pairs are evaluated."""
-    xp, n, m = array_namespace(q), q.shape[-2], keys.k.shape[-2]
-    k, v, lead = keys.k, keys.v, broadcast_lead(q, keys.k, keys.v, keys.mask)
+def _pull_in_pairs(
+    q: Array, keys: Keys, arithmetic: SignedBack, out: Array, d_out: Array, causal: bool, xp: Any
+) -> PulledLinear:
+    """Evaluate all pairs, where each query sees other keys."""
+    n, m = q.shape[-2], keys.k.shape[-2]
+    k, v, lead = keys.k, keys.v, keys.lead(q)
     mask: Array = keys.mask
     total = [zeros_of(x) for x in (q, k, v, *arithmetic.parameters)]
     head = tuple(slice(0, length) for length in lead)
@@ -421,54 +399,58 @@ def _attend_in_pairs(
         return visible & causal_mask(i, j, m - n, device(q), xp) if causal else visible
 
     some = xp.matrix_transpose(xp.any(seen(slice(0, n), slice(0, m)), axis=-2, keepdims=True))
-    k, v = (_where_known(x, some) for x in (k, v))
-    ones, columns = with_ones(v), list(blocks(0, m, size))
-    logs = [xp.asarray(arithmetic.keys(k[..., j, :], head).log, copy=True) for j in columns]
+    k, v = (_where_known(x, some, xp) for x in (k, v))
+    ones, columns = with_ones(v, xp), list(blocks(0, m, size))
+
+    def keys_of(j: slice) -> Mapped:
+        return arithmetic.keys(k[..., j, :], head, xp)
+
+    logs = [xp.asarray(keys_of(j).log, copy=True) for j in columns]
 
     def give(to: int, tokens: slice, x: Array) -> None:
         total[to] = add_part(total[to], (*head, tokens, WHOLE), x)
 
-    def pulled(to: int, tokens: slice, rows: Rows, x: Array) -> None:
-        d_x, more = rows.pull(x)
-        give(to, tokens, d_x)
-        for which, where, value in more:
-            give(3 + which, where, value)
-
     for i in blocks(0, n, size):
-        rows, base = arithmetic.queries(q[..., i, :], head, i), None
+        queries, base = arithmetic.queries(q[..., i, :], head, i, xp), None
         for j, log in zip(columns, logs, strict=True):
-            own = xp.where(seen(i, j), xp.matrix_transpose(log), -math.inf)
-            own = xp.max(own, axis=-1, keepdims=True)
-            base = own if base is None else xp.maximum(base, own)
-        none = base == -math.inf
-        rows, mass = _over(rows, base, none), xp.zeros_like(base)
+            logs_j = xp.where(seen(i, j), xp.matrix_transpose(log), -math.inf)
+            most = xp.max(logs_j, axis=-1, keepdims=True)
+            base = most if base is None else xp.maximum(base, most)
+        blind = base == -math.inf
+        queries, mass = queries.over(base, blind), xp.zeros_like(base)
         for j in columns:
-            weights = arithmetic.weights(rows, arithmetic.keys(k[..., j, :], head), seen(i, j))
+            weights = arithmetic.weights(queries, keys_of(j), seen(i, j))
             mass = mass + xp.sum(weights, axis=-1, keepdims=True)
-        x = _cotangents(d_out[..., i, :], out[..., i, :]) * _inverse(mass, none)
-        moved = xp.zeros_like(rows.values)
+        x = _cotangents(d_out[..., i, :], out[..., i, :], xp) * _inverse(mass, blind, xp)
+        moved = xp.zeros_like(queries.values)
         for j in columns:
-            some_keys, visible = arithmetic.keys(k[..., j, :], head), seen(i, j)
+            keys_j, visible = keys_of(j), seen(i, j)
             products = multiply(x, xp.matrix_transpose(ones[..., j, :]))
-            moved = moved + arithmetic.to_queries(rows, some_keys, products, visible)
-            d_keys, weights = arithmetic.to_keys(rows, some_keys, products, visible)
-            pulled(1, j, some_keys, d_keys)
-            give(2, j, _sum_of_pairs(weights, visible, x[..., :-1]))
-        pulled(0, i, rows, moved)
-    q_bar, k_bar, v_bar, *parameters = total
-    return Pulled(q_bar, k_bar, v_bar, tuple(parameters))
+            moved = moved + arithmetic.to_queries(queries, keys_j, products, visible)
+            d_keys, weights = arithmetic.to_keys(queries, keys_j, products, visible)
+            _give_taken(give, 1, j, keys_j.pull(d_keys))
+            give(2, j, _sum_of_pairs(weights, visible, x[..., :-1], xp))
+        _give_taken(give, 0, i, queries.pull(moved))
+    return PulledLinear(total[0], total[1], total[2], tuple(total[3:]))
 
 
-def _where_known(x: Array, seen: Array) -> Array:
-    """Keys or values with 0 for what is not finite and not seen: it goes no further."""
-    xp = array_namespace(x)
+def _give_taken(give: Give, to: int, tokens: slice, taken: TakenByTokens) -> None:
+    """Give what the features of some tokens take: to the tokens and to the parameters."""
+    d_tokens, of_parameters = taken
+    give(to, tokens, d_tokens)
+    for which, where, x in of_parameters:
+        give(3 + which, where, x)
+
+
+def _where_known(x: Array, seen: Array, xp: Any) -> Array:
+    """Put 0 for what of keys or values is not finite and not seen: it goes no further."""
     return xp.where(seen | xp.isfinite(x), x, 0.0)
 
 
-def _sum_of_pairs(weights: Array, visible: Array, x: Array) -> Array:
-    """What keys get of the queries that see them."""
-    turned = array_namespace(x).matrix_transpose
-    return sum_of_visible(turned(weights), x, turned(visible), signed=True)
+def _sum_of_pairs(weights: Array, visible: Array, x: Array, xp: Any) -> Array:
+    """Sum what keys get of the queries that see them."""
+    turned = xp.matrix_transpose
+    return sum_of_visible(turned(weights), x, turned(visible), xp, signed=True)
 
 
 class _Heads:
@@ -478,19 +460,18 @@ class _Heads:
         self,
         arithmetic: Any,
         head: tuple[slice, ...],
-        q: Array,
+        queries: tuple[Array, Array],  # with what they bring to pairs
         keys: Keys,
-        cotangents: Array,
-        give: Callable[[int, slice, Array], None],
+        give: Give,
+        xp: Any,
     ) -> None:
-        xp = array_namespace(q)
-        self.arithmetic, self.head, self.q, self.give = arithmetic, head, q, give
+        self.arithmetic, self.head, self.give, self.xp = arithmetic, head, give, xp
+        self.q, self.cotangents = queries
         k, v, self.mask, _ = keys
+        self.lead = keys._replace(v=k).lead(*queries)
         if self.mask is not None:
-            k, v = (_where_known(x, xp.matrix_transpose(self.mask)) for x in (k, v))
-        self.k, self.ones = k, with_ones(v)
-        self.cotangents = cotangents
-        self.lead = broadcast_lead(q, k, cotangents, self.mask)
+            k, v = (_where_known(x, xp.matrix_transpose(self.mask), xp) for x in (k, v))
+        self.k, self.ones = k, with_ones(v, xp)
         self.scales: dict[int, tuple[Array, Array]] = {}  # of queries, by the first of a step
 
     def pull(self, causal: bool) -> None:
@@ -499,122 +480,110 @@ class _Heads:
         first = max(0, m - n) if causal else m  # keys before the first query's own
         self.shift = m - n
         start = max(0, n - m) if causal else 0  # queries before see no key
-        self.shape = _shape(self.q, n - start, self.arithmetic)
+        self.shape = _step_shape(self.q, n - start, self.arithmetic)
         size = math.prod(self.shape)
         steps, before = list(blocks(start, n, size)), list(blocks(0, first, size))
         past, later = Seen(self.nothing(), merge_totals), Seen(self.nothing(), merge_totals)
         for j in before:
-            past.add(_sums(self.keys_of(j), self.ones[..., j, :]))
+            past.add(self.keys_of(j).sums(self.ones[..., j, :]))
         for i in steps:
             if causal:
                 self.forth(i, past)
             else:
-                rows, x = self.queries_of(i, past.state)
-                self.to_queries(rows, i, _moved_by(rows, x, past.state))
-                later.add(_sums(rows, x))
+                queries, x = self.queries_of(i, past.state)
+                moved = queries.pull_pairs(x, past.state)
+                _give_taken(self.give, 0, i, queries.pull(moved))
+                later.add(queries.sums(x))
         for i in reversed(steps) if causal else ():
             self.back(i, later)
         for j in before:
-            rows = self.keys_of(j)
-            moved = _moved_by(rows, self.ones[..., j, :], later.state)
-            self.to_keys(rows, j, moved, _values_of(rows, later.state))
+            keys = self.keys_of(j)
+            moved = keys.pull_pairs(self.ones[..., j, :], later.state)
+            _give_taken(self.give, 1, j, keys.pull(moved))
+            self.give(2, j, keys.pull_values(later.state))
 
     def nothing(self) -> Totals:
-        """Sums over no tokens."""
+        """Make sums over no tokens."""
         options = {"dtype": self.q.dtype, "device": device(self.q)}
-        xp, width, w = array_namespace(self.q), self.arithmetic.width, self.ones.shape[-1]
+        xp, width, w = self.xp, self.arithmetic.width, self.ones.shape[-1]
         return Totals(
             xp.zeros((*self.lead, width, w), **options),
             xp.full((*self.lead, self.arithmetic.bases, 1), -math.inf, **options),
         )
 
-    def keys_of(self, j: slice) -> Rows:
-        """Features of keys."""
-        rows: Rows = self.arithmetic.keys(self.k[..., j, :], self.head)
+    def keys_of(self, j: slice) -> Mapped:
+        """Make features of keys."""
+        keys: Mapped = self.arithmetic.keys(self.k[..., j, :], self.head, self.xp)
         if self.mask is None:
-            return rows
-        xp = array_namespace(rows.log)
-        seen = xp.matrix_transpose(self.mask[..., j])
-        return rows._replace(log=xp.where(seen, rows.log, -math.inf))
+            return keys
+        seen = self.xp.matrix_transpose(self.mask[..., j])
+        return keys._replace(log=self.xp.where(seen, keys.log, -math.inf))
 
-    def queries_of(self, i: slice, before: Totals) -> tuple[Rows, Array]:
-        """Features of queries, and what they bring to pairs."""
-        rows = self.arithmetic.queries(self.q[..., i, :], self.head, i)
-        return self.scaled(rows, self.cotangents[..., i, :], i, before)
+    def queries_of(self, i: slice, before: Totals) -> tuple[Mapped, Array]:
+        """Make features of queries, and what they bring to pairs."""
+        queries = self.arithmetic.queries(self.q[..., i, :], self.head, i, self.xp)
+        return self.scaled(queries, self.cotangents[..., i, :], i, before)
 
     def scaled(
         self,
-        rows: Rows,
+        queries: Mapped,
         x: Array,
         i: slice,
         before: Totals | None,
-        keys: Rows | None = None,
+        keys: Mapped | None = None,
         visible: Array | None = None,
-    ) -> tuple[Rows, Array]:
-        """The same over the normalisers, which are known on the way back."""
+    ) -> tuple[Mapped, Array]:
+        """Divide both by the normalisers, which are known on the way back."""
         if before is not None:
-            self.scales[i.start] = self.arithmetic.scale(rows, before, keys, visible)
+            self.scales[i.start] = self.arithmetic.scale(queries, before, keys, visible)
         if self.scales[i.start] is None:
-            return rows, x
+            return queries, x
         shift, inverse = self.scales[i.start]
-        return rows._replace(log=shift), x * inverse
-
-    def to_queries(self, rows: Rows, i: slice, cotangent: Array) -> None:
-        """Give what the features of some queries take."""
-        d_q, more = rows.pull(cotangent)
-        self.give(0, i, d_q)
-        self.to_parameters(more)
-
-    def to_keys(self, rows: Rows, j: slice, cotangent: Array, d_v: Array) -> None:
-        """Give what the features and the values of some keys take."""
-        d_k, more = rows.pull(cotangent)
-        self.give(1, j, d_k)
-        self.give(2, j, d_v)
-        self.to_parameters(more)
-
-    def to_parameters(self, more: list[Addend]) -> None:
-        for which, tokens, x in more:
-            self.give(3 + which, tokens, x)
+        return queries._replace(log=shift), x * inverse
 
     def forth(self, i: slice, past: Seen) -> None:
-        """Queries of a step read what is before them, which its keys are added to."""
-        own = self.step(i)
-        before, after = running(merge_totals, past.state, _sums(own.keys, own.ones), _AXES)
+        """Let queries of a step read what is before them, which its keys are added to."""
+        step, xp = self.step(i), self.xp
+        sums = step.keys.sums(step.ones)
+        before, after = running(merge_totals, past.state, sums, _AXES, xp)
         past.add(after)
-        queries, x = self.scaled(own.queries, own.x, i, before, own.keys, own.visible)
-        products = multiply(x, array_namespace(x).matrix_transpose(own.ones))
-        moved = _moved_by(queries, x, before)
-        moved = moved + self.arithmetic.to_queries(queries, own.keys, products, own.visible)
-        self.to_queries(queries, i, joined(moved)[..., : i.stop - i.start, :])
+        queries, x = self.scaled(step.queries, step.x, i, before, step.keys, step.visible)
+        products = multiply(x, xp.matrix_transpose(step.ones))
+        moved = queries.pull_pairs(x, before)
+        moved = moved + self.arithmetic.to_queries(queries, step.keys, products, step.visible)
+        moved = joined(moved, xp)[..., : i.stop - i.start, :]
+        _give_taken(self.give, 0, i, queries.pull(moved))
 
     def back(self, i: slice, later: Seen) -> None:
-        """Keys of a step are read by its queries and by those after them."""
-        xp, own, count = array_namespace(self.q), self.step(i), i.stop - i.start
-        queries, x = self.scaled(own.queries, own.x, i, None)
-        sums = Totals(*(xp.flip(y, axis=-3) for y in _sums(queries, x)))
-        after, before = running(merge_totals, later.state, sums, _AXES)
+        """Let keys of a step be read by its queries and by those after them."""
+        xp, step, count = self.xp, self.step(i), i.stop - i.start
+        queries, x = self.scaled(step.queries, step.x, i, None)
+        sums = Totals(*(xp.flip(y, axis=-3) for y in queries.sums(x)))
+        after, before = running(merge_totals, later.state, sums, _AXES, xp)
         after = Totals(*(xp.flip(y, axis=-3) for y in after))
         later.add(before)
-        products = multiply(x, xp.matrix_transpose(own.ones))
-        moved, d_v = _moved_by(own.keys, own.ones, after), _values_of(own.keys, after)
-        more, weights = self.arithmetic.to_keys(queries, own.keys, products, own.visible)
-        d_v = d_v + _sum_of_pairs(weights, own.visible, x[..., :-1])
+        products = multiply(x, xp.matrix_transpose(step.ones))
+        moved, d_v = step.keys.pull_pairs(step.ones, after), step.keys.pull_values(after)
+        more, weights = self.arithmetic.to_keys(queries, step.keys, products, step.visible)
+        d_v = d_v + _sum_of_pairs(weights, step.visible, x[..., :-1], xp)
         j = slice(i.start + self.shift, i.stop + self.shift)
-        self.to_keys(own.keys, j, *(joined(y)[..., :count, :] for y in (moved + more, d_v)))
+        moved, d_v = (joined(y, xp)[..., :count, :] for y in (moved + more, d_v))
+        _give_taken(self.give, 1, j, step.keys.pull(moved))
+        self.give(2, j, d_v)
 
     def step(self, i: slice) -> _Step:
-        """Queries of a step and their own keys, in leaves."""
-        j, c = slice(i.start + self.shift, i.stop + self.shift), self.shape[1]
-        visible = causal_mask(slice(0, c), slice(0, c), 0, device(self.q), array_namespace(self.q))
+        """Cut queries of a step and their own keys into leaves."""
+        j, shape, xp = slice(i.start + self.shift, i.stop + self.shift), self.shape, self.xp
+        leaf = slice(0, shape[1])
+        visible = causal_mask(leaf, leaf, 0, device(self.q), xp)
         if self.mask is not None:
-            xp = array_namespace(self.q)
-            mask = leaves(xp.matrix_transpose(self.mask[..., j]), self.shape)
+            mask = leaves(xp.matrix_transpose(self.mask[..., j]), shape, xp)
             visible = visible & xp.matrix_transpose(mask)
         return _Step(
-            _padded(self.arithmetic.queries(self.q[..., i, :], self.head, i), self.shape),
-            leaves(self.cotangents[..., i, :], self.shape),
-            _padded(self.keys_of(j), self.shape),
-            leaves(self.ones[..., j, :], self.shape),
+            self.arithmetic.queries(self.q[..., i, :], self.head, i, xp).cut(shape),
+            leaves(self.cotangents[..., i, :], shape, xp),
+            self.keys_of(j).cut(shape),
+            leaves(self.ones[..., j, :], shape, xp),
             visible,
         )
 
@@ -622,8 +591,8 @@ class _Heads:
 class _Step(NamedTuple):
     """Tokens of a step in leaves (..., T, c)."""
 
-    queries: Rows
+    queries: Mapped
     x: Array  # what queries bring to pairs
-    keys: Rows
+    keys: Mapped
     ones: Array
     visible: Array

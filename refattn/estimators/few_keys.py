@@ -135,8 +135,8 @@ def coreset_attention(
         )
     else:
         indices = indices[..., 0, :]
-    q, k = root * q, root * centred(k, mask)
-    chosen, v_chosen = take_rows(k, indices), take_rows(v, indices)
+    q, k = root * q, root * centred(k, mask, xp)
+    chosen, v_chosen = take_rows(k, indices, xp), take_rows(v, indices, xp)
     half = square_norm(chosen)[..., None, :] / 2
     factor, free = _factor_kernel(_gaussian_kernel(chosen, mask, indices, xp), xp)
     free = free[..., None, :]
@@ -157,7 +157,7 @@ def _gaussian_kernel(x: Array, mask: Array | None, indices: Array, xp: Any) -> A
     gram = xp.exp(x @ xp.matrix_transpose(x) - half - xp.matrix_transpose(half))
     if mask is None:
         return gram
-    return xp.where(take_rows(xp.matrix_transpose(mask), indices), gram, 0.0)
+    return xp.where(take_rows(xp.matrix_transpose(mask), indices, xp), gram, 0.0)
 
 
 def _carry(factor: Array, free: Array, f: Array, log_z: Array, xp: Any) -> tuple[Array, Array]:
@@ -361,7 +361,8 @@ def attend_samples(inputs: SampledKeyInputs) -> Attended:
     """Attend to samples, all at once where they are shared."""
     if inputs.shared:
         return inputs.sample.attend()
-    out, lse = buffers(inputs.sample.q, inputs.sample.v, inputs.lead)
+    q, v = inputs.sample.q, inputs.sample.v
+    out, lse = buffers(q, v, inputs.lead, array_namespace(q))
     for box, sample in inputs.each():
         done = sample.attend()
         out = put(out, (*box, WHOLE), done.out[..., 0, :])

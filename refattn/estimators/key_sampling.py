@@ -141,11 +141,11 @@ def _draw_pivots(
         at = _invert(
             xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps), xp
         )
-        apart = xp.sum((x - take_rows(x, at)) ** 2, axis=-1)
+        apart = xp.sum((x - take_rows(x, at, xp)) ** 2, axis=-1)
         before = rows[..., :s, :]
-        known = take_rows(xp.matrix_transpose(before), at) @ before
+        known = take_rows(xp.matrix_transpose(before), at, xp) @ before
         row = xp.exp(-apart / 2)[..., None, :] - known
-        pivot = take_rows(left[..., None], at)
+        pivot = take_rows(left[..., None], at, xp)
         row = xp.where(pivot > 0, row / xp.sqrt(xp.where(pivot > 0, pivot, 1.0)), 0.0)
         left = left - row[..., 0, :] ** 2
         left = xp.where(left > size * eps, left, 0.0)

@@ -28,7 +28,7 @@ from ..arrays.products import multiply
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, buffers, log_sum_exp
-from ..engine.positive import Exponential, exponents, two_hops
+from ..engine.positive import Positive, exponents, two_hops
 from ..typing import ArrayT, Weighting
 from .inputs import change_gauge, check_call, group_with_lead
 from .token_chunks import chunk_of, mean_of_chunks, seen_keys
@@ -523,7 +523,7 @@ def running_log_sum(x: Array, xp: Any) -> Array:
     step = 1
     while step < x.shape[-2]:
         none = xp.full_like(x[..., :step, :], -math.inf)
-        x = xp.logaddexp(x, concatenate(none, x[..., :-step, :], -2))
+        x = xp.logaddexp(x, concatenate(none, x[..., :-step, :], -2, xp))
         step *= 2
     return x
 

@@ -157,7 +157,7 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
         # A map may write the features of keys where it has written these.
         return Features(values if trusted else 1.0 * values, log_scale)
 
-    return signed.Signed(phi_q, phi, width, splits=is_elementwise(feature_map))
+    return signed.Signed(phi_q, phi, width, xp=xp, splits=is_elementwise(feature_map))
 
 
 def is_elementwise(feature_map: UserMap) -> bool:

@@ -25,7 +25,7 @@ from ..arrays.library import (
     root_scale,
     square_norm,
 )
-from ..engine.chunks import Chunks, chunked, rows
+from ..engine.chunks import Chunks, cut_chunks, slice_rows
 from ..engine.hops import Keys, Samples, sample
 from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops

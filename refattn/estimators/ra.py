@@ -9,7 +9,7 @@ from ..arrays import frequencies, qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
-from ..engine.kernel import Attended, mean
+from ..engine.kernel import Attended, undo_overflow
 from ..engine.positive import per_query
 from ..kernels import FEATURES
 from ..typing import ArrayT, Coupling
@@ -173,7 +173,7 @@ def mean_of_states(inputs: RfaInputs, causal: bool) -> Array:
     def mean_of(q: Array, samples: Samples, states: Attended) -> Attended:
         share = states.out / states.out.shape[-2]  # the sum of large values may overflow
         largest = xp.max(xp.abs(share), axis=-2)
-        return Attended(mean(xp.sum(share, axis=-2), largest), states.lse[..., 0])
+        return Attended(undo_overflow(xp.sum(share, axis=-2), largest, xp=xp), states.lse[..., 0])
 
     if alike(samples, keys, causal):
         out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal).out

@@ -177,9 +177,9 @@ def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any
     omega, log_weight = choose_frequencies(options, "num_features", q, lead)
     norms = square_norms is None
     if not norms:
-        qkv.pair("square_norms", square_norms, (q, k))
+        qkv.two_per_head("square_norms", square_norms, (q, k))
     if features == "hyperbolic":
-        omega, log_weight = both_signs(omega, log_weight)
+        omega, log_weight = both_signs(omega, log_weight, array_namespace(q))
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
@@ -209,7 +209,8 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
         omega_h = part(omega, (*head, *whole))
         return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
 
-    return Signed(phi_q, phi_k, 2 * omega.shape[-2], arrays=(omega, weight))
+    xp = array_namespace(omega)
+    return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=(omega, weight))
 
 
 def wave_weights(log_weight: Array, xp: Any) -> Array:

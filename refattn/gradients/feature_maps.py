@@ -55,7 +55,7 @@ def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp:
 
         return Features(values, log_scale), pull_features
 
-    return Featured(phi, phi, features.width, splits=features.splits)
+    return SignedBack(phi, phi, features.width, splits=features.splits)
 
 
 def waves_with_pullback(inputs: RfaInputs, norms: bool) -> Featured:
@@ -82,7 +82,7 @@ def waves_with_pullback(inputs: RfaInputs, norms: bool) -> Featured:
         return Features(values * scale, log_scale), pull
 
     phi_q, phi_k = partial(phi, of_query=True), partial(phi, of_query=False)
-    return Featured(phi_q, phi_k, 2 * omega.shape[-2], (omega, log_weight))
+    return SignedBack(phi_q, phi_k, 2 * omega.shape[-2], (omega, log_weight))
 
 
 def _vjp(feature_map: Any, x: Array, xp: Any) -> tuple[Any, Callable[..., Array]]:

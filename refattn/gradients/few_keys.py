@@ -40,8 +40,8 @@ def _pull_sample(
     def add(rows: Array) -> Array:
         at = sample.xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])
         if several:
-            rows, at = joined(rows), joined(at[..., None])[..., 0]
-        return add_rows(rows, at, sample.k.shape[-2])
+            rows, at = joined(rows, xp), joined(at[..., None], xp)[..., 0]
+        return add_rows(rows, at, sample.k.shape[-2], xp)
 
     return Cotangents(pulled.q, add(pulled.k), add(pulled.v))
 

@@ -20,7 +20,7 @@ from ..engine import hops_back, kernel_back
 from ..engine.hops import Samples, sample
 from ..engine.kernel import Attended
 from ..engine.kernel_back import zeros_of
-from ..engine.signed_back import Exponential, attend
+from ..engine.signed_back import PositiveBack, pull_linear
 from ..estimators import lara
 from ..estimators.token_chunks import chunk_of, chunk_of_keys, members
 
@@ -75,7 +75,7 @@ def _through_proposals(
             done = lara.log_mixture(made.omega, made.centres)
             half, none = constant(0.5, made.omega), made.omega[..., :0]
             arrays = (made.omega, made.centres, made.centres[..., :0])
-            mixture = kernel_back.attend(*arrays, done, none, taken.mixture, half=half)
+            mixture = kernel_back.pull_attend(*arrays, done, none, taken.mixture, half=half)
             d_omega, d_centres = _plus(d_omega, mixture.q), _plus(d_centres, mixture.k)
         if inputs.omega is None:
             d_centres = _plus(d_centres, _sum_of_each(d_omega, count, xp))
@@ -137,12 +137,12 @@ def pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -
         g, done_i = part(d_out, rows), Attended(part(done.out, rows), part(done.lse, (*head, i)))
         if states is None:
             keys_h = keys.part(tuple(head))._replace(mask=part(keys.mask, rows))
-            pulled = hops_back.two_hops(q_i, samples, keys_h, False, done_i, g)
+            pulled = hops_back.pull_two_hops(q_i, samples, keys_h, False, done_i, g)
             d_q, d_omega, d_log = pulled.q, pulled.omega, pulled.log_weight
             total = total.add("k", box, pulled.k).add("v", box, pulled.v)
         else:
             f = Attended(part(states.out, box), part(states.lse, heads))
-            second = hops_back.read(q_i, samples, f, done_i, g)
+            second = hops_back.pull_read(q_i, samples, f, done_i, g)
             d_q, d_omega, d_log = second.q, second.k, second.bias
             d_states = Attended(
                 add_part(d_states.out, box, second.v),
@@ -155,12 +155,12 @@ def pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -
         if d_norm is not None:
             d_norm = add_part(d_norm, box, moved.norm)
     if states is not None:
-        first = hops_back.sampled(omega, keys, states, d_states.out, d_states.lse)
+        first = hops_back.pull_sample(omega, keys, states, d_states.out, d_states.lse)
         total = total._replace(k=first.k, v=first.v, omega=total.omega + first.q)
     if d_norm is not None:  # of the softmax over queries
         none = q[..., :0]
         over = weights.over_queries(q, root)
-        more = kernel_back.attend(
+        more = kernel_back.pull_attend(
             made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], scale=root
         )
         total = total._replace(q=total.q + more.k, q_mean=total.q_mean + more.q)

@@ -14,8 +14,8 @@ from typing import Any
 from ..arrays.blocks import sum_to
 from ..arrays.library import Array, as_written, reverse
 from ..engine import hops_back, kernel_back
-from ..engine.chunks import Chunks, rows
-from ..engine.hops_back import Pulled
+from ..engine.chunks import Chunks, slice_rows
+from ..engine.hops_back import PulledHops
 from ..engine.kernel import Attended, attend, finite
 from ..engine.kernel_back import zeros_of
 from ..engine.scores import Options
@@ -38,8 +38,8 @@ def pull_local(inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_ou
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, xp, _), done = inputs, local.done
     options = near_options(keys, root, sides, causal)
-    near = kernel_back.attend(q, keys.k, keys.v, done, d_out, **options)
-    total = Pulled(near.q, near.k, near.v, *map(zeros_of, samples))
+    near = kernel_back.pull_attend(q, keys.k, keys.v, done, d_out, **options)
+    total = PulledHops(near.q, near.k, near.v, *map(zeros_of, samples))
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
         g = reverse(d_out, -2) if field.turned else d_out

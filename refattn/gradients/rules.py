@@ -24,7 +24,7 @@ from ..engine.hops import Samples
 from ..engine.kernel import Attended
 from ..engine.positive import two_hops
 from ..engine.signed import linear_attention
-from ..engine.signed_back import attend
+from ..engine.signed_back import pull_linear
 from ..estimators import few_keys, lara, linear, near_and_far, ra, rfa
 from ..estimators.inputs import arguments
 from ..estimators.rfa import RfaInputs

@@ -150,7 +150,7 @@ def chunks(
     q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = None, **_: Any
 ) -> dict[str, Any]:
     """Chunks of at most as many keys as there are tokens, with a frequency for each."""
-    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", window, q, k)
+    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     if omega is not None:
         omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))
     return {"window": window, "mask": mask, "omega": omega}

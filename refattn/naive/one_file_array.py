@@ -18,9 +18,9 @@ __all__ = [
     "as_written",
     "constant",
     "device",
+    "host_values",
     "is_array_api_obj",
     "is_numpy_array",
-    "known",
 ]
 
 Array = Any  # any array of a library with the array API; shapes are in the docstrings
@@ -79,7 +79,7 @@ def is_array_api_obj(x: Any) -> bool:
     return bool(array_api_compat.is_array_api_obj(x))
 
 
-def known(x: Array) -> Any:
+def host_values(x: Array) -> Any:
     """Values as a NumPy array; None where there are none yet, or on another device."""
     try:
         return np.from_dlpack(x)

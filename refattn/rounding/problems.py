@@ -16,7 +16,7 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import blocks
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Doubles, array_namespace, to_host
-from ..arrays.threads import InOrder, for_each
+from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, Format
@@ -511,7 +511,7 @@ def sweep(
 
     What `use` returns is called in the order of the blocks: sums over blocks belong there.
     """
-    kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), InOrder()
+    kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), Sequencer()
 
     def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item

@@ -27,7 +27,7 @@ from ..attention import softmax_attention
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, read, sample
 from ..engine.kernel import Attended, attend, merge
-from ..engine.positive import Exponential
+from ..engine.positive import Positive
 from ..engine.signed import merge_totals
 from ..estimators import linear
 from ..estimators.near_and_far import lacking, near_options
@@ -260,7 +260,7 @@ class PositiveState:
         )
         past = Attended(f, log_z[..., 0, :])
         root = root_scale(self.scale, q)
-        features = Exponential(Samples(root * omega, log_weight))
+        features = Positive(Samples(root * omega, log_weight))
         keys = Keys(k, v, half=root * root / 2)
         out, lse = causal_attention(q, keys, features, past)
         return Attended(ungroup(out), ungroup(lse, 1))

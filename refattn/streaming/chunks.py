@@ -13,7 +13,7 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
-from ..engine.chunks import Chunks, chunked, rows
+from ..engine.chunks import Chunks, cut_chunks, slice_rows
 from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import (
     EvaInputs,
@@ -67,7 +67,7 @@ class _ChunkState:
     def _cut(self, q: Array | None, k: Array, v: Array) -> Chunks:
         """Cut tokens into chunks, the first of which is the last of the state."""
         q = k[..., -1:, :] if q is None else q  # any row, where chunks are summed up only
-        return chunked(q, k, v, None, min(self.window, max(1, int(k.shape[-2]))))
+        return cut_chunks(q, k, v, None, min(self.window, max(1, int(k.shape[-2]))))
 
     def _check_whole(self, other: _ChunkState) -> None:
         """Check that the chunks of later keys are those of all."""
@@ -302,7 +302,8 @@ class EvaState(_ChunkState):
         count, new, d = max(1, self._count(k)), int(k.shape[-2]), q.shape[-1]
         size = min(self.window, max(1, new))
         first = int(q.shape[-2]) - new
-        xp, totals = array_namespace(q), rows(q, first, first + count * size)
+        xp = array_namespace(q)
+        totals = slice_rows(q, first, first + count * size, xp)
         totals = xp.sum(xp.reshape(totals, (*q.shape[:-2], count, size, d)), axis=-2)
         totals = xp.concat([self.total_query + totals[..., :1, :], totals[..., 1:, :]], axis=-2)
         places = np.arange(count * size)

@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 import refattn
 from refattn.arrays import threads as arrays_threads
-from refattn.arrays.threads import InOrder, Tree, _blas, for_each
+from refattn.arrays.threads import Sequencer, Tree, _blas, for_each
 from refattn.engine import kernel
 from refattn.rounding import problems
 
@@ -54,7 +54,7 @@ def test_items_run_at_the_same_time():
 
 
 def test_functions_are_called_in_the_order_of_their_places():
-    called, queue = [], InOrder()
+    called, queue = [], Sequencer()
     for place in np.random.default_rng(0).permutation(200):
         queue.add(place, lambda place=place: called.append(place))
     assert called == [*range(200)]
@@ -140,10 +140,10 @@ def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
 def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
-    monkeypatch.setattr(kernel, "_ITEMS", 1)
+    monkeypatch.setattr(kernel, "_MOST_SPANS", 1)
     whole = refattn.attend(q, k, v, **options)
-    monkeypatch.setattr(kernel, "_ITEMS", items)
-    spans = kernel._spans(MANY, 4096, 1)
+    monkeypatch.setattr(kernel, "_MOST_SPANS", items)
+    spans = kernel._spans_of_keys(MANY, 4096, 1)
     assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
     for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -154,7 +154,7 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
 def test_causal_queries_see_no_key_of_most_spans(threads, shift):
     n = 6000
     q, (k, v) = np.zeros((n, 2)), np.ones((2, n + shift, 2))
-    assert len(kernel._spans(n + shift, 1024, n // 512 + 1)) > 2
+    assert len(kernel._spans_of_keys(n + shift, 1024, n // 512 + 1)) > 2
     with threadpool_limits(threads, user_api="blas"):
         out, lse = refattn.attend(q, k, v, causal=True)
     seen = np.maximum(np.arange(1, n + 1) + shift, 0)

@@ -153,7 +153,7 @@ def test_steps_of_a_loop_are_filled_up_at_both_ends(monkeypatch):
 
     monkeypatch.setattr(engine_causal, "traced_once", lambda x: True)
     monkeypatch.setattr(engine_causal, "loop", loop)
-    monkeypatch.setattr(positive.Exponential, "step", lambda self, q, lead: (2, 4))
+    monkeypatch.setattr(positive.Positive, "step", lambda self, q, lead: (2, 4))
     rng = np.random.default_rng(0)
     for n, m in ((23, 11), (23, 40), (30, 30)):
         arrays = [draw(rng, 2, *x) for x in ((n, 3), (m, 3), (m, 2))]
@@ -211,7 +211,7 @@ def test_largest_values_of_past_and_present(backend, dtype):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_nothing_is_computed_in_another_dtype(name, monkeypatch):
     dtypes = set()
-    finish = {kind: kind.finish for kind in (positive.Exponential, signed.Signed)}
+    finish = {kind: kind.finish for kind in (positive.Positive, signed.Signed)}
     for kind, function in finish.items():
 
         def watched(own, found, function=function):

@@ -9,7 +9,7 @@ from scipy.special import logsumexp
 from refattn import Attended, attend, merge, naive, softmax_attention
 from refattn.arrays.library import norm_bound
 from refattn.engine import kernel
-from refattn.engine.kernel import _may_be_near, _near, _reach
+from refattn.engine.kernel import _bounded, _may_be_bounded, _reach
 from tests import reference
 from tests.problems import draw, dtypes, seeds, tolerance, with_norm
 from tests.reference import CONTRACT
@@ -19,7 +19,7 @@ from tests.reference import CONTRACT
 def few_queries_too():
     """Let small problems, too, do without a maximum where they can."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernel, "_NEAR_ROWS", 1)
+        patch.setattr(kernel, "_BOUNDED_ROWS", 1)
         yield
 
 
@@ -318,7 +318,7 @@ def test_near_scores_are_small(seed, size_q, size_k, size_v, size_b, dtype):
     v, b = draw(rng, m, 3, dtype=dtype, size=size_v), draw(rng, 1, m, dtype=dtype, size=size_b)
     v[:, rng.integers(3)] *= rng.integers(2)
     with np.errstate(all="ignore"):
-        near = _near(norm_bound(q), _reach(k, b, v), m)
+        near = _bounded(norm_bound(q, np), _reach(k, b, v, np), m)
         assert near.shape == (n, 1)
         wide = np.longdouble
         worst = np.abs(q.astype(wide) @ k.astype(wide).T + b).max(-1)
@@ -335,16 +335,16 @@ def test_how_far_scores_may_reach_without_a_maximum(m, dtype):
     limits, one = np.finfo(dtype), np.ones((1, 1), dtype)
     most = np.log(float(limits.eps) / float(limits.smallest_normal) / (2 * m) ** 2)
     norms = np.array([[most * 0.9999], [most * 1.0001]], dtype)
-    np.testing.assert_array_equal(_near(norms, _reach(one, None, one), m), [[True], [False]])
+    np.testing.assert_array_equal(_bounded(norms, _reach(one, None, one, np), m), [[True], [False]])
 
 
 def test_usual_scores_need_no_maximum(dtype):
     rng = np.random.default_rng(0)
     q, k, v = (draw(rng, 2, 100, 64, dtype=dtype) for _ in range(3))
     v[..., 3] = 0
-    assert np.all(_near(norm_bound(q / dtype.type(8)), _reach(k, None, v), 10**6))
-    assert _may_be_near(q, v)
-    assert not _may_be_near(q, v[..., :0])  # nothing to look at
+    assert np.all(_bounded(norm_bound(q / dtype.type(8), np), _reach(k, None, v, np), 10**6))
+    assert _may_be_bounded(q, v)
+    assert not _may_be_bounded(q, v[..., :0])  # nothing to look at
     assert attend(q, k, v[..., :0]).out.shape == (2, 100, 0)
 
 

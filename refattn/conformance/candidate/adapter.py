@@ -106,7 +106,7 @@ class Adapter:
         if not callable(self.fn):
             raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
         checks.choice("estimator", self.estimator, ESTIMATORS)
-        capabilities = frozenset(checks.names("capabilities", self.capabilities))
+        capabilities = frozenset(checks.list_names("capabilities", self.capabilities))
         for name in sorted(capabilities):
             checks.choice("capabilities", name, possible(self.record) or ("none of them",))
         tags = dict(DEFAULTS)

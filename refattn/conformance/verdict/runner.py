@@ -159,7 +159,7 @@ def check(
     expected = _reasons(expected_failures)
     _refuse_unknown("expected_failures", expected, chosen)
     if checks is not None:
-        names = arrays_checks.names("checks", checks)
+        names = arrays_checks.list_names("checks", checks)
         if not names:
             raise ValueError("`checks` must name at least one check, got none.")
         _refuse_unknown("checks", names, chosen)
