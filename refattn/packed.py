@@ -235,7 +235,7 @@ def _contiguous(pages: Array, table: list[int], length: int, xp: Any) -> Array:
 
 def _tokens_of_each(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
     """Return the tokens of each sequence."""
-    ends = checks.integers(name, offsets, "(sequences + 1,)", 1)
+    ends = checks.host_integers(name, offsets, "(sequences + 1,)", 1)
     if len(ends) < 2 or ends[0] != 0 or np.any(np.diff(ends) < 0) or ends[-1] != x.shape[0]:
         raise ValueError(
             f"`{name}` must be at least 2 integers that begin at 0, never fall and end at the "
@@ -246,8 +246,8 @@ def _tokens_of_each(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
 
 def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple[list[int], int]]:
     """Return the pages of each sequence that are read, and its length."""
-    table = checks.integers("block_table", block_table, "(batch, most_pages)", 2)
-    counts = checks.integers("lengths", lengths, "(batch,)", 1)
+    table = checks.host_integers("block_table", block_table, "(batch, most_pages)", 2)
+    counts = checks.host_integers("lengths", lengths, "(batch,)", 1)
     batch, (count, size) = q.shape[0], pages.shape[:2]
     for name, x in (("block_table", table), ("lengths", counts)):
         if len(x) != batch or batch == 0:

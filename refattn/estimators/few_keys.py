@@ -140,9 +140,9 @@ def coreset_attention(
     half = square_norm(chosen)[..., None, :] / 2
     factor, free = _factor_kernel(_gaussian_kernel(chosen, mask, indices, xp), xp)
     free = free[..., None, :]
-    identity = attend(q, chosen, with_ones(v_chosen), mask=free)
+    identity = attend(q, chosen, with_ones(v_chosen, xp), mask=free)
     f, log_z = attend(chosen, k, v, mask=_not_chosen(indices, free, mask, k, xp))
-    carried, log_size = _carry(factor, free, with_ones(f), log_z - half[..., 0, :], xp)
+    carried, log_size = _carry(factor, free, with_ones(f, xp), log_z - half[..., 0, :], xp)
     rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
     both = merge(identity, rest)
     seen = both.lse > -math.inf
@@ -305,8 +305,8 @@ class KeysOfQueries(NamedTuple):
         """Take keys and values of the sample; return them, and how to attend to them."""
         at, mask, xp = self.indices[..., 0, :], self.mask, self.xp
         if mask is not None:
-            mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at))
-        k, v = take_rows(self.k, at), take_rows(self.v, at)
+            mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at, xp))
+        k, v = take_rows(self.k, at, xp), take_rows(self.v, at, xp)
         return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
 
     def attend(self) -> Attended:

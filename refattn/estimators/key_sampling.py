@@ -125,7 +125,7 @@ def _draw_pivots(
 ) -> Array:
     """Choose a key for each number of u, (..., S), by the residual diagonal of the kernel."""
     wide = widest(k, xp)
-    x = xp.astype(centred(k, mask), wide)
+    x = xp.astype(centred(k, mask, xp), wide)
     x = root_scale(scale, x) * x
     m, (*lead, size) = x.shape[-2], u.shape
     # The residual of e^(k . k') is that of the Gaussian kernel times e^(|k|^2).
@@ -156,7 +156,7 @@ def _draw_pivots(
 
 def widest(k: Array, xp: Any) -> Any:
     """Return the dtype in which keys are chosen: float64 where the device has it."""
-    return xp.float64 if k.dtype == xp.float32 and has_float64(k) else k.dtype
+    return xp.float64 if k.dtype == xp.float32 and has_float64(k, xp) else k.dtype
 
 
 def _uniform_by_head(rng: Any, size: int, *arrays: Array | None) -> Any:
@@ -280,7 +280,7 @@ def _draw_systematic(
     points = constant(u, p) + xp.arange(num_keys, dtype=wide, device=device(k))
     at = _not_above(upper, points, xp)
     empty, at = at >= m, xp.minimum(at, m - 1)
-    log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at)[..., 0]))
+    log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at, xp)[..., 0]))
     return KeySample(at, xp.astype(log_p, k.dtype))
 
 
@@ -307,7 +307,7 @@ def _draw_from_softmax(
         at = _invert(
             xp.exp(scores - lse), xp.minimum(constant(u[(*head, i)], scores), below_one), xp
         )
-        score = take_rows(scores[..., None], at)[..., 0]
+        score = take_rows(scores[..., None], at, xp)[..., 0]
         log_p_i = xp.where(blind, math.inf, score - lse + math.log(size))
         indices = put(indices, box, at)
         log_p = put(log_p, box, xp.astype(log_p_i, q.dtype))

@@ -364,7 +364,7 @@ class QueryWeights(NamedTuple):
     def softmax(self, q: Array, norm: Array | None) -> Array:
         """t_ic, (..., n, C)."""
         t = multiply(q, self.xp.matrix_transpose(self.q_mean))
-        return self.xp.exp(t - (log_sum_exp(t)[..., None] if norm is None else norm))
+        return self.xp.exp(t - (log_sum_exp(t, self.xp)[..., None] if norm is None else norm))
 
     def of(self, t: Array) -> Array:
         """alpha, (..., n, S)."""
@@ -392,7 +392,7 @@ def query_weighted(inputs: LaraInputs, omega: Array, weights: QueryWeights) -> A
     omega = root * omega
     states = None if keys.differ else sample(omega, keys)
     norm = weights.norm(q, root)
-    out, lse = buffers(q, keys.v, inputs.lead)
+    out, lse = buffers(q, keys.v, inputs.lead, inputs.xp)
     most = math.prod(block_shape(q)) // omega.shape[-2]
     for *head, i in tiles((*inputs.lead, q.shape[-2]), most):
         box, q_i = (*head, WHOLE, WHOLE), part(q, (*head, i, WHOLE))
@@ -410,7 +410,7 @@ def query_weighted(inputs: LaraInputs, omega: Array, weights: QueryWeights) -> A
     return Attended(out, lse)
 
 
-class _GrowingSamples(Exponential):
+class _GrowingSamples(Positive):
     """Samples of causal LARA, of which a query knows those of the chunks before its own.
 
     What is past of a chunk's first token makes its proposal, whose samples join the others. All
@@ -423,6 +423,7 @@ class _GrowingSamples(Exponential):
 
     def __init__(self, inputs: LaraInputs) -> None:
         self.inputs, self.options, self.alike = inputs, inputs.options, False
+        self.xp = inputs.xp
         noise = inputs.noise if inputs.omega is None else inputs.omega
         self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)
         self.chunk = chunk_of(inputs.q.shape[-2], self.options.proposals)
@@ -480,7 +481,7 @@ class _GrowingSamples(Exponential):
         ratio = multiply(centre, xp.matrix_transpose(omega)) - square_norm(centre)[..., None] / 2
         started = xp.asarray((rows < last)[:, None], device=home)
         ratio = xp.where(started, ratio, -math.inf)
-        mixture = running_log_sum(concatenate(self.mixture, ratio, -2), xp)
+        mixture = running_log_sum(concatenate(self.mixture, ratio, -2, xp), xp)
         self.mixture = mixture[..., -1:, :]
         which = self.chunk[i] - first + 1
         which = which[:1] if is_numpy_array(omega) else which

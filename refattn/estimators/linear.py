@@ -150,7 +150,7 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
     def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         if trusted is None:
             return check_features(feature_map(x), x, xp)
-        return _scale_rows(trusted(x, memory=memory), xp)
+        return _scale_rows(trusted(x, xp, memory=memory), xp)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, head, memory)

@@ -175,7 +175,7 @@ def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Eva
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
     scale, mask = check_call(q, k, v, options)
     omega, sampled, log_size = (options[name] for name in ("omega", "sampled", "log_size"))
-    mask, (window, count) = qkv.one_row(mask, k), qkv.chunks("window", options["window"], q, k)
+    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
     xp, noise = array_namespace(q), None
@@ -185,7 +185,7 @@ def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Eva
         z = checks.generator(options["rng"]).standard_normal((count, q.shape[-1]))
         noise = constant(z, q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
-    chunks = chunked(q, k, v, mask, window)
+    chunks = cut_chunks(q, k, v, mask, window)
     inputs = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size, xp)
     return inputs._replace(causal=options["causal"], ungroup=ungroup)
 
@@ -333,10 +333,10 @@ def attend_squared(
 def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> ChunkMoments:
     """Check arguments of `second_order_attention`, group heads, and take the moments."""
     scale, mask = check_call(q, k, v, options)
-    mask, (window, _) = qkv.one_row(mask, k), qkv.chunks("window", options["window"], q, k)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     xp = array_namespace(q)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    moments = moments_of(chunked(q, k, v, mask, window), root_scale(scale, q), xp)
+    moments = moments_of(cut_chunks(q, k, v, mask, window), root_scale(scale, q), xp)
     return moments._replace(causal=options["causal"], ungroup=ungroup)
 
 
@@ -506,5 +506,5 @@ def _first_keys(keys: Keys, count: int, xp: Any) -> Keys:
     if count <= m:
         return keys.tokens(0, count)
     mask = xp.ones((1, m), dtype=xp.bool, device=device(keys.k)) if keys.mask is None else keys.mask
-    mask = xp.matrix_transpose(rows(xp.matrix_transpose(mask), 0, count))
-    return Keys(rows(keys.k, 0, count), rows(keys.v, 0, count), mask, keys.half)
+    mask = xp.matrix_transpose(slice_rows(xp.matrix_transpose(mask), 0, count, xp))
+    return Keys(slice_rows(keys.k, 0, count, xp), slice_rows(keys.v, 0, count, xp), mask, keys.half)

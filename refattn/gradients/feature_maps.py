@@ -19,7 +19,7 @@ from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, as_written, constant, device, host_dtype
 from ..arrays.products import multiply
 from ..engine.signed import Signed
-from ..engine.signed_back import Featured
+from ..engine.signed_back import SignedBack
 from ..estimators.linear import check_features
 from ..estimators.rfa import RfaInputs, wave_weights
 from ..features import (
@@ -37,7 +37,7 @@ from ..features import (
 __all__ = ["check_pullback", "map_with_pullback", "waves_with_pullback"]
 
 
-def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp: Any) -> Featured:
+def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp: Any) -> SignedBack:
     """Make the features of a map, with their pullback."""
 
     def phi(x: Array, head: tuple[slice, ...]) -> tuple[Features, Any]:
@@ -58,7 +58,7 @@ def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp:
     return SignedBack(phi, phi, features.width, splits=features.splits)
 
 
-def waves_with_pullback(inputs: RfaInputs, norms: bool) -> Featured:
+def waves_with_pullback(inputs: RfaInputs, norms: bool) -> SignedBack:
     """Make trigonometric features, with the weights of the samples on the side of the queries."""
     (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
     weight, whole = wave_weights(log_weight, xp), (WHOLE, WHOLE)
@@ -168,7 +168,7 @@ def _pull_taylor(
 ) -> Array:
     """Pull each degree p as `_pull_polynomial`, over root p!, without the scale of the row."""
     d, first = x.shape[-1], 0
-    unit, log_size, logs, peak = taylor_scales(x, degree)
+    unit, log_size, logs, peak = taylor_scales(x, degree, xp)
     total = xp.zeros_like(x)
     for p, log in enumerate(logs):
         count = math.comb(d + p - 1, p)

@@ -35,13 +35,13 @@ def _pull_sample(
 ) -> Cotangents:
     """Return cotangents of queries and of all keys: what `several` samples take is added."""
     k, v, options = sample.taken()
-    pulled = kernel_back.attend(sample.q, k, v, done, d_out, **options)
+    pulled = kernel_back.pull_attend(sample.q, k, v, done, d_out, **options)
 
     def add(rows: Array) -> Array:
         at = sample.xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])
         if several:
-            rows, at = joined(rows, xp), joined(at[..., None], xp)[..., 0]
-        return add_rows(rows, at, sample.k.shape[-2], xp)
+            rows, at = joined(rows, sample.xp), joined(at[..., None], sample.xp)[..., 0]
+        return add_rows(rows, at, sample.k.shape[-2], sample.xp)
 
     return Cotangents(pulled.q, add(pulled.k), add(pulled.v))
 

@@ -51,7 +51,7 @@ def pull_lara(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCota
     made, weighting, root = lara.make_proposals(inputs), inputs.options.weighting, inputs.root
     log_weight = lara.proposal_weights(made, weighting)[..., None, :]
     samples = Samples(root * made.omega, log_weight)
-    pulled = hops_back.two_hops(inputs.q, samples, inputs.keys, False, done, d_out)
+    pulled = hops_back.pull_two_hops(inputs.q, samples, inputs.keys, False, done, d_out)
     d_own, d_mixture = -pulled.log_weight[..., 0, :], None
     if weighting != "own":
         d_own, d_mixture = None, d_own
@@ -230,7 +230,7 @@ def pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCo
         log_weight = -xp.sum(xp.where(newest, ratio, 0.0), axis=-2, keepdims=True)
     log_weight = xp.where(known, log_weight, -math.inf)
     arithmetic = _KnownSamples(inputs, root * omega, log_weight, done.lse, keys.half)
-    pulled = attend(q, keys, arithmetic, done.out, d_out, causal=True)
+    pulled = pull_linear(q, keys, arithmetic, done.out, d_out, causal=True)
     d_omega, d_log = pulled.parameters
     if weighting == "balance":
         d_ratio = _of_running(-d_log, ratio, mixture, xp)
@@ -259,7 +259,7 @@ def _of_running(d_sums: Array, x: Array, sums: Array, xp: Any) -> Array:
     return xp.stack(rows[::-1], axis=-2)
 
 
-class _KnownSamples(Exponential):
+class _KnownSamples(PositiveBack):
     """Features of queries, which know the samples of their chunk: weights (..., C, S)."""
 
     def __init__(self, inputs: lara.LaraInputs, *arrays: Any) -> None:

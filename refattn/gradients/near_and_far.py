@@ -34,7 +34,9 @@ __all__ = ["pull_chunks", "pull_local", "pull_moments"]
 
 
 @as_written
-def pull_local(inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_out: Array) -> Pulled:
+def pull_local(
+    inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_out: Array
+) -> PulledHops:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, xp, _), done = inputs, local.done
     options = near_options(keys, root, sides, causal)
@@ -43,13 +45,13 @@ def pull_local(inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_ou
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
         g = reverse(d_out, -2) if field.turned else d_out
-        pulled = hops_back.two_hops(field.q, samples, field.keys, field.causal, whole, g)
+        pulled = hops_back.pull_two_hops(field.q, samples, field.keys, field.causal, whole, g)
         share = xp.exp(part.lse - finite(done.lse, xp))
         d_norm = share * xp.sum(d_out * (part.out - done.out), axis=-1)
         d_q = _turn_back(pulled.q, field) - sum_to(root * root * d_norm[..., None] * q, q.shape)
-        d_k, d_v = (_turn_back(rows(x, 0, keys.k.shape[-2]), field) for x in pulled[1:3])
-        more = Pulled(d_q, d_k, d_v, pulled.omega, pulled.log_weight)
-        total = Pulled(*(x + y for x, y in zip(total, more, strict=True)))
+        d_k, d_v = (_turn_back(slice_rows(x, 0, keys.k.shape[-2], xp), field) for x in pulled[1:3])
+        more = PulledHops(d_q, d_k, d_v, pulled.omega, pulled.log_weight)
+        total = PulledHops(*(x + y for x, y in zip(total, more, strict=True)))
     return total
 
 
@@ -66,9 +68,9 @@ def pull_chunks(
     g = _cut_as_queries(d_out, chunks, xp)
     near = _pull_near(chunks, root, inputs.causal, whole, g)
     (mean, f), options = inputs.far(states.out[..., 0, :])
-    far = kernel_back.attend(chunks.q, mean, f, whole, g, **options)
+    far = kernel_back.pull_attend(chunks.q, mean, f, whole, g, **options)
     of_f = far.v[..., 0, :, :][..., None, :]
-    first = hops_back.sampled(inputs.omega[..., None, :], inputs.keys, states, of_f, None)
+    first = hops_back.pull_sample(inputs.omega[..., None, :], inputs.keys, states, of_f, None)
     d_omega = root * first.q[..., 0, :]
     d_q, d_mean = near.q + far.q, far.k[..., 0, :, :]
     if inputs.moves:
@@ -100,7 +102,7 @@ def pull_moments(
         by_query = xp.reshape(by_query, (*by_query.shape[:-2], x.shape[-1] * d_some.shape[-1]))
         d_both = xp.concat([d_some, by_query], axis=-1)
         both = xp.concat([out, xp.zeros_like(by_query)], axis=-1)
-        pulled = kernel_back.attend(features, *keys, Attended(both, lse), d_both, **options)
+        pulled = kernel_back.pull_attend(features, *keys, Attended(both, lse), d_both, **options)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]
@@ -141,16 +143,18 @@ def _pull_near(
     chunks: Chunks, root: Array, causal: bool, whole: Attended, g: Array
 ) -> kernel_back.Cotangents:
     """Pull `Chunks.near` back, whose part `whole` has, with cotangents g cut as queries."""
-    k, v, mask = chunks.own
+    k, v, mask = chunks.near_keys
     scores = {"mask": mask, "causal": causal, "scale": root * root}
     options = Options(shift=chunks.ahead)
-    return kernel_back.attend(chunks.q, k, v, whole, g, options=options, **scores)
+    return kernel_back.pull_attend(chunks.q, k, v, whole, g, options=options, **scores)
 
 
 def _rows_of_keys(every: Array, near: Array, chunks: Chunks, m: int, xp: Any) -> Array:
     """Join rows of keys, from those of all chunks and of the chunks of queries."""
     start = chunks.first * chunks.k.shape[-2]
-    return rows(_as_rows(every, xp), 0, m) + rows(_as_rows(near, xp), -start, m - start)
+    return slice_rows(_as_rows(every, xp), 0, m, xp) + slice_rows(
+        _as_rows(near, xp), -start, m - start, xp
+    )
 
 
 def _as_rows(x: Array, xp: Any) -> Array:
@@ -162,7 +166,7 @@ def _cut_as_queries(x: Array, chunks: Chunks, xp: Any) -> Array:
     """Cut rows of queries as these are: the pullback of `Chunks.joined`."""
     count, size = chunks.q.shape[-3:-1]
     start = chunks.rows.start
-    x = rows(x, -start, count * size - start)
+    x = slice_rows(x, -start, count * size - start, xp)
     return xp.reshape(x, (*x.shape[:-2], count, size, x.shape[-1]))
 
 
@@ -176,6 +180,6 @@ def _of_mean(d_mean: Array, x: Array, chunks: Chunks, xp: Any) -> Array:
 def _of_mean_query(d_mean: Array, chunks: Chunks, xp: Any) -> Array:
     """Pull the mean queries of chunks back."""
     count = chunks.num_queries
-    share = rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3])
+    share = slice_rows(d_mean, chunks.first, chunks.first + chunks.q.shape[-3], xp)
     share = share / xp.where(count > 0, count, 1.0)
     return xp.broadcast_to(share[..., None, :], chunks.q.shape)

@@ -251,7 +251,7 @@ def _pull_exact(
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
         d_lse = None if d_lse is None else xp.reshape(d_lse, done.lse.shape)
         d_out = xp.reshape(d_out, done.out.shape)
-        taken = kernel_back.attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
+        taken = kernel_back.pull_attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
         named = {name: x for name, x in taken._asdict().items() if x is not None}
         return Gradients(**{name: xp.reshape(x, arrays[name].shape) for name, x in named.items()})
 
@@ -341,14 +341,14 @@ def _vjp_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) 
         back = waves_with_pullback(inputs, norms)
 
         def pull_waves(d_out: Array) -> Any:
-            pulled = attend(q, keys, back, raw, d_out, causal=causal)
+            pulled = pull_linear(q, keys, back, raw, d_out, causal=causal)
             return *pulled[:3], *pulled.parameters
 
         return _with_pullback(raw, ungroup, sources, pull_waves)
     done = two_hops(q, samples, keys, causal)
 
     def pull(d_out: Array) -> Any:
-        pulled = hops_back.two_hops(q, samples, keys, causal, done, d_out)
+        pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, d_out)
         return *pulled[:3], root * pulled.omega, pulled.log_weight
 
     return _with_pullback(done.out, ungroup, sources, pull)
@@ -367,9 +367,9 @@ def _vjp_importance_sampled(q: Array, k: Array, v: Array, options: dict[str, Any
 
     def pull(d_out: Array) -> Any:
         d_log, none = xp.sum(d_out * raw, axis=-1), d_out[..., :0]
-        pulled = hops_back.two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
+        pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
         no_values = keys.v[..., :0]
-        normaliser = kernel_back.attend(q, keys.k, no_values, exact, none, -d_log, **scores)
+        normaliser = kernel_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, **scores)
         d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
         d_k = pulled.k + normaliser.k
         return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
@@ -391,7 +391,7 @@ def _vjp_mean_of_states(inputs: RfaInputs, sources: _Sources, causal: bool) -> A
             share = part(d_out, (*box, WHOLE))[..., None, :] / size
             return hops_back.Taken(None, None, None, share, None)
 
-        pulled = hops_back.per_query(read, some, samples, keys, causal)
+        pulled = hops_back.pull_per_query(read, some, samples, keys, causal)
         return kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega
 
     return _with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
@@ -489,7 +489,7 @@ def _vjp_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     back = map_with_pullback(feature_map, features, xp)
 
     def pull(d_out: Array) -> Any:
-        return attend(q, keys, back, raw, d_out, causal=causal)[:3]
+        return pull_linear(q, keys, back, raw, d_out, causal=causal)[:3]
 
     return _with_pullback(raw, ungroup, sources, pull)
 

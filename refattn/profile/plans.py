@@ -186,7 +186,7 @@ def plan(
         checks.positive_integer("most", most)
     records = [
         record_of(x)
-        for x in checks.names("estimators", names() if estimators is None else estimators)
+        for x in checks.list_names("estimators", names() if estimators is None else estimators)
     ]
     n, m = q.shape[-2], k.shape[-2]
     most = 4 * max(n, m) if most is None else most

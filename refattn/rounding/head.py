@@ -13,7 +13,7 @@ from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from ..certified.kernel import Bounded, Given, attend
 from ..certified.pairs import Pair, pair
-from ..engine.kernel import Sums, combine, normalise, sums
+from ..engine.kernel import Sums, combine, normalise, sum_values, weigh
 from ..engine.scores import Band, Options
 
 __all__ = [
@@ -174,9 +174,10 @@ def attend_rows(head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | 
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         top = np.maximum(top, seen.max(-1))
-        part = sums(scores, head.v[tile.keys], tile.visible, m)
-        total = combine(total, part)
-    out, lse = normalise(total)
+        weights = weigh(scores, tile.visible, m, np)
+        sums = sum_values(*weights, head.v[tile.keys], tile.visible, np)
+        total = combine(total, sums, np)
+    out, lse = normalise(total, np)
     shape = (rows, head.v.shape[-1])
     return ScoredRows(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
 

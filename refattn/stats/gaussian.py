@@ -244,7 +244,7 @@ def _whiten(means: Any, covs: Any, count: int, mean: Any, cov: Any, ddof: int) -
         if x.shape != shape:
             raise ValueError(f"`{name}` must have shape {shape}, got {x.shape}.")
     matrices.symmetric("covs", covs, d)
-    matrices.covariance("cov", cov, d)
+    matrices.definite("cov", cov, d)
     checks.positive_integer("count", count)
     if count <= d:
         raise ValueError(f"`count` must be greater than d = {d}, got {count}.")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...arrays import checks
 from ...arrays.library import Floats, array_namespace
 from ...arrays.words import said
-from ...engine.scores import Window
+from ...engine.scores import Reach
 from ...registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
 from .libraries import lay_out, pull_by_torch, receive
@@ -253,7 +253,7 @@ class Adapter:
             seen = np.asarray(seen) & self._band(n, m, "window", options["window"])
         return seen
 
-    def _band(self, n: int, m: int, tag: str, window: Window) -> npt.NDArray[np.bool_]:
+    def _band(self, n: int, m: int, tag: str, window: Reach) -> npt.NDArray[np.bool_]:
         """Return the keys of a window, where the tag says that it lies."""
         ahead = np.arange(m) - np.arange(n)[:, None] - (0 if "top-left" in self[tag] else m - n)
         left, right = (math.inf if x is None else x for x in window)
