@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
-from ..certified import kernel as certified_kernel
-from ..certified.pairs import Pair, pair
+from ..certified.forward import Arguments, Bounded, attend_with_bounds
+from ..certified.pairs import Pair
 from ..engine import kernel as engine_kernel
 from ..engine.scores import Band, Options
 from .formats import Format
@@ -442,23 +442,23 @@ def exact(head: Head, i: slice) -> Doubles:
     return attend(head, i, None).out
 
 
-def certified(head: Head, i: slice) -> certified_kernel.Bounded:
+def certified(head: Head, i: slice) -> Bounded:
     """The exact result for the queries i in pairs, with a proven bound of its error."""
     keys = slice(0, head.keys)
     bias, mask = (None if x is None else np.atleast_2d(x) for x in (head.bias, head.mask))
     bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
     shift = head.keys - len(head.q) + i.start  # of these queries
     sink = None if head.sink is None else np.full((1, 1), head.sink)
-    return certified_kernel.attend(
-        certified_kernel.Given(
-            pair(head.q[i]),
-            pair(head.k[keys]),
-            pair(head.v[keys]),
-            None if bias is None else pair(bias),
-            mask,
-            head.causal,
-            Options(head.window, shift, head.softcap, sink),
-            Pair(np.asarray(head.scale), np.asarray(0.0)),
+    return attend_with_bounds(
+        Arguments.of_arrays(
+            head.q[i],
+            head.k[keys],
+            head.v[keys],
+            bias,
+            mask=mask,
+            causal=head.causal,
+            options=Options(head.window, shift, head.softcap, sink),
+            scale=Pair(np.asarray(head.scale), np.asarray(0.0)),
         )
     )
 
