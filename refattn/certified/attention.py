@@ -17,7 +17,7 @@ from .inputs import (
     first_part,
     number_in_pairs,
     power_in_pairs,
-    prepare,
+    prepare_pairs,
     widen,
 )
 from .pairs import Pair, add_pairs, dot_pairs, multiply_pairs
@@ -89,7 +89,7 @@ def attend(
     731058578630004879
     """
     checks.real("scale", scale, like=first_part(q))
-    args, ungroup = prepare(
+    args, ungroup = prepare_pairs(
         q, k, v, None if scale == 1 else number_in_pairs(scale),
         bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def softmax_attention(
            [2.92423431]]), proven=array([[ True],
            [ True]]))
     """
-    args, ungroup = prepare(
+    args, ungroup = prepare_pairs(
         q, k, v, _scale_or_default(scale, q),
         bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
     )  # fmt: skip
@@ -205,7 +205,7 @@ def softmax_gradients(
     (array([[-1.],
            [ 1.]]), True)
     """
-    args, _ = prepare(
+    args, _ = prepare_pairs(
         q, k, v, _scale_or_default(scale, q),
         bias=bias, mask=mask, causal=causal, window=window, softcap=None, sinks=sinks,
     )  # fmt: skip

@@ -22,7 +22,7 @@ __all__ = [
     "first_part",
     "number_in_pairs",
     "power_in_pairs",
-    "prepare",
+    "prepare_pairs",
     "widen",
 ]
 
@@ -34,7 +34,7 @@ class _Prepared(NamedTuple):
     ungroup: Any
 
 
-def prepare(
+def prepare_pairs(
     q: Array | Pair,
     k: Array | Pair,
     v: Array | Pair,

@@ -65,7 +65,7 @@ class PositiveState:
         omega_of_keys, _ = frequencies.shared(omega, log_weight, k, qkv.lead(k, k, v))
         if log_weight is None:
             log_weight = np.zeros(omega.shape[-2])
-        samples = _attend_to_keys(omega_of_keys, k, v, scale)
+        samples = _attend_from_frequencies(omega_of_keys, k, v, scale)
         return cls(samples, copy_array(omega), copy_array(log_weight), scale)
 
     @property
@@ -86,7 +86,7 @@ class PositiveState:
     def update(self, k: Array, v: Array) -> PositiveState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         check_keys(self, k, v)
-        more = _attend_to_keys(constant(self.omega, k), k, v, self.scale)
+        more = _attend_from_frequencies(constant(self.omega, k), k, v, self.scale)
         return replace(self, samples=merge(self.samples, more))
 
     def read(self, q: Array) -> Array:
@@ -147,7 +147,7 @@ class PositiveState:
         return replace(self, samples=merge(self.samples, other.samples))
 
 
-def _attend_to_keys(omega: Array, k: Array, v: Array, scale: float | None) -> Attended:
+def _attend_from_frequencies(omega: Array, k: Array, v: Array, scale: float | None) -> Attended:
     """Attend from frequencies, in kernel coordinates, to some keys."""
     root = root_scale(scale, k)
     return sample(root * omega, Keys(k, v, half=root * root / 2))
