@@ -52,9 +52,8 @@ def draw_from_targets(
         scaled = xp.astype(q_i, wide)
         wide_root = root_scale(scale, scaled)
         scaled = scaled * (wide_root * wide_root)
-        shares = _KeyShares(
-            scaled, k_h, lse, seen, stop - (i.stop - i.start) if causal else None, xp
-        )
+        shift = stop - (i.stop - i.start) if causal else None
+        shares = _KeyShares(scaled, k_h, lse, seen, shift, xp)
         total = zero
         for j in blocks(0, stop, columns):
             total = shares.cumulative(j, total)[..., -1:]
