@@ -170,8 +170,8 @@ def pull_back_with_bounds(args: Arguments, d_out: Pair) -> tuple[Bound, Bound, B
         return [d_k, d_v]
 
     work = 32 * math.prod(lead) * n * m
-    (dq,) = _gather(of_queries, (lead, n, sizes[0]), (d,), work, (d_out.hi, xp))
-    dk, dv = _gather(of_keys, (lead, m, sizes[1]), (d, d_v), work, (d_out.hi, xp))
+    (dq,) = _gather(of_queries, (lead, n, sizes[0]), (d,), work, d_out.hi, xp)
+    dk, dv = _gather(of_keys, (lead, m, sizes[1]), (d, d_v), work, d_out.hi, xp)
     if args.scale is not None:
         scale = args.scale
         dq, dk = (
@@ -191,10 +191,11 @@ def _gather(
     axes: tuple[tuple[int, ...], int, int],
     widths: tuple[int, ...],
     work: int,
-    home: tuple[Array, Any],
+    like: Array,
+    xp: Any,
 ) -> list[Bound]:
     """Put blocks of rows together, on threads."""
-    (lead, count, step), (like, xp) = axes, home
+    lead, count, step = axes
     parts = [
         [xp.zeros((*lead, count, width), dtype=like.dtype, device=device(like)) for _ in range(3)]
         for width in widths
