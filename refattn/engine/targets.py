@@ -41,7 +41,6 @@ def draw_from_targets(
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
-    zero = xp.zeros((1, 1), dtype=wide, device=device(q))
     for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
         q_i = part(q, (*head, i, WHOLE))
@@ -53,24 +52,11 @@ def draw_from_targets(
         wide_root = root_scale(scale, scaled)
         scaled = scaled * (wide_root * wide_root)
         shift = stop - (i.stop - i.start) if causal else None
-        shares = _KeyShares(scaled, k_h, lse, seen, shift, xp)
-        total = zero
-        for j in blocks(0, stop, columns):
-            total = shares.cumulative(j, total)[..., -1:]
+        shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
+        total = shares.total()
         # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
         u_i = total * xp.minimum(constant(u[(*head, i)], total), constant(below_one, total))
-        key, carry = xp.zeros((1, 1, 1), dtype=q.dtype, device=device(q)), zero
-        for j in blocks(0, stop, columns):
-            upper = shares.cumulative(j, carry)
-            carry = xp.broadcast_to(carry, (*upper.shape[:-1], 1))
-            lower = xp.concat([carry, upper[..., :-1]], axis=-1)
-            chosen = (lower[..., None, :] <= u_i[..., None]) & (
-                u_i[..., None] < upper[..., None, :]
-            )
-            k_j = k_h[..., j, :]
-            k_j = xp.where(xp.isfinite(k_j), k_j, 0.0) if causal or mask is not None else k_j
-            key = key + xp.astype(chosen, q.dtype) @ k_j[..., None, :, :]
-            carry = upper[..., -1:]
+        key = shares.key_at(u_i)
         key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
         omega = constant(z[(*head, i)], q) + root * (q_i[..., None, :] + key)
         out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
@@ -85,7 +71,34 @@ class _KeyShares(NamedTuple):
     lse: Array
     mask: Array | None
     shift: int | None  # in causal attention query i sees the keys up to i + shift
+    blocks: list[slice]  # of keys
     xp: Any
+
+    def total(self) -> Array:
+        """Sum the shares of all keys."""
+        total = self._zero()
+        for j in self.blocks:
+            total = self.cumulative(j, total)[..., -1:]
+        return total
+
+    def key_at(self, u: Array) -> Array:
+        """Take the keys at which the cumulative shares pass the numbers u."""
+        xp, k, before = self.xp, self.k, self._zero()
+        key = xp.zeros((1, 1, 1), dtype=k.dtype, device=device(k))
+        for j in self.blocks:
+            upper = self.cumulative(j, before)
+            before = xp.broadcast_to(before, (*upper.shape[:-1], 1))
+            lower = xp.concat([before, upper[..., :-1]], axis=-1)
+            chosen = (lower[..., None, :] <= u[..., None]) & (u[..., None] < upper[..., None, :])
+            k_j = k[..., j, :]
+            if self.shift is not None or self.mask is not None:
+                k_j = xp.where(xp.isfinite(k_j), k_j, 0.0)
+            key = key + xp.astype(chosen, k.dtype) @ k_j[..., None, :, :]
+            before = upper[..., -1:]
+        return key
+
+    def _zero(self) -> Array:
+        return self.xp.zeros((1, 1), dtype=self.q.dtype, device=device(self.q))
 
     def cumulative(self, j: slice, before: Array) -> Array:
         """Sum the shares over the keys j, from the sum of those before them."""
