@@ -28,6 +28,7 @@ from .moments import Moments
 from .sampling import Gaussian
 from .theory.attention import LARGE_SAMPLE, first_order
 from .theory.elementary import quotient
+from .theory.gaussian import best_covariance, best_gauge, best_variance
 from .theory.proposal import SquaredWeights
 from .theory.second_moments import KernelAttention, sum_pairs
 
@@ -148,7 +149,7 @@ def fit(
     of_q, of_k = _kernel_moments(q, k, scale)
     a = gauge(of_q.cov, of_k.cov, floor=floor)
     inverse = np.linalg.inv(a)
-    best = optimal_gaussian(_turned(of_q, a), _turned(of_k, np.swapaxes(inverse, -1, -2)))
+    best = optimal_gaussian(_map_moments(of_q, a), _map_moments(of_k, np.swapaxes(inverse, -1, -2)))
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
@@ -199,13 +200,7 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
     matrices.semidefinite("k_cov", k_cov, k_cov.shape[-1])
     checks.compatible("q_cov", q_cov, "k_cov", k_cov)
     floor = checks.real("floor", floor, positive=True)
-    constant_rows = (_trace(q_cov) <= 0) | (_trace(k_cov) <= 0)
-    of_q, of_k = (_eigh(x, floor) for x in (q_cov, k_cov))
-    # Singular values of B are the roots of the eigenvalues of B^T B, and more accurate.
-    values, vectors = _right_singular(_power(of_k, 0.5) @ _power(of_q, 0.5))
-    root = np.sqrt(values)[..., :, None] * np.swapaxes(vectors, -1, -2)
-    a = _power(_right_singular(root @ _power(of_q, -0.5)), 1.0)
-    return np.where(constant_rows[..., None, None], np.eye(a.shape[-1]), a)
+    return best_gauge(q_cov, k_cov, floor)
 
 
 def oprf(q: Moments, k: Moments) -> Gaussian:
@@ -247,7 +242,7 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
     """
     mean, second = _second_moment(q, k)
     d = mean.shape[-1]
-    spread = _best_variance(_trace(second) / d)
+    spread = best_variance(np.trace(second, axis1=-2, axis2=-1) / d)
     return Gaussian(np.zeros_like(mean), spread[..., None, None] * np.eye(d))
 
 
@@ -287,7 +282,7 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
            [0.    , 1.    ]])
     """
     mean, second = _second_moment(q, k)
-    return Gaussian(np.zeros_like(mean), _best_covariance(second))
+    return Gaussian(np.zeros_like(mean), best_covariance(second))
 
 
 def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) -> Gaussian:
@@ -326,7 +321,7 @@ def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None
     some = (square_q > 0) & (square_k > 0)
     psi = np.where(some, square_k / np.where(some, square_q, 1.0), 1.0) ** 0.25
     a, inverse = (x[..., None] * np.eye(psi.shape[-1]) for x in (psi, 1 / psi))
-    best = oprf(_turned(of_q, a), _turned(of_k, inverse))
+    best = oprf(_map_moments(of_q, a), _map_moments(of_k, inverse))
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
@@ -365,8 +360,8 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
     >>> best.mean, best.cov.round(4)
     (array([2.]), array([[2.2808]]))
     """
-    of_q, of_k = _checked(q, k)
-    return Gaussian(of_q.mean + of_k.mean, _best_covariance(of_q.cov + of_k.cov))
+    of_q, of_k = _compatible_moments(q, k)
+    return Gaussian(of_q.mean + of_k.mean, best_covariance(of_q.cov + of_k.cov))
 
 
 def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None) -> Doubles:
@@ -409,12 +404,12 @@ def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None
     2.0
     0.9404
     """
-    of_q, of_k = _checked(q, k)
+    of_q, of_k = _compatible_moments(q, k)
     law = SquaredWeights(proposal, of_q.mean.shape[-1])
     if proposal is not None and proposal.gauge is not None:
         inverse = np.linalg.inv(proposal.gauge)
-        of_q = _turned(of_q, proposal.gauge)
-        of_k = _turned(of_k, np.swapaxes(inverse, -1, -2))
+        of_q = _map_moments(of_q, proposal.gauge)
+        of_k = _map_moments(of_k, np.swapaxes(inverse, -1, -2))
     t = law.rotate(of_q.mean + of_k.mean) - law.mean
     vectors = law.vectors if law.rotated else np.eye(t.shape[-1])
     spread = np.sum(vectors * ((of_q.cov + of_k.cov) @ vectors), axis=-2)
@@ -535,33 +530,22 @@ def assess(
     return Assessment(theory.relative_error(law, exact), achieved, ess)
 
 
-def _best_variance(excess: Doubles) -> Doubles:
-    r"""Minimise log(s / sqrt(2 s - 1)) + excess / (2 s - 1) over s: (1 + u) / 2 of `sderf`."""
-    b = 1 + 2 * excess
-    return (1 + (b + np.sqrt(b * b + 8 * excess)) / 2) / 2
-
-
-def _best_covariance(cov: Doubles) -> Doubles:
-    """Optimal covariance for q + k of second moment `cov` about the mean of the proposal."""
-    values, vectors = np.linalg.eigh(cov)
-    return _power((_best_variance(np.maximum(values, 0.0)), vectors), 1.0)
-
-
 def _second_moment(q: Moments, k: Moments) -> tuple[Doubles, Doubles]:
-    """Mean and second moment of q + k."""
-    of_q, of_k = _checked(q, k)
+    """Return the mean and the second moment of q + k."""
+    of_q, of_k = _compatible_moments(q, k)
     mean = of_q.mean + of_k.mean
     return mean, of_q.cov + of_k.cov + mean[..., :, None] * mean[..., None, :]
 
 
-def _checked(q: Any, k: Any) -> tuple[Moments, Moments]:
-    """Moments on the host, with the covariance of a single row 0 if it is nan."""
+def _compatible_moments(q: Any, k: Any) -> tuple[Moments, Moments]:
+    """Bring both moments to the host, with the covariance of a single row 0 if it is nan."""
     of_q, of_k = _host_moments("q", q), _host_moments("k", k)
     checks.compatible("q.mean", of_q.mean, "k.mean", of_k.mean)
     return of_q, of_k
 
 
 def _host_moments(name: str, m: Any) -> Moments:
+    """Check moments and bring them to the host."""
     moments.check_moments(**{name: m})
     if m.count == 0:
         raise ValueError(f"`{name}` has no rows: it must have at least one.")
@@ -575,7 +559,7 @@ def _host_moments(name: str, m: Any) -> Moments:
 
 
 def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Moments]:
-    """Moments in kernel coordinates of arrays or from given moments, one for each query head."""
+    """Bring arrays or moments to moments in kernel coordinates, one for each query head."""
     scale = checks.real("scale", scale, positive=True, optional=True)
     if not isinstance(q, Moments) and not isinstance(k, Moments):
         qkv.check(q, k, k)
@@ -596,42 +580,18 @@ def _kernel_moments(q: Any, k: Any, scale: float | None) -> tuple[Moments, Momen
         )
     checks.compatible("q", of_q.mean, "k", of_k.mean)
     root = math.sqrt(of_q.mean.shape[-1] ** -0.5 if scale is None else scale)
-    return _scaled(of_q, root, share), _scaled(of_k, root, share)
+    return _scale_moments(of_q, root, share), _scale_moments(of_k, root, share)
 
 
-def _scaled(m: Moments, root: float, copies: int) -> Moments:
-    """Moments of root x, repeated for the query heads that share a key head."""
+def _scale_moments(m: Moments, root: float, copies: int) -> Moments:
+    """Return moments of root x, repeated for the query heads that share a key head."""
     mean, cov = root * m.mean, root**2 * m.cov
     if copies > 1:
         mean, cov = np.repeat(mean, copies, axis=-2), np.repeat(cov, copies, axis=-3)
     return m._replace(mean=mean, cov=cov)
 
 
-def _turned(m: Moments, a: Doubles) -> Moments:
-    """Moments of A x."""
+def _map_moments(m: Moments, a: Doubles) -> Moments:
+    """Return moments of A x."""
     mean = (a @ m.mean[..., None])[..., 0]
     return m._replace(mean=mean, cov=a @ m.cov @ np.swapaxes(a, -1, -2))
-
-
-def _eigh(cov: Doubles, floor: float) -> tuple[Doubles, Doubles]:
-    """Eigenpairs, with eigenvalues raised to `floor` times their mean (1 if that is 0)."""
-    values, vectors = np.linalg.eigh((cov + np.swapaxes(cov, -1, -2)) / 2)
-    mean = np.mean(values, axis=-1, keepdims=True)
-    mean = np.where(mean > 0, mean, 1.0)
-    return np.maximum(values, floor * mean), vectors
-
-
-def _right_singular(b: Doubles) -> tuple[Doubles, Doubles]:
-    """Eigenpairs of (B^T B)^{1/2}."""
-    _, values, rows = np.linalg.svd(b)
-    return values, np.swapaxes(rows, -1, -2)
-
-
-def _power(eigen: tuple[Doubles, Doubles], exponent: float) -> Doubles:
-    """Power of a symmetric matrix."""
-    values, vectors = eigen
-    return (vectors * values[..., None, :] ** exponent) @ np.swapaxes(vectors, -1, -2)
-
-
-def _trace(cov: Doubles) -> Doubles:
-    return np.asarray(np.trace(cov, axis1=-2, axis2=-1))

@@ -14,27 +14,17 @@ too few rows is worth, `mean_only` and `mean_plus_trace` approximate squared nor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import entr
 
 from .arrays import checks, rows
-from .arrays.blocks import WHOLE, block_shape, pairwise, part, tiles
-from .arrays.library import (
-    Array,
-    add,
-    array_namespace,
-    as_written,
-    constant,
-    device,
-    square_norm,
-    to_host,
-)
-from .arrays.products import sum_of_products
+from .arrays.library import Array, array_namespace, constant, device, square_norm, to_host
 from .arrays.shown import held
 from .engine.kernel import nonzero
+from .engine.scatter import Scatter, fold_rows, join_scatters
 
 __all__ = [
     "Moments",
@@ -111,14 +101,6 @@ class Summary(NamedTuple):
     trace: Any
 
 
-class _Part(NamedTuple):
-    """Moments with divisor N, so that sums never overflow where the covariance does not."""
-
-    size: int
-    mean: Array  # (..., d)
-    cov: Array  # (..., d, d)
-
-
 def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Moments:
     r"""Estimate the mean and the covariance of rows.
 
@@ -182,7 +164,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
     array([[2., 2.],
            [2., 2.]])
     """
-    return _estimate([("x", x)], axis, ddof)
+    return _fold([("x", x)], axis, ddof)
 
 
 def estimate_chunks(
@@ -226,7 +208,7 @@ def estimate_chunks(
     Moments(count=2, mean=array([1.]), cov=array([[2.]]), ddof=1)
     """
     rows.iterable("chunks", chunks)
-    return _estimate(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
+    return _fold(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
 
 
 def merge(a: Moments, b: Moments) -> Moments:
@@ -271,8 +253,8 @@ def merge(a: Moments, b: Moments) -> Moments:
     >>> moments.merge(moments.estimate(x[:1]), moments.estimate(x[1:]))
     Moments(count=2, mean=array([2.]), cov=array([[2.]]), ddof=1)
     """
-    check_moments(a=a, b=b)
-    return _moments(_join(_part_of(a), _part_of(b)), a.ddof)
+    xp = check_moments(a=a, b=b)
+    return _from_scatter(join_scatters(_to_scatter(a, xp), _to_scatter(b, xp)), a.ddof)
 
 
 def shrink(m: Moments) -> Moments:
@@ -307,10 +289,9 @@ def shrink(m: Moments) -> Moments:
     array([[2., 0.],
            [0., 2.]])
     """
-    check_moments(m=m)
-    xp, d = array_namespace(m.cov), m.cov.shape[-1]
-    rho = _intensity(m)[..., None, None]
-    sphere = (_trace(m.cov) / d)[..., None, None] * _eye(m.cov)
+    xp, d = check_moments(m=m), m.cov.shape[-1]
+    rho = _intensity(m, xp)[..., None, None]
+    sphere = (_trace(m.cov, xp) / d)[..., None, None] * _eye(m.cov, xp)
     return m._replace(cov=xp.where(rho == 1, sphere, m.cov + rho * (sphere - m.cov)))
 
 
@@ -356,8 +337,7 @@ def shrinkage_intensity(m: Moments) -> Array:
     >>> moments.shrinkage_intensity(moments.Moments(11, np.zeros(2), np.diag([1.0, 3.0])))
     array(0.8)
     """
-    check_moments(m=m)
-    return _intensity(m)
+    return _intensity(m, check_moments(m=m))
 
 
 def summary(m: Moments) -> Summary:
@@ -487,131 +467,59 @@ def mean_plus_trace(m: Moments) -> Array:
     >>> moments.mean_plus_trace(moments.estimate(x, ddof=0)), np.mean(np.sum(x * x, axis=-1))
     (np.float64(7.0), np.float64(7.0))
     """
-    check_moments(m=m)
-    return square_norm(m.mean) + _trace(m.cov)
+    xp = check_moments(m=m)
+    return square_norm(m.mean) + _trace(m.cov, xp)
 
 
-def _estimate(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
+def _fold(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
     """Fold the rows of arrays, which come with the names that messages call them."""
     rows.ddof("ddof", ddof)
-    blocks = _blocks(named, axis)
-    empty = next(blocks, None)
-    if empty is None:
-        raise ValueError("`chunks` must yield at least one array, got none.")
-    xp, origin = array_namespace(empty), empty
-
-    def parts() -> Iterator[_Part]:
-        nonlocal origin
-        for i, block in enumerate(blocks):
-            if i == 0:
-                origin = block[..., :1, :] + 0.0  # a copy: the chunk may be overwritten
-            yield _part(block - origin)
-
-    zeros = xp.sum(empty, axis=-2)
-    total = pairwise(_join, parts(), _Part(0, zeros, _outer(zeros)))
-    return _moments(total._replace(mean=total.mean + xp.sum(origin, axis=-2)), ddof)
+    return _from_scatter(fold_rows(named, axis), ddof)
 
 
-def _blocks(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
-    """Check arrays and cut their rows into blocks (..., b, d), after one that is empty."""
-    first, head = "", None
-    for name, x in named:
-        checks.arrays(2, **{name: x})
-        pooled = rows.axes_of_rows(name, x, axis)
-        kept = tuple(i for i in range(x.ndim - 1) if i not in pooled)
-        xp, lead, d = array_namespace(x), tuple(x.shape[i] for i in kept), x.shape[-1]
-        if head is None:
-            first, head = name, xp.zeros((*lead, 0, d), dtype=x.dtype, device=device(x))
-            yield head
-        x = xp.permute_dims(x, (*kept, *pooled, x.ndim - 1))
-        rows.joining_rows(name, x, len(pooled), first, head)
-        # d rows take the room of the result; with less, small products would dominate.
-        size = max(d, math.prod(block_shape(x)) // max(1, math.prod(lead) * d))
-        for box in tiles(x.shape[len(lead) : -1], size):
-            block = part(x, (*box, WHOLE))
-            yield xp.reshape(block, (*lead, math.prod(block.shape[len(lead) : -1]), d))
-
-
-@as_written
-def _part(y: Array) -> _Part:
-    """Compute the moments of one block of our own temporary rows (..., b, d)."""
-    xp, n = array_namespace(y), y.shape[-2]
-    mean = _mean(y)
-    # A power of 2, exact, that keeps the sum of b squares finite where their mean is.
-    half = 2.0 ** -((n.bit_length() + 1) // 2)
-    y = add(y, -mean) * half
-    cov = sum_of_products(xp.matrix_transpose(y), y) / (2 * n * half * half)
-    # Products of some libraries are symmetric but for rounding.
-    return _Part(n, mean[..., 0, :], cov + xp.matrix_transpose(cov))
-
-
-@as_written
-def _mean(y: Array) -> Array:
-    """Average rows (..., b, d) by pairwise summation: (..., 1, d)."""
-    ones = array_namespace(y).ones((1, y.shape[-2]), dtype=y.dtype, device=device(y))
-    return sum_of_products(ones, y) / y.shape[-2]
-
-
-@as_written
-def _join(a: _Part, b: _Part) -> _Part:
-    """Merge the moments of two sets of rows."""
-    if a.size == 0 or b.size == 0:
-        return a if a.size else b
-    n = a.size + b.size
-    share_a, share_b = (constant(x.size, x.mean) / n for x in (a, b))
-    delta = b.mean - a.mean
-    between = _outer(delta * (share_a * share_b) ** 0.5)
-    return _Part(n, a.mean + share_b * delta, share_a * a.cov + share_b * b.cov + between)
-
-
-def _moments(p: _Part, ddof: int) -> Moments:
+def _from_scatter(s: Scatter, ddof: int) -> Moments:
     """Divide by N - ddof instead of N; nan where that is not positive."""
-    mean = p.mean if p.size > 0 else p.mean + math.nan
-    unbiased = constant(p.size, p.cov) / (p.size - ddof) if p.size > ddof else math.nan
-    return Moments(p.size, mean, p.cov * unbiased, ddof)
+    mean = s.mean if s.size > 0 else s.mean + math.nan
+    unbiased = constant(s.size, s.cov) / (s.size - ddof) if s.size > ddof else math.nan
+    return Moments(s.size, mean, s.cov * unbiased, ddof)
 
 
-def _part_of(m: Moments) -> _Part:
-    """Undo `_moments`: a single row has no scatter, whatever its covariance."""
+def _to_scatter(m: Moments, xp: Any) -> Scatter:
+    """Undo `_from_scatter`: a single row has no scatter, whatever its covariance."""
     if m.count <= m.ddof:
-        return _Part(m.count, m.mean, array_namespace(m.cov).zeros_like(m.cov))
-    return _Part(m.count, m.mean, m.cov * (constant(m.count - m.ddof, m.cov) / m.count))
+        return Scatter(m.count, m.mean, xp.zeros_like(m.cov))
+    return Scatter(m.count, m.mean, m.cov * (constant(m.count - m.ddof, m.cov) / m.count))
 
 
-def _outer(x: Array) -> Array:
-    """Multiply vectors (..., d) with themselves: (..., d, d)."""
-    return x[..., :, None] * x[..., None, :]
-
-
-def _intensity(m: Moments) -> Array:
-    """`shrinkage_intensity` with a trusted argument."""
-    xp, d = array_namespace(m.cov), m.cov.shape[-1]
+def _intensity(m: Moments, xp: Any) -> Array:
+    """Compute `shrinkage_intensity` of checked moments."""
+    d = m.cov.shape[-1]
     if m.count < 2:
         return xp.zeros_like(m.mean[..., 0])
     # Divided by its trace, the covariance has squares that neither overflow nor vanish.
-    p = m.cov / nonzero(_trace(m.cov), xp)[..., None, None]
-    trace, two = _trace(p), constant(2, p)
+    p = m.cov / nonzero(_trace(m.cov, xp), xp)[..., None, None]
+    trace, two = _trace(p, xp), constant(2, p)
     squares = xp.sum(p * p, axis=(-2, -1))
     # tr(p^2) - tr(p)^2 / d, without the cancellation
-    off = p - (trace / d)[..., None, None] * _eye(p)
+    off = p - (trace / d)[..., None, None] * _eye(p, xp)
     spread = xp.sum(off * off, axis=(-2, -1))
     below = (m.count - two / d) * spread
     rho = ((1 - two / d) * squares + trace**2) / nonzero(below, xp)
     return xp.where((below == 0) | (rho > 1), 1.0, rho)
 
 
-def _trace(cov: Array) -> Array:
+def _trace(cov: Array, xp: Any) -> Array:
     """Sum the diagonals of matrices (..., d, d)."""
-    return array_namespace(cov).sum(cov * _eye(cov), axis=(-2, -1))
+    return xp.sum(cov * _eye(cov, xp), axis=(-2, -1))
 
 
-def _eye(cov: Array) -> Array:
-    """Identity matrix of the size of `cov`."""
-    return array_namespace(cov).eye(cov.shape[-1], dtype=cov.dtype, device=device(cov))
+def _eye(cov: Array, xp: Any) -> Array:
+    """Return the identity matrix of the size of `cov`."""
+    return xp.eye(cov.shape[-1], dtype=cov.dtype, device=device(cov))
 
 
-def check_moments(**named: Any) -> None:
-    """Check results of `moments.estimate`; of several, that they may be merged."""
+def check_moments(**named: Any) -> Any:
+    """Check results of `estimate`; of several, that they may be merged. Return the namespace."""
     for name, m in named.items():
         if not isinstance(m, Moments):
             raise TypeError(f"`{name}` must be a Moments, got {checks.describe(m)}.")
@@ -634,3 +542,4 @@ def check_moments(**named: Any) -> None:
                 f"`{name}.mean` must have the shape of `{first}.mean`, {tuple(head.mean.shape)}, "
                 f"got {tuple(m.mean.shape)}."
             )
+    return array_namespace(head.cov)

@@ -12,30 +12,26 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
 from .arrays import checks, matrices, proposals, qkv
-from .arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from .arrays.heads import broadcast_lead, group_heads, head_counts
+from .arrays.heads import group_heads, head_counts
 from .arrays.library import (
     Array,
     Doubles,
     array_namespace,
     as_written,
     constant,
-    device,
     has_float64,
     is_numpy_array,
-    root_scale,
     to_host,
 )
 from .arrays.products import multiply
 from .arrays.shown import held
-from .engine.kernel import attend
-from .engine.scores import causal_mask
+from .engine.targets import draw_from_targets
 from .typing import Coupling
 
 __all__ = [
@@ -472,100 +468,21 @@ def draw_target(
         with suppress(TypeError):  # the values of traced arrays are not known yet
             q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
     (q, k, _, mask), ungroup = group_heads(q, k, k, mask)
-    lead = broadcast_lead(q, k, mask)
-    u, z = u.reshape((*lead, *shape[-2:])), z.reshape((*lead, *shape[-2:], d))
-    out = ungroup(_draw_target(q, k, u, z, scale, mask, causal), core=3)
-    return constant(out, like) if is_numpy_array(out) else out
-
-
-@as_written
-def _draw_target(
-    q: Array,
-    k: Array,
-    u: Doubles,
-    z: Doubles,
-    scale: float | None,
-    mask: Array | None,
-    causal: bool,
-) -> Array:
-    """Add to the noise z the query and the key whose share of the distribution function holds u."""
     xp = array_namespace(q, k)
-    *lead, n, num_samples, d = z.shape
-    m = k.shape[-2]
-    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q, xp) else q.dtype
-    root, columns = root_scale(scale, q), block_shape(q)[1]
-    below_one = 1 - float(xp.finfo(wide).eps)
-    out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
-    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
-        stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
-        q_i = part(q, (*head, i, WHOLE))
-        k_h = part(k, (*head, slice(0, stop), WHOLE))
-        seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
-        lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
-        lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
-        scaled = xp.astype(q_i, wide)
-        wide_root = root_scale(scale, scaled)
-        scaled = scaled * (wide_root * wide_root)
-        shift = stop - (i.stop - i.start) if causal else None
-        shares = partial(_cumulative_share, scaled, k_h, lse, seen, shift)
-        zero = xp.zeros((1, 1), dtype=wide, device=device(q))
-        total = zero
-        for j in blocks(0, stop, columns):
-            total = shares(j, total)[..., -1:]
-        # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
-        u_i = total * xp.minimum(constant(u[(*head, i)], total), constant(below_one, total))
-        key, carry = xp.zeros((1, 1, 1), dtype=q.dtype, device=device(q)), zero
-        for j in blocks(0, stop, columns):
-            upper = shares(j, carry)
-            carry = xp.broadcast_to(carry, (*upper.shape[:-1], 1))
-            lower = xp.concat([carry, upper[..., :-1]], axis=-1)
-            chosen = (lower[..., None, :] <= u_i[..., None]) & (
-                u_i[..., None] < upper[..., None, :]
-            )
-            k_j = k_h[..., j, :]
-            k_j = xp.where(xp.isfinite(k_j), k_j, 0.0) if causal or mask is not None else k_j
-            key = key + xp.astype(chosen, q.dtype) @ k_j[..., None, :, :]
-            carry = upper[..., -1:]
-        key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
-        omega = constant(z[(*head, i)], q) + root * (q_i[..., None, :] + key)
-        out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
-    return out
-
-
-def _cumulative_share(
-    q: Array,
-    k: Array,
-    lse: Array,
-    mask: Array | None,
-    shift: int | None,
-    j: slice,
-    before: Array,
-) -> Array:
-    """Distribution function of the attended key, over the keys j, from its value before them.
-
-    Queries are times the scale; in causal attention query i sees the keys up to i + shift.
-    """
-    xp, k_j = array_namespace(q), k[..., j, :]
-    scores = multiply(q, xp.matrix_transpose(xp.astype(k_j, q.dtype)))
-    share = xp.exp(scores - lse)
-    if mask is not None:
-        share = xp.where(mask[..., j], share, 0.0)
-    if shift is not None:
-        past = causal_mask(slice(0, q.shape[-2]), j, shift, device(q), xp)
-        share = xp.where(past, share, 0.0)
-    return before + xp.cumulative_sum(share, axis=-1)
+    out = ungroup(draw_from_targets(q, k, u, z, scale, mask, causal, xp), core=3)
+    return constant(out, like) if is_numpy_array(out) else out
 
 
 def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     return rng.standard_normal((num_samples, d))
 
 
-def _orthogonal(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    return _chi(_rotations(np.eye(d), num_samples, rng), rng)
+def _orthogonal_rows(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
+    return _give_norms(_rotations(np.eye(d), num_samples, rng), rng)
 
 
 def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    return _chi(_rotations(_simplex_directions(d), num_samples, rng), rng)
+    return _give_norms(_rotations(_simplex_directions(d), num_samples, rng), rng)
 
 
 def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
@@ -594,17 +511,17 @@ def _rotations(directions: Doubles, num_samples: int, rng: np.random.Generator) 
     d = directions.shape[-1]
     rows = np.empty((-(-num_samples // d), d, d))
     for block in rows:
-        block[:] = directions @ _haar(d, rng)
+        block[:] = directions @ _draw_rotation(d, rng)
     return rows.reshape(-1, d)[:num_samples]
 
 
-def _chi(directions: Doubles, rng: np.random.Generator) -> Doubles:
+def _give_norms(directions: Doubles, rng: np.random.Generator) -> Doubles:
     """Give unit vectors independent chi_d norms: rows that are N(0, I) one by one."""
     num_samples, d = directions.shape
     return directions * np.sqrt(rng.chisquare(d, (num_samples, 1)))
 
 
-def _haar(d: int, rng: np.random.Generator) -> Doubles:
+def _draw_rotation(d: int, rng: np.random.Generator) -> Doubles:
     """Draw a Haar-distributed orthogonal matrix (d, d): Mezzadri, arXiv:math-ph/0609050.
 
     LAPACK fixes the signs of R by convention, so that Q alone is not Haar; multiplying the
@@ -640,7 +557,7 @@ COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Doubles]] = 
     "antithetic": _antithetic,
     "halton": _halton,
     "iid": _iid,
-    "orthogonal": _orthogonal,
+    "orthogonal": _orthogonal_rows,
     "regularised": _regularised,
     "simplex": _simplex,
     "sobol": _sobol,

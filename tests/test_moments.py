@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, f, norm
 
 from refattn import moments, stats
+from refattn.engine import scatter
 from refattn.moments import Moments, estimate, estimate_chunks, merge, shrink, shrinkage_intensity
 from tests import reference
 from tests.problems import draw, seeds
@@ -117,7 +118,7 @@ def test_error_does_not_grow_with_the_rows(case, monkeypatch):
     if case == "equal terms":
         x = np.where(np.arange(n)[:, None] % 2, np.float32(0.1), np.float32(-0.3))
     else:
-        monkeypatch.setattr(moments, "block_shape", lambda x: (8, 4))
+        monkeypatch.setattr(scatter, "block_shape", lambda x: (8, 4))
         x = draw(np.random.default_rng(0), n, 1, dtype=np.float32) + np.float32(1.0)
         x[0] = 20.0
     m, y = estimate(x), x.astype(np.float64)  # float64 is exact enough here
@@ -176,7 +177,7 @@ def test_easy_case_equals_numpy(dtype):
 def test_block_size_does_not_matter(size, digits, monkeypatch):
     x = with_leading_digits(digits, np.float64)
     assert units(estimate_chunks(x[i : i + size] for i in range(0, len(x), size)), x) <= CONTRACT
-    monkeypatch.setattr(moments, "block_shape", lambda x: (size, 3))
+    monkeypatch.setattr(scatter, "block_shape", lambda x: (size, 3))
     assert units(estimate(x), x) <= CONTRACT
 
 
@@ -249,7 +250,7 @@ def test_axes(axis, monkeypatch):
     rows = moved.reshape((*moved.shape[: 3 - len(axes)], -1, 2))
     want = estimate(rows)
     for budget in (1000, 3, 1):
-        monkeypatch.setattr(moments, "block_shape", lambda x, budget=budget: (budget, 20))
+        monkeypatch.setattr(scatter, "block_shape", lambda x, budget=budget: (budget, 20))
         m = estimate(x, axis=axis)
         assert m.count == rows.shape[-2]
         np.testing.assert_allclose(m.mean, want.mean, rtol=1e-13)
@@ -279,7 +280,7 @@ def test_no_row_and_one_row(ddof):
 @pytest.mark.parametrize("value", [0.1, 1e8 + 0.1, -1e300, 0.0])
 def test_constant_rows(value, monkeypatch):
     x = np.full((37, 3), value)
-    monkeypatch.setattr(moments, "block_shape", lambda x: (5, 3))
+    monkeypatch.setattr(scatter, "block_shape", lambda x: (5, 3))
     m = estimate(x)
     np.testing.assert_array_equal(m.mean, x[0])
     np.testing.assert_array_equal(m.cov, np.zeros((3, 3)))

@@ -13,6 +13,7 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta, chi2, multivariate_normal, norm
 
 from refattn import sampling, stats
+from refattn.engine import targets
 
 ALPHA = 1e-6
 SEED = 20240607
@@ -277,7 +278,7 @@ def test_target_is_drawn_block_by_block(monkeypatch):
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, 4, 6, 3)), rng.standard_normal((2, 2, 9, 3))
     whole = sampling.draw_target(q, k, num_samples=3, rng=1)
-    monkeypatch.setattr(sampling, "block_shape", lambda q: (4, 2))
+    monkeypatch.setattr(targets, "block_shape", lambda q: (4, 2))
     np.testing.assert_allclose(sampling.draw_target(q, k, num_samples=3, rng=1), whole, atol=1e-14)
     wide = sampling.draw_target(q, np.repeat(k, 2, 1), num_samples=3, rng=1)
     np.testing.assert_allclose(wide, whole, atol=1e-14)

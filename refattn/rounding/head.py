@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
-from ..certified.kernel import Bounded, Given, attend
-from ..certified.pairs import Pair, pair
+from ..certified.forward import Arguments, Bounded, attend_with_bounds
+from ..certified.pairs import Pair
 from ..engine.kernel import Sums, combine, normalise, sum_values, weigh
 from ..engine.scores import Band, Options
 
@@ -194,15 +194,15 @@ def certify_rows(head: SoftmaxHead, i: slice) -> Bounded:
     bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
     shift = head.keys - len(head.q) + i.start  # of these queries
     sink = None if head.sink is None else np.full((1, 1), head.sink)
-    return attend(
-        Given(
-            pair(head.q[i]),
-            pair(head.k[keys]),
-            pair(head.v[keys]),
-            None if bias is None else pair(bias),
-            mask,
-            head.causal,
-            Options(head.window, shift, head.softcap, sink),
-            Pair(np.asarray(head.scale), np.asarray(0.0)),
+    return attend_with_bounds(
+        Arguments.of_arrays(
+            head.q[i],
+            head.k[keys],
+            head.v[keys],
+            bias,
+            mask=mask,
+            causal=head.causal,
+            options=Options(head.window, shift, head.softcap, sink),
+            scale=Pair(np.asarray(head.scale), np.asarray(0.0)),
         )
     )

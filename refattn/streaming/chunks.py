@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
 from ..engine.chunks import Chunks, cut_chunks, slice_rows
 from ..engine.kernel import Attended, attend, merge
@@ -24,13 +24,20 @@ from ..estimators.near_and_far import (
     squared,
     summaries_of,
 )
-from .state import check_keys, check_queries, check_same, check_states, own
+from .state import (
+    KeysAndValues,
+    check_keys,
+    check_queries,
+    check_same,
+    check_states,
+    copy_array,
+)
 
 __all__ = ["EvaState", "SecondOrderState"]
 
 
 @dataclass(frozen=True, eq=False)
-class _ChunkState:
+class _ChunkState(KeysAndValues):
     """Keys and values of the last chunk; those before it have summaries."""
 
     k: Array
@@ -38,30 +45,13 @@ class _ChunkState:
     window: int
     scale: float | None
 
-    @property
-    def lead(self) -> tuple[int, ...]:
-        """Leading axes of the keys and values."""
-        return broadcast_lead(self.k, self.v)
-
-    @property
-    def d(self) -> int:
-        """Length of a key."""
-        return int(self.k.shape[-1])
-
-    @property
-    def _totals(self) -> Array:
-        """What is kept of the values, (..., d_v)."""
-        return self.v
-
     def _joined(self, k: Array, v: Array) -> tuple[Array, Array]:
-        """Keys and values from the first of the last chunk on."""
+        """Append new keys and values to those of the last chunk."""
         check_keys(self, k, v)
-        check_states(k=(self.k, k), v=(self.v, v))
-        xp = array_namespace(self.k, k)
-        return xp.concat([self.k, k], axis=-2), xp.concat([self.v, v], axis=-2)
+        return self._followed_by(k, v)
 
     def _count(self, k: Array) -> int:
-        """Number of chunks that keys from the first of the last chunk on are in."""
+        """Count the chunks that keys from the first of the last chunk on are in."""
         return -(-int(k.shape[-2]) // self.window)
 
     def _cut(self, q: Array | None, k: Array, v: Array) -> Chunks:
@@ -115,7 +105,7 @@ class SecondOrderState(_ChunkState):
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
         d, d_v = k.shape[-1], v.shape[-1]
         far_k = _zeros(k, tuple(k.shape[:-2]), d + d * d)
-        far_v = _zeros(v, broadcast_lead(k, v), d_v + d * d_v)
+        far_v = _zeros(v, qkv.lead(k, k, v), d_v + d * d_v)
         empty = cls(k[..., :0, :], v[..., :0, :], int(window), scale, far_k, far_v)
         return empty.update(k, v)
 
@@ -125,16 +115,16 @@ class SecondOrderState(_ChunkState):
         return self._summed(k, v, max(0, self._count(k) - 1))
 
     def _summed(self, k: Array, v: Array, count: int) -> SecondOrderState:
-        """Keys from the first of the last chunk on, of which `count` chunks have moments."""
-        far_k, far_v, xp = self.far_k, self.far_v, array_namespace(k)
+        """Replace the keys of `count` chunks, from the last of the state on, by their moments."""
+        far_k, far_v, xp = self.far_k, self.far_v, self._xp
         if count:
             whole = slice(0, count * self.window)
             k_whole, v_whole = k[..., whole, :], v[..., whole, :]
-            found = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k), xp)
-            far_k = xp.concat([far_k, found.far_k], axis=-2)
-            far_v = xp.concat([far_v, found.far_v], axis=-2)
+            moments = moments_of(self._cut(None, k_whole, v_whole), root_scale(self.scale, k), xp)
+            far_k = xp.concat([far_k, moments.far_k], axis=-2)
+            far_v = xp.concat([far_v, moments.far_v], axis=-2)
             # Copied, lest the keys of whole chunks stay in memory.
-            k, v = (own(x[..., count * self.window :, :]) for x in (k, v))
+            k, v = (copy_array(x[..., count * self.window :, :]) for x in (k, v))
         return replace(self, k=k, v=v, far_k=far_k, far_v=far_v)
 
     def read(self, q: Array) -> Array:
@@ -143,7 +133,7 @@ class SecondOrderState(_ChunkState):
         (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.far_k, self.far_v)
         root = root_scale(self.scale, q)
         near = attend(q, k, v, scale=root * root)
-        return ungroup(merge(near, self._far(root * root * q, *far)).out)
+        return ungroup(self._with_far(near, root * root * q, *far).out)
 
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
@@ -154,20 +144,21 @@ class SecondOrderState(_ChunkState):
         k, v = self._joined(k, v)
         (q, k, v, *far), ungroup = group_heads(q, k, v, self.far_k, self.far_v)
         root = root_scale(self.scale, q)
-        found = moments_of(self._cut(q, k, v), root, array_namespace(q))
-        done = _rows_of(found.chunks, attend_moments(found))
-        return ungroup(merge(done, self._far(root * root * q, *far)).out)
+        moments = moments_of(self._cut(q, k, v), root, self._xp)
+        near = _rows_of(moments.chunks, attend_moments(moments))
+        return ungroup(self._with_far(near, root * root * q, *far).out)
 
-    def _far(self, x: Array, far_k: Array, far_v: Array) -> Attended:
-        """Attend from queries times the scale to moments of chunks, some at once."""
+    def _with_far(self, near: Attended, x: Array, far_k: Array, far_v: Array) -> Attended:
+        """Attend also from queries times the scale to moments of chunks, some at once."""
         if not far_k.shape[-2]:
-            return _nothing(x, far_v, int(self.v.shape[-1]))
-        bias, done, xp = _full(math.log(self.window), x), [], array_namespace(x)
+            return merge(near, _of_no_key(near, self._xp))
+        bias, done, xp = _full(math.log(self.window), x), [], self._xp
         size = max(1, math.prod(block_shape(x)) // int(x.shape[-1]) ** 2)
         for i in blocks(0, max(1, int(x.shape[-2])), size):
             done.append(attend_squared(*squared(x[..., i, :], xp), far_k, far_v, xp, bias=bias))
         out, lse = zip(*done, strict=True)
-        return Attended(xp.concat(list(out), axis=-2), xp.concat(list(lse), axis=-1))
+        far = Attended(xp.concat(list(out), axis=-2), xp.concat(list(lse), axis=-1))
+        return merge(near, far)
 
     def merge(self, other: SecondOrderState) -> SecondOrderState:
         """Add the state of later keys; those of this one must make up whole chunks."""
@@ -175,7 +166,7 @@ class SecondOrderState(_ChunkState):
         if not other.k.shape[-2]:
             return self
         self._check_whole(other)
-        whole, xp = self._summed(self.k, self.v, self._count(self.k)), array_namespace(self.k)
+        whole, xp = self._summed(self.k, self.v, self._count(self.k)), self._xp
         far_k = xp.concat([whole.far_k, other.far_k], axis=-2)
         far_v = xp.concat([whole.far_v, other.far_v], axis=-2)
         return replace(other, far_k=far_k, far_v=far_v)
@@ -239,7 +230,7 @@ class EvaState(_ChunkState):
         total, lead = None, qkv.lead(k, k, v)
         if omega is not None:
             omega, _ = frequencies.shared(omega, None, k)
-            lead, omega, rng = qkv.lead(omega, k, v), own(omega), None
+            lead, omega, rng = qkv.lead(omega, k, v), copy_array(omega), None
         else:
             if q is not None:
                 check_queries(q, k, v)
@@ -257,10 +248,10 @@ class EvaState(_ChunkState):
         not needed where frequencies were given.
         """
         self._check_new(q, k, v)
-        own_k, own_v = self._joined(k, v)
-        self._check_frequencies(own_k)
-        totals, sizes = self._of_queries(q, own_k)
-        return self._summed(own_k, own_v, totals, sizes, max(0, self._count(own_k) - 1))
+        k, v = self._joined(k, v)
+        self._check_frequencies(k)
+        totals, sizes = self._of_queries(q, k)
+        return self._summed(k, v, totals, sizes, max(0, self._count(k) - 1))
 
     def _check_new(self, q: Array | None, k: Array, v: Array) -> None:
         """Check the queries of new tokens."""
@@ -296,14 +287,13 @@ class EvaState(_ChunkState):
             )
 
     def _of_queries(self, q: Array | None, k: Array) -> tuple[Array | None, Any]:
-        """Sums of the queries of the last chunk and of new ones, (..., C, d), and numbers."""
+        """Sum and count the queries of each chunk, of the last one and of new ones, (..., C, d)."""
         if self.omega is not None or q is None or self.total_query is None:
             return None, None
         count, new, d = max(1, self._count(k)), int(k.shape[-2]), q.shape[-1]
         size = min(self.window, max(1, new))
         first = int(q.shape[-2]) - new
-        xp = array_namespace(q)
-        totals = slice_rows(q, first, first + count * size, xp)
+        xp, totals = self._xp, slice_rows(q, first, first + count * size, self._xp)
         totals = xp.sum(xp.reshape(totals, (*q.shape[:-2], count, size, d)), axis=-2)
         totals = xp.concat([self.total_query + totals[..., :1, :], totals[..., 1:, :]], axis=-2)
         places = np.arange(count * size)
@@ -313,50 +303,50 @@ class EvaState(_ChunkState):
         return totals, sizes
 
     def _summed(self, k: Array, v: Array, totals: Array | None, sizes: Any, count: int) -> EvaState:
-        """Keys from the first of the last chunk on, of which `count` chunks have summaries."""
+        """Replace the keys of `count` chunks, from the last of the state on, by summaries."""
         mean, f, omega, rng = self.mean, self.f, self.omega, self.rng
         total, size = self.total_query, self.num_queries
         if count:
-            xp, whole = array_namespace(k), slice(0, count * self.window)
+            xp, whole = self._xp, slice(0, count * self.window)
             noise, rng = self._noise(count)
             law = self._law(totals, sizes, count)
             (law, k_whole, v_whole), ungroup = group_heads(law, k[..., whole, :], v[..., whole, :])
             chunks = self._cut(None, k_whole, v_whole)
-            found = self._summaries(chunks, law, noise)
-            of_chunks = found.sampled().out[..., 0, :]
-            mean_k = xp.reshape(found.mean, (*k.shape[:-2], count, self.d))
+            summaries = self._summaries(chunks, law, noise)
+            of_chunks = summaries.sampled().out[..., 0, :]
+            mean_k = xp.reshape(summaries.mean, (*k.shape[:-2], count, self.d))
             mean = xp.concat([mean, mean_k], axis=-2)
             f = xp.concat([f, ungroup(of_chunks)], axis=-2)
             omega = None if omega is None else omega[..., count:, :]
             # Copied, lest the keys of whole chunks stay in memory.
-            k, v = (own(x[..., count * self.window :, :]) for x in (k, v))
+            k, v = (copy_array(x[..., count * self.window :, :]) for x in (k, v))
         if totals is not None:
             total, size = totals[..., -1:, :], int(sizes[-1])
         grown = replace(self, k=k, v=v, mean=mean, f=f, omega=omega, rng=rng)
         return replace(grown, total_query=total, num_queries=size)
 
     def _law(self, totals: Array | None, sizes: Any, count: int) -> Array:
-        """Frequencies of the next chunks, or mean queries that they are drawn about; 0 of none."""
+        """Return frequencies of the next chunks, or the mean queries that they are drawn about."""
         if self.omega is not None or totals is None:
             return constant(self.omega, self.k)[..., :count, :]
         some = np.maximum(sizes[:count], 1)[:, None]
         return totals[..., :count, :] / constant(some, totals)
 
     def _noise(self, count: int) -> tuple[Any, np.random.Generator | None]:
-        """Noise of the next chunks, and the generator of those after them."""
+        """Draw noise for the next chunks, and return the generator of those after them."""
         if self.rng is None:
             return None, None
         rng = copy.deepcopy(self.rng)
         return rng.standard_normal((count, self.d)), rng
 
     def _summaries(self, chunks: Chunks, law: Array, noise: Any) -> EvaInputs:
-        """What summaries are made of, at given frequencies or of mean queries."""
-        root, xp = root_scale(self.scale, chunks.k), array_namespace(chunks.k)
+        """Prepare summaries, at fixed frequencies or about mean queries."""
+        root = root_scale(self.scale, chunks.k)
         if self.omega is not None:
-            return summaries_of(chunks, root, law, None, self.log_size, xp)
+            return summaries_of(chunks, root, law, None, self.log_size, self._xp)
         noise = None if noise is None else constant(noise, chunks.k)
         about = chunks._replace(mean_query=law)
-        return summaries_of(about, root, None, noise, self.log_size, xp)
+        return summaries_of(about, root, None, noise, self.log_size, self._xp)
 
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
@@ -365,7 +355,7 @@ class EvaState(_ChunkState):
         (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.mean, self.f)
         root = root_scale(self.scale, q)
         near = attend(q, k, v, scale=root * root)
-        return ungroup(merge(near, self._far(q, root, *far)).out)
+        return ungroup(self._with_far(near, q, root, *far).out)
 
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
@@ -373,22 +363,22 @@ class EvaState(_ChunkState):
         As `PositiveState.read_causal`, with at most as many queries as new keys.
         """
         self._check_new(q, k, v)
-        own_k, own_v = self._joined(k, v)
-        self._check_frequencies(own_k)
-        count = self._count(own_k)
-        totals, sizes = self._of_queries(q, own_k)
+        k, v = self._joined(k, v)
+        self._check_frequencies(k)
+        count = self._count(k)
+        totals, sizes = self._of_queries(q, k)
         law = self._law(totals, sizes, count)
-        (q, own_k, own_v, law, *far), ungroup = group_heads(q, own_k, own_v, law, self.mean, self.f)
-        found = self._summaries(self._cut(q, own_k, own_v), law, self._noise(count)[0])
-        done = _rows_of(found.chunks, attend_chunks(found).done)
-        return ungroup(merge(done, self._far(q, found.root, *far)).out)
+        (q, k, v, law, *far), ungroup = group_heads(q, k, v, law, self.mean, self.f)
+        summaries = self._summaries(self._cut(q, k, v), law, self._noise(count)[0])
+        near = _rows_of(summaries.chunks, attend_chunks(summaries).done)
+        return ungroup(self._with_far(near, q, summaries.root, *far).out)
 
-    def _far(self, q: Array, root: Array, mean: Array, f: Array) -> Attended:
-        """Attend to summaries of the chunks before the last."""
+    def _with_far(self, near: Attended, q: Array, root: Array, mean: Array, f: Array) -> Attended:
+        """Attend also to summaries of the chunks before the last."""
         if not mean.shape[-2]:
-            return _nothing(q, f, int(f.shape[-1]))
+            return merge(near, _of_no_key(near, self._xp))
         bias = _full(math.log(self.window) if self.log_size else 0.0, q)
-        return attend(q, mean, f, scale=root * root, bias=bias)
+        return merge(near, attend(q, mean, f, scale=root * root, bias=bias))
 
     def merge(self, other: EvaState) -> EvaState:
         """Add the state of later keys; those of this one must make up whole chunks.
@@ -403,7 +393,7 @@ class EvaState(_ChunkState):
         self._check_whole(other)
         check_states(**{"the state": (self.f, other.f)})
         sizes = np.array([self.num_queries])
-        count, xp = self._count(self.k), array_namespace(self.k)
+        count, xp = self._count(self.k), self._xp
         whole = self._summed(self.k, self.v, self.total_query, sizes, count)
         mean, f = (
             xp.concat([x, y], axis=-2) for x, y in ((whole.mean, other.mean), (whole.f, other.f))
@@ -419,23 +409,22 @@ def _check_query(state: _ChunkState, q: Array) -> None:
 
 @as_written
 def _rows_of(chunks: Chunks, done: Attended) -> Attended:
-    """Results of the queries, (..., n, d_v), from those of chunks."""
+    """Join results of chunks to those of the queries, (..., n, d_v)."""
     return Attended(chunks.joined(done.out), chunks.joined(done.lse[..., None])[..., 0])
 
 
-def _nothing(q: Array, v: Array, d_v: int) -> Attended:
-    """What queries have seen of no chunk."""
-    xp, lead, n = array_namespace(q), broadcast_lead(q, v), int(q.shape[-2])
-    lse = xp.full((*lead, n), -math.inf, dtype=q.dtype, device=device(q))
-    return Attended(_zeros(q, lead, d_v, n), lse)
+def _of_no_key(like: Attended, xp: Any) -> Attended:
+    """Return the result of queries that see no key."""
+    return Attended(xp.zeros_like(like.out), xp.full_like(like.lse, -math.inf))
 
 
 def _full(value: float, like: Array) -> Array:
+    """Make a bias of all queries and keys."""
     return constant(np.full((1, 1), value), like)
 
 
 def _zeros(like: Array, lead: tuple[int, ...], d: int, length: int = 0) -> Array:
-    """Zeros (..., length, d)."""
+    """Make zeros (..., length, d)."""
     xp, home = array_namespace(like), device(like)
     return xp.zeros((*lead, length, d), dtype=like.dtype, device=home)
 

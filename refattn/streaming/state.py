@@ -1,4 +1,4 @@
-"""What decoding states have in common: how new tokens and other states are checked."""
+"""What decoding states have in common: keys and values, and checks of tokens and states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,46 @@ from ..arrays import checks, qkv
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
 
-__all__ = ["check_keys", "check_queries", "check_same", "check_states", "own"]
+__all__ = [
+    "KeysAndValues",
+    "check_keys",
+    "check_queries",
+    "check_same",
+    "check_states",
+    "copy_array",
+]
+
+
+class KeysAndValues:
+    """A state that holds keys and values as they are."""
+
+    k: Array
+    v: Array
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return broadcast_lead(self.k, self.v)
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return int(self.k.shape[-1])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.v
+
+    @property
+    def _xp(self) -> Any:
+        return array_namespace(self.k)
+
+    def _followed_by(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Append keys and values."""
+        check_states(k=(self.k, k), v=(self.v, v))
+        xp = self._xp
+        return xp.concat([self.k, k], axis=-2), xp.concat([self.v, v], axis=-2)
 
 
 def check_same(a: Any, b: Any, *fields: str) -> None:
@@ -19,11 +58,11 @@ def check_same(a: Any, b: Any, *fields: str) -> None:
     if type(a) is not type(b):
         raise TypeError(f"`other` must be a {type(a).__name__}, got {type(b).__name__}.")
     for name in fields:
-        if not _same(getattr(a, name), getattr(b, name)):
+        if not _options_agree(getattr(a, name), getattr(b, name)):
             raise ValueError(f"`other` must have the `{name}` of this state.")
 
 
-def _same(a: Any, b: Any) -> bool:
+def _options_agree(a: Any, b: Any) -> bool:
     """Whether two options agree; of arrays other than NumPy's only shapes and dtypes can be seen.
 
     A `functools.partial` that was pickled equals no other, so that its parts are compared.
@@ -31,11 +70,11 @@ def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, partial) and isinstance(b, partial):
-        return _same((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
+        return _options_agree((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
     if isinstance(a, tuple | list) and type(a) is type(b):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(_options_agree, a, b))
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(_options_agree(a[name], b[name]) for name in a)
     if is_array_api_obj(a) and is_array_api_obj(b):
         if is_numpy_array(a) and is_numpy_array(b):
             return np.array_equal(a, b)
@@ -71,7 +110,7 @@ def check_queries(q: Array, k: Array, v: Array) -> None:
         )
 
 
-def own(x: Array) -> Array:
+def copy_array(x: Array) -> Array:
     """Copy an array of the caller's: a state does not change when the caller writes to it."""
     return array_namespace(x).astype(x, x.dtype, copy=True)
 

@@ -8,9 +8,9 @@ import pytest
 
 import refattn
 from refattn import certified
-from refattn.certified import kernel
-from refattn.certified import pairs as certified_pairs
-from refattn.certified.pairs import pair
+from refattn.certified import forward
+from refattn.certified.forward import Arguments, attend_with_bounds
+from refattn.certified.slices import sliced_error, sliced_products
 from refattn.conformance.truth import exact
 
 DPS = 60
@@ -239,7 +239,7 @@ def test_blocks_and_spans(monkeypatch):
     rng = np.random.default_rng(14)
     q, k, v = tensors(rng, 70, 3000, 8, 3, 9.0)
     one = certified.softmax_attention(q, k, v, window=(2500, 100))
-    monkeypatch.setattr("refattn.certified.kernel._NUMPY_BLOCK", (13, 77))
+    monkeypatch.setattr("refattn.certified.forward._NUMPY_BLOCK", (13, 77))
     other = certified.softmax_attention(q, k, v, window=(2500, 100))
     assert (apart(one.out, other.out) <= one.error + other.error).all()
     assert (one.error < 2.0**-60).all()
@@ -270,9 +270,9 @@ def test_under_jit_it_says_why():
         jax.jit(lambda q: certified.softmax_attention(q, q, q).out.hi)(x)
 
 
-def coarse(*given, exact_products=certified_pairs.products):
+def coarse(*args, exact_products=sliced_products):
     """Products as an accelerator rounds them, to float32."""
-    for x in exact_products(*given):
+    for x in exact_products(*args):
         yield x.astype(np.float32).astype(np.float64)
 
 
@@ -282,19 +282,20 @@ def coarse(*given, exact_products=certified_pairs.products):
     [
         ("two_sum", lambda a, b: certified.Pair(a + b, 0 * a), "sums in pairs have errors"),
         ("two_product", lambda a, b: certified.Pair(a * b, 0 * a), "products in pairs have errors"),
-        ("products", coarse, "products of matrices"),
+        ("sliced_products", coarse, "products of matrices"),
         ("", None, None),
     ],
 )
 def test_self_test_finds_what_breaks_it(name, wrong, words, monkeypatch):
     if name:
-        monkeypatch.setattr(f"refattn.certified.pairs.{name}", wrong)
+        monkeypatch.setattr(f"refattn.certified.assumptions.{name}", wrong)
     found = certified.self_test()
     assert any(words in x for x in found) if name else found == []
 
 
 def test_what_fails_the_test_is_refused(monkeypatch):
-    monkeypatch.setattr("refattn.certified._CHECKED", {("array_api_compat.numpy", "cpu"): ["e^x"]})
+    failures = {("array_api_compat.numpy", "cpu"): ["e^x"]}
+    monkeypatch.setattr("refattn.certified.assumptions._FAILURES", failures)
     x = np.ones((2, 2))
     with pytest.raises(RuntimeError, match=r"must have sums and products .*: e\^x"):
         certified.attend(x, x, x)
@@ -457,18 +458,18 @@ def test_scales_keep_their_digits():
 def test_errors_of_arguments_come_through():
     """What values and biases are wrong by is in the bound, in full."""
     rng = np.random.default_rng(34)
-    q, k = (pair(rng.standard_normal((3, 2))) for _ in range(2))
-    given = kernel.Given(q, k, pair(np.ones((3, 2))))
+    q, k = (rng.standard_normal((3, 2)) for _ in range(2))
+    args = Arguments.of_arrays(q, k, np.ones((3, 2)), None)
     more = np.full((3, 2), 1e-3)
-    assert (kernel.attend(given._replace(v_error=more)).error >= 1e-3).all()
-    off = kernel.attend(given._replace(bias_error=np.full((1, 1), 1e-3)))
+    assert (attend_with_bounds(args._replace(v_error=more)).error >= 1e-3).all()
+    off = attend_with_bounds(args._replace(bias_error=np.full((1, 1), 1e-3)))
     assert (off.error >= 1.99e-3).all()  # through both sums, as all values are 1
     assert (off.lse_error >= 0.99e-3).all()
 
 
 def test_log_far_from_one():
     for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
-        log, error = kernel._log(pair(np.asarray([x])))
+        log, error = forward._log_near_one(certified.Pair(np.asarray([x]), np.zeros(1)), np)
         wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
         assert wrong <= error[0]
         assert error[0] <= 2 * abs(x - 1) ** 6 / 6 + 1e-15 * (x - 1) ** 2 + 2.0**-100
@@ -479,7 +480,7 @@ def test_bound_of_slices_is_that_of_the_formula():
     for count, bits, levels in ((64, 23, 3), (4096, 20, 4), (8, 25, 2)):
         terms = levels * count * u / (1 - levels * count * u)
         most = terms * count * (levels + 2) * max(2.0 ** (-bits * (levels - 1)), 2.0**-51)
-        assert certified_pairs.sliced_error(count, bits, levels) >= most
+        assert sliced_error(count, bits, levels) >= most
 
 
 @pytest.mark.parametrize(

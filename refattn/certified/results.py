@@ -1,0 +1,92 @@
+"""What certified functions return: numbers in pairs with bounds of their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..arrays.library import Array, as_written
+from ..arrays.shown import held
+from .pairs import Pair
+
+__all__ = ["Bound", "Certified", "Gradients", "Rounded"]
+
+
+@held()
+class Rounded(NamedTuple):
+    """A result rounded to float64.
+
+    Attributes
+    ----------
+    out : array, shape (..., n, d_v)
+        The nearest float64 to each number that was computed.
+    proven : array of bool, shape (..., n, d_v)
+        Where it is the nearest to the exact number, too: no number within the bound of the error
+        is rounded to another (Ziv's test).
+    """
+
+    out: Array
+    proven: Array
+
+
+@held()
+@dataclass(frozen=True)
+class Certified:
+    """Attention in pairs, with a proven bound of its error. It unpacks to (out, lse, error).
+
+    Attributes
+    ----------
+    out : Pair
+        Of arrays of shape (..., n, d_v), float64.
+    lse : Pair
+        Log normalisers, of arrays of shape (..., n).
+    error : array, shape (..., n, d_v)
+        The exact number is no further than this from out.hi + out.lo; infinity where nothing was
+        proven.
+    lse_error : array, shape (..., n)
+        So for `lse`.
+    """
+
+    out: Pair
+    lse: Pair
+    error: Array
+    lse_error: Array
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (self.out, self.lse, self.error)
+
+    @as_written
+    def rounded(self) -> Rounded:
+        """Round to float64, and say where that is proven to be the nearest to the exact number."""
+        (hi, lo), error = self.out, self.error * (1 + 2.0**-50)
+        up, down = ((lo + x) + abs(lo) * s for x, s in ((error, 2.0**-50), (-error, -(2.0**-50))))
+        return Rounded(hi, (hi + up == hi) & (hi + down == hi))
+
+
+@held()
+class Bound(NamedTuple):
+    """Numbers in pairs, and how far they may be from the exact ones."""
+
+    value: Pair
+    error: Array
+
+
+@held()
+class Gradients(NamedTuple):
+    """Gradients in pairs, with proven bounds of their errors.
+
+    Attributes
+    ----------
+    q, k, v : Bound
+        `value`, a pair of arrays of the shape of the argument, and `error`: the exact number is no
+        further than this from value.hi + value.lo, infinity where nothing was proven.
+    """
+
+    q: Bound
+    k: Bound
+    v: Bound
+
+
+for _result in (Rounded, Certified, Bound, Gradients):
+    _result.__module__ = "refattn.certified"  # where users find them, and so do pickles

@@ -1,0 +1,113 @@
+"""Draws from the targets of randomized attention: a normal about the query and one of its keys."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import (
+    Array,
+    Doubles,
+    as_written,
+    constant,
+    device,
+    has_float64,
+    root_scale,
+)
+from ..arrays.products import multiply
+from .kernel import attend
+from .scores import causal_mask
+
+__all__ = ["draw_from_targets"]
+
+
+@as_written
+def draw_from_targets(
+    q: Array,
+    k: Array,
+    u: Doubles,
+    z: Doubles,
+    scale: float | None,
+    mask: Array | None,
+    causal: bool,
+    xp: Any,
+) -> Array:
+    """Add to the noise z the query and the key whose share of the distribution function holds u."""
+    lead, (n, num_samples, d), m = broadcast_lead(q, k, mask), z.shape[-3:], k.shape[-2]
+    u, z = u.reshape((*lead, n, num_samples)), z.reshape((*lead, n, num_samples, d))
+    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q, xp) else q.dtype
+    root, columns = root_scale(scale, q), block_shape(q)[1]
+    below_one = 1 - float(xp.finfo(wide).eps)
+    out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
+    for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
+        stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
+        q_i = part(q, (*head, i, WHOLE))
+        k_h = part(k, (*head, slice(0, stop), WHOLE))
+        seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
+        lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
+        lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
+        scaled = xp.astype(q_i, wide)
+        wide_root = root_scale(scale, scaled)
+        scaled = scaled * (wide_root * wide_root)
+        shift = stop - (i.stop - i.start) if causal else None
+        shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
+        total = shares.total()
+        # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
+        u_i = total * xp.minimum(constant(u[(*head, i)], total), constant(below_one, total))
+        key = shares.key_at(u_i)
+        key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
+        omega = constant(z[(*head, i)], q) + root * (q_i[..., None, :] + key)
+        out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
+    return out
+
+
+class _KeyShares(NamedTuple):
+    """The shares of keys in the attention of some queries."""
+
+    q: Array  # times the scale
+    k: Array
+    lse: Array
+    mask: Array | None
+    shift: int | None  # in causal attention query i sees the keys up to i + shift
+    blocks: list[slice]  # of keys
+    xp: Any
+
+    def total(self) -> Array:
+        """Sum the shares of all keys."""
+        total = self._zero()
+        for j in self.blocks:
+            total = self.cumulative(j, total)[..., -1:]
+        return total
+
+    def key_at(self, u: Array) -> Array:
+        """Take the keys at which the cumulative shares pass the numbers u."""
+        xp, k, before = self.xp, self.k, self._zero()
+        key = xp.zeros((1, 1, 1), dtype=k.dtype, device=device(k))
+        for j in self.blocks:
+            upper = self.cumulative(j, before)
+            before = xp.broadcast_to(before, (*upper.shape[:-1], 1))
+            lower = xp.concat([before, upper[..., :-1]], axis=-1)
+            chosen = (lower[..., None, :] <= u[..., None]) & (u[..., None] < upper[..., None, :])
+            k_j = k[..., j, :]
+            if self.shift is not None or self.mask is not None:
+                k_j = xp.where(xp.isfinite(k_j), k_j, 0.0)
+            key = key + xp.astype(chosen, k.dtype) @ k_j[..., None, :, :]
+            before = upper[..., -1:]
+        return key
+
+    def _zero(self) -> Array:
+        return self.xp.zeros((1, 1), dtype=self.q.dtype, device=device(self.q))
+
+    def cumulative(self, j: slice, before: Array) -> Array:
+        """Sum the shares over the keys j, from the sum of those before them."""
+        xp, k_j = self.xp, self.k[..., j, :]
+        scores = multiply(self.q, xp.matrix_transpose(xp.astype(k_j, self.q.dtype)))
+        share = xp.exp(scores - self.lse)
+        if self.mask is not None:
+            share = xp.where(self.mask[..., j], share, 0.0)
+        if self.shift is not None:
+            past = causal_mask(slice(0, self.q.shape[-2]), j, self.shift, device(self.q), xp)
+            share = xp.where(past, share, 0.0)
+        return before + xp.cumulative_sum(share, axis=-1)

@@ -1,0 +1,86 @@
+"""The decoding state of linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .. import features
+from ..arrays import checks, qkv
+from ..arrays.library import Array
+from ..arrays.shown import held
+from ..engine.signed import merge_totals
+from ..estimators import linear
+from .state import check_keys, check_same, check_states
+
+__all__ = ["LinearState"]
+
+
+@held()
+@dataclass(frozen=True, eq=False)
+class LinearState:
+    r"""Sums of features times values so far, for linear attention.
+
+    The numbers sum_j phi(k_j) [v_j, 1] over a common scale e^base: F (d_v + 1) a head, whatever
+    the number of tokens. Reference 004; Katharopoulos et al., arXiv:2006.16236.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import linear_attention
+    >>> from refattn.streaming import LinearState
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 6, 4))
+    >>> state = LinearState.init(k[:4], v[:4]).update(k[4:], v[4:])
+    >>> bool(np.allclose(state.read(q), linear_attention(q, k, v)))
+    True
+    """
+
+    sums: Any
+    d: int
+    feature_map: Callable[[Array], Any] = features.elu_features
+
+    @classmethod
+    def init(
+        cls, k: Array, v: Array, *, feature_map: Callable[[Array], Any] = features.elu_features
+    ) -> LinearState:
+        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+
+        `feature_map` is as in `refattn.linear_attention`.
+        """
+        qkv.check(k, k, v)
+        return cls(linear.sum_keys(k, v, feature_map), int(k.shape[-1]), feature_map)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the keys and values."""
+        return tuple(self.sums.total.shape[:-2])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.sums.total[..., :-1]
+
+    def update(self, k: Array, v: Array) -> LinearState:
+        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        check_keys(self, k, v)
+        return self.merge(LinearState.init(k, v, feature_map=self.feature_map))
+
+    def read(self, q: Array) -> Array:
+        """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
+        checks.arrays(2, q=q, state=self._totals)
+        if q.shape[-1] != self.d:
+            raise ValueError(
+                f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
+            )
+        return linear.read_sums(q, self.sums, self.feature_map)
+
+    def merge(self, other: LinearState) -> LinearState:
+        """Add the sums over other keys, of the same leading axes and the same feature map."""
+        check_same(self, other, "d", "feature_map")
+        check_states(**{"the state": (self.sums.total, other.sums.total)})
+        return replace(self, sums=merge_totals(self.sums, other.sums))
+
+
+LinearState.__module__ = "refattn.streaming"  # where users find it, and so do pickles

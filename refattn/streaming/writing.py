@@ -1,0 +1,112 @@
+"""Random-feature attention of arrays that need not fit in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arrays import checks, qkv
+from ..arrays.blocks import blocks
+from ..arrays.library import Array
+from .positive import PositiveState
+
+__all__ = ["write_random_feature_attention"]
+
+
+def write_random_feature_attention(
+    out: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array,
+    log_weight: Array | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    chunk: int = 65_536,
+) -> Array:
+    r"""Write random-feature attention of long arrays, read chunk by chunk, into another.
+
+    The numbers are those of `refattn.random_feature_attention` with positive features, to rounding.
+    Only `chunk` tokens are in memory at a time, if the arrays are memory maps, and the states of
+    the samples.
+
+    Parameters
+    ----------
+    out : NumPy array, shape (..., n, d_v), dtype of `q`
+        Where the result goes; for instance `numpy.lib.format.open_memmap(..., mode="w+")`. It must
+        not overlap the other arrays.
+    q : NumPy array, shape (..., n, d), float32 or float64
+        Queries; for instance `numpy.load(..., mmap_mode="r")`.
+    k : NumPy array, shape (..., m, d), dtype of `q`
+        Keys.
+    v : NumPy array, shape (..., m, d_v), dtype of `q`
+        Values.
+    omega : array, shape (..., S, d)
+        Frequencies in kernel coordinates.
+    log_weight : array, shape (..., S), optional
+        Log importance weights of `omega`.
+    scale : float, optional
+        Factor on q . k, 1 / sqrt(d) by default.
+    causal : bool, default False
+        Query i sees key j only if j <= i + m - n.
+    chunk : int, default 65536
+        Tokens read at a time.
+
+    Returns
+    -------
+    array
+        `out`.
+
+    Raises
+    ------
+    TypeError
+        If `out` is not a writable NumPy array of the dtype of `q`, or as in
+        `refattn.random_feature_attention`.
+    ValueError
+        If shapes do not match, or `chunk` is not positive.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import random_feature_attention, sampling
+    >>> from refattn.streaming import write_random_feature_attention
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
+    >>> omega, out = sampling.draw(8, 4, rng=1).omega, np.empty((6, 4))
+    >>> bool(write_random_feature_attention(out, q, k, v, omega=omega, chunk=2) is out)
+    True
+    >>> bool(np.allclose(out, random_feature_attention(q, k, v, omega=omega)))
+    True
+    """
+    qkv.check(q, k, v, causal=causal)
+    checks.positive_integer("chunk", chunk)
+    n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
+    shape = (*qkv.lead(q, k, v), n, v.shape[-1])
+    if not (isinstance(out, np.ndarray) and out.dtype == q.dtype and out.flags.writeable):
+        raise TypeError(f"`out` must be a writable NumPy array of {q.dtype}, got {_kind(out)}.")
+    if out.shape != shape:
+        raise ValueError(f"`out` must have shape {shape}, got {out.shape}.")
+
+    def tokens(start: int, stop: int) -> tuple[Array, Array]:
+        j = slice(max(start, 0), max(stop, 0))
+        return k[..., j, :], v[..., j, :]
+
+    state = PositiveState.init(*tokens(0, 0), omega=omega, log_weight=log_weight, scale=scale)
+    for j in blocks(0, max(shift, 0) if causal else k.shape[-2], chunk):
+        state = state.update(*tokens(j.start, j.stop))
+    seen = min(max(-shift, 0), n) if causal else n  # queries before it read the state as it is
+    for i in blocks(0, seen, chunk):
+        out[..., i, :] = state.read(q[..., i, :])
+    for i in blocks(seen, n, chunk):
+        keys = tokens(i.start + shift, i.stop + shift)
+        out[..., i, :] = state.read_causal(q[..., i, :], *keys)
+        state = state.update(*keys)
+    return out
+
+
+def _kind(x: Any) -> str:
+    """Describe what was received in place of a writable array."""
+    if not isinstance(x, np.ndarray):
+        return type(x).__name__
+    return f"{x.dtype}, {'' if x.flags.writeable else 'not '}writable"
