@@ -12,20 +12,6 @@ import numpy as np
 from .heads import broadcast_to
 from .library import Array, array_namespace, is_jax_array, is_numpy_array
 
-__all__ = [
-    "WHOLE",
-    "add_part",
-    "block_shape",
-    "blocks",
-    "most_threads",
-    "pairwise",
-    "part",
-    "put",
-    "put_quotient",
-    "sum_to",
-    "tiles",
-]
-
 WHOLE = slice(None)  # of an axis
 
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.

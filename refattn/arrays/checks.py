@@ -21,35 +21,6 @@ from .library import (
 )
 from .words import close
 
-__all__ = [
-    "arrays",
-    "as_array",
-    "at_most",
-    "boolean",
-    "broadcasts",
-    "choice",
-    "compatible",
-    "describe",
-    "few_axes",
-    "flag",
-    "floats",
-    "generator",
-    "host",
-    "host_integers",
-    "is_array",
-    "is_of",
-    "leading",
-    "length",
-    "list_names",
-    "non_negative_integer",
-    "positive_integer",
-    "real",
-    "same_home",
-    "shape_of",
-    "show",
-    "whole",
-]
-
 
 def arrays(min_ndim: int, **named: Array) -> Any:
     """Check that arrays share a library, a supported dtype and a device; return the library."""

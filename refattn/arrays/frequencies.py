@@ -11,8 +11,6 @@ from .checks import shape_of
 from .heads import broadcast_to
 from .library import Array
 
-__all__ = ["causal_proposals", "of_chunks", "of_queries", "samples_of_each", "shared"]
-
 
 def shared(
     omega: Any,

@@ -8,8 +8,6 @@ import numpy as np
 
 from .library import Array, array_namespace
 
-__all__ = ["Alibi", "broadcast_lead", "broadcast_to", "group_heads", "head_counts"]
-
 
 class Alibi(NamedTuple):
     """A bias of -slope |i + m - n - j|, which is never held for all pairs.

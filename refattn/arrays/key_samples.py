@@ -11,8 +11,6 @@ from .checks import shape_of
 from .heads import broadcast_to, head_counts
 from .library import Array, array_namespace, device, host_values, is_numpy_array
 
-__all__ = ["check_indices", "check_samples"]
-
 
 def check_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: bool = False) -> Array:
     """Check indices of keys, and bring them to `k`.

@@ -11,57 +11,19 @@ from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
-from array_api_compat import (
-    device,
-    is_array_api_obj,
-    is_cupy_array,
-    is_dask_array,
-    is_jax_array,
-    is_numpy_array,
-    is_torch_array,
-    to_device,
-)
+from array_api_compat import is_cupy_array, is_dask_array, is_torch_array
 from array_api_compat import numpy as _NUMPY_NAMESPACE
+
+# Lent to the package, of which no other module imports array_api_compat.
+device, to_device = array_api_compat.device, array_api_compat.to_device
+is_array_api_obj, is_jax_array = array_api_compat.is_array_api_obj, array_api_compat.is_jax_array
+is_numpy_array = array_api_compat.is_numpy_array
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 Array = Any  # any array of a library that array_api_compat knows; shapes are in the docstrings
 Floats = np.ndarray[tuple[Any, ...], np.dtype[Any]]  # numbers on the host
 Doubles = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
-
-__all__ = [
-    "Array",
-    "Doubles",
-    "Floats",
-    "Workspace",
-    "add",
-    "add_rows",
-    "array_namespace",
-    "as_written",
-    "centred",
-    "clip",
-    "constant",
-    "device",
-    "exp",
-    "flush_small",
-    "has_float64",
-    "host_dtype",
-    "host_values",
-    "is_array_api_obj",
-    "is_jax_array",
-    "is_numpy_array",
-    "loop",
-    "norm_bound",
-    "rescale",
-    "reverse",
-    "root_scale",
-    "square_norm",
-    "take_rows",
-    "times",
-    "to_host",
-    "traced_once",
-    "workspace",
-]
 
 
 def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["definite", "invertible", "semidefinite", "square_shape", "squares", "symmetric"]
-
 
 def square_shape(name: str, x: Any, d: int | None = None) -> None:
     """Check the shape of square matrices (..., d, d)."""

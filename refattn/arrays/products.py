@@ -11,8 +11,6 @@ from .blocks import WHOLE, blocks, part, tiles
 from .heads import broadcast_lead
 from .library import Array, Workspace, array_namespace, is_numpy_array
 
-__all__ = ["multiply", "sum_of_products"]
-
 _TERMS = 64  # that one matrix product may add
 _UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
 _FEW_PRODUCTS = 8  # products that are added in turn, of the 16 or 32 of a block and others

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["batch", "over"]
-
 
 def over(name: str, proposal: Any, d: int) -> None:
     """Check that a proposal is for frequencies of length d."""

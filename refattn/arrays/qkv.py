@@ -13,21 +13,6 @@ from .checks import shape_of
 from .heads import broadcast_lead, broadcast_to, head_counts
 from .library import Array, array_namespace, is_numpy_array
 
-__all__ = [
-    "attended",
-    "check",
-    "cut_evenly",
-    "key_rows",
-    "lead",
-    "of_heads",
-    "one_row",
-    "per_head",
-    "scale_or_default",
-    "softcap",
-    "two_per_head",
-    "window",
-]
-
 
 def check(
     q: Array,

@@ -12,8 +12,6 @@ from . import checks
 from .checks import describe, shape_of
 from .library import Array
 
-__all__ = ["axes_of_rows", "ddof", "iterable", "joining_rows"]
-
 
 def axes_of_rows(name: str, x: Array, axis: Any) -> tuple[int, ...]:
     """Check the axes of the rows of `x`, an array (..., d), and return them in ascending order."""

@@ -12,8 +12,6 @@ import numpy as np
 
 from .words import printable
 
-__all__ = ["held", "short"]
-
 _Class = TypeVar("_Class")
 
 _FEW_NUMBERS = 12  # numbers of an array that is shown as it is

@@ -11,8 +11,6 @@ from functools import cache, partial
 from threading import Lock, local
 from typing import Any
 
-__all__ = ["Sequencer", "Tree", "available", "for_each"]
-
 _lock = Lock()
 
 

@@ -8,8 +8,6 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["close", "ending", "head_number", "portable", "printable", "said"]
-
 # What XML forbids, lone surrogates and control characters, to which terminals react.
 _STRANGE = re.compile("[^\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

@@ -18,8 +18,6 @@ from ..arrays.library import Array, array_namespace, device, has_float64, to_hos
 from .pairs import EXP_ROUNDING, ROUNDING, Pair, as_pair, exp_pair, two_product, two_sum
 from .slices import Slices, bits_of_slices, facing, side_by_side, sliced_error, sliced_products
 
-__all__ = ["require", "self_test"]
-
 _Run = Callable[..., list[Any]]  # calls a function of arrays on the device: results on the host
 
 _FAILURES: dict[tuple[str, str], list[str]] = {}  # by library and device, once each was tested

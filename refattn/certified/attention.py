@@ -23,8 +23,6 @@ from .inputs import (
 from .pairs import Pair, add_pairs, dot_pairs, multiply_pairs
 from .results import Certified, Gradients
 
-__all__ = ["attend", "random_feature_attention", "softmax_attention", "softmax_gradients"]
-
 
 @as_written
 def attend(

@@ -42,8 +42,6 @@ from .slices import (
     sliced_product,
 )
 
-__all__ = ["pull_back_with_bounds", "sum_bounds_to"]
-
 _NUMPY_BLOCK, _OTHER_BLOCK = (128, 256), (1024, 1024)
 _LEVELS = 3  # slices of cotangents and values, and a rest
 

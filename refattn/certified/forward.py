@@ -38,23 +38,6 @@ from .slices import (
     sliced_product,
 )
 
-__all__ = [
-    "PAIR_ROUNDING",
-    "SAFE",
-    "SPAN",
-    "UNDERFLOW",
-    "Arguments",
-    "Bounded",
-    "ExactSums",
-    "KeySizes",
-    "QueryBlock",
-    "attend_with_bounds",
-    "error_of_slices",
-    "error_of_weights",
-    "largest",
-    "largest_finite",
-]
-
 _ENOUGH = 2.0**-66  # error of a score that more slices would not mend
 _MOST_LEVELS = 4  # more would be below what lower parts of pairs take
 SPAN = 1024  # keys of which sums have no error

@@ -15,17 +15,6 @@ from .assumptions import require
 from .forward import Arguments
 from .pairs import Pair, as_pair, two_sum
 
-__all__ = [
-    "as_arrays",
-    "check_double",
-    "check_parts",
-    "first_part",
-    "number_in_pairs",
-    "power_in_pairs",
-    "prepare_pairs",
-    "widen",
-]
-
 
 class _Prepared(NamedTuple):
     """Arguments in pairs and in groups of heads, and the function that undoes the groups."""

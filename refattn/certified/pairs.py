@@ -23,21 +23,6 @@ import numpy as np
 from ..arrays.library import Array, constant, device, is_numpy_array
 from ..arrays.shown import held
 
-__all__ = [
-    "EXP_ROUNDING",
-    "ROUNDING",
-    "Pair",
-    "add_pairs",
-    "as_pair",
-    "divide_pairs",
-    "dot_pairs",
-    "exp_pair",
-    "fast_two_sum",
-    "multiply_pairs",
-    "two_product",
-    "two_sum",
-]
-
 ROUNDING = 2.0**-53  # u: of one operation, relative
 EXP_ROUNDING = 2.0**-69  # of `exp_pair`, relative
 _TABLE = 256  # powers of 2 ** (1 / 256)

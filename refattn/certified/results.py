@@ -10,8 +10,6 @@ from ..arrays.library import Array, as_written
 from ..arrays.shown import held
 from .pairs import Pair
 
-__all__ = ["Bound", "Certified", "Gradients", "Rounded"]
-
 
 @held()
 class Rounded(NamedTuple):

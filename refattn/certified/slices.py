@@ -16,18 +16,6 @@ from typing import Any, NamedTuple
 from ..arrays.library import Array
 from .pairs import ROUNDING, Pair, fast_two_sum, two_sum
 
-__all__ = [
-    "Slices",
-    "bits_of_slices",
-    "facing",
-    "higham_gamma",
-    "power_of_two",
-    "side_by_side",
-    "sliced_error",
-    "sliced_product",
-    "sliced_products",
-]
-
 
 def higham_gamma(count: int) -> float:
     """Bound the relative error of sums of so many products, whatever their order (Higham)."""

@@ -37,8 +37,6 @@ from .show import reports
 from .show.page import hanging, limit
 from .streams import kept, unread
 
-__all__ = ["check"]
-
 _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 

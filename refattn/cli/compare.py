@@ -35,8 +35,6 @@ from .options import (
 from .progress import Work, notice
 from .show import comparisons, plots, profiles
 
-__all__ = ["compare", "profile"]
-
 
 def _read_qkv(
     path: Path, dtype: str | None, layout: str, *, required: str = "qkv"

@@ -18,8 +18,6 @@ from .progress import Work, notice
 from .streams import drop_unread, unread
 from .verify import tolerance_command, verify
 
-__all__ = ["group"]
-
 _COMPLETION = """\b
 The shell completes names of commands, options and estimators after
   eval "$(_REFATTN_COMPLETE=bash_source refattn)"     in ~/.bashrc

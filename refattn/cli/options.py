@@ -23,35 +23,6 @@ from .show.page import Page, to_csv
 from .show.style import FIGURE_FORMATS
 from .streams import unread
 
-__all__ = [
-    "Answer",
-    "Unusable",
-    "alpha_option",
-    "causal_option",
-    "dtype_option",
-    "estimators_option",
-    "examples",
-    "features_option",
-    "file_argument",
-    "format_option",
-    "installed",
-    "json_option",
-    "known_option",
-    "layout_option",
-    "many_heads",
-    "one_line",
-    "output",
-    "plot_option",
-    "profile_option",
-    "publish",
-    "scale_option",
-    "seed",
-    "seed_or_random",
-    "softcap_option",
-    "window_option",
-    "words_of",
-]
-
 
 def _parse_numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
     """Parse positive integers separated by commas."""

@@ -25,8 +25,6 @@ from .streams import drop_unread, open_closed
 if TYPE_CHECKING:
     import click
 
-__all__ = ["commands", "leave_status", "main"]
-
 
 def main() -> None:
     """Run the command line (the console script `refattn`)."""

@@ -23,8 +23,6 @@ from rich.progress import (
 
 from .streams import drop_unread
 
-__all__ = ["LONG", "Work", "checking", "notice", "spell"]
-
 LONG = 10.0  # seconds; what takes longer is announced
 _EVERY = 30.0  # seconds between lines where there is no terminal
 _SOON = 1.0  # seconds after which the rest is estimated from what is done

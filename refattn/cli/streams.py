@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-__all__ = ["drop_unread", "kept", "open_closed", "unread"]
-
 
 def open_closed() -> None:
     """Open what the process began without: Python has no object for a closed standard error."""

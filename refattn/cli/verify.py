@@ -40,8 +40,6 @@ from .options import (
 from .progress import Work
 from .show import plots, tolerances, verdicts
 
-__all__ = ["tolerance_command", "verify"]
-
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
 
 _VERIFY = """Say whether the numbers in a file can be those of a correct kernel.

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 from .candidate.tags import CHOICES, DEFAULTS, TAGS, write_tag
 
-__all__ = ["CONVENTIONS", "OPTIONS", "SPECS", "Cell", "Library", "Option", "Read", "Run", "listing"]
-
 NONE = "none"
 
 

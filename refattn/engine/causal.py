@@ -26,20 +26,6 @@ from .hops import Keys, joined
 from .kernel import Attended, buffers, combine
 from .scores import causal_mask
 
-__all__ = [
-    "LEAF",
-    "Arithmetic",
-    "Seen",
-    "at",
-    "causal_attention",
-    "chunk_size",
-    "heads_at_once",
-    "leaf_shape",
-    "leaves",
-    "running",
-]
-
-
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
 
 _FEWEST_SHARES = 2  # shares, at least, that heads are cut into for threads

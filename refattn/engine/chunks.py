@@ -9,8 +9,6 @@ from ..arrays.library import Array, array_namespace, device
 from .kernel import Attended, attend
 from .scores import Options
 
-__all__ = ["Chunks", "cut_chunks", "slice_rows"]
-
 
 class Chunks(NamedTuple):
     """Queries, and the keys of their chunks; keys of all chunks."""

@@ -22,8 +22,6 @@ from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, device, square_norm
 from .kernel import Attended, attend
 
-__all__ = ["Keys", "Samples", "concatenate", "joined", "read", "sample"]
-
 
 class Keys(NamedTuple):
     """Keys and what travels with them. Frequencies have the root of the scale in their place."""

@@ -18,8 +18,6 @@ from .kernel_back import Cotangents, zeros_of
 from .positive import lead_of_each, tiles_of_queries
 from .signed_back import PositiveBack, pull_linear
 
-__all__ = ["PulledHops", "Taken", "pull_per_query", "pull_read", "pull_sample", "pull_two_hops"]
-
 
 class PulledHops(NamedTuple):
     """Cotangents of what two hops are made of, each with the shape of its array."""

@@ -33,23 +33,6 @@ from ..arrays.threads import Tree, for_each
 from ..typing import ArrayT
 from .scores import NO_OPTIONS, Options, cap_scores
 
-__all__ = [
-    "Attended",
-    "Sums",
-    "attend",
-    "buffers",
-    "combine",
-    "finite",
-    "log_sum_exp",
-    "merge",
-    "nonzero",
-    "normalise",
-    "sum_of_visible",
-    "sum_values",
-    "undo_overflow",
-    "weigh",
-]
-
 _MOST_SPANS = 256  # that keys are cut into for threads to share
 _BOUNDED_ROWS = 256  # queries from which on it pays to read keys and values once more
 

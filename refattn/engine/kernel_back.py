@@ -37,8 +37,6 @@ from ..arrays.threads import Sequencer, for_each
 from .kernel import Attended, finite, sum_of_visible
 from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
 
-__all__ = ["Cotangents", "pull_attend", "pull_normaliser", "zeros_of"]
-
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
 
 

@@ -37,20 +37,6 @@ from .kernel import (
 )
 from .scores import causal_mask
 
-__all__ = [
-    "Positive",
-    "base_of",
-    "exponents",
-    "hidden",
-    "lead_of_each",
-    "per_query",
-    "split_ones",
-    "tiles_of_queries",
-    "two_hops",
-    "with_ones",
-]
-
-
 _STEP = 128  # tokens of a step on NumPy, twice what one sum of products adds
 
 

@@ -11,8 +11,6 @@ from ..arrays.blocks import WHOLE, block_shape, pairwise, part, tiles
 from ..arrays.library import Array, add, array_namespace, as_written, constant, device
 from ..arrays.products import sum_of_products
 
-__all__ = ["Scatter", "fold_rows", "join_scatters"]
-
 
 class Scatter(NamedTuple):
     """Moments with divisor N, so that sums never overflow where the covariance does not."""

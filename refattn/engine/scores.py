@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, device, is_numpy_array, times
 
-__all__ = ["NO_OPTIONS", "Band", "Options", "cap_scores", "causal_mask", "slope_of_cap"]
-
 Reach = tuple[int | None, int | None]
 
 

@@ -39,8 +39,6 @@ from .kernel import Attended, Sums, buffers, combine, finite, sum_of_visible
 from .positive import base_of, hidden, split_ones, with_ones
 from .scores import causal_mask
 
-__all__ = ["Signed", "Totals", "linear_attention", "merge_totals"]
-
 # Of tokens, which heads they are, and where features may be written on NumPy.
 FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
 

@@ -46,8 +46,6 @@ from .positive import with_ones
 from .scores import causal_mask
 from .signed import Totals, merge_totals
 
-__all__ = ["PositiveBack", "PulledLinear", "SignedBack", "pull_linear"]
-
 _AXES = (-3, -3)  # of leaves, in sums
 _LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
 # Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.

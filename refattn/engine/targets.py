@@ -20,8 +20,6 @@ from ..arrays.products import multiply
 from .kernel import attend
 from .scores import causal_mask
 
-__all__ = ["draw_from_targets"]
-
 
 @as_written
 def draw_from_targets(

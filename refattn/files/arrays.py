@@ -15,8 +15,6 @@ from ..arrays.words import said
 from . import safetensors
 from . import sample as files_sample
 
-__all__ = ["INSTALL", "find_sample", "load_qkv", "must_hold", "read_file", "read_npz"]
-
 _Read = TypeVar("_Read")
 
 _SIXTEEN_BITS = ("float16", "bfloat16")  # float32 has all their numbers

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Tensor", "map_tensors", "read_tensors"]
-
 _NUMPY_TYPES = {"BOOL": "?", "C64": "<c8"}
 _NUMPY_TYPES |= {f"{kind}{8 * n}": f"<{kind.lower()}{n}" for kind in "IU" for n in (1, 2, 4, 8)}
 _NUMPY_TYPES |= {f"F{8 * n}": f"<f{n}" for n in (2, 4, 8)}

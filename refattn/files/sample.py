@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["load_sample", "path"]
-
 _NAME = "minilm_zen128_slice.npz"
 
 

@@ -15,8 +15,6 @@ from ..arrays.library import Floats
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 
-__all__ = ["ARRAYS", "DTYPES", "JUDGED", "Tensors", "open_tensors"]
-
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
 

@@ -34,8 +34,6 @@ from ..features import (
     trigonometric_features,
 )
 
-__all__ = ["check_pullback", "map_with_pullback", "waves_with_pullback"]
-
 
 def map_with_pullback(feature_map: Callable[[Array], Any], features: Signed, xp: Any) -> SignedBack:
     """Make the features of a map, with their pullback."""

@@ -10,8 +10,6 @@ from ..engine.kernel import Attended
 from ..engine.kernel_back import Cotangents, zeros_of
 from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs
 
-__all__ = ["pull_samples"]
-
 
 @as_written
 def pull_samples(inputs: SampledKeyInputs, done: Attended, d_out: Array) -> Cotangents:

@@ -24,8 +24,6 @@ from ..engine.signed_back import PositiveBack, pull_linear
 from ..estimators import lara
 from ..estimators.token_chunks import chunk_of, chunk_of_keys, members
 
-__all__ = ["LaraCotangents", "pull_causal", "pull_lara", "pull_query_weighted"]
-
 
 class LaraCotangents(NamedTuple):
     """Cotangents of arguments, in groups of heads; of frequencies only if they were given."""

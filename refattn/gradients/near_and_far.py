@@ -30,8 +30,6 @@ from ..estimators.near_and_far import (
 )
 from ..estimators.rfa import RfaInputs
 
-__all__ = ["pull_chunks", "pull_local", "pull_moments"]
-
 
 @as_written
 def pull_local(

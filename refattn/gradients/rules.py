@@ -33,13 +33,6 @@ from . import lara as gradients_lara
 from . import near_and_far as gradients_near_and_far
 from .feature_maps import check_pullback, map_with_pullback, waves_with_pullback
 
-__all__ = ["Gradients", "vjp"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
 _OF_QUERY = ("query", "query-over-queries")  # weightings of LARA
 
 Pullback = Callable[[Any], "Gradients"]

@@ -22,20 +22,6 @@ from ..registry import ESTIMATORS
 from ..sampling import Gaussian
 from ..theory.attention import features_to_hold, features_to_reach
 
-__all__ = [
-    "EXACT",
-    "LAWS",
-    "LAW_QUERIES",
-    "PARTS",
-    "QUANTILES",
-    "QUANTILE_ROWS",
-    "Advice",
-    "Choice",
-    "foreseen",
-    "split_heads",
-    "study",
-]
-
 PARTS = {  # of moments.Summary
     "mean_norm": "|mean {}|",
     "trace": "tr {}",

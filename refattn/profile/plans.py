@@ -27,8 +27,6 @@ from ..compare import (
 from ..registry import ESTIMATORS, Estimator
 from .advice import EXACT, Choice, split_heads
 
-__all__ = ["PAIRS", "Candidate", "Plan", "Search", "plan", "search"]
-
 PAIRS = 2**21  # estimators are measured on heads with at most so many pairs of query and key
 
 

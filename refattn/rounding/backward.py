@@ -45,14 +45,6 @@ from .roundings import BIAS, CONSTANTS, RMS, WORST, Roundings, RowErrors, sum_er
 from .saved import BLOCK_QUERIES, RUN_STEPS, BackwardHead, Saved, share_tile, unscale_rows
 from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
 
-__all__ = [
-    "analyse_gradient",
-    "exact_gradient",
-    "list_directions",
-    "list_sources",
-    "variance_along",
-]
-
 _SUM_TOKENS = 256  # that are added at a time
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 

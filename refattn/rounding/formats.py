@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from ..arrays.library import Doubles
 
-__all__ = ["FORMATS", "Format"]
-
 _EXPONENT = np.int64(0x7FF << 52)
 
 

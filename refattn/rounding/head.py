@@ -16,20 +16,6 @@ from ..certified.pairs import Pair
 from ..engine.kernel import Sums, combine, normalise, sum_values, weigh
 from ..engine.scores import Band, Options
 
-__all__ = [
-    "TILE_KEYS",
-    "ScoredRows",
-    "SoftmaxHead",
-    "Tile",
-    "attend_rows",
-    "certify_rows",
-    "exact_rows",
-    "same",
-    "scan_tile",
-    "scan_tiles",
-    "score_tile",
-]
-
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
 
 

@@ -28,8 +28,6 @@ from ..arrays.library import Doubles
 from .formats import Format
 from .roundings import RMS, SURE, WORST, Roundings, RowErrors, walk
 
-__all__ = ["FeatureErrors", "LinearHead", "analyse_linear", "map_head", "random_feature_head"]
-
 _STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
 
 

@@ -14,8 +14,6 @@ from .problems import Index, check_holds, pose_arrays, sweep
 from .profiles import Profile, profile_of
 from .roundings import RowErrors
 
-__all__ = ["Prediction", "predict"]
-
 
 @held()
 class Prediction(NamedTuple):

@@ -27,26 +27,6 @@ from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
 
-__all__ = [
-    "CALLED",
-    "Gradient",
-    "Index",
-    "Problem",
-    "check_all_hold",
-    "check_holds",
-    "check_mask_of_keys",
-    "count_key_heads",
-    "dtype_of",
-    "hide_unseen",
-    "pose_arrays",
-    "pose_gradients",
-    "read_frequencies",
-    "refuse",
-    "sweep",
-    "take_head",
-    "widen",
-]
-
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
 Index = tuple[int, ...]  # of a head among the leading axes

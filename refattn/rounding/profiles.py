@@ -9,8 +9,6 @@ from ..arrays import checks
 from .formats import FORMATS, Format
 from .roundings import Roundings
 
-__all__ = ["PROFILES", "Profile", "profile_of"]
-
 
 class Profile(NamedTuple):
     """What a kernel rounds, and to what.

@@ -15,20 +15,6 @@ import numpy as np
 from ..arrays.library import Doubles
 from .formats import Format
 
-__all__ = [
-    "BIAS",
-    "CONSTANTS",
-    "MAXIMUM_KEYS",
-    "RMS",
-    "SURE",
-    "WORST",
-    "Roundings",
-    "RowErrors",
-    "is_power_of_two",
-    "sum_error",
-    "walk",
-]
-
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
 RMS = math.sqrt(1 / (8 * math.log(2)))
 WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits

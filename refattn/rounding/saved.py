@@ -14,19 +14,6 @@ from .roundings import RMS, Roundings, sum_error, walk
 from .softmax import NearestWeights, analyse_softmax
 from .weight_errors import largest_error, relative_variance
 
-__all__ = [
-    "BLOCK_QUERIES",
-    "RUN_STEPS",
-    "BackwardHead",
-    "Saved",
-    "move_weights",
-    "multiply_values",
-    "save_queries",
-    "share_tile",
-    "take_gaps",
-    "unscale_rows",
-]
-
 BLOCK_QUERIES = 256  # of a block
 RUN_STEPS = 16  # tokens between running sums that are known, if they matter
 

@@ -23,8 +23,6 @@ from .saved import (
 )
 from .weight_errors import cap_error, cap_variance, largest_error, relative_variance
 
-__all__ = ["PairErrors", "analyse_pairs", "round_scaled", "scaled_spacing"]
-
 
 class PairErrors(NamedTuple):
     """Queries and keys, (queries, keys) each.

@@ -48,8 +48,6 @@ from .roundings import (
 )
 from .weight_errors import largest_error, relative_variance
 
-__all__ = ["NearestWeights", "analyse_softmax"]
-
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias

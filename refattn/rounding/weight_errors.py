@@ -13,8 +13,6 @@ from .formats import Format
 from .head import SoftmaxHead, Tile
 from .roundings import MAXIMUM_KEYS, RMS, Roundings, is_power_of_two, sum_error, walk
 
-__all__ = ["cap_error", "cap_variance", "largest_error", "relative_variance"]
-
 _KNOWN_WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 _GONE = -700.0  # difference to the largest score of weights that are 0 in any precision
 

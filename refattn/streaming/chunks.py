@@ -33,8 +33,6 @@ from .state import (
     copy_array,
 )
 
-__all__ = ["EvaState", "SecondOrderState"]
-
 
 @dataclass(frozen=True, eq=False)
 class _ChunkState(KeysAndValues):

@@ -14,8 +14,6 @@ from ..engine.signed import merge_totals
 from ..estimators import linear
 from .state import check_keys, check_same, check_states
 
-__all__ = ["LinearState"]
-
 
 @held()
 @dataclass(frozen=True, eq=False)

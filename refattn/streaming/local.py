@@ -14,8 +14,6 @@ from .positive import PositiveState
 from .softmax import SoftmaxState
 from .state import check_keys, check_queries, check_same
 
-__all__ = ["LocalState"]
-
 
 @dataclass(frozen=True, eq=False)
 class LocalState:

@@ -16,8 +16,6 @@ from ..engine.kernel import Attended, merge
 from ..engine.positive import Positive
 from .state import check_keys, check_same, copy_array
 
-__all__ = ["PositiveState"]
-
 
 @held()
 @dataclass(frozen=True, eq=False)

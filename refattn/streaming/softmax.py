@@ -10,8 +10,6 @@ from ..arrays.shown import held
 from ..attention import softmax_attention
 from .state import KeysAndValues, check_keys, check_same, copy_array
 
-__all__ = ["SoftmaxState"]
-
 
 @held()
 @dataclass(frozen=True, eq=False)

@@ -11,15 +11,6 @@ from ..arrays import checks, qkv
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
 
-__all__ = [
-    "KeysAndValues",
-    "check_keys",
-    "check_queries",
-    "check_same",
-    "check_states",
-    "copy_array",
-]
-
 
 class KeysAndValues:
     """A state that holds keys and values as they are."""

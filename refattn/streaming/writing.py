@@ -11,8 +11,6 @@ from ..arrays.blocks import blocks
 from ..arrays.library import Array
 from .positive import PositiveState
 
-__all__ = ["write_random_feature_attention"]
-
 
 def write_random_feature_attention(
     out: Array,

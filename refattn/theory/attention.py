@@ -14,20 +14,6 @@ from ..sampling import Gaussian
 from .elementary import quotient
 from .second_moments import KernelAttention, PairSums, sum_pairs, unit_of
 
-__all__ = [
-    "LARGE_SAMPLE",
-    "ExactLaw",
-    "Law",
-    "attention_law",
-    "features_to_hold",
-    "features_to_reach",
-    "first_order",
-    "importance_sampling_law",
-    "num_features_for",
-    "randomized_attention_law",
-    "relative_error",
-]
-
 LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter little
 
 

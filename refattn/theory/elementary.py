@@ -8,16 +8,6 @@ import numpy as np
 
 from ..arrays.library import Doubles
 
-__all__ = [
-    "inner_product",
-    "log_cosh",
-    "log_expm1",
-    "log_mean_exp",
-    "quiet_log",
-    "quotient",
-    "quotient_of_exp",
-]
-
 
 def inner_product(x: Doubles, y: Doubles) -> Doubles:
     """Sum of products over the last axis."""

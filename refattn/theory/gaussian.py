@@ -6,8 +6,6 @@ import numpy as np
 
 from ..arrays.library import Doubles
 
-__all__ = ["best_covariance", "best_gauge", "best_variance"]
-
 
 def best_variance(excess: Doubles) -> Doubles:
     r"""Minimise log(s / sqrt(2 s - 1)) + excess / (2 s - 1) over s."""

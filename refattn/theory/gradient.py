@@ -13,8 +13,6 @@ from ..sampling import Gaussian
 from .attention import Law
 from .second_moments import KernelAttention, PairWeights, factor_pairs, scaled_exp, times_exp
 
-__all__ = ["gradient_law"]
-
 
 def gradient_law(
     q: Any,

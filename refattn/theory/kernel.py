@@ -15,18 +15,6 @@ from ..typing import Features, KnownCoupling
 from .elementary import inner_product
 from .kernel_law import KernelLaw, check_vectors
 
-__all__ = [
-    "kernel_mean",
-    "kernel_mse",
-    "kernel_variance",
-    "log_kernel_mean",
-    "log_kernel_mse",
-    "log_kernel_variance",
-    "log_norm_approximation_bias",
-    "log_second_moment",
-    "num_features_for_kernel",
-]
-
 
 def log_kernel_mean(
     x: Any,

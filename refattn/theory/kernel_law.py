@@ -16,8 +16,6 @@ from . import series
 from .elementary import inner_product, log_cosh, log_expm1, log_mean_exp, quiet_log, quotient_of_exp
 from .proposal import SquaredWeights
 
-__all__ = ["COUPLINGS", "KernelLaw", "check_vectors"]
-
 COUPLINGS: tuple[KnownCoupling, ...] = get_args(KnownCoupling)
 
 

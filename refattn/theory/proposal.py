@@ -12,8 +12,6 @@ from ..arrays import proposals
 from ..arrays.library import Doubles
 from ..sampling import Gaussian
 
-__all__ = ["SquaredWeights"]
-
 
 class SquaredWeights:
     """The squared-weight integral of a Gaussian proposal, along its eigenvectors.

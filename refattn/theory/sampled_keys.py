@@ -12,8 +12,6 @@ from ..typing import KEY_LAWS, KeyLaw
 from .attention import ExactLaw, Law
 from .second_moments import KernelAttention
 
-__all__ = ["sampled_keys_law"]
-
 
 def sampled_keys_law(
     q: Any,

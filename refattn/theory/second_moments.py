@@ -16,17 +16,6 @@ from ..attention import attend
 from ..sampling import Gaussian
 from .proposal import SquaredWeights
 
-__all__ = [
-    "KernelAttention",
-    "PairSums",
-    "PairWeights",
-    "factor_pairs",
-    "scaled_exp",
-    "sum_pairs",
-    "times_exp",
-    "unit_of",
-]
-
 
 def unit_of(x: Doubles) -> Doubles:
     """Return the power of 2 near the largest entry of each head (..., n, d_v)."""

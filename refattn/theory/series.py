@@ -10,23 +10,6 @@ import numpy as np
 from ..arrays.library import Doubles
 from .elementary import quiet_log
 
-__all__ = [
-    "block",
-    "cosine_covariance",
-    "even_block",
-    "even_less_square",
-    "fixed_norm_block",
-    "fixed_norm_variance",
-    "log_series",
-    "mean_cosine",
-    "missing",
-    "missing_angles",
-    "missing_norms",
-    "second_less_square",
-    "unit",
-]
-
-
 # Orthogonal and simplex blocks
 
 

@@ -15,8 +15,6 @@ from ..rounding.profiles import Profile
 from .findings import Numbers, Suspect, place
 from .z_scores import mean_square
 
-__all__ = ["list_conventions", "list_remarks", "suspect_narrower"]
-
 
 def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
     """List what the numbers show without a law."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from ..rounding.formats import FORMATS
 from ..rounding.profiles import Profile, profile_of
 
-__all__ = ["BACKWARD_PROFILES", "ProfileChoice", "choose_profiles", "is_narrow", "usual_profiles"]
-
 ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")

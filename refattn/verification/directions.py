@@ -13,8 +13,6 @@ from ..rounding.head import SoftmaxHead, Tile
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import RowErrors
 
-__all__ = ["NEARLY_ONE", "SCORE_CHANGES", "explain_size", "give_error", "list_tangents"]
-
 NEARLY_ONE = 1 - 2.0**-20
 
 # Defects that change scores: derivative of the score, and what a size means.

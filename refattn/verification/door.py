@@ -19,8 +19,6 @@ from .judging import judge_all
 from .reading import kind_of
 from .verdict import Verdict
 
-__all__ = ["check_alpha", "narrowest", "verify"]
-
 
 def verify(
     *,

@@ -9,17 +9,6 @@ import numpy as np
 
 from ..arrays.library import Doubles
 
-__all__ = [
-    "DirectionSums",
-    "Estimate",
-    "Evidence",
-    "Known",
-    "Tally",
-    "evenly",
-    "log_chernoff",
-    "symmetric_test",
-]
-
 
 class DirectionSums(NamedTuple):
     """Of each row (..., n), sums over its columns along one direction.

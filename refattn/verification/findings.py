@@ -8,8 +8,6 @@ from typing import NamedTuple
 from ..arrays.library import Doubles
 from ..rounding.problems import Index, Problem
 
-__all__ = ["Finding", "Numbers", "Part", "ProfileTrial", "Suspect", "Z", "place"]
-
 
 class Finding(NamedTuple):
     """A statement about a correct kernel, and how surely the numbers violate it.

@@ -19,8 +19,6 @@ from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
 
-__all__ = ["HeadSums", "row_weights"]
-
 
 class HeadSums:
     """What the sweep over the heads collects for one profile."""

@@ -46,8 +46,6 @@ from .trial import attempt
 from .verdict import Verdict
 from .z_scores import mean_square
 
-__all__ = ["judge", "judge_all"]
-
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
 

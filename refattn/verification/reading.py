@@ -28,8 +28,6 @@ from ..rounding.problems import (
 )
 from .findings import Numbers, Part
 
-__all__ = ["kind_of", "list_judged", "pose_tensors", "read_parts"]
-
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 
 

@@ -32,13 +32,6 @@ from .choice import usual_profiles
 from .findings import Numbers
 from .judging import judge
 
-__all__ = ["Allowance", "Defect", "Need", "Power", "Tolerance", "catalogue", "study"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
 _DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
 _HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together

@@ -19,8 +19,6 @@ from .evidence import Evidence, Known, log_chernoff
 from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
 from .head_sums import HeadSums
 
-__all__ = ["attempt"]
-
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _ONE_PERCENT = 0.01

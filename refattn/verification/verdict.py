@@ -14,8 +14,6 @@ from ..arrays.words import portable
 from ..rounding.roundings import WORST
 from .findings import Finding, Suspect, Z, place
 
-__all__ = ["Verdict"]
-
 _PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
 _TESTS_OF_ALL = ("bound", "largest z", "mean square", "mean square of columns")
 _TESTS_OF_PARTS = ("mean square of tiles", "mean square of heads")

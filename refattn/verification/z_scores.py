@@ -13,8 +13,6 @@ from ..rounding.roundings import Roundings, RowErrors
 from .choice import choose_profiles
 from .findings import Numbers
 
-__all__ = ["mean_square", "z_by_row", "z_of_head"]
-
 _COMPARED_BLOCKS = 4  # blocks of queries that are looked at before all
 
 

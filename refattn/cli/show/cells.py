@@ -17,19 +17,6 @@ from ...arrays.words import head_number, portable
 from ...compare import Row
 from ...registry import ESTIMATORS
 
-__all__ = [
-    "count",
-    "digits",
-    "digits_or_dash",
-    "dump",
-    "has_draws",
-    "head_cell",
-    "heading",
-    "name_of",
-    "origin",
-    "uncertainty",
-]
-
 
 def digits(value: Any) -> str:
     return f"{value:#.3g}".rstrip(".")

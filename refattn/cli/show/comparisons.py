@@ -14,14 +14,6 @@ from ...compare import Comparison, listed, tolerated
 from .cells import digits, dump, has_draws, head_cell, heading, name_of, origin, uncertainty
 from .page import Page, Table
 
-__all__ = [
-    "COMPARISON_COLUMNS",
-    "comparison_notices",
-    "comparison_rows",
-    "comparison_to_json",
-    "print_comparison",
-]
-
 
 def print_comparison(
     path: Path, arrays: dict[str, Floats], comparison: Comparison, per_head: bool, page: Page

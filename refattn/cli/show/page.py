@@ -21,8 +21,6 @@ from rich.text import Text
 
 from ...arrays.words import printable
 
-__all__ = ["STATUS_COLOURS", "Page", "Table", "hanging", "limit", "to_csv", "width"]
-
 STATUS_COLOURS = {
     "PASS": "green",
     "FAIL": "red",

@@ -22,8 +22,6 @@ from .profiles import LABELS
 if TYPE_CHECKING:
     from .verdicts import Verified
 
-__all__ = ["plot_comparison", "plot_profile", "plot_verified"]
-
 
 def plot_verified(verified: Verified, path: Path) -> None:
     """Draw z of the worst head over queries and columns, its histogram, and rms z by tile."""

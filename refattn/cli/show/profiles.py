@@ -25,9 +25,6 @@ from .cells import (
 )
 from .page import Page, Table
 
-__all__ = ["LABELS", "PROFILE_COLUMNS", "print_profile", "profile_rows", "profile_to_json"]
-
-
 # Moments that a narrow page leaves out, the first of them first.
 _DROPPED = (("5%", "95%"), ("rank q", "rank k"), ("cond q", "cond k"), "SDERF", "OPRF")
 

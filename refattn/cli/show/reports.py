@@ -8,8 +8,6 @@ from typing import Any
 from ...arrays.words import printable
 from .page import Page, Table, limit
 
-__all__ = ["REPORT_COLUMNS", "print_report", "report_rows"]
-
 
 def print_report(report: Any, reproducers: bool, page: Page) -> None:
     """Print a report of checks, and scripts that show its failures."""

@@ -17,29 +17,6 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLOURS",
-    "COLUMN",
-    "DASHES",
-    "FIGURE_FORMATS",
-    "GREY",
-    "INK",
-    "MARKERS",
-    "PAGE",
-    "PALE",
-    "Label",
-    "apart",
-    "beside",
-    "decades",
-    "few",
-    "mark",
-    "number",
-    "panels",
-    "save",
-    "settings",
-    "style",
-]
-
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # Okabe and Ito
 INK = "#0b0c0d"
 GREY = "#8c8c8c"

@@ -14,8 +14,6 @@ from .cells import digits, dump, head_cell
 from .page import Page, Table
 from .verdicts import introduction, source_of
 
-__all__ = ["TOLERANCE_COLUMNS", "print_tolerance", "tolerance_rows", "tolerance_to_json"]
-
 
 def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, page: Page) -> None:
     """Print what a correct kernel needs, and what becomes of defects, as tables."""

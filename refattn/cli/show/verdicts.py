@@ -18,16 +18,6 @@ from ...verification.verdict import Verdict
 from .cells import dump, head_cell
 from .page import Page
 
-__all__ = [
-    "VERDICT_COLUMNS",
-    "Verified",
-    "introduction",
-    "print_verdict",
-    "source_of",
-    "verdict_rows",
-    "verdicts_to_json",
-]
-
 
 class Verified(NamedTuple):
     """A file, and what is said of it."""

@@ -34,9 +34,6 @@ from .tags import (
     write_tag,
 )
 
-__all__ = ["Adapter"]
-
-
 _OF_INDICES = ("indices", "log_probability")  # which have leading axes, and S
 
 

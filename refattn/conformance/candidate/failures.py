@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Beyond", "Failure", "Refusal"]
-
 
 class Failure(Exception):
     """What a candidate did wrong: what was expected, and what came instead."""

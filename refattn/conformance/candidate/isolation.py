@@ -19,8 +19,6 @@ from .adapter import Adapter
 from .failures import Failure, Refusal
 from .programs import GRACE, Subprocess
 
-__all__ = ["Crash", "isolated"]
-
 
 class Crash(Refusal):
     """A candidate whose process has ended."""

@@ -10,8 +10,6 @@ import numpy as np
 
 from ...arrays.library import Floats
 
-__all__ = ["lay_out", "pull_by_torch", "receive"]
-
 
 def lay_out(x: Any, layout: str | None) -> Any:
     """Lay out an array of NumPy or torch otherwise in memory."""

@@ -16,20 +16,6 @@ import numpy as np
 from ...arrays.library import Floats
 from .failures import Beyond, Failure
 
-__all__ = [
-    "Arrays",
-    "Keywords",
-    "copies",
-    "fitted",
-    "for_heads",
-    "for_queries",
-    "head_size",
-    "largest_logit",
-    "nearest_head_size",
-    "repeated",
-    "tokens",
-]
-
 Function = Callable[..., Any]
 Arrays = tuple[Floats, ...]
 Keywords = dict[str, Any]

@@ -23,8 +23,6 @@ from ...arrays import checks
 from ...arrays.words import ending
 from ...files.safetensors import read_tensors
 
-__all__ = ["GRACE", "Subprocess"]
-
 _LONGEST = 1e6  # seconds that every system can wait for a program
 GRACE = 1.0  # seconds that a program has to end by itself
 

@@ -13,9 +13,6 @@ from ...arrays.library import Floats
 from .adapter import Adapter
 from .limits import Arrays, Keywords
 
-__all__ = ["draw_frequencies", "draw_key_indices", "options_of_one_key"]
-
-
 # What those before must leave of the diagonal of a key's kernel. The tolerance follows from the
 # keys whatever this is: it is such that it stays far below the values in single precision.
 _LEFT = 0.1

@@ -12,23 +12,6 @@ import numpy as np
 from ...arrays import checks
 from ...registry import Estimator
 
-__all__ = [
-    "CAPABILITIES",
-    "CHOICES",
-    "DEFAULTS",
-    "DRAWN_KEYWORDS",
-    "LIMITS",
-    "TAGGED_DTYPES",
-    "TAGS",
-    "draws_something",
-    "only_of",
-    "parse_tag",
-    "possible",
-    "refuse_limits",
-    "write_tag",
-]
-
-
 # Options of an estimator that the checks know how to use.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {

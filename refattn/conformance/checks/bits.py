@@ -11,9 +11,6 @@ from ..candidate.adapter import Adapter
 from ..candidate.limits import Keywords
 from .trials import CheckRun, add_check, attends, comparable, evaluated
 
-__all__: list[str] = []
-
-
 _REPEATS = 8
 _BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
 

@@ -22,16 +22,6 @@ from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
 from .trials import CheckRun, add_check, attends, evaluated
 
-__all__ = [
-    "compare_normalisers",
-    "covering",
-    "in_time",
-    "levels",
-    "problem_of",
-    "seeing",
-    "try_cases",
-]
-
 Mask = npt.NDArray[np.bool_]
 
 SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take

@@ -9,8 +9,6 @@ import numpy as np
 from ..candidate.failures import Failure
 from .trials import CheckRun, add_check, again, attends, ways_to_call
 
-__all__: list[str] = []
-
 
 @add_check(claim="takes and returns what it says, and the same twice at one seed")
 def contract(t: CheckRun) -> None:

@@ -32,9 +32,6 @@ from .combined import covering, in_time, levels, problem_of, seeing
 from .recovery import draw_results, keep_p
 from .trials import CheckRun, add_check, attends
 
-__all__: list[str] = []
-
-
 _RATES = (0.5, 0.1, 0.75)
 _SHARE = 1 / 6  # of the seeds of a law, as each says much
 

@@ -8,8 +8,6 @@ from ..candidate.failures import Failure
 from ..truth.reference import reference
 from .trials import CheckRun, add_check, same_within, ways_to_call
 
-__all__: list[str] = []
-
 
 @add_check(
     "random-features",

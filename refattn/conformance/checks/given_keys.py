@@ -13,8 +13,6 @@ from ..candidate.samples import draw_key_indices
 from ..truth.reference import of_function, tolerance
 from .trials import CheckRun, add_check, attends, compare_known
 
-__all__: list[str] = []
-
 
 def _takes_keys(adapter: Adapter) -> bool:
     """Return whether it is given the keys that it attends to."""

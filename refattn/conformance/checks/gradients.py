@@ -21,9 +21,6 @@ from .combined import covering, levels, seeing, try_cases
 from .trials import CheckRun, add_check, attends, evaluated, stabilised
 from .uses import describe_places
 
-__all__ = ["compare_gradients"]
-
-
 NAMES = ("out", "dq", "dk", "dv")
 _PULLED_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
 

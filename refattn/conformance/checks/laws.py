@@ -49,8 +49,6 @@ from .recovery import (
 )
 from .trials import CheckRun, add_check
 
-__all__: list[str] = []
-
 
 @add_check(
     "random-features",

@@ -18,8 +18,6 @@ from .trials import (
     ways_to_call,
 )
 
-__all__: list[str] = []
-
 
 @add_check("mean", claim="a weighted mean of values: weights sum to 1, positive ones stay inside")
 def weighted_mean(t: CheckRun) -> None:

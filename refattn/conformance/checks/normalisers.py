@@ -15,8 +15,6 @@ from .combined import compare_normalisers
 from .gradients import compare_gradients
 from .trials import CheckRun, add_check, attends
 
-__all__: list[str] = []
-
 
 def _normalised(adapter: Adapter) -> bool:
     return attends(adapter) and adapter.can("lse")

@@ -12,8 +12,6 @@ from ..truth.reference import tolerance
 from .combined import covering, in_time
 from .trials import CheckRun, add_check, evaluates_with
 
-__all__: list[str] = []
-
 
 def _key_heads(adapter: Adapter) -> tuple[int | None, ...]:
     """Return numbers of key heads: as many as query heads, or fewer."""

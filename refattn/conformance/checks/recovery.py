@@ -19,27 +19,6 @@ from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT
 from .trials import CheckRun
 
-__all__ = [
-    "axes_and_sums",
-    "check_normal",
-    "draw_results",
-    "estimate_kernels",
-    "keep_p",
-    "lawful",
-    "match_pair",
-    "p_of_scale",
-    "positive",
-    "precise",
-    "recover_alone",
-    "recover_frequency",
-    "recover_pair",
-    "recovery_error",
-    "separation",
-    "sign_of_norm",
-    "told",
-]
-
-
 _MISS = 1e-6  # probability of missing a discrepancy of the size called detectable
 
 

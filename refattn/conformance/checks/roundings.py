@@ -11,8 +11,6 @@ from ..candidate.limits import Keywords
 from ..truth.reference import FEATURE_MAPS
 from .trials import CheckRun, add_check, attends, evaluated
 
-__all__ = ["rounding_errors"]
-
 _ORDINARY_SIZES = (160, 160, 32)  # queries, keys, coordinates
 _ALPHA = 1e-9  # of any statement: nothing beside the level of a run
 _WIDE_PROFILES = ("math", "serial")

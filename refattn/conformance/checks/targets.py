@@ -29,8 +29,6 @@ from .recovery import (
 )
 from .trials import CheckRun, add_check
 
-__all__: list[str] = []
-
 
 def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
     """Return a query, keys in general position and their weights, in kernel coordinates."""

@@ -22,26 +22,6 @@ from ..candidate.limits import Arrays, Keywords, largest_logit, nearest_head_siz
 from ..candidate.samples import draw_frequencies, draw_key_indices
 from ..truth.reference import declared, of_rows, reference, rounding, tolerance
 
-__all__ = [
-    "CHECKS",
-    "Call",
-    "Check",
-    "CheckRun",
-    "add_check",
-    "again",
-    "attends",
-    "comparable",
-    "comparable_ways",
-    "compare_known",
-    "evaluated",
-    "evaluates_with",
-    "is_causal",
-    "same_within",
-    "stabilised",
-    "ways_to_call",
-]
-
-
 # Size of queries and keys of black boxes with an epsilon, or with trigonometric features: the
 # normaliser is large there, whatever the frequencies.
 _SHORT = 0.02

@@ -30,9 +30,6 @@ from .trials import (
     stabilised,
 )
 
-__all__ = ["describe_places"]
-
-
 _LARGE_SECONDS = {"quick": 6.0, "full": 60.0, "soak": 600.0}  # that large cases may take
 _ROWS_COMPARED = 24  # queries of a large case that are compared
 

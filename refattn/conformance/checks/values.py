@@ -8,9 +8,6 @@ import numpy as np
 
 from .trials import CheckRun, add_check, evaluated, evaluates_with, stabilised
 
-__all__: list[str] = []
-
-
 _SHAPES = (  # n, m, d, samples, leading axes
     (1, 1, 1, 1, ()),
     (2, 2, 2, 2, ()),

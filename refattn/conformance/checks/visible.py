@@ -21,8 +21,6 @@ from .trials import (
     stabilised,
 )
 
-__all__: list[str] = []
-
 
 def _random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> npt.NDArray[Any]:
     """Draw a mask: each query sees some key, and the first row the first key only."""

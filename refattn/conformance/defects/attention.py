@@ -8,8 +8,6 @@ import numpy as np
 
 from .frequencies import Sampler
 
-__all__ = ["TRIGONOMETRIC", "Attention", "Draws", "as_it_lies", "log_sum_exp", "square"]
-
 Array = Any
 
 TRIGONOMETRIC = {"features": "trigonometric"}

@@ -16,8 +16,6 @@ from . import linear, rfa, softmax
 from .attention import Attention, Draws, log_sum_exp
 from .catalogue import Catalogue
 
-__all__ = ["CATALOGUES"]
-
 Array = Any
 
 

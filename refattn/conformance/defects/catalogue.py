@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["NO_TAGS", "Catalogue", "Mutant"]
-
 T = TypeVar("T")
 
 NO_TAGS: Mapping[str, Any] = MappingProxyType({})

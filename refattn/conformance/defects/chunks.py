@@ -10,8 +10,6 @@ from .attention import Draws, square
 from .catalogue import Catalogue
 from .softmax import Softmax
 
-__all__ = ["CATALOGUES", "EVA", "Chunked", "SecondOrder"]
-
 Array = Any
 
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from .attention import Attention, Draws
-from .shared import CATALOGUES, Interleaved, defect
-
-__all__ = ["CATALOGUES"]  # with these entries
+from .shared import CATALOGUES as CATALOGUES
+from .shared import Interleaved, defect
 
 Array = Any
 

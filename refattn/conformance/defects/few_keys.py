@@ -12,8 +12,6 @@ from .catalogue import Catalogue
 from .frequencies import constant_seed, fresh_entropy
 from .softmax import Softmax
 
-__all__ = ["CATALOGUES", "Coreset", "FromSoftmax", "KeySample"]
-
 Array = Any
 
 

@@ -11,20 +11,6 @@ from scipy import special
 
 from .catalogue import NO_TAGS, Catalogue
 
-__all__ = [
-    "LAWS",
-    "ORTHOGONAL",
-    "SEEDS",
-    "SIMPLEX",
-    "Sampler",
-    "Wrong",
-    "haar",
-    "normal",
-    "simplex",
-    "wrong_laws",
-    "wrong_seeds",
-]
-
 Array = Any
 Draw = Callable[[int, int, np.random.Generator], Array]
 T = TypeVar("T", bound=Callable[..., Any])

@@ -15,8 +15,6 @@ from .catalogue import Catalogue
 from .chunks import EVA
 from .few_keys import Coreset, FromSoftmax, KeySample
 
-__all__ = ["CATALOGUES"]
-
 Array = Any
 
 

@@ -11,8 +11,6 @@ from .attention import TRIGONOMETRIC, as_it_lies, log_sum_exp, square
 from .catalogue import Catalogue
 from .frequencies import ORTHOGONAL, SIMPLEX, Sampler, haar, simplex, wrong_laws, wrong_seeds
 
-__all__ = ["CATALOGUE", "Kernel"]
-
 Array = Any
 
 

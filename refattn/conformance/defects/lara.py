@@ -12,8 +12,6 @@ from .catalogue import Catalogue
 from .frequencies import wrong_seeds
 from .rfa import RFA, KeyNormDropped, MaximumOfFeatureKept, MaximumOfKeyKept, RootTwice
 
-__all__ = ["CATALOGUE", "LARA"]
-
 Array = Any
 
 

@@ -10,8 +10,6 @@ from ...naive import elu_plus_one
 from .attention import Attention, Draws
 from .catalogue import Catalogue
 
-__all__ = ["CATALOGUE", "Linear"]
-
 Array = Any
 
 

@@ -11,8 +11,6 @@ from .catalogue import Catalogue
 from .frequencies import constant_seed, fresh_entropy
 from .rfa import RFA, KeyNormDropped, RootTwice
 
-__all__ = ["CATALOGUE", "LocalRFA"]
-
 Array = Any
 
 

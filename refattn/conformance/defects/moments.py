@@ -9,8 +9,6 @@ import numpy as np
 from .attention import as_it_lies
 from .catalogue import Catalogue
 
-__all__ = ["CATALOGUE", "moments"]
-
 Array = Any
 
 

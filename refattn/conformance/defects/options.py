@@ -9,8 +9,6 @@ import numpy as np
 from .attention import Attention
 from .catalogue import Catalogue
 
-__all__ = ["CATALOGUE", "DROPOUT"]
-
 Array = Any
 Window = tuple[int | None, int | None]
 

@@ -12,8 +12,6 @@ from .frequencies import wrong_seeds
 from .rfa import CATALOGUE as RFA_CATALOGUE
 from .rfa import RFA, KeyNormDropped, RootTwice
 
-__all__ = ["CATALOGUE", "RA"]
-
 Array = Any
 
 

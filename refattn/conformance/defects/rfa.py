@@ -13,15 +13,6 @@ from .catalogue import Catalogue
 from .frequencies import ORTHOGONAL, SIMPLEX, haar, simplex, wrong_laws, wrong_seeds
 from .softmax import Online, Softmax
 
-__all__ = [
-    "CATALOGUE",
-    "RFA",
-    "KeyNormDropped",
-    "MaximumOfFeatureKept",
-    "MaximumOfKeyKept",
-    "RootTwice",
-]
-
 Array = Any
 
 

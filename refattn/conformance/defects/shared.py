@@ -11,8 +11,6 @@ from . import lara, linear, ra, rfa, softmax
 from .attention import Attention, Draws, as_it_lies
 from .catalogue import NO_TAGS, Catalogue
 
-__all__ = ["CATALOGUES"]
-
 Array = Any
 Kind = type[Attention]
 

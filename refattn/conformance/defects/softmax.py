@@ -10,8 +10,6 @@ import numpy as np
 from .attention import Attention, Draws, square
 from .catalogue import Catalogue
 
-__all__ = ["CATALOGUE", "Online", "Softmax"]
-
 Array = Any
 
 

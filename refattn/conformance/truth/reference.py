@@ -19,26 +19,6 @@ from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from .solves import condition_of_solve
 
-__all__ = [
-    "CONTRACT",
-    "FEATURE_MAPS",
-    "black_box",
-    "declared",
-    "engine",
-    "in_pairs",
-    "largest_exponent",
-    "log_slopes",
-    "of_function",
-    "of_rows",
-    "pulled",
-    "pulled_rounding",
-    "reference",
-    "rounding",
-    "terms",
-    "tolerance",
-]
-
-
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
 # stay below a tenth of it on sums of a few terms, as a test shows; the rest is for long sums, which
 # are not checked in the halves.

@@ -8,8 +8,6 @@ import numpy as np
 
 from ...arrays.library import Floats
 
-__all__ = ["condition_of_solve"]
-
 
 def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
     r"""Return relative errors of a coreset's result over those of its kernels, at most.

@@ -17,8 +17,6 @@ from tempfile import TemporaryDirectory
 from .exporting import EXPORTS, export
 from .writing import write
 
-__all__ = ["SUFFIXES", "SUMS", "is_archive", "pack", "unpacked", "wrong_sums"]
-
 SUFFIXES = (".tar.gz", ".zip")
 SUMS = "SHA256SUMS"
 

@@ -12,8 +12,6 @@ from .cases import GRADIENTS, Case
 from .drawing import Recipe
 from .formulas import HeadArrays, formula_of, has_chunks, heads_of_case, truth, value_of, with_lse
 
-__all__ = ["bounds"]
-
 
 def bounds(case: Recipe | Case, values: dict[str, Floats]) -> tuple[float, dict[str, Floats]]:
     """Return the largest exponent and what errors are relative to: the accuracy contract.

@@ -9,27 +9,6 @@ import numpy as np
 
 from ...arrays.library import Floats
 
-__all__ = [
-    "CONTRACT_FACTOR",
-    "DIGITS",
-    "DTYPE_FACTS",
-    "ESTIMATORS",
-    "FILES",
-    "FLAGS",
-    "FORMATS",
-    "GRADIENTS",
-    "INSTALL_VECTORS",
-    "REALS",
-    "SCHEMA",
-    "VERSION",
-    "Case",
-    "Convention",
-    "check_format",
-    "estimator_of",
-    "is_exact",
-]
-
-
 ESTIMATORS = (
     *("coreset", "eva", "kernel", "lara", "linear", "moments", "ra", "rfa", "rfa-local"),
     *("sampled-keys", "second-order", "softmax"),

@@ -35,8 +35,6 @@ from .solving import solved
 from .sources import libraries, sources
 from .writing import manifest_name, sealed
 
-__all__ = ["lint"]
-
 _OF_PAIRS = ("bias", "dropout", "keep", "mask")  # of a query and a key
 _OF_SAMPLES = ("indices", "log_probability")
 

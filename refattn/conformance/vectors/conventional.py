@@ -12,8 +12,6 @@ from .cases import Convention
 from .drawing import Drawn, Recipe
 from .options import case
 
-__all__ = ["WITHOUT", "convention_recipes", "group_name"]
-
 # Values that fix no number, and what they are instead.
 WITHOUT = {
     "none": "the library has no such argument",

@@ -13,18 +13,6 @@ import numpy as np
 from ...arrays.library import Floats
 from .cases import DTYPE_FACTS, Convention
 
-__all__ = [
-    "Drawn",
-    "Edit",
-    "Recipe",
-    "draw_input",
-    "draw_inputs",
-    "draw_stream",
-    "hide_some",
-    "round_to_single",
-    "unchanged",
-]
-
 Edit = Callable[[dict[str, Floats]], dict[str, Any]]
 
 

@@ -12,23 +12,6 @@ from ... import registry
 from ...arrays.library import Floats
 from .drawing import Drawn, Edit, Recipe, draw_inputs, hide_some, round_to_single, unchanged
 
-__all__ = [
-    "USUAL_DRAW",
-    "cases_of_lara",
-    "cases_of_linear",
-    "cases_of_ra",
-    "cases_of_rfa",
-    "cases_of_softmax",
-    "draw_case",
-    "empty_row",
-    "hide_huge",
-    "make_constant",
-    "probe",
-    "show_signs",
-    "stretch",
-]
-
-
 USUAL_DRAW = Drawn()
 
 

@@ -18,8 +18,6 @@ from .cases import INSTALL_VECTORS, Case
 from .reading import cases_of
 from .solving import documents, write_hex
 
-__all__ = ["EXPORTS", "export"]
-
 EXPORTS = ("c", "onnx")
 
 _OPSETS = (23, 25)  # the first with Attention, and the first with windows

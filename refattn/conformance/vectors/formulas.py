@@ -14,20 +14,6 @@ from ...arrays.library import Floats
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
 
-__all__ = [
-    "HeadArrays",
-    "arranged",
-    "formula_of",
-    "has_chunks",
-    "heads_of_case",
-    "solve",
-    "truth",
-    "value_of",
-    "visible",
-    "with_lse",
-]
-
-
 # Axes of one head.
 NDIMS = {"q": 2, "k": 2, "v": 2, "visible": 2, "omega": 2, "centres": 2, "log_weight": 1}
 NDIMS |= {"d_out": 2, "d_lse": 1, "bias": 2, "sinks": 0, "dropout": 2}

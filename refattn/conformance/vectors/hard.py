@@ -34,8 +34,6 @@ import numpy as np
 from ...arrays.library import Floats
 from .drawing import Recipe, draw_stream
 
-__all__ = ["HARD_CASES", "POWERS", "Hard", "hard_recipes", "recipe"]
-
 _Qkv = tuple[Floats, Floats, Floats]
 
 # The p above by level.

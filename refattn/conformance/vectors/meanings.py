@@ -10,8 +10,6 @@ from typing import Any
 
 from .cases import Case
 
-__all__ = ["known_meanings", "meaning"]
-
 
 @cache
 def known_meanings() -> dict[str, str]:

@@ -16,8 +16,6 @@ from ...arrays.library import Floats
 from .cases import Convention
 from .drawing import Drawn, Recipe, draw_input, draw_inputs, round_to_single
 
-__all__ = ["case", "option_recipes", "tile_recipes"]
-
 _Drawing = Callable[..., Floats]
 
 

@@ -13,9 +13,6 @@ from ...arrays.library import Floats
 from .drawing import Drawn, Recipe, hide_some
 from .estimators import draw_case, empty_row, hide_huge, make_constant, stretch
 
-__all__ = ["pulled_by_samples", "pulled_linear", "pulled_rfa", "pulled_softmax"]
-
-
 _small = partial(Drawn, n=3, m=4, d=3, d_v=2, count=3, cotangents=("d_out",))  # for gradients
 
 

@@ -16,8 +16,6 @@ from ...arrays.library import Floats
 from ...files.safetensors import read_tensors
 from .cases import FILES, FORMATS, INSTALL_VECTORS, REALS, Case, Convention, check_format
 
-__all__ = ["case_of", "cases_of", "files_in", "load", "parse", "read_vectors", "tests_of"]
-
 
 def load(directory: str | os.PathLike[str], *, format: str | None = None) -> list[Case]:
     """Read the golden vectors of a directory.

@@ -25,8 +25,6 @@ from .options import option_recipes, tile_recipes
 from .pulled import pulled_by_samples, pulled_linear, pulled_rfa, pulled_softmax
 from .sparse import sparse_recipes
 
-__all__ = ["all_recipes"]
-
 
 def _cases_of_kernels() -> Iterator[Recipe]:
     def case(

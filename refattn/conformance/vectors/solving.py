@@ -29,9 +29,6 @@ from .formulas import solve, truth
 from .recipes import all_recipes
 from .sources import libraries, sources
 
-__all__ = ["PRECISIONS", "documents", "prepare", "solved", "write_hex"]
-
-
 PRECISIONS = (50, 80)  # digits
 
 

@@ -6,8 +6,6 @@ from ..conventions import CONVENTIONS, OPTIONS
 from .cases import Convention
 from .hard import POWERS
 
-__all__ = ["libraries", "sources"]
-
 _REFERENCES = {
     "000": "Approximating self-attention with random features, blog post",
     "001": "Performers: the kernel trick, random Fourier features, and attention, blog post",

@@ -12,9 +12,6 @@ import numpy as np
 from ...arrays.library import Floats
 from .drawing import Drawn, Recipe, draw_inputs, hide_some
 
-__all__ = ["sparse_recipes"]
-
-
 _USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
 _DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
 _GROUPED_FEW = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)

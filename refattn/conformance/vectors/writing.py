@@ -20,9 +20,6 @@ from .cases import DIGITS, ESTIMATORS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_
 from .reading import cases_of, tests_of
 from .solving import documents
 
-__all__ = ["manifest_name", "sealed", "to_json", "write"]
-
-
 # What the format calls each kind of numbers, and how it has them.
 _SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
 

@@ -17,8 +17,6 @@ from ..checks.trials import CheckRun, attends, evaluated
 from ..conventions import SPECS
 from ..truth.reference import reference
 
-__all__ = ["diagnose"]
-
 Question = tuple[Arrays, Keywords]
 
 _SWAPPED = {"hnd": "nhd", "nhd": "hnd", "bhnd": "bnhd", "bnhd": "bhnd"}

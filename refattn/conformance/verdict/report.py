@@ -15,8 +15,6 @@ from ..._version import __version__
 from ...arrays.words import portable, printable
 from ...files.arrays import INSTALL
 
-__all__ = ["Report", "Result"]
-
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
 SEVERITIES = {
     "formula": "wrong at ordinary inputs",

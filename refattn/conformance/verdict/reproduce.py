@@ -15,8 +15,6 @@ from ..candidate.programs import Subprocess
 from ..checks.trials import Call, CheckRun
 from .report import Result
 
-__all__ = ["reproducer"]
-
 _LITERAL = 400  # numbers up to which an array is written out
 
 

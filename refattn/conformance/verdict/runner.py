@@ -32,8 +32,6 @@ from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report,
 from .reproduce import reproducer
 from .suspects import suspect
 
-__all__ = ["LEVELS", "TIME_LIMITS", "check", "checks_of", "parametrize_with_checks"]
-
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
 LEVELS = {"quick": 2000, "full": 8000, "soak": 32000}
 _BUDGET = {"quick": 60.0, "full": 300.0, "soak": 1800.0}

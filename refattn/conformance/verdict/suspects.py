@@ -16,8 +16,6 @@ from ..candidate.tags import CAPABILITIES
 from ..checks.trials import CHECKS, CheckRun
 from .report import EXPECTED, FAIL, Result
 
-__all__ = ["suspect"]
-
 _MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect

@@ -17,8 +17,6 @@ except ModuleNotFoundError as error:
         "refattn.conformance.truth.exact needs `pip install 'refattn[vectors]'`", name=error.name
     ) from None
 
-__all__ = ["context", "map_numbers", "numbers", "pull_back"]
-
 
 @cache
 def context(dps: int = 50) -> Any:

@@ -10,20 +10,6 @@ from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 from .softmax import Scale, root, softmax_mean
 
-__all__ = [
-    "divide_by_sum",
-    "elu_plus_one",
-    "estimate_matrix",
-    "feature_map",
-    "kernel_estimate",
-    "linear_attention",
-    "linear_randomized_attention",
-    "log_kernel_estimate",
-    "log_positive_feature",
-    "random_feature_attention",
-    "randomized_attention",
-]
-
 
 def log_positive_feature(x: Floats, omega: Floats) -> Floats:
     """Evaluate log xi(x_i, omega_s): reference 002, eq. (9), for exact numbers."""

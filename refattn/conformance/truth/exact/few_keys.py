@@ -11,8 +11,6 @@ from .digits import context, map_numbers, numbers
 from .features import divide_by_sum
 from .softmax import Scale, root, softmax_mean
 
-__all__ = ["coreset", "coreset_attention", "sampled_key_attention"]
-
 
 def coreset(
     k: Any, indices: Any, visible: Any = True, scale: Scale = None, *, dps: int = 50

@@ -9,8 +9,6 @@ import numpy as np
 from ....arrays.library import Floats
 from .digits import numbers
 
-__all__ = ["covariance_of_rows", "mean_of_rows"]
-
 
 def mean_of_rows(x: Any, *, dps: int = 50) -> Floats:
     """Average the rows: reference 002, eq. (1).

@@ -12,8 +12,6 @@ from .digits import context, map_numbers, numbers
 from .features import divide_by_sum, estimate_matrix, log_positive_feature
 from .softmax import Scale, root, softmax_mean
 
-__all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
-
 
 def eva_attention(
     q: Any,

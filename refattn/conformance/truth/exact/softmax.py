@@ -10,18 +10,6 @@ import numpy as np
 from ....arrays.library import Floats
 from .digits import context, map_numbers, numbers
 
-__all__ = [
-    "Scale",
-    "attend",
-    "cap_scores",
-    "causal_keys",
-    "each_head",
-    "heads_of",
-    "root",
-    "softmax_attention",
-    "softmax_mean",
-]
-
 Scale = float | None  # None for 1/sqrt(d)
 
 
