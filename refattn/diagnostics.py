@@ -73,7 +73,7 @@ def log_weights(
     >>> np.exp(diagnostics.log_weights(np.ones((1, 1)), np.ones((3, 1)), omega=omega))
     array([[0.5, 0.5]])
     """
-    qkv.check(q, k, k, mask=mask)
+    xp = qkv.check(q, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
     lead = qkv.lead(q, k, k)
     omega, log_weight = frequencies.shared(omega, log_weight, q, lead)
@@ -82,7 +82,7 @@ def log_weights(
     (q, k, _, omega, log_weight, mask), ungroup = group_heads(
         q, k, k, omega, log_weight[..., None, :], mask
     )
-    samples, root, xp = Samples(omega, log_weight), root_scale(scale, q), array_namespace(q)
+    samples, root = Samples(omega, log_weight), root_scale(scale, q)
     return ungroup(_normalised_scores(q, k, samples, root, mask, xp))
 
 

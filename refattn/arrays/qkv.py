@@ -23,9 +23,9 @@ def check(
     mask: Array | None = None,
     causal: bool = False,
     dropout: Array | None = None,
-) -> None:
-    """Check what attention functions take."""
-    checks.arrays(2, q=q, k=k, v=v)
+) -> Any:
+    """Check what attention functions take; return the namespace of the arrays."""
+    xp = checks.arrays(2, q=q, k=k, v=v)
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
             "`q` and `k` must have last axes of one length, the head size d, "
@@ -47,6 +47,7 @@ def check(
         checks.boolean("mask", mask, "q", q)
         checks.broadcasts("mask", mask, scores, "(..., n, m)")
     checks.flag("causal", causal)
+    return xp
 
 
 def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import Alibi, group_heads
-from ..arrays.library import Array, array_namespace, as_written
+from ..arrays.library import Array, as_written
 from .assumptions import require
 from .backward import pull_back_with_bounds, sum_bounds_to
 from .forward import Arguments, Bounded, attend_with_bounds, largest, largest_finite
@@ -283,13 +283,12 @@ def random_feature_attention(
     >>> bool(abs(out - found.out.hi) < 1e-15), bool(found.error < 1e-19)
     (True, True)
     """
-    qkv.check(q, k, v, mask=mask)
+    xp = qkv.check(q, k, v, mask=mask)
     checks.choice("features", features, ("hyperbolic", "positive"))
     checks.real("scale", scale, positive=True, optional=True, like=q)
     mask = qkv.one_row(mask, k)
     checks.is_array("omega", omega)
     omega, log_weight = frequencies.shared(omega, log_weight, q, qkv.lead(q, k, v))
-    xp = array_namespace(q)
     require(q, xp)
     if features == "hyperbolic":
         omega = xp.concat([omega, -omega], axis=-2)

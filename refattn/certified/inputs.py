@@ -41,9 +41,9 @@ def prepare_pairs(
         if isinstance(x, tuple):
             check_parts(name, x)
     q1, k1, v1, bias1 = (first_part(x) for x in (q, k, v, bias))
-    qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
+    xp = qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
     check_double(q1)
-    softcap, xp = qkv.softcap(options["softcap"], q1), array_namespace(q1)
+    softcap = qkv.softcap(options["softcap"], q1)
     sinks, slopes = (
         None if x is None else qkv.of_heads(name, x, q1, k1, v1)
         for name, x in (("sinks", sinks), ("slopes", slopes))

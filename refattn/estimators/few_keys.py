@@ -11,7 +11,6 @@ from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import group_heads
 from ..arrays.library import (
     Array,
-    array_namespace,
     as_written,
     centred,
     constant,
@@ -121,8 +120,8 @@ def coreset_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask = check_call(q, k, v, locals())
-    xp, mask = array_namespace(q), qkv.one_row(mask, k)
+    scale, mask, xp = check_call(q, k, v, locals())
+    mask = qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
     if indices is not None:
@@ -345,10 +344,10 @@ class SampledKeyInputs(NamedTuple):
 def prepare_samples(q: Array, k: Array, v: Array, options: dict[str, Any]) -> SampledKeyInputs:
     """Check arguments of `sampled_key_attention`, and group heads."""
     mask, sample = options["mask"], (options["indices"], options["log_probability"])
-    qkv.check(q, k, v, mask=mask)
+    xp = qkv.check(q, k, v, mask=mask)
     indices, log_p = key_samples.check_samples(*sample, q, k, v)
     scale = checks.real("scale", options["scale"], optional=True, like=q)
-    xp, mask = array_namespace(q), qkv.key_rows(mask, k)
+    mask = qkv.key_rows(mask, k)
     more = (mask, indices, log_p)
     (q, k, v, mask, indices, log_p), lead, ungroup = group_with_lead(q, k, v, *more)
     scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
@@ -362,7 +361,7 @@ def attend_samples(inputs: SampledKeyInputs) -> Attended:
     if inputs.shared:
         return inputs.sample.attend()
     q, v = inputs.sample.q, inputs.sample.v
-    out, lse = buffers(q, v, inputs.lead, array_namespace(q))
+    out, lse = buffers(q, v, inputs.lead, inputs.sample.xp)
     for box, sample in inputs.each():
         done = sample.attend()
         out = put(out, (*box, WHOLE), done.out[..., 0, :])

@@ -39,12 +39,12 @@ def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tu
 
 def check_call(
     q: Array, k: Array, v: Array, options: dict[str, Any]
-) -> tuple[float | None, Array | None]:
-    """Check what every estimator takes; return the scale, and the mask as (..., n or 1, m)."""
+) -> tuple[float | None, Array | None, Any]:
+    """Check what every estimator takes; return scale, mask as (..., n or 1, m) and namespace."""
     mask = options["mask"]
-    qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
+    xp = qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
     scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
-    return scale, qkv.key_rows(mask, k)
+    return scale, qkv.key_rows(mask, k), xp
 
 
 def exactly_one(**options: Any) -> None:

@@ -15,7 +15,6 @@ from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
-    array_namespace,
     as_written,
     centred,
     constant,
@@ -109,14 +108,14 @@ def draw_pivots(
     >>> sorted(key_sampling.draw_pivots(k, num_keys=2, rng=0, scale=1.0).tolist())
     [0, 1]
     """
-    qkv.check(k, k, k, mask=mask)
+    xp = qkv.check(k, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=k)
     checks.choice("pivots", pivots, PIVOTS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     rng, mask = checks.generator(rng), qkv.one_row(mask, k)
     u = _uniform_by_head(rng, num_keys, k, mask)
-    return _draw_pivots(k, u, pivots, scale, mask, array_namespace(k))
+    return _draw_pivots(k, u, pivots, scale, mask, xp)
 
 
 @as_written
@@ -236,12 +235,12 @@ def draw_keys(
     >>> int(indices[1] - indices[0]), np.exp(log_p).round(6)
     (2, array([0.5, 0.5]))
     """
-    qkv.check(q, k, v, mask=mask)
+    xp = qkv.check(q, k, v, mask=mask)
     scale = checks.real("scale", scale, optional=True, like=q)
     checks.choice("law", law, KEY_LAWS)
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
-    xp, rng = array_namespace(q), checks.generator(rng)
+    rng = checks.generator(rng)
     if law == "softmax":
         mask = qkv.key_rows(mask, k)
         u = rng.random((*qkv.lead(q, k, v), q.shape[-2], num_keys))

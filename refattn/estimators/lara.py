@@ -16,7 +16,6 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.library import (
     Array,
-    array_namespace,
     as_written,
     constant,
     device,
@@ -190,8 +189,8 @@ class LaraOptions(NamedTuple):
 
 def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraInputs:
     """Check arguments of `linear_randomized_attention`, draw noise, and group heads."""
-    scale, mask = check_call(q, k, v, options)
-    xp, lead, d = array_namespace(q), qkv.lead(q, k, v), q.shape[-1]
+    scale, mask, xp = check_call(q, k, v, options)
+    lead, d = qkv.lead(q, k, v), q.shape[-1]
     centres, omega, weighting, proposal = (
         options[name] for name in ("centres", "omega", "weighting", "proposal")
     )

@@ -111,12 +111,11 @@ class LinearInputs(NamedTuple):
 def prepare_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LinearInputs:
     """Check arguments of `linear_attention`, and group heads."""
     feature_map, mask = options["feature_map"], options["mask"]
-    qkv.check(q, k, v, mask=mask, causal=options["causal"])
+    xp = qkv.check(q, k, v, mask=mask, causal=options["causal"])
     if not callable(feature_map):
         raise TypeError(
             f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
         )
-    xp = array_namespace(q)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
     return LinearInputs(q, Keys(k, v, mask), xp, ungroup)
 

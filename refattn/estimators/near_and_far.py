@@ -17,7 +17,6 @@ from ..arrays.blocks import WHOLE, block_shape, blocks
 from ..arrays.heads import group_heads
 from ..arrays.library import (
     Array,
-    array_namespace,
     as_written,
     constant,
     device,
@@ -173,12 +172,12 @@ class Summaries(NamedTuple):
 @as_written
 def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
-    scale, mask = check_call(q, k, v, options)
+    scale, mask, xp = check_call(q, k, v, options)
     omega, sampled, log_size = (options[name] for name in ("omega", "sampled", "log_size"))
     mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
-    xp, noise = array_namespace(q), None
+    noise = None
     if omega is not None:
         omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))
     elif sampled:
@@ -332,9 +331,8 @@ def attend_squared(
 @as_written
 def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> ChunkMoments:
     """Check arguments of `second_order_attention`, group heads, and take the moments."""
-    scale, mask = check_call(q, k, v, options)
+    scale, mask, xp = check_call(q, k, v, options)
     mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
-    xp = array_namespace(q)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     moments = moments_of(cut_chunks(q, k, v, mask, window), root_scale(scale, q), xp)
     return moments._replace(causal=options["causal"], ungroup=ungroup)

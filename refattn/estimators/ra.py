@@ -7,7 +7,7 @@ from typing import Any
 from .. import sampling
 from ..arrays import frequencies, qkv
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written, device, root_scale
+from ..arrays.library import Array, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, undo_overflow
 from ..engine.positive import per_query
@@ -79,8 +79,8 @@ def randomized_attention(
 
 def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `randomized_attention`, draw frequencies, and group heads."""
-    scale, mask = check_call(q, k, v, options)
-    xp, omega, num_samples = array_namespace(q), options["omega"], options["num_samples"]
+    scale, mask, xp = check_call(q, k, v, options)
+    omega, num_samples = options["omega"], options["num_samples"]
     exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
         target = {"rng": options["rng"], "scale": scale, "mask": mask, "causal": options["causal"]}
@@ -155,8 +155,7 @@ def mean_of_ratios_attention(
 
 def prepare_for_all(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `mean_of_ratios_attention`, draw frequencies, and group heads."""
-    scale, mask = check_call(q, k, v, options)
-    xp = array_namespace(q)
+    scale, mask, xp = check_call(q, k, v, options)
     omega, _ = choose_frequencies(options, "num_samples", q, qkv.lead(q, k, v))
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     root = root_scale(scale, q)

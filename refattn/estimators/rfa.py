@@ -19,7 +19,7 @@ from .. import features, sampling
 from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, array_namespace, as_written, constant, root_scale, square_norm
+from ..arrays.library import Array, as_written, constant, root_scale, square_norm
 from ..engine import signed
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, attend, finite
@@ -169,8 +169,8 @@ class RfaInputs(NamedTuple):
 
 def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of random-feature attention, draw frequencies, and group heads."""
-    scale, mask = check_call(q, k, v, options)
-    xp, lead = array_namespace(q), qkv.lead(q, k, v)
+    scale, mask, xp = check_call(q, k, v, options)
+    lead = qkv.lead(q, k, v)
     features, square_norms = options.get("features", "positive"), options.get("square_norms")
     checks.choice("features", features, FEATURES)
     q, k = change_gauge(q, k, options.get("proposal"), lead)
@@ -179,7 +179,7 @@ def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any
     if not norms:
         qkv.two_per_head("square_norms", square_norms, (q, k))
     if features == "hyperbolic":
-        omega, log_weight = both_signs(omega, log_weight, array_namespace(q))
+        omega, log_weight = both_signs(omega, log_weight, xp)
     (q, k, v, omega, log_weight, mask), ungroup = group_heads(
         q, k, v, omega, log_weight[..., None, :], mask
     )
@@ -197,8 +197,8 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
 
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
-    (omega, log_weight), root = inputs.samples, inputs.root
-    weight = wave_weights(log_weight, inputs.xp)
+    (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
+    weight = wave_weights(log_weight, xp)
     square_norm, whole = None if norms else 0.0, (WHOLE, WHOLE)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
@@ -209,7 +209,6 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
         omega_h = part(omega, (*head, *whole))
         return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
 
-    xp = array_namespace(omega)
     return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=(omega, weight))
 
 

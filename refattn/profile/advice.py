@@ -274,7 +274,7 @@ def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | No
     0.0
     """
     n, m = q.shape[-2], k.shape[-2]
-    heads = math.prod(broadcast_lead(*group_heads(q, k, k)[0]))
+    heads = math.prod(qkv.lead(q, k, k))
     if heads * n * m <= _LITTLE:
         return 0.0
     head = [x[(0,) * (x.ndim - 2)] for x in (q, k, v) if x is not None]
