@@ -10,7 +10,7 @@ import pytest
 import refattn
 
 ROOT = Path(refattn.__file__).parent
-LINES, MODULES, PARAMETERS, SEARCHES = 600, 20, 7, 300
+LINES, MODULES, PARAMETERS, SEARCHES = 600, 20, 7, 60
 FOREIGN = {"torch", "jax", "cupy", "dask"}
 # A folder, or a module at the top, and those that it imports beside `arrays` and `typing`.
 TABLE = {

@@ -552,6 +552,10 @@ OF_ALL = {
     "none explains two": (
         {}, "dq m dq f dk u dv u", {}, "dq m dq f dq u dk u dk m dv m", "m",
     ),
+    "farther, but it explains all": (
+        {"dv m": 0.1, "dv f": 5.0, "dq u": 9.0}, "dv m", {"dq f": 0.5},
+        "dq m dk m dv m dv f dq f dk f", "f",
+    ),
     "nearer where both fail": (
         {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
         {"dk m": 3.0, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "f",
