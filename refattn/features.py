@@ -226,8 +226,18 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
     Features(values=array([[1., 0.]]), log_scale=array([1800.]))
     """
     product, xp = _project_rows(x, omega)
-    values = xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root_of_length(product)
-    return Features(values, _square_norm(x, square_norm, xp) / 2)
+    return Features(_waves(product, xp), _square_norm(x, square_norm, xp) / 2)
+
+
+def trusted_waves(x: Array, omega: Array, norms: bool, xp: Any) -> Features:
+    """Compute `trigonometric_features` of trusted arrays, or with |x|^2 taken as 0."""
+    square = square_norm(x) if norms else xp.zeros(x.shape[:-1], dtype=x.dtype, device=device(x))
+    return Features(_waves(multiply(x, xp.matrix_transpose(omega)), xp), square / 2)
+
+
+def _waves(product: Array, xp: Any) -> Array:
+    """Join cosines and sines, over the root of the number of frequencies."""
+    return xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root_of_length(product)
 
 
 def elu_features(x: Array, alpha: float = 1.0) -> Array:

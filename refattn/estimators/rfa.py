@@ -199,15 +199,16 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
     """
     (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
     weight = wave_weights(log_weight, xp)
-    square_norm, whole = None if norms else 0.0, (WHOLE, WHOLE)
+    whole = (WHOLE, WHOLE)
 
     def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
-        values, log_scale = features.trigonometric_features(x * root, part(omega, (*head, *whole)))
+        omega_h = part(omega, (*head, *whole))
+        values, log_scale = features.trusted_waves(x * root, omega_h, True, xp)
         return features.Features(values * part(weight, (*head, *whole)), log_scale)
 
     def phi_k(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
         omega_h = part(omega, (*head, *whole))
-        return features.trigonometric_features(x * root, omega_h, square_norm=square_norm)
+        return features.trusted_waves(x * root, omega_h, norms, xp)
 
     return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=(omega, weight))
 

@@ -32,6 +32,7 @@ from ..features import (
     taylor_features,
     taylor_scales,
     trigonometric_features,
+    trusted_waves,
 )
 
 
@@ -63,8 +64,7 @@ def waves_with_pullback(inputs: RfaInputs, norms: bool) -> SignedBack:
 
     def phi(x: Array, head: tuple[slice, ...], *, of_query: bool) -> tuple[Features, Any]:
         omega_h, x = part(omega, (*head, *whole)), x * root
-        square_norm = None if norms else 0.0
-        values, log_scale = trigonometric_features(x, omega_h, square_norm=square_norm)
+        values, log_scale = trusted_waves(x, omega_h, norms, xp)
         scale = part(weight, (*head, *whole)) if of_query else 1.0
 
         def pull(d_values: Array, d_log: Array | None) -> tuple[Array, list[Any]]:
