@@ -399,6 +399,18 @@ def test_hidden_keys_have_no_part_in_bounds_of_random_features():
     assert (got.error < 2.0**-58).all()
 
 
+def test_errors_of_samples_come_through_where_their_values_cancel():
+    """To 2^-53 of their terms, of which the errors are larger than those of what is left."""
+    rng = np.random.default_rng(35)
+    q, k, omega = (rng.standard_normal((x, 3)) for x in (2, 2, 1))
+    p1, p2 = np.exp(k @ (3**-0.25 * omega[0]) - np.sum(k * k, -1) / 2 / 3**0.5)
+    v = np.asarray([[p2], [-p1]])
+    got = certified.random_feature_attention(q, k, v, omega=omega)
+    assert holds(got, exact.random_feature_attention(q, k, v, omega, dps=DPS))
+    assert (abs(got.out.hi) < 1e-15).all()
+    assert (got.error < 2.0**-60).all()
+
+
 @pytest.mark.parametrize("scale", [7.0, -7.0, -1e-5, 1e-5, 1e-300, 5e-324])
 def test_bounds_of_gradients_are_scaled(scale):
     rng = np.random.default_rng(32)

@@ -8,12 +8,13 @@ import pytest
 
 import refattn
 from refattn.conformance.truth import exact
-from refattn.rounding import PROFILES
+from refattn.rounding import PROFILES, problems
 from refattn.rounding.backward import _close_sum, _GradientSum, analyse_gradient, variance_along
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.roundings import WORST
-from refattn.rounding.saved import multiply_values
+from refattn.rounding.saved import BackwardHead, multiply_values, save_queries
 from refattn.rounding.score_gradients import _ScoreGradient, analyse_pairs
+from refattn.rounding.softmax import analyse_softmax
 from refattn.verification import judging
 from refattn.verification.choice import BACKWARD_PROFILES
 from tests.rounding import slow
@@ -24,6 +25,7 @@ from tests.rounding.rounded import (
     Case,
     Noise,
     Wrong,
+    flash,
     gradient,
     interval,
     made,
@@ -499,6 +501,63 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     largest = np.sum((x.p + error) * (np.abs(x.t) + t_bound), -1) * (1 + slow.gamma(kernel, 8, 2))
     found = saved.delta_bound + np.sum(x.p * np.abs(x.t), -1)
     np.testing.assert_allclose(found, largest, rtol=1e-12)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_law_and_bound_of_d_out_times_the_output(given):
+    """An output that is not given has errors of its own, each column for itself."""
+    rng, u, to = np.random.default_rng(23), 2.0**-24, FORMATS["bfloat16"]
+    kernel = PROFILES["flash"].kernel("bfloat16")
+    q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 3, 5, 4))
+    case = Case(q, k, v)
+    rows = [slow.row(case, kernel, i) for i in range(3)]
+    exact_out, std, most = (
+        np.array([getattr(x, y) for x in rows]) for y in ("out", "std", "bound")
+    )
+    out = to.round(1.1 * exact_out) if given else to.round(flash(case, "bfloat16")[0])
+    head = problems.pose_arrays(q, k, v).head(())
+    saved = save_queries(BackwardHead(head, g, out if given else None), kernel)
+    np.testing.assert_allclose(saved.delta, np.sum(g * exact_out, -1), rtol=1e-12)
+    np.testing.assert_allclose(saved.near_delta, np.sum(g * out, -1), rtol=1e-12)
+    terms = g * out
+    walked = np.sum(terms**2 + np.cumsum(terms, -1) ** 2, -1)
+    variance = (0 if given else np.sum((g * std) ** 2, -1)) + slow.BENFORD * u * u * walked
+    np.testing.assert_allclose(saved.delta_variance, variance, rtol=1e-7)
+    bound = np.sum(np.abs(g) * most, -1) + slow.gamma(kernel, 4, 2) * np.sum(np.abs(terms), -1)
+    bound += given * np.abs(np.sum(g * (out - exact_out), -1))
+    np.testing.assert_allclose(saved.delta_bound, bound, rtol=1e-7)
+    assert not saved.shared_variance.any()
+
+
+def test_d_out_times_an_output_without_a_law():
+    """Values whose products are subnormal numbers: errors are taken to be at their bounds."""
+    rng, kernel = np.random.default_rng(25), PROFILES["recomputed"].kernel("float32")
+    q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 3, 5, 4))
+    head = problems.pose_arrays(q, k, v * 1e-44).head(())
+    rows = analyse_softmax(head, kernel, slice(0, 3))
+    saved = save_queries(BackwardHead(head, g, None), kernel)
+    assert np.isinf(rows.std).all()
+    np.testing.assert_allclose(saved.delta_variance, np.sum((g * rows.bound) ** 2, -1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("of", NAMES)
+def test_profiles_round_derivatives_to_the_output_too(of):
+    """But not an output that is given, of which D is."""
+    kernel, to = PROFILES["tf32"]._replace(delta="out").kernel("float32"), FORMATS["tfloat32"]
+    given = [x[0] for x in arrays(np.random.default_rng(24), "float32", 1, 4, 4, 3)]
+    rounded = [to.round(x) for x in given]
+    out, all_rows = given[-1] + 0.1, slice(0, 4)
+    whole, again = (
+        problems.pose_gradients(
+            problems.pose_arrays(q, k, v), {of: (4, 3)}, lambda _, g=g: g, lambda _: out, "float64"
+        )[of]
+        for q, k, v, g in (given, rounded)
+    )
+    found = whole.read_by(PROFILES["tf32"]).analyse((), kernel, all_rows)
+    expected = again.analyse((), kernel, all_rows)
+    np.testing.assert_array_equal(found.out, expected.out)
+    np.testing.assert_array_equal(found.nearest, expected.nearest)
+    np.testing.assert_array_equal(found.bound, expected.bound)
 
 
 def test_the_bound_holds_where_the_normaliser_moves_the_sum_of_d_out_and_out():

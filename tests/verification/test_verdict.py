@@ -620,6 +620,18 @@ def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
     assert verify(**given, out=BF16(out).astype(np.float32)).out_dtype == "bfloat16"
 
 
+def test_derivatives_to_a_wider_output_are_of_its_type():
+    q, k, v = (x[:1, :8] for x in sample())
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v)
+    out, d_out = (x.astype(np.float32) for x in (out, out - 0.1))
+    given = {"q": q, "k": k, "v": v, "d_out": d_out, "dv": BF16(pullback(d_out.astype(float))[2])}
+    given |= {"dtype": "bfloat16", "profile": "math"}
+    assert verify(**given, out=out).parts["dv"].verdict != "FAIL"
+    for wrong in ({}, {"out": BF16(out)}):
+        with pytest.raises(ValueError, match=r"`d_out` must hold numbers of bfloat16"):
+            verify(**given, **wrong)
+
+
 @pytest.mark.long("inf", "bfloat16")
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
