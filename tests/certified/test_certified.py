@@ -9,6 +9,7 @@ import pytest
 import refattn
 from refattn import certified
 from refattn.certified import forward
+from refattn.certified.backward import pull_back_with_bounds
 from refattn.certified.forward import Arguments, attend_with_bounds
 from refattn.certified.slices import sliced_error, sliced_products
 from refattn.conformance.truth import exact
@@ -411,6 +412,60 @@ def test_errors_of_samples_come_through_where_their_values_cancel():
     assert (got.error < 2.0**-60).all()
 
 
+def test_errors_of_samples_are_handed_on(monkeypatch):
+    """Roundings of |k|^2 / 2, of log normalisers of samples, and of what is added to them."""
+    calls = []
+
+    def recorded(args):
+        calls.append((args, attend_with_bounds(args)))
+        return calls[-1][1]
+
+    monkeypatch.setattr("refattn.certified.attention.attend_with_bounds", recorded)
+    rng = np.random.default_rng(36)
+    q, k, v, omega = (rng.standard_normal((x, 3)) for x in (2, 5, 5, 4))
+    got = certified.random_feature_attention(q, k, v, omega=omega)
+    (first, samples), (second, _) = calls
+    assert first.bias_error >= 19 * 2.0**-103 * abs(first.bias.hi).max()
+    rounding = 2.0**-103 * abs(second.bias.hi).max()
+    assert second.bias_error >= samples.lse_error.max() + rounding
+    assert (second.v_error >= samples.error).all()
+    assert (got.lse_error >= samples.lse_error.max()).all()
+
+
+def test_the_root_of_a_scale_of_random_features_has_all_digits():
+    rng = np.random.default_rng(37)
+    q, k, v, omega = (rng.standard_normal((x, 3)) for x in (2, 5, 5, 4))
+    got = certified.random_feature_attention(q, k, v, omega=omega, scale=0.3)
+    want = exact.random_feature_attention(q, k, v, omega, scale=0.3, dps=DPS)
+    assert holds(got, want)
+    assert (got.error < 2.0**-58).all()
+
+
+def test_large_caps_have_errors_of_their_size():
+    rng = np.random.default_rng(38)
+    q, k, v = np.ones((1, 1)), 7e3 + rng.random((8, 1)), rng.standard_normal((8, 1))
+    got = certified.attend(q, k, v, softcap=1e4)
+    assert holds(got, *exact.attend(q, k, v, softcap=1e4, dps=DPS))
+    assert (got.lse_error < 2.0**-50).all()
+
+
+def test_scores_of_a_large_scale_have_as_many_digits():
+    q, k, v = tensors(np.random.default_rng(39), 4, 9, 8, 2, 20.0)
+    plain = certified.attend(q, k, v)
+    scaled = certified.attend(q * 2.0**-30, k, v, scale=2.0**30)
+    assert (scaled.error <= 2 * plain.error).all()
+
+
+def test_gradients_of_large_values_of_small_weights():
+    """Errors of the weight, which are those of a large difference to D, are in the bound."""
+    q, k = np.ones((1, 1)), np.asarray([[-14.3], [0.1], [0.2]])
+    v, one = np.asarray([[1e4], [0.3], [0.7]]), np.ones((1, 1))
+    got, want = certified.softmax_gradients(q, k, v, one), pulled(q, k, v, one)
+    for name, found in got._asdict().items():
+        assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
+        assert (found.error < 2.0**-54).all()
+
+
 @pytest.mark.parametrize("scale", [7.0, -7.0, -1e-5, 1e-5, 1e-300, 5e-324])
 def test_bounds_of_gradients_are_scaled(scale):
     rng = np.random.default_rng(32)
@@ -479,12 +534,27 @@ def test_errors_of_arguments_come_through():
     assert (off.lse_error >= 0.99e-3).all()
 
 
+def test_errors_of_weights_are_in_those_that_values_and_gradients_inherit():
+    """Of a key of little weight, whose exponent may be larger while all others are smaller."""
+    zero, off = np.zeros((2, 1)), 0.4
+    args = Arguments.of_arrays(zero[:1], zero, zero, np.asarray([[-5.0, 0.0]]))
+    args = args._replace(bias_error=np.full((1, 1), off))
+    most, p = 1 / (1 + math.exp(5 - 2 * off)), 1 / (1 + math.exp(5))
+    found = attend_with_bounds(args._replace(v_error=np.asarray([[1.0], [0.0]])))
+    assert (found.error >= most).all()
+    args = args._replace(bias_error=np.full((1, 1), 1e-3))
+    _, _, dv = pull_back_with_bounds(args, forward.as_pair(np.ones((1, 1)), np))
+    assert dv.error[0] >= 1.98e-3 * p
+
+
 def test_log_far_from_one():
     for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
         log, error = forward._log_near_one(certified.Pair(np.asarray([x]), np.zeros(1)), np)
         wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
         assert wrong <= error[0]
         assert error[0] <= 2 * abs(x - 1) ** 6 / 6 + 1e-15 * (x - 1) ** 2 + 2.0**-100
+    _, error = forward._log_near_one(certified.Pair(np.asarray([0.45, 1.6]), np.zeros(2)), np)
+    assert np.isinf(error).all()
 
 
 def test_bound_of_slices_is_that_of_the_formula():

@@ -620,6 +620,26 @@ def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
     assert verify(**given, out=BF16(out).astype(np.float32)).out_dtype == "bfloat16"
 
 
+def test_backward_passes_are_taken_to_have_the_output_that_is_given(monkeypatch):
+    monkeypatch.setattr(door, "judge_all", lambda parts, *_: parts)
+    q, out = np.ones((3, 2)), np.full((3, 2), 0.5)
+    found = verify(q=q, k=q, v=q, out=out, d_out=2 * q, dv=q)["dv"].problem.gradient
+    assert found.has_out
+    for x, y in zip(found.derivatives(()), (2 * q, out), strict=True):
+        np.testing.assert_array_equal(x, y)
+    alone = verify(q=q, k=q, v=q, d_out=2 * q, dv=q)["dv"].problem.gradient
+    assert not alone.has_out
+    assert alone.derivatives(())[1] is None
+
+
+def test_the_feature_map_of_linear_attention_is_the_one_given(monkeypatch):
+    monkeypatch.setattr(door, "judge_all", lambda parts, *_: parts)
+    x = np.ones((3, 2))
+    for given, expected in ((None, elu_features), (np.exp, np.exp)):
+        found = verify(q=x, k=x, v=x, out=x, estimator="linear", feature_map=given)
+        assert found["out"].problem.feature_map is expected
+
+
 def test_derivatives_to_a_wider_output_are_of_its_type():
     q, k, v = (x[:1, :8] for x in sample())
     out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v)
@@ -627,6 +647,8 @@ def test_derivatives_to_a_wider_output_are_of_its_type():
     given = {"q": q, "k": k, "v": v, "d_out": d_out, "dv": BF16(pullback(d_out.astype(float))[2])}
     given |= {"dtype": "bfloat16", "profile": "math"}
     assert verify(**given, out=out).parts["dv"].verdict != "FAIL"
+    wide = given | {"dv": pullback(d_out.astype(float))[2].astype(np.float32)}
+    assert verify(**wide, out=out).parts["dv"].out_dtype == "float32"
     for wrong in ({}, {"out": BF16(out)}):
         with pytest.raises(ValueError, match=r"`d_out` must hold numbers of bfloat16"):
             verify(**given, **wrong)
