@@ -441,29 +441,11 @@ def test_the_root_of_a_scale_of_random_features_has_all_digits():
     assert (got.error < 2.0**-58).all()
 
 
-def test_large_caps_have_errors_of_their_size():
-    rng = np.random.default_rng(38)
-    q, k, v = np.ones((1, 1)), 7e3 + rng.random((8, 1)), rng.standard_normal((8, 1))
-    got = certified.attend(q, k, v, softcap=1e4)
-    assert holds(got, *exact.attend(q, k, v, softcap=1e4, dps=DPS))
-    assert (got.lse_error < 2.0**-50).all()
-
-
 def test_scores_of_a_large_scale_have_as_many_digits():
     q, k, v = tensors(np.random.default_rng(39), 4, 9, 8, 2, 20.0)
     plain = certified.attend(q, k, v)
     scaled = certified.attend(q * 2.0**-30, k, v, scale=2.0**30)
     assert (scaled.error <= 2 * plain.error).all()
-
-
-def test_gradients_of_large_values_of_small_weights():
-    """Errors of the weight, which are those of a large difference to D, are in the bound."""
-    q, k = np.ones((1, 1)), np.asarray([[-14.3], [0.1], [0.2]])
-    v, one = np.asarray([[1e4], [0.3], [0.7]]), np.ones((1, 1))
-    got, want = certified.softmax_gradients(q, k, v, one), pulled(q, k, v, one)
-    for name, found in got._asdict().items():
-        assert least_ratio(found.error, abs(number(found.value) - want[name])) >= 1
-        assert (found.error < 2.0**-54).all()
 
 
 @pytest.mark.parametrize("scale", [7.0, -7.0, -1e-5, 1e-5, 1e-300, 5e-324])
