@@ -90,6 +90,10 @@ class Verdict(NamedTuple):
     of: str = "out"
     parts: Mapping[str, Verdict] = MappingProxyType({})
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
+        return Verdict, (*self[:-1], dict(self.parts))
+
     def to_json(self) -> str:
         """Write the verdict as JSON."""
         fields = self._asdict()

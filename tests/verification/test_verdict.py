@@ -2,6 +2,7 @@
 
 import json
 import math
+import pickle
 import re
 from types import SimpleNamespace
 
@@ -417,6 +418,13 @@ def test_remarks():
     found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan), heads=SOME[:2])
     assert found.remarks == ["2 of 256 rows hold NaN or infinity, the first is (1, 5)"]
     assert judged(0 * out, heads=SOME[:2]).remarks == ["the output is 0 everywhere"]
+
+
+def test_verdicts_can_be_pickled():
+    x = np.zeros((1, 2, 2))
+    for results in ({"out": x}, {"out": x, "d_out": x, "dq": x}):
+        verdict = verify(q=x, k=x, v=x, **results, profile="math")
+        assert str(pickle.loads(pickle.dumps(verdict))) == str(verdict)
 
 
 def test_lse():
