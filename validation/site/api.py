@@ -169,7 +169,7 @@ def _annotations(value: Any) -> Iterator[dict[str, Any]]:
     if inspect.isfunction(value):
         yield inspect.unwrap(value).__annotations__
     elif inspect.isclass(value):
-        yield inspect.get_annotations(value)
+        yield vars(value).get("__annotations__", {})  # the dict itself, which is patched
         for part in vars(value).values():
             part = getattr(part, "__func__", getattr(part, "fget", part))
             if inspect.isfunction(part):
