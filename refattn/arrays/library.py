@@ -98,6 +98,11 @@ def has_float64(like: Array, xp: Any) -> bool:
     return "float64" in info.dtypes(device=device(like), kind="real floating")
 
 
+def widest(x: Array, xp: Any) -> Any:
+    """Return float64 for an array of float32 where the device has it, or the array's dtype."""
+    return xp.float64 if x.dtype == xp.float32 and has_float64(x, xp) else x.dtype
+
+
 def square_norm(x: Array) -> Array:
     """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
     square = array_namespace(x).sum(x * x, axis=-1)

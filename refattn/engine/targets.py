@@ -13,8 +13,8 @@ from ..arrays.library import (
     as_written,
     constant,
     device,
-    has_float64,
     root_scale,
+    widest,
 )
 from ..arrays.products import multiply
 from .kernel import attend
@@ -35,7 +35,7 @@ def draw_from_targets(
     """Add to the noise z the query and the key whose share of the distribution function holds u."""
     lead, (n, num_samples, d), m = broadcast_lead(q, k, mask), z.shape[-3:], k.shape[-2]
     u, z = u.reshape((*lead, n, num_samples)), z.reshape((*lead, n, num_samples, d))
-    wide = xp.float64 if q.dtype == xp.float32 and has_float64(q, xp) else q.dtype
+    wide = widest(q, xp)
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty(z.shape, dtype=q.dtype, device=device(q))

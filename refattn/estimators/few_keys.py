@@ -19,13 +19,14 @@ from ..arrays.library import (
     root_scale,
     square_norm,
     take_rows,
+    widest,
 )
 from ..engine.kernel import Attended, attend, buffers, finite, merge
 from ..engine.positive import with_ones
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import check_call, exactly_one, group_with_lead
-from .key_sampling import PIVOTS, widest
+from .key_sampling import PIVOTS
 
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
 

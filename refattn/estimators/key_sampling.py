@@ -19,17 +19,17 @@ from ..arrays.library import (
     centred,
     constant,
     device,
-    has_float64,
     root_scale,
     square_norm,
     take_rows,
+    widest,
 )
 from ..arrays.shown import held
 from ..engine.kernel import attend, finite
 from ..typing import KEY_LAWS, KeyLaw, Pivots
 from .inputs import group_with_lead
 
-__all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots", "widest"]
+__all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
 
 
 def __dir__() -> list[str]:
@@ -151,11 +151,6 @@ def _draw_pivots(
         rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
-
-
-def widest(k: Array, xp: Any) -> Any:
-    """Return the dtype in which keys are chosen: float64 where the device has it."""
-    return xp.float64 if k.dtype == xp.float32 and has_float64(k, xp) else k.dtype
 
 
 def _uniform_by_head(rng: Any, size: int, *arrays: Array | None) -> Any:
