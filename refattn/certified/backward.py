@@ -211,7 +211,7 @@ def _gather(
 
 
 def _finite_or_0(x: Pair, xp: Any) -> Pair:
-    """Put 0 in place of what is not finite: its weights are nan, or it is hidden."""
+    """Replace numbers that are not finite by 0: they are hidden, or their weights are nan."""
     return Pair(*(xp.where(xp.isfinite(x.hi), y, 0.0) for y in x))
 
 

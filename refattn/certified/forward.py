@@ -193,7 +193,7 @@ def largest(x: Array, axes: tuple[int, ...], xp: Any) -> Array:
 
 
 def _tidy(x: Array, usable: Array | None, xp: Any) -> Array:
-    """Put 0 in place of rows of keys or values that are of no use."""
+    """Replace keys or values by 0 that are not finite or that no query sees."""
     return x if usable is None else xp.where(usable[..., None], x, 0.0)
 
 
@@ -297,7 +297,7 @@ class QueryBlock(NamedTuple):
         return _KeySums(total, mass, absolute, inherited)
 
     def values(self, x: Pair, j: slice) -> Pair:
-        """Take keys or values of a block, with 0 in place of what is of no use."""
+        """Take keys or values of a block, with 0 for those that are not usable."""
         usable, xp = self.keys.usable, self.args.xp
         usable = None if usable is None else part(usable, (*self.box[:-1], j))
         return Pair(*(_tidy(self.of_keys(y, j), usable, xp) for y in x))

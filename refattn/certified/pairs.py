@@ -181,6 +181,6 @@ def _powers_of_step() -> tuple[Any, Any]:
 
 @cache
 def _powers_of_two() -> tuple[Any, int]:
-    """Return powers of two, the first three taken for 0, and the lowest exponent."""
+    """Return a table of powers of two, whose first three are 0, and its lowest exponent."""
     lowest = math.floor(_LOWEST / math.log(2)) - 1
     return np.asarray([0.0] * 3 + [2.0**i for i in range(lowest + 3, 3)]), lowest

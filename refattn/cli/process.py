@@ -53,7 +53,7 @@ def _run_commands() -> None:
 
 
 def _check_in_a_process(words: list[str]) -> int:
-    """Run a check in a process of its own: the status is what it leaves word of, and no other.
+    """Run a check in a new process, and take the status from the file that it writes.
 
     A candidate may end its process at any time, in compiled code too, and with status 0.
     """
@@ -107,7 +107,7 @@ def _end_when_orphaned(parent: int) -> None:
 
 
 def _end_at_once(ending: SystemExit) -> None:
-    """End at once if a candidate still hangs in compiled code, or has threads of its own.
+    """End at once if a candidate hangs in compiled code, or its threads still run.
 
     The interpreter's own shutdown would unwind the first, and abort when the code is C++, and wait
     for the others.

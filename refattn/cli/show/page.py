@@ -39,7 +39,7 @@ _NARROWEST = 16  # of the first column, where it is broken
 
 
 def width() -> int:
-    """Return columns of the page: $COLUMNS, or those of the terminal, or 80."""
+    """Return the width of the page: $COLUMNS, else that of the terminal, else 80."""
     return shutil.get_terminal_size((80, 24)).columns
 
 

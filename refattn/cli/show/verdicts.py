@@ -20,7 +20,7 @@ from .page import Page
 
 
 class Verified(NamedTuple):
-    """A file, and what is said of it."""
+    """A file with its verdict."""
 
     tensors: Tensors
     problem: Problem

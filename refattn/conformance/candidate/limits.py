@@ -49,7 +49,7 @@ def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> A
 
 
 def in_place(adapter: Any, arrays: Any, options: Keywords) -> Keywords:
-    """Settle the question about near and far keys: tokens stay in place, or none is asked.
+    """Return the options of a check that leaves tokens in place, or raise Beyond.
 
     Where only causal attention is had, all questions are about it.
     """

@@ -69,7 +69,7 @@ def draw_frequencies(
 
 
 def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
-    """Return the options that change where there is one key.
+    """Return what the options must be where there is only one key.
 
     A sample holds it as often as others before; a chunk is one key, and there is one chunk.
     """

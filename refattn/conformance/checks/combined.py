@@ -220,7 +220,7 @@ def in_time(
     called: str,
     seconds: Mapping[str, float] = SECONDS,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the cases, as far as time allows; how many are left is said."""
+    """Yield cases until the time is over, and report how many are left."""
     end, cases = time.monotonic() + seconds[t.level], list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
