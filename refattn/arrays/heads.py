@@ -64,6 +64,14 @@ def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list
     return [split(x) for x in (q, k, v, *more)], join
 
 
+def group_with_lead(
+    q: Array, k: Array, v: Array, *more: Array | None
+) -> tuple[list[Array], tuple[int, ...], Any]:
+    """Group heads as `group_heads`, and return the leading shape that all arrays then have."""
+    arrays, ungroup = group_heads(q, k, v, *more)
+    return arrays, broadcast_lead(*arrays[:3]), ungroup
+
+
 def head_counts(q: Array, k: Array, v: Array) -> tuple[int, int]:
     """Return the lengths of the head axis (the third from the end) of `q` and of `k` and `v`."""
     heads, *groups = (x.shape[-3] if x.ndim > 2 else 1 for x in (q, k, v))

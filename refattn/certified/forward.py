@@ -9,7 +9,6 @@ import math
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
 from ..engine.kernel import Attended, attend
@@ -85,18 +84,17 @@ def attend_with_bounds(args: Arguments) -> Bounded:
     """Evaluate exact attention in pairs, block by block, on threads."""
     q, k, v, xp = args.q.hi, args.k.hi, args.v.hi, args.xp
     bias, options, home = None if args.bias is None else args.bias.hi, args.options, device(q)
-    lead = broadcast_lead(q, k, v, bias, args.mask, options.sinks, options.slopes)
-    n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
-    shape = (*lead, n)
 
-    def room(*more: int) -> Array:
-        return xp.empty((*shape, *more), dtype=q.dtype, device=home)
-
-    results = [room(d_v), room(d_v), room(), room(), room(d_v), room()]
     near = attend(
         q, k, v, bias=bias, mask=args.mask, causal=args.causal,
         scale=None if args.scale is None else args.scale.hi, options=options,
     )  # fmt: skip
+    (*lead, n), m, d_v = near.lse.shape, k.shape[-2], v.shape[-1]
+
+    def room(*more: int) -> Array:
+        return xp.empty((*lead, n, *more), dtype=q.dtype, device=home)
+
+    results = [room(d_v), room(d_v), room(), room(), room(d_v), room()]
     keys = KeySizes.of(args)
     rows, columns = _NUMPY_BLOCK if is_numpy_array(q) else _OTHER_BLOCK
 

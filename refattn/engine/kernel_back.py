@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
@@ -92,7 +91,7 @@ def pull_attend(
         mask = xp.broadcast_to(mask, (1, m))
     softcap, sinks, slopes, dropout = options[2:]
     band = options.band(n, m, causal)
-    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
+    lead = done.lse.shape[:-1]
     rows, columns = block_shape(q, n, m)
     budget = rows * columns
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))

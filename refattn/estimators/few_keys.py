@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import group_heads
+from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
     Array,
     as_written,
@@ -25,7 +25,7 @@ from ..engine.kernel import Attended, attend, buffers, finite, merge
 from ..engine.positive import with_ones
 from ..typing import ArrayT, Pivots
 from . import key_sampling
-from .inputs import check_call, exactly_one, group_with_lead
+from .inputs import check_call, exactly_one
 from .key_sampling import PIVOTS
 
 __all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]

@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 from .. import sampling
 from ..arrays import checks, frequencies, proposals, qkv
-from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array
 from ..typing import Coupling
 
@@ -17,7 +16,6 @@ __all__ = [
     "check_call",
     "choose_frequencies",
     "exactly_one",
-    "group_with_lead",
 ]
 
 
@@ -77,11 +75,3 @@ def choose_frequencies(
         law = {"coupling": coupling, "proposal": proposal, "rng": options["rng"]}
         omega, log_weight = sampling.draw(count, d, **law)
     return frequencies.shared(omega, log_weight, like, lead)
-
-
-def group_with_lead(
-    q: Array, k: Array, v: Array, *more: Array | None
-) -> tuple[list[Array], tuple[int, ...], Any]:
-    """Group heads as `group_heads`, and return the leading shape that all arrays then have."""
-    arrays, ungroup = group_heads(q, k, v, *more)
-    return arrays, broadcast_lead(*arrays[:3]), ungroup

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
     Array,
     as_written,
@@ -27,7 +27,6 @@ from ..arrays.library import (
 from ..arrays.shown import held
 from ..engine.kernel import attend, finite
 from ..typing import KEY_LAWS, KeyLaw, Pivots
-from .inputs import group_with_lead
 
 __all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
 
@@ -114,7 +113,7 @@ def draw_pivots(
     checks.length("num_keys", num_keys)
     checks.at_most("num_keys", num_keys, k.shape[-2], "the number of keys")
     rng, mask = checks.generator(rng), qkv.one_row(mask, k)
-    u = _uniform_by_head(rng, num_keys, k, mask)
+    u = rng.random((*k.shape[:-2], num_keys))
     return _draw_pivots(k, u, pivots, scale, mask, xp)
 
 
@@ -151,11 +150,6 @@ def _draw_pivots(
         rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
-
-
-def _uniform_by_head(rng: Any, size: int, *arrays: Array | None) -> Any:
-    """Draw uniform numbers for each head of some arrays, (..., size)."""
-    return rng.random((*broadcast_lead(*arrays), size))
 
 
 def _invert(share: Array, u: Array, xp: Any) -> Array:
@@ -242,7 +236,7 @@ def draw_keys(
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
         return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask, xp)))
     (q, k, v, mask), lead, ungroup = group_with_lead(q, k, v, qkv.one_row(mask, k))
-    u = _uniform_by_head(rng, 1, k, v, mask)
+    u = rng.random((*broadcast_lead(k, v, mask), 1))
     sample = _draw_systematic(k, v if law == "norms" else None, num_keys, u, mask, xp)
     return KeySample(*(ungroup(xp.broadcast_to(x, (*lead, num_keys)), core=1) for x in sample))
 

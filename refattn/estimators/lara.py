@@ -14,6 +14,7 @@ import numpy as np
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
+from ..arrays.heads import group_with_lead
 from ..arrays.library import (
     Array,
     as_written,
@@ -29,7 +30,7 @@ from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, buffers, log_sum_exp
 from ..engine.positive import Positive, exponents, two_hops
 from ..typing import ArrayT, Weighting
-from .inputs import change_gauge, check_call, group_with_lead
+from .inputs import change_gauge, check_call
 from .token_chunks import chunk_of, mean_of_chunks, seen_keys
 
 __all__ = ["WEIGHTINGS", "linear_randomized_attention"]

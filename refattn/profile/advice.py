@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import adapt, moments, theory
 from ..arrays import checks, qkv
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_with_lead
 from ..arrays.library import Floats
 from ..arrays.shown import held
 from ..attention import softmax_attention
@@ -299,9 +299,8 @@ def split_heads(
     q: Floats, k: Floats, v: Floats
 ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], Floats, Floats, Floats]]]:
     """Return the shape of the heads, and views (index, q, k, v) of each, even of shared keys."""
-    grouped, ungroup = group_heads(q, k, v)
-    inner = broadcast_lead(*grouped)
-    lead = ungroup(np.broadcast_to(0.0, (*inner, 1, 1))).shape[:-2]
+    lead = qkv.lead(q, k, v)
+    grouped, inner, _ = group_with_lead(q, k, v)
     if 0 in (*lead, q.shape[-2], k.shape[-2]):
         raise ValueError(
             f"`q` and `k` must have at least one head and one row, got shapes {q.shape} and "

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import blocks
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
@@ -395,9 +394,7 @@ def pose_arrays(
     check_mask_of_keys(() if mask is None else mask.shape, kind)
     window = qkv.window(window)
     band = Band.of(m - n, causal, window)
-    lead = np.broadcast_shapes(
-        qkv.lead(q, k, v), broadcast_lead(numbers.get("bias"), numbers.get("mask"))
-    )
+    lead = qkv.lead(q, k, v)
 
     def read(index: Index) -> Mapping[str, Any]:
         return hide_unseen({x: take_head(y, index, lead) for x, y in numbers.items()}, band)

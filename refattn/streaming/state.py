@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
 
 
@@ -21,7 +20,7 @@ class KeysAndValues:
     @property
     def lead(self) -> tuple[int, ...]:
         """Leading axes of the keys and values."""
-        return broadcast_lead(self.k, self.v)
+        return qkv.lead(self.k, self.k, self.v)
 
     @property
     def d(self) -> int:
@@ -79,7 +78,7 @@ def check_keys(state: Any, k: Array, v: Array) -> None:
     """Check more keys and values of a state: a token axis left out would read heads as tokens."""
     qkv.check(k, k, v)
     checks.arrays(2, k=k, state=state._totals)
-    if broadcast_lead(k, v) != state.lead:
+    if qkv.lead(k, k, v) != state.lead:
         raise ValueError(
             f"`k` and `v` must have the leading axes of the state, {state.lead}, "
             f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."

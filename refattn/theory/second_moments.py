@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import checks, matrices, proposals, qkv
 from ..arrays.blocks import block_shape, blocks
-from ..arrays.heads import broadcast_lead, group_heads, head_counts
+from ..arrays.heads import group_with_lead, head_counts
 from ..arrays.library import Doubles
 from ..attention import attend
 from ..sampling import Gaussian
@@ -64,10 +64,10 @@ class KernelAttention:
         heads, groups = head_counts(q, k, v)
         self.share = 1 if 1 in (heads, groups) else heads // max(groups, 1)
         unit = unit_of(v)
-        (q, k, v, mask, unit), self.ungroup = group_heads(q, k, v / unit, mask, unit)
+        (q, k, v, mask, unit), lead, self.ungroup = group_with_lead(q, k, v / unit, mask, unit)
         self.q, self.k, self.v, self.mask, self.causal = q, k, v, mask, causal
         self.d = q.shape[-1]
-        self.shape = (*broadcast_lead(q, k, v, mask), q.shape[-2], v.shape[-1])
+        self.shape = (*lead, q.shape[-2], v.shape[-1])
         self.attended = attend(q, k, v, mask=mask, causal=causal)
         self.mean = self.ungroup(np.broadcast_to(self.attended.out, self.shape))
         self.unit = self.ungroup(np.broadcast_to(unit, (*self.shape[:-2], 1, 1)))
