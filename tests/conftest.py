@@ -162,6 +162,7 @@ LONG_EXAMPLES = {  # of docstrings
 }
 SECONDS = "refattn/seconds"
 SKIPPED = "refattn/skipped"
+LEFT_OUT = pytest.StashKey()  # names of cases, until they are chosen
 NOTHING = pytest.StashKey()  # words of marks
 FIXTURES = pytest.StashKey()  # seconds
 
@@ -186,7 +187,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # of all parameters
 def pytest_collection_modifyitems(config, items):
+    """Leave out what takes long; a skip of each would take longer than a quick case."""
     soak, turn = config.getoption("soak"), config.getoption("turn")
+    chosen, left_out = [], []
     if not any("::" in x or x.startswith("@") for x in config.args):  # else parameters are missing
         fail_marks_of_nothing(items)
     for item in items:
@@ -195,12 +198,12 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(pytest.mark.long)
         if turn is not None:  # by its name, so that no other test moves it
             full = full or zlib.crc32(item.nodeid.encode()) % 4 == turn % 4
-        if is_marked(item, "soak") and not soak:
-            item.add_marker(pytest.mark.skip(reason="longest; --soak runs it"))
-        elif is_marked(item, "long") and not full:
-            item.add_marker(pytest.mark.skip(reason="long; --full runs it"))
-        elif is_marked(item, "docs") and not full and turn is None:
-            item.add_marker(pytest.mark.skip(reason="documentation; --full and --turn run it"))
+        runs = {"soak": soak, "long": full, "docs": full or turn is not None}
+        fits = all(run or not is_marked(item, mark) for mark, run in runs.items())
+        (chosen if fits else left_out).append(item)
+    items[:] = chosen
+    config.stash[LEFT_OUT] = [x.nodeid for x in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish():
@@ -321,13 +324,13 @@ def pytest_configure(config):
 
 
 class Skipped:
-    """Writes the tests, and whole modules, that are skipped to the cache of pytest."""
+    """Writes the tests, and whole modules, that are skipped or left out to the cache of pytest."""
 
     def __init__(self, config):
         self.cache = getattr(config, "cache", None)
         self.chooses = config.getoption("last_skipped")
         self.writes = not self.chooses and not hasattr(config, "workerinput")  # not a process of it
-        self.names = set()
+        self.names, self.left_out = set(), set()
 
     def pytest_runtest_logreport(self, report):
         if report.skipped and not hasattr(report, "wasxfail"):
@@ -355,9 +358,22 @@ class Skipped:
             item.nodeid in names or module in names or bool(item.get_closest_marker("checks_more"))
         )
 
-    def pytest_sessionfinish(self):
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.left_out |= set(getattr(node, "workeroutput", {}).get(SKIPPED, []))
+
+    def pytest_sessionfinish(self, session):
+        self.left_out |= set(session.config.stash.get(LEFT_OUT, []))
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput[SKIPPED] = sorted(self.left_out)
         if self.cache is not None and self.writes:
-            self.cache.set(SKIPPED, sorted(self.names))
+            self.cache.set(SKIPPED, sorted(self.names | self.left_out))
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.left_out:
+            terminalreporter.write_line(
+                f"{len(self.left_out)} long cases were left out: --full and --soak run them"
+            )
 
 
 # --- accuracy against 50-digit arithmetic ---------------------------------------------------------
