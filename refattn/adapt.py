@@ -266,11 +266,6 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
     sampling.Gaussian
         Proposal with mean 0 (..., d) and cov (..., d, d).
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `oprf`.
-
     Examples
     --------
     >>> import numpy as np
@@ -302,11 +297,6 @@ def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None
     -------
     sampling.Gaussian
         Proposal with mean 0 (..., d), cov and gauge (..., d, d).
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `fit`.
 
     Examples
     --------
@@ -344,11 +334,6 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
     -------
     sampling.Gaussian
         Proposal with mean (..., d) and cov (..., d, d).
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `oprf`.
 
     Examples
     --------

@@ -60,11 +60,6 @@ def log_weights(
     array, shape (..., n, S)
         log W, with the namespace, dtype and device of `q`; -inf where the query sees no key.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `random_feature_attention`.
-
     Examples
     --------
     >>> import numpy as np

@@ -141,11 +141,6 @@ def softmax_attention(
     dask.array.Array, shape (..., n, d_v)
         In the chunks of `q`, as in `attend`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attend`.
-
     Examples
     --------
     >>> import dask.array as da
@@ -201,11 +196,6 @@ def random_feature_attention(
     -------
     dask.array.Array, shape (..., n, d_v)
         In the chunks of `q`, as in `attend`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attend` and `refattn.random_feature_attention`.
 
     Examples
     --------

@@ -179,11 +179,6 @@ def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> F
     Features
         `values` of shape (..., n, 2 S) and `log_scale` of shape (..., n).
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `positive_features`.
-
     Examples
     --------
     >>> import numpy as np
@@ -212,11 +207,6 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
     -------
     Features
         `values` of shape (..., n, 2 S) and `log_scale` = |x|^2/2, of shape (..., n).
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `positive_features`.
 
     Examples
     --------
@@ -417,11 +407,6 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
     -------
     array, shape (..., n, F)
         F = (d + p - 1)!/((d - 1)! p!) features; namespace, dtype and device of `x`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `taylor_features`.
 
     Examples
     --------

@@ -77,11 +77,6 @@ def gaussian_kernel(x: Array, y: Array) -> Array:
     array, shape (...)
         Namespace, dtype and device of `x`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `softmax_kernel`.
-
     Examples
     --------
     >>> import numpy as np

@@ -126,11 +126,6 @@ def softmax_attention(
     Certified
         As of `attend`.
 
-    Raises
-    ------
-    TypeError, ValueError, RuntimeError
-        As in `attend`.
-
     Examples
     --------
     >>> import numpy as np
@@ -187,11 +182,6 @@ def softmax_gradients(
     -------
     Gradients
         Of `q`, `k` and `v`, summed over heads that share them.
-
-    Raises
-    ------
-    TypeError, ValueError, RuntimeError
-        As in `attend`.
 
     Examples
     --------
@@ -266,11 +256,6 @@ def random_feature_attention(
     Certified
         As of `attend`; `lse` is the log normaliser of samples seen by queries, without
         :math:`-|q|^2/2` and without :math:`-\log S`.
-
-    Raises
-    ------
-    TypeError, ValueError, RuntimeError
-        As in `attend` and in `refattn.random_feature_attention`.
 
     Examples
     --------

@@ -246,11 +246,6 @@ def second_order_attention(
         Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
         confined to the range of `v`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `eva_attention`.
-
     Examples
     --------
     >>> import numpy as np

@@ -255,11 +255,6 @@ def importance_sampled_attention(
         Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
         confined to the range of `v`, and overflow where the estimate itself does.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `random_feature_attention`.
-
     Examples
     --------
     >>> import numpy as np

@@ -64,11 +64,6 @@ def coreset_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key of J are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.coreset_attention`.
-
     Examples
     --------
     >>> import numpy as np
@@ -137,11 +132,6 @@ def sampled_key_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key of the sample are 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.sampled_key_attention`.
 
     Examples
     --------

@@ -86,11 +86,6 @@ def linear_randomized_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.linear_randomized_attention`.
-
     Examples
     --------
     >>> import numpy as np

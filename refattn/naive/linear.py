@@ -74,11 +74,6 @@ def linear_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attend`.
-
     Examples
     --------
     >>> import numpy as np

@@ -76,11 +76,6 @@ def eva_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.eva_attention`.
-
     Examples
     --------
     >>> import numpy as np
@@ -133,11 +128,6 @@ def second_order_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0. Values are not
         confined to the range of `v`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.second_order_attention`.
 
     Examples
     --------
@@ -206,11 +196,6 @@ def local_random_feature_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.local_random_feature_attention`.
 
     Examples
     --------

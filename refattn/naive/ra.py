@@ -52,11 +52,6 @@ def randomized_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.randomized_attention`.
-
     Examples
     --------
     >>> import numpy as np
@@ -97,11 +92,6 @@ def mean_of_ratios_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.mean_of_ratios_attention`.
 
     Examples
     --------

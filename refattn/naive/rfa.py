@@ -71,11 +71,6 @@ def random_feature_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.random_feature_attention`.
-
     Examples
     --------
     >>> import numpy as np
@@ -128,11 +123,6 @@ def importance_sampled_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.importance_sampled_attention`.
 
     Examples
     --------

@@ -70,11 +70,6 @@ def softmax_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attend`.
-
     Examples
     --------
     >>> import numpy as np

@@ -362,11 +362,6 @@ def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
     float
         The p-value.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `ks` and `lognormal_sum_cdf`.
-
     References
     ----------
     As in `ks`.

@@ -195,11 +195,6 @@ def gaussian_estimates(
         Five p-values; all 0 if an estimated covariance is not positive definite. What dispersion
         and trace detect is told by `min_discrepancy` of `chi2`, with n = R and df = d, d(N - 1).
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `bartlett`.
-
     References
     ----------
     Bartlett (1933); Anderson (2003), Theorems 3.3.2 and 7.2.1.

@@ -163,11 +163,6 @@ def importance_sampling_law(
     Law
         As in `attention_law`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attention_law`.
-
     Examples
     --------
     >>> import numpy as np
@@ -218,11 +213,6 @@ def randomized_attention_law(
     ExactLaw
         As in `attention_law`, but in time O(n m (d + d_v)) and without the memory for pairs of
         keys; ess is S, since all weights are equal.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attention_law`.
 
     Examples
     --------

@@ -188,11 +188,6 @@ def log_kernel_mse(
     numpy.ndarray, shape (...), float64
         Log of the mean squared error, -inf where it is 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_variance`.
-
     Examples
     --------
     >>> from refattn import theory
@@ -224,11 +219,6 @@ def kernel_mean(
     -------
     numpy.ndarray, shape (...), float64
         Mean, inf where it overflows.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_mean`.
 
     Examples
     --------
@@ -262,11 +252,6 @@ def kernel_variance(
     -------
     numpy.ndarray, shape (...), float64
         Variance, inf where it overflows.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_variance`.
 
     Examples
     --------
@@ -303,11 +288,6 @@ def kernel_mse(
     numpy.ndarray, shape (...), float64
         Mean squared error, inf where it overflows.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_variance`.
-
     Examples
     --------
     >>> from refattn import theory
@@ -342,11 +322,6 @@ def log_second_moment(x: Any, y: Any) -> Doubles:
     Returns
     -------
     numpy.ndarray, shape (...), float64
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_mean`.
 
     Examples
     --------
@@ -383,11 +358,6 @@ def log_norm_approximation_bias(
     Returns
     -------
     numpy.ndarray, shape (...), float64
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_mean`.
 
     Examples
     --------

@@ -337,11 +337,6 @@ def parametrize_with_checks(
         As in `check`; a check that is expected to fail runs, and fails if it passes. One that is
         underpowered is skipped. `expected_failures` may hold a mapping for each candidate, by name.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `check`.
-
     Examples
     --------
     >>> import refattn
