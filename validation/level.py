@@ -1,7 +1,8 @@
 """The measured level of `refattn.conformance.check`: how often it rejects what is right.
 
 Run as ``python validation/level.py``. The candidates are the package's estimators with every tag
-alone and some in pairs, implementations in other styles, and some that take less than all problems.
+alone and some in pairs, the correct implementations of the catalogue of defects, functions of other
+libraries and with other conventions, and some that take less than all problems.
 Each is checked at seeds of its own, so that the runs are independent. A run alarms at level alpha
 if an identity fails, or if the smallest p-value of its laws is at most alpha after Holm's
 correction. There may be alpha alarms a run; the upper limit is that of Clopper and Pearson, of one
@@ -29,10 +30,19 @@ from unittest.mock import patch
 
 import numpy as np
 from array_api_compat import array_namespace
-from scipy import special
 from threadpoolctl import threadpool_limits
 
-from refattn import conformance, estimators, features, kernels, moments, sampling, stats
+from refattn import (
+    attend,
+    conformance,
+    estimators,
+    features,
+    kernels,
+    moments,
+    naive,
+    sampling,
+    stats,
+)
 from refattn.conformance.candidate.tags import TAGGED_DTYPES
 from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
@@ -179,127 +189,7 @@ def of_package() -> Iterator[conformance.Adapter]:
             yield own(record, tags, omega=omega)
 
 
-# Other styles: each is written from its definition, and calls nothing of the package.
-
-
-def visible(q: Array, k: Array, mask: Array, causal: bool) -> Array:
-    """Which query sees which key, (..., n, m)."""
-    n, m = q.shape[-2], k.shape[-2]
-    return np.tri(n, m, m - n if causal else m, dtype=bool) & mask
-
-
-def transposed(x: Array) -> Array:
-    """The last two axes exchanged."""
-    return np.swapaxes(x, -1, -2)
-
-
-def logits(q: Array, k: Array) -> Array:
-    """Scaled inner products."""
-    return q @ transposed(k) * q.shape[-1] ** -0.5
-
-
-def mean_of_values(weights: Array, v: Array, epsilon: float = 0.0) -> Array:
-    """The weighted mean, 0 without weights."""
-    total = np.sum(weights, -1, keepdims=True) + epsilon
-    return weights @ v / np.where(total == 0, 1, total)
-
-
-def exponentials(scores: Array, seen: Array = True) -> Array:
-    """e^scores over the largest, 0 where hidden."""
-    scores = np.where(seen, scores, -np.inf)
-    top = np.max(scores, -1, keepdims=True)
-    return np.exp(scores - np.where(np.isinf(top), 0, top))
-
-
-def coordinates(*arrays: Array) -> list[Array]:
-    """Kernel coordinates."""
-    return [x * x.shape[-1] ** -0.25 for x in arrays]
-
-
-def frequencies(omega: Array, count: Any, seed: Any, like: Array) -> Array:
-    """Those given, or standard normal ones."""
-    if omega is None:
-        omega = np.random.default_rng(seed).standard_normal((count, like.shape[-1]))
-    return np.asarray(omega, like.dtype)
-
-
-def log_features(x: Array, omega: Array) -> Array:
-    """omega . x - |x|^2 / 2, (..., n, S)."""
-    return x @ transposed(omega) - np.sum(x * x, -1, keepdims=True) / 2
-
-
-def elu_plus_one(x: Array) -> Array:
-    """The feature map of linear attention."""
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-
-
-def softmax_streamed(
-    q: Array, k: Array, v: Array, *, mask: Array = True, causal: bool = False
-) -> Array:
-    """Four keys at a time, with a running maximum."""
-    scores = np.where(visible(q, k, mask, causal), logits(q, k), -np.inf)
-    top, total, sums = np.full((*q.shape[:-1], 1), -np.inf, q.dtype), 0.0, 0.0
-    for j in range(0, k.shape[-2], 4):
-        part = scores[..., j : j + 4]
-        base = np.maximum(top, np.max(part, -1, keepdims=True))
-        finite = np.where(np.isinf(base), 0, base)
-        shrink, weights = np.exp(top - finite), np.exp(part - finite)
-        total = total * shrink + np.sum(weights, -1, keepdims=True)
-        sums = sums * shrink + weights @ v[..., j : j + 4, :]
-        top = base
-    return sums / np.where(total == 0, 1, total)
-
-
-def softmax_einsum(
-    q: Array, k: Array, v: Array, *, mask: Array = True, causal: bool = False
-) -> Array:
-    """Sums over named axes."""
-    scores = np.einsum("...id,...jd->...ij", q, k) / np.sqrt(q.shape[-1], dtype=q.dtype)
-    weights = exponentials(scores, visible(q, k, mask, causal))
-    total = np.einsum("...ij->...i", weights)[..., None]
-    return np.einsum("...ij,...jv->...iv", weights, v) / np.where(total == 0, 1, total)
-
-
-def softmax_loops(
-    q: Array, k: Array, v: Array, *, mask: Array = True, causal: bool = False
-) -> Array:
-    """Query by query; what it does not see is not touched."""
-    seen = np.broadcast_to(visible(q, k, mask, causal), (*q.shape[:-1], k.shape[-2]))
-    out = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype)
-    for *head, i in np.ndindex(q.shape[:-1]):
-        keys = seen[*head, i]
-        if keys.any():
-            scores = k[*head][keys] @ q[*head, i] / np.sqrt(q.shape[-1], dtype=q.dtype)
-            out[*head, i] = special.softmax(scores) @ v[*head][keys]
-    return out
-
-
-def softmax_bias(
-    q: Array, k: Array, v: Array, *, mask: Array = True, causal: bool = False
-) -> Array:
-    """Minus infinity is added where a key is hidden."""
-    bias = np.where(visible(q, k, mask, causal), 0, -np.inf)
-    return np.nan_to_num(special.softmax(logits(q, k) + bias, -1)) @ v
-
-
-def softmax_wide(q: Array, k: Array, v: Array, **options: Any) -> Array:
-    """Sums in double precision, rounded at the end."""
-    return softmax_einsum(*(x.astype(np.float64) for x in (q, k, v)), **options).astype(q.dtype)
-
-
-def softmax_epsilon(
-    q: Array, k: Array, v: Array, *, epsilon: float, mask: Array = True, causal: bool = False
-) -> Array:
-    """An epsilon in the normaliser."""
-    return mean_of_values(exponentials(logits(q, k), visible(q, k, mask, causal)), v, epsilon)
-
-
-def softmax_empty(
-    q: Array, k: Array, v: Array, *, value: Call, mask: Array = True, causal: bool = False
-) -> Array:
-    """Queries that see no key get something else than 0."""
-    seen = visible(q, k, mask, causal).any(-1, keepdims=True)
-    return np.where(seen, softmax_einsum(q, k, v, mask=mask, causal=causal), value(v))
+# Other libraries, conventions and epsilons, over `naive` where it has the formula.
 
 
 def softmax_options(
@@ -307,41 +197,38 @@ def softmax_options(
     k: Array,
     v: Array,
     *,
-    mask: Array = True,
-    causal: bool = False,
     window: tuple[int | None, int | None] = (None, None),
-    softcap: float | None = None,
-    sinks: Array | None = None,
-    bias: Array = 0,
     dropout: float = 0.0,
     seed: int = 0,
     return_lse: bool = False,
+    **options: Any,
 ) -> Any:
-    """All that kernels take: windows whose left side counts a query's own key, a sink as a key."""
+    """All that kernels take: windows whose left side counts a query's own key, lse of base 2."""
     n, m = q.shape[-2], k.shape[-2]
     left, right = (np.inf if x is None else x for x in window)
     ahead = np.arange(m) - np.arange(n)[:, None]
-    seen = visible(q, k, mask, causal) & (-left < ahead) & (ahead <= right)
-    scores = logits(q, k)
-    scores = scores if softcap is None else softcap * np.tanh(scores / softcap)
-    scores = np.where(seen, scores + bias, -np.inf)
-    lse = np.logaddexp2.reduce(scores / np.log(2), -1)
-    if sinks is not None:
-        sink = np.broadcast_to(np.asarray(sinks)[..., None, None], (*scores.shape[:-1], 1))
-        scores = np.concatenate([scores, sink.astype(scores.dtype)], -1)
-    weights = exponentials(scores)
-    total = np.sum(weights, -1, keepdims=True)
-    weights = weights[..., :m] / np.where(total == 0, 1, total)
-    kept = np.random.default_rng(seed).random(weights.shape) >= dropout
-    out = (weights * kept / (1 - dropout)).astype(q.dtype) @ v
-    return (out, lse) if return_lse else out
+    options["mask"] = options.get("mask", True) & (-left < ahead) & (ahead <= right)
+    lead = np.broadcast_shapes(q.shape[:-2], k.shape[:-2])
+    kept = np.random.default_rng(seed).random((*lead, n, m)) >= dropout
+    factors = np.asarray(kept / (1 - dropout), q.dtype)
+    out = naive.softmax_attention(q, k, v, dropout=factors, **options)
+    if not return_lse:
+        return out
+    known = {name: x for name, x in options.items() if name != "sinks"}
+    return out, attend(q, k, v, scale=q.shape[-1] ** -0.5, **known).lse / np.log(2)
+
+
+def softmax_empty(q: Array, k: Array, v: Array, *, value: Call, **seen: Any) -> Array:
+    """Queries that see no key get something else than 0."""
+    some = naive.visible(q, k, **seen).any(-1, keepdims=True)
+    return np.where(some, naive.softmax_attention(q, k, v, **seen), value(v))
 
 
 def softmax_torch(q: Array, k: Array, v: Array, *, causal: bool = False) -> Array:
     """PyTorch's own, with the heads third."""
-    attend = import_module("torch").nn.functional.scaled_dot_product_attention
+    sdpa = import_module("torch").nn.functional.scaled_dot_product_attention
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attend(q, k, v, is_causal=causal).transpose(1, 2)
+    return sdpa(q, k, v, is_causal=causal).transpose(1, 2)
 
 
 def softmax_jax(q: Array, k: Array, v: Array, *, mask: Array = None, causal: bool = False) -> Array:
@@ -356,30 +243,6 @@ def _compiled() -> Call:
     return jax.jit(jax.nn.dot_product_attention, static_argnames="is_causal")
 
 
-def log_kernel(log_q: Array, log_k: Array) -> Array:
-    """Of every pair, from the logarithms of features."""
-    return special.logsumexp(log_q[..., :, None, :] + log_k[..., None, :, :], -1)
-
-
-def rfa_logs(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array = None,
-    num_features: int | None = None,
-    seed: int | None = None,
-    mask: Array = True,
-    causal: bool = False,
-) -> Array:
-    """Logarithms of the estimated kernel as the scores of a softmax."""
-    q, k = coordinates(q, k)
-    omega = frequencies(omega, num_features, seed, q)
-    log_q, log_k = log_features(q, omega), log_features(k, omega)
-    scores = log_kernel(log_q, log_k)
-    return mean_of_values(exponentials(scores, visible(q, k, mask, causal)), v)
-
-
 @lru_cache(maxsize=64)
 def _cached(seed: int, count: int, d: int) -> Array:
     return np.random.default_rng(seed).standard_normal((count, d))
@@ -387,39 +250,8 @@ def _cached(seed: int, count: int, d: int) -> Array:
 
 def rfa_cached(q: Array, k: Array, v: Array, *, num_features: int, seed: int, **seen: Any) -> Array:
     """Frequencies are kept for the next call."""
-    return rfa_logs(q, k, v, omega=_cached(seed, num_features, q.shape[-1]), **seen)
-
-
-def rfa_recurrent(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array = None,
-    num_features: int | None = None,
-    seed: int | None = None,
-    causal: bool = False,
-) -> Array:
-    """Key after key, with a running base for each frequency."""
-    q, k = coordinates(q, k)
-    omega = frequencies(omega, num_features, seed, q)
-    log_q, log_k = log_features(q, omega), log_features(k, omega)
-    n, m = q.shape[-2], k.shape[-2]
-    base = np.full_like(log_k[..., 0, :], -np.inf)
-    total, sums = np.zeros_like(base), np.zeros((*base.shape, v.shape[-1]), q.dtype)
-    out, read = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype), 0
-    for i in range(n):
-        while read < (i + m - n + 1 if causal else m):
-            raised = np.maximum(base, log_k[..., read, :])
-            shrink, feature = np.exp(base - raised), np.exp(log_k[..., read, :] - raised)
-            total = total * shrink + feature
-            sums = sums * shrink[..., None] + feature[..., None] * v[..., read, None, :]
-            base, read = raised, read + 1
-        if read:
-            weights = exponentials(log_q[..., i, :] + base)
-            scaled = weights / np.sum(weights * total, -1, keepdims=True)
-            out[..., i, :] = (scaled[..., None, :] @ sums)[..., 0, :]
-    return out
+    omega = _cached(seed, num_features, q.shape[-1])
+    return naive.random_feature_attention(q, k, v, omega=omega, **seen)
 
 
 def rfa_of_moments(
@@ -433,37 +265,10 @@ def rfa_of_moments(
     cov: Array = None,
 ) -> Array:
     """Frequencies drawn from N(mean, cov), weighted by the standard normal density over theirs."""
-    q, k = coordinates(q, k)
     z = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
-    root = np.linalg.cholesky(np.eye(q.shape[-1]) if cov is None else cov)
-    omega = mean + z @ root.T
+    omega = mean + (z if cov is None else z @ np.linalg.cholesky(cov).T)
     log_weight = (np.sum(z * z, -1) - np.sum(omega * omega, -1)) / 2
-    log_q, log_k = log_features(q, omega) + log_weight, log_features(k, omega)
-    scores = log_kernel(log_q, log_k)
-    return mean_of_values(exponentials(scores), v)
-
-
-def performer(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array = None,
-    num_features: int | None = None,
-    seed: int | None = None,
-    mask: Array = True,
-    causal: bool = False,
-    in_features: float = 0.0,
-    in_normaliser: float = 0.0,
-) -> Array:
-    """Features over their largest, with an epsilon."""
-    q, k = coordinates(q, k)
-    omega = frequencies(omega, num_features, seed, q)
-    log_q, log_k = log_features(q, omega), log_features(k, omega)
-    phi_q = np.exp(log_q - log_q.max(-1, keepdims=True)) + in_features
-    phi_k = np.exp(log_k - log_k.max((-1, -2), keepdims=True)) + in_features
-    weights = np.where(visible(q, k, mask, causal), phi_q @ transposed(phi_k), 0)
-    return mean_of_values(weights, v, in_normaliser)
+    return naive.random_feature_attention(q, k, v, omega=omega, log_weight=log_weight)
 
 
 def rfa_torch(q: Array, k: Array, v: Array, *, num_features: int, seed: int) -> Array:
@@ -471,97 +276,8 @@ def rfa_torch(q: Array, k: Array, v: Array, *, num_features: int, seed: int) -> 
     torch = import_module("torch")
     generator = torch.Generator().manual_seed(seed)
     omega = torch.randn(num_features, q.shape[-1], generator=generator, dtype=q.dtype)
-    q, k = coordinates(q.transpose(1, 2), k.transpose(1, 2))
-    log_q, log_k = q @ omega.T, k @ omega.T - (k * k).sum(-1, keepdim=True) / 2
-    scores = torch.logsumexp(log_q[..., :, None, :] + log_k[..., None, :, :], -1)
-    return (torch.softmax(scores, -1) @ v.transpose(1, 2)).transpose(1, 2)
-
-
-def ra_mixture(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array = None,
-    num_samples: Any = None,
-    seed: int | None = None,
-    in_normaliser: float = 0.0,
-) -> Array:
-    """A key drawn by its weight, then a Gaussian about the sum of it and the query."""
-    q, k = coordinates(q, k)
-    if omega is None:
-        rng = np.random.default_rng(seed)
-        share = special.softmax(q @ transposed(k), -1)
-        omega = np.empty((*q.shape[:-1], num_samples, q.shape[-1]), q.dtype)
-        for *head, i in np.ndindex(q.shape[:-1]):
-            pick = rng.choice(k.shape[-2], num_samples, p=share[*head, i])
-            noise = rng.standard_normal((num_samples, q.shape[-1]))
-            omega[*head, i] = q[*head, i] + k[*head][pick] + noise
-    scores = transposed(log_features(k[..., None, :, :], omega))
-    return np.mean(mean_of_values(exponentials(scores), v[..., None, :, :], in_normaliser), -2)
-
-
-def chunk_means(x: Array, count: int) -> Array:
-    """Means of contiguous chunks; row i is of chunk floor(i count / n)."""
-    chunk = np.arange(x.shape[-2]) * count // x.shape[-2]
-    return np.stack([x[..., chunk == c, :].mean(-2) for c in range(count)], -2)
-
-
-def lara_chunks(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    omega: Array = None,
-    centres: Array = None,
-    num_proposals: int | None = None,
-    seed: int | None = None,
-) -> Array:
-    """Unit Gaussians about sums of chunk means, weighted by the density of their mixture."""
-    q, k = coordinates(q, k)
-    if omega is None:
-        assert num_proposals is not None
-        centres = chunk_means(q, num_proposals) + chunk_means(k, num_proposals)
-        omega = centres + np.random.default_rng(seed).standard_normal(centres.shape)
-    log_weight = -special.logsumexp(log_features(centres, omega), -2)
-    log_q = log_features(q, omega) + log_weight[..., None, :]
-    scores = log_q[..., :, None, :] + log_features(k, omega)[..., None, :, :]
-    return mean_of_values(exponentials(special.logsumexp(scores, -1)), v)
-
-
-def linear_recurrent(q: Array, k: Array, v: Array, *, causal: bool = False) -> Array:
-    """Key after key."""
-    n, m = q.shape[-2], k.shape[-2]
-    phi_q, phi_k = elu_plus_one(q), elu_plus_one(k)
-    total = np.zeros((*k.shape[:-2], k.shape[-1]), q.dtype)
-    sums = np.zeros((*total.shape, v.shape[-1]), q.dtype)
-    out, read = np.zeros((*q.shape[:-1], v.shape[-1]), q.dtype), 0
-    for i in range(n):
-        while read < (i + m - n + 1 if causal else m):
-            total = total + phi_k[..., read, :]
-            sums = sums + phi_k[..., read, :, None] * v[..., read, None, :]
-            read += 1
-        if read:
-            feature = phi_q[..., i, :]
-            out[..., i, :] = (feature[..., None, :] @ sums)[..., 0, :]
-            out[..., i, :] /= np.sum(feature * total, -1, keepdims=True)
-    return out
-
-
-def linear_epsilon(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    mask: Array = True,
-    causal: bool = False,
-    in_features: float = 0.0,
-    in_normaliser: float = 0.0,
-) -> Array:
-    """All weights at once, with an epsilon."""
-    phi_q, phi_k = elu_plus_one(q) + in_features, elu_plus_one(k) + in_features
-    weights = np.where(visible(q, k, mask, causal), phi_q @ transposed(phi_k), 0)
-    return mean_of_values(weights, v, in_normaliser)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return naive.random_feature_attention(q, k, v, omega=omega).transpose(1, 2)
 
 
 def kernel_jax(x: Array, y: Array, *, num_features: int, seed: int) -> Array:
@@ -581,42 +297,93 @@ def _compiled_kernel() -> Call:
     return jax.jit(estimate, static_argnames="num_features")
 
 
-def moments_two_pass(x: Array) -> tuple[Array, Array]:
-    """Deviations from the mean, after it."""
-    mean = x.mean(-2)
-    about = x - mean[..., None, :]
-    return mean, transposed(about) @ about / (x.shape[-2] - 1)
+def transposed(x: Array) -> Array:
+    """The last two axes exchanged."""
+    return np.swapaxes(x, -1, -2)
 
 
-def moments_welford(x: Array) -> tuple[Array, Array]:
-    """Row after row."""
-    mean, scatter = np.zeros_like(x[..., 0, :]), np.zeros_like(transposed(x) @ x)
-    for i in range(x.shape[-2]):
-        before = x[..., i, :] - mean
-        mean = mean + before / (i + 1)
-        scatter = scatter + before[..., :, None] * (x[..., i, :] - mean)[..., None, :]
-    return mean, scatter / (x.shape[-2] - 1)
+def exponentials(scores: Array, seen: Array = True) -> Array:
+    """e^scores over the largest, 0 where hidden."""
+    scores = np.where(seen, scores, -np.inf)
+    top = np.max(scores, -1, keepdims=True)
+    return np.exp(scores - np.where(np.isinf(top), 0, top))
+
+
+def mean_of_values(weights: Array, v: Array, epsilon: float) -> Array:
+    """The weighted mean with an epsilon in its normaliser, 0 without weights."""
+    total = np.sum(weights, -1, keepdims=True) + epsilon
+    return weights @ v / np.where(total == 0, 1, total)
+
+
+def log_features(x: Array, omega: Array) -> Array:
+    """omega . x - |x|^2 / 2 in kernel coordinates, (..., n, S)."""
+    x = x * x.shape[-1] ** -0.25
+    return x @ transposed(omega) - np.sum(x * x, -1, keepdims=True) / 2
+
+
+def softmax_epsilon(q: Array, k: Array, v: Array, *, epsilon: float, **seen: Any) -> Array:
+    """An epsilon in the normaliser."""
+    scores = q @ transposed(k) * q.shape[-1] ** -0.5
+    return mean_of_values(exponentials(scores, naive.visible(q, k, **seen)), v, epsilon)
+
+
+def linear_epsilon(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    in_features: float = 0.0,
+    in_normaliser: float = 0.0,
+    **seen: Any,
+) -> Array:
+    """All weights at once, with an epsilon."""
+    phi_q, phi_k = (naive.elu_plus_one(x) + in_features for x in (q, k))
+    weights = np.where(naive.visible(q, k, **seen), phi_q @ transposed(phi_k), 0)
+    return mean_of_values(weights, v, in_normaliser)
+
+
+def performer(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    omega: Array = None,
+    num_features: int = 1,
+    seed: int = 0,
+    in_features: float = 0.0,
+    in_normaliser: float = 0.0,
+    **seen: Any,
+) -> Array:
+    """Features over their largest, with an epsilon."""
+    omega = _cached(seed, num_features, q.shape[-1]) if omega is None else omega
+    log_q, log_k = (log_features(x, omega.astype(q.dtype)) for x in (q, k))
+    phi_q = np.exp(log_q - log_q.max(-1, keepdims=True)) + in_features
+    phi_k = np.exp(log_k - log_k.max((-1, -2), keepdims=True)) + in_features
+    weights = np.where(naive.visible(q, k, **seen), phi_q @ transposed(phi_k), 0)
+    return mean_of_values(weights, v, in_normaliser)
+
+
+def ra_epsilon(
+    q: Array, k: Array, v: Array, *, num_samples: int, seed: int, in_normaliser: float
+) -> Array:
+    """An epsilon in the normaliser of each sample."""
+    omega = sampling.draw_target(q, k, num_samples=num_samples, rng=seed)
+    weights = exponentials(transposed(log_features(k[..., None, :, :], omega)))
+    return np.mean(mean_of_values(weights, v[..., None, :, :], in_normaliser), -2)
 
 
 SEES = ("mask", "causal")
 FINITE = {"hidden": "finite"}
 FLOAT32 = {"dtype": "float32"}
-FLOAT16 = {"dtype": "float16"}
 Style = tuple[Call, str, Sequence[str], Mapping[str, Any]]
 
 STYLES: Mapping[str, Style] = {
-    "softmax in chunks of keys": (softmax_streamed, "softmax", SEES, FINITE),
-    "softmax by einsum": (softmax_einsum, "softmax", SEES, FINITE),
-    "softmax in loops": (softmax_loops, "softmax", SEES, {}),
-    "softmax with a bias": (softmax_bias, "softmax", SEES, FINITE),
     "softmax with options": (
         softmax_options,
         "softmax",
         (*SEES, "window", "softcap", "sinks", "bias", "dropout", "lse"),
         {"window": "exclusive, top-left", "lse_base": "2", **FINITE},
     ),
-    "softmax summed in float64": (softmax_wide, "softmax", SEES, FINITE | FLOAT32),
-    "softmax in float16 summed in float64": (softmax_wide, "softmax", SEES, FINITE | FLOAT16),
     "softmax of torch": (
         softmax_torch,
         "softmax",
@@ -629,26 +396,15 @@ STYLES: Mapping[str, Style] = {
         SEES,
         {**SPECS["jax-dpa"], "same_value_size": True, **FINITE},
     ),
-    "RFA in logs": (rfa_logs, "rfa", SEES, FINITE),
-    "RFA in logs omega": (rfa_logs, "rfa", (*SEES, "omega", "omega_per_head"), FINITE),
     "RFA with cached frequencies": (rfa_cached, "rfa", SEES, FINITE),
-    "RFA recurrent": (rfa_recurrent, "rfa", ("causal",), {}),
-    "RFA recurrent omega": (rfa_recurrent, "rfa", ("causal", "omega"), {}),
     "RFA with moments": (rfa_of_moments, "rfa", ("moments",), {}),
     "RFA in torch": (rfa_torch, "rfa", (), {"library": "torch", "layout": "bnhd"}),
-    "RA of a mixture": (ra_mixture, "ra", (), {}),
-    "RA of a mixture omega": (ra_mixture, "ra", ("omega",), {}),
-    "LARA of chunks": (lara_chunks, "lara", (), {"centres": "chunks"}),
-    "LARA of chunks omega": (lara_chunks, "lara", ("omega",), {"centres": "chunks"}),
-    "linear recurrent": (linear_recurrent, "linear", ("causal",), {}),
     "kernel in jax": (kernel_jax, "kernel", (), {"library": "jax"} | FLOAT32),
-    "moments in two passes": (moments_two_pass, "moments", (), {}),
-    "moments by Welford": (moments_welford, "moments", (), {}),
 }
 
 
 def of_styles() -> Iterator[conformance.Adapter]:
-    """Implementations of others, and the correct ones of the catalogue of defects."""
+    """Other libraries and conventions, and the correct ones of the catalogue of defects."""
     for name, style in STYLES.items():
         yield conformance.Adapter(*style, name)
     for x in VARIANTS:
@@ -674,15 +430,15 @@ def with_epsilon() -> Iterator[conformance.Adapter]:
             name = " ".join((fn.__name__, place, words, *more))
             fn = partial(fn, **{place: epsilon})
             yield conformance.Adapter(fn, estimator, (*SEES, *more), tags, name)
-        fn = partial(ra_mixture, in_normaliser=epsilon)
+        fn = partial(ra_epsilon, in_normaliser=epsilon)
         tags = {x: tags[x] for x in ("epsilon", "dtype")}
-        yield conformance.Adapter(fn, "ra", (), tags, f"ra_mixture in_normaliser {words}")
+        yield conformance.Adapter(fn, "ra", (), tags, f"ra_epsilon in_normaliser {words}")
 
 
 # Candidates that raise outside of what they declare.
 
 
-def only(rule: Callable[[Array, Array, Array], bool], fn: Call = softmax_einsum) -> Call:
+def only(rule: Callable[[Array, Array, Array], bool], fn: Call = naive.softmax_attention) -> Call:
     """Attention that takes some problems only."""
 
     @wraps(fn)
@@ -696,7 +452,7 @@ def only(rule: Callable[[Array, Array, Array], bool], fn: Call = softmax_einsum)
 
 def small(q: Array, k: Array, v: Array) -> bool:
     """Logits up to 20."""
-    return bool(np.max(np.abs(logits(q, k)), initial=0.0) <= 20)
+    return bool(np.max(np.abs(q @ transposed(k)), initial=0.0) <= 20 * q.shape[-1] ** 0.5)
 
 
 def blocks_of_64(q: Array, k: Array, v: Array) -> bool:
@@ -721,12 +477,7 @@ def eight(q: Array, k: Array, v: Array) -> bool:
 
 def rfa_frozen(q: Array, k: Array, v: Array, **seen: Any) -> Array:
     """The same frequencies for ever."""
-    return rfa_logs(q, k, v, omega=_cached(0, 32, q.shape[-1]), **seen)
-
-
-def rfa_given(q: Array, k: Array, v: Array, *, omega: Array, **seen: Any) -> Array:
-    """Frequencies are always given."""
-    return rfa_logs(q, k, v, omega=omega, **seen)
+    return rfa_cached(q, k, v, num_features=32, seed=0, **seen)
 
 
 LIMITED: Mapping[str, Style] = {
@@ -739,7 +490,7 @@ LIMITED: Mapping[str, Style] = {
     "multiples of 64": (only(blocks_of_64), "softmax", SEES, {"multiple_of": 64}),
     "self-attention": (only(square), "softmax", SEES, {"self_attention": True}),
     "causal only": (
-        partial(softmax_einsum, causal=True),
+        partial(naive.softmax_attention, causal=True),
         "softmax",
         ["mask"],
         {"causal_only": True},
@@ -770,15 +521,30 @@ LIMITED: Mapping[str, Style] = {
         SEES,
         {"fixed_frequencies": True, "head_sizes": 8},
     ),
-    "RFA at given frequencies": (rfa_given, "rfa", (*SEES, "omega_only"), {}),
+    "RFA at given frequencies": (
+        naive.random_feature_attention,
+        "rfa",
+        (*SEES, "omega_only"),
+        {},
+    ),
     "RFA in self-attention of one size": (
-        only(lambda *arrays: eight(*arrays) and square(*arrays), rfa_logs),
+        only(lambda *arrays: eight(*arrays) and square(*arrays), rfa_cached),
         "rfa",
         SEES,
         {"self_attention": True, "head_sizes": 8},
     ),
-    "RA of one size": (only(eight, ra_mixture), "ra", ("omega",), {"head_sizes": 8}),
-    "LARA in self-attention": (only(square, lara_chunks), "lara", (), {"self_attention": True}),
+    "RA of one size": (
+        only(eight, estimators.randomized_attention),
+        "ra",
+        ("omega",),
+        {"head_sizes": 8},
+    ),
+    "LARA in self-attention": (
+        only(square, estimators.linear_randomized_attention),
+        "lara",
+        (),
+        {"self_attention": True},
+    ),
 }
 
 

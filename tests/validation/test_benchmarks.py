@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import refattn
+from refattn import naive
 from validation.benchmarks import (
     cases,
     estimators,
@@ -104,16 +106,31 @@ def test_ways_back_are_compared(compared):
 
 def test_a_wrong_way_back_is_flagged(run, monkeypatch):
     def halved(*args):
-        d_q, d_k, d_v = right(*args)
-        return d_q, d_k / 2, d_v
+        of_q, of_k, of_v = right(*args)
+        return of_q, of_k / 2, of_v
 
-    right = oracles.softmax_pullback
+    right = oracles.slopes
     monkeypatch.setattr(gradients, "CASES", (gradients._exact,))
-    monkeypatch.setattr(oracles, "softmax_pullback", halved)
+    monkeypatch.setattr(oracles, "slopes", halved)
     result = run("--only", "gradients")
     assert result.exit_code == 1
     assert "wrong: exact attention, float32: refattn, pullback" in result.output
     assert "wrong: exact attention, float32: refattn\n" not in result.output
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_one_wrong_token_shows_in_a_way_back(dtype):
+    inputs = gradients.Inputs(TINY, dtype, np.random.default_rng(0))
+    record = cases.measure(gradients._exact(inputs), 1, pause=0.0)
+    bound = record["forms"][1]["bound"]
+    form = partial(oracles.by_head, peers.textbook_softmax)
+    want = oracles.slopes(form, inputs.arrays, inputs.d_out, inputs.directions)
+    found = refattn.vjp(refattn.softmax_attention, *inputs.arrays)[1](inputs.d_out)[:3]
+    for i in range(3):
+        wrong = [x.copy() for x in found]
+        wrong[i][..., -1, :] *= 0.99
+        errors = map(cases.relative_error, oracles.along(wrong, inputs.directions), want)
+        assert [error > bound for error in errors] == [j == i for j in range(3)]
 
 
 def test_peers_of_torch_are_measured(compared):
@@ -202,7 +219,8 @@ def test_the_command_fails_if_refattn_is_wrong(peers_are_missing, run, tmp_path,
     if peers_are_missing:
         monkeypatch.setattr(peers, "find_spec", lambda name: None)
     monkeypatch.setattr(estimators, "CASES", (estimators._exact, estimators._positive))
-    monkeypatch.setattr(oracles, "positive", partial(oracles.positive, log_weight=np.arange(16.0)))
+    wrong = partial(naive.random_feature_attention, log_weight=np.arange(16.0))
+    monkeypatch.setattr(naive, "random_feature_attention", wrong)
     result = run("--only", "estimators")
     assert result.exit_code == 1
     assert "wrong: RFA, positive, float32: refattn" in result.output

@@ -26,10 +26,10 @@ def wide(x, y, *, num_features, seed):
 @pytest.mark.long
 def test_correct_candidates(tmp_path, capsys):
     file = tmp_path / "level.md"
-    words = ["softmax in loops", "by Welford", "--seeds", "2", "--workers", "1"]
+    words = ["catalogue linear-recurrent", "-welford", "--seeds", "2", "--workers", "1"]
     assert level.main([*words, "--output", str(file)]) == 0
     said = file.read_text("utf-8")
-    assert "| softmax in loops | 2 | 0 | 0 | 0 | 0 |\n" in said
+    assert "| catalogue linear-recurrent | 2 | 0 | 0 | 0 | 0 |\n" in said
     assert "| **all** | 4 | 0 | 0 | 0 | 0 |\n" in said
     assert said.endswith("Failures:\n\n- none\n")
     assert capsys.readouterr().out.startswith(said)
@@ -71,7 +71,7 @@ def test_runs_are_independent_and_large_sizes_are_rare(monkeypatch):
         return refattn.conformance.Report("", "softmax", (), {}, "quick", 1e-6, 0, [], {})
 
     monkeypatch.setattr(refattn.conformance, "check", check)
-    names = ("softmax", "softmax in loops")
+    names = ("softmax", "catalogue softmax")
     for job in ((name, i) for name in names for i in range(11)):
         level.run(job)
     assert len({x["rng"] for x in asked}) == 22
@@ -103,7 +103,7 @@ def test_unusable_arguments(capsys):
 
 def test_candidates_whose_library_is_missing_are_named(monkeypatch, capsys):
     monkeypatch.setattr(level, "find_spec", lambda name: None if name == "torch" else name)
-    assert level.main(["softmax of torch", "by Welford", "--seeds", "1", "--workers", "1"]) == 0
+    assert level.main(["softmax of torch", "-welford", "--seeds", "1", "--workers", "1"]) == 0
     said = capsys.readouterr().out
     assert "left out, for want of their library: softmax of torch\n" in said
     assert "| softmax of torch |" not in said

@@ -37,13 +37,15 @@ class Form:
     """One way to compute something.
 
     `make` prepares what takes no part in the time and returns the call; it may raise
-    `peers.Missing`. `oracle` returns what the checked rows must be, of one array or of a tuple.
+    `peers.Missing`. `oracle` returns what is checked of the result, of one array or of a tuple:
+    what `look` makes of it, the rows of the case unless it is given.
     """
 
     name: str
     make: Callable[[], Callable[[], Any]]
     oracle: Callable[[], np.ndarray | tuple[np.ndarray, ...]] | None = None
     ours: bool = False
+    look: Callable[[Any], tuple[np.ndarray, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,11 @@ def _checked(form: Form, call: Callable[[], Any], case: Case) -> Record:
     if form.oracle is None:
         return {}
     found, wanted = (x if isinstance(x, tuple) else (x,) for x in (call(), form.oracle()))
-    error = max(
-        relative_error(np.asarray(got)[..., case.rows, :], want)
-        for got, want in zip(found, wanted, strict=True)
-    )
+    if form.look is None:
+        found = tuple(np.asarray(got)[..., case.rows, :] for got in found)
+    else:
+        found = form.look(found)
+    error = max(map(relative_error, found, wanted))
     bound = BOUND * float(np.finfo(case.dtype).eps)
     return {
         "error": error if math.isfinite(error) else None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import sampling
+from refattn import naive, sampling
 
 from . import oracles, peers
 from .cases import Case, Form, Record, measure
@@ -59,10 +59,17 @@ class Inputs:
         """Which keys each checked query sees in causal attention."""
         return np.asarray(self.rows[:, None] >= np.arange(self.arrays[1].shape[-2]))
 
-    def oracle(self, function: Callable[..., np.ndarray], *args: Any, **options: Any) -> Oracle:
-        """Evaluate an oracle for the checked queries, once."""
+    def oracle(
+        self, form: Callable[..., Any], evaluate: Any = oracles.by_query, **options: Any
+    ) -> Oracle:
+        """Evaluate a formula for the checked queries, once."""
         q, k, v = self.arrays
-        return cache(partial(function, q[..., self.rows, :], k, v, *args, **options))
+        return cache(partial(evaluate, form, q[..., self.rows, :], k, v, **options))
+
+    def performer(self, omega: np.ndarray, mask: Any = None, added: float = 0.0) -> Oracle:
+        """Evaluate Performer for the checked queries, once."""
+        options = {"omega": omega, "mask": mask, "added": added}
+        return self.oracle(oracles.performer, oracles.direct, **options)
 
     def case(self, name: str, *forms: Form, samples: int | None = None) -> Case:
         """Put forms together."""
@@ -83,7 +90,7 @@ def _textbook(oracle: Oracle, function: Callable[..., Any], *args: Any, **option
 
 def _exact(inputs: Inputs) -> Case:
     arrays = inputs.tokens(inputs.sizes.quadratic)
-    oracle = inputs.oracle(oracles.softmax)
+    oracle = inputs.oracle(naive.softmax_attention)
     return inputs.case(
         EXACT,
         _ours(oracle, refattn.softmax_attention, *arrays),
@@ -94,7 +101,7 @@ def _exact(inputs: Inputs) -> Case:
 
 def _exact_causal(inputs: Inputs) -> Case:
     arrays = inputs.tokens(inputs.sizes.quadratic)
-    oracle = inputs.oracle(oracles.softmax, inputs.past())
+    oracle = inputs.oracle(naive.softmax_attention, mask=inputs.past())
     return inputs.case(
         EXACT + CAUSAL,
         _ours(oracle, refattn.softmax_attention, *arrays, causal=True),
@@ -106,14 +113,14 @@ def _exact_causal(inputs: Inputs) -> Case:
 def _positive(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.linear), inputs.sizes.features
     omega = inputs.normal(count, inputs.sizes.d)
-    oracle = inputs.oracle(oracles.positive, omega)
-    performer = inputs.oracle(oracles.performer, omega)
+    oracle = inputs.oracle(naive.random_feature_attention, omega=omega)
+    performer = inputs.performer(omega)
     return inputs.case(
         RFA,
         _ours(oracle, refattn.random_feature_attention, *arrays, omega=omega),
         Form(TORCH, partial(peers.torch_performer, *arrays, omega), performer),
         Form("performer-pytorch", partial(peers.performer_pytorch, *arrays, omega), performer),
-        _textbook(oracle, peers.textbook_positive, *arrays, omega),
+        _textbook(oracle, peers.textbook, peers.positive, *arrays, omega),
         samples=count,
     )
 
@@ -121,18 +128,19 @@ def _positive(inputs: Inputs) -> Case:
 def _positive_causal(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.linear), inputs.sizes.features
     omega, past = inputs.normal(count, inputs.sizes.d), inputs.past()
-    oracle = inputs.oracle(oracles.positive, omega, past)
-    performer = inputs.oracle(oracles.performer, omega, past)
-    package = inputs.oracle(oracles.performer, omega, past, added=1e-6)
+    form = naive.random_feature_attention
+    oracle, not_causal = (inputs.oracle(form, omega=omega, mask=mask) for mask in (past, None))
+    performer, package = (inputs.performer(omega, past, added=added) for added in (0.0, 1e-6))
     ours = partial(refattn.random_feature_attention, causal=True)
     plain = partial(refattn.random_feature_attention, *arrays, omega=omega)
+    performer_pytorch = partial(peers.performer_pytorch, *arrays, omega, causal=True)
     return inputs.case(
         RFA + CAUSAL,
         _ours(oracle, ours, *arrays, omega=omega),
-        Form(PLAIN, lambda: plain, inputs.oracle(oracles.positive, omega), ours=True),
+        Form(PLAIN, lambda: plain, not_causal, ours=True),
         Form(CHUNKS, partial(peers.torch_performer_causal, *arrays, omega), performer),
-        Form("performer-pytorch", partial(peers.performer_pytorch_causal, *arrays, omega), package),
-        _textbook(oracle, peers.textbook_causal, *arrays, omega),
+        Form("performer-pytorch", performer_pytorch, package),
+        _textbook(oracle, peers.textbook, peers.positive, *arrays, omega, causal=True),
         samples=count,
     )
 
@@ -140,12 +148,13 @@ def _positive_causal(inputs: Inputs) -> Case:
 def _hyperbolic(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.linear), inputs.sizes.features
     omega = inputs.normal(count, inputs.sizes.d)
-    oracle = inputs.oracle(oracles.positive, np.concatenate([omega, -omega]))
+    both = np.concatenate([omega, -omega])
+    oracle = inputs.oracle(naive.random_feature_attention, omega=omega, features="hyperbolic")
     ours = partial(refattn.random_feature_attention, features="hyperbolic")
     return inputs.case(
         "RFA, hyperbolic",
         _ours(oracle, ours, *arrays, omega=omega),
-        _textbook(oracle, peers.textbook_hyperbolic, *arrays, omega),
+        _textbook(oracle, peers.textbook, peers.positive, *arrays, both),
         samples=count,
     )
 
@@ -154,55 +163,56 @@ def _trigonometric(inputs: Inputs) -> Case:
     # Of longer queries and keys the estimated normaliser vanishes for some.
     arrays, count = inputs.tokens(inputs.sizes.linear, factor=0.5), inputs.sizes.features
     omega = inputs.normal(count, inputs.sizes.d)
-    oracle = inputs.oracle(oracles.trigonometric, omega)
+    oracle = inputs.oracle(naive.random_feature_attention, omega=omega, features="trigonometric")
     ours = partial(refattn.random_feature_attention, features="trigonometric")
     return inputs.case(
         "RFA, trigonometric",
         _ours(oracle, ours, *arrays, omega=omega),
-        _textbook(oracle, peers.textbook_trigonometric, *arrays, omega),
+        _textbook(oracle, peers.textbook, peers.trigonometric, *arrays, omega),
         samples=count,
     )
 
 
 def _linear(inputs: Inputs) -> Case:
     arrays = inputs.tokens(inputs.sizes.linear)
-    oracle = inputs.oracle(oracles.linear)
-    package = inputs.oracle(oracles.linear, added=1e-6)
+    oracle = inputs.oracle(naive.linear_attention)
+    package = inputs.oracle(oracles.linear, oracles.direct, added=1e-6)
     fast_transformers = partial(peers.fast_transformers_linear, *arrays)
     return inputs.case(
         LINEAR,
         _ours(oracle, refattn.linear_attention, *arrays),
         Form(TORCH_LINEAR, partial(peers.torch_linear, *arrays), oracle),
         Form("pytorch-fast-transformers", fast_transformers, package),
-        _textbook(oracle, peers.textbook_linear, *arrays),
+        _textbook(oracle, peers.textbook, naive.elu_plus_one, *arrays),
     )
 
 
 def _linear_causal(inputs: Inputs) -> Case:
     arrays, oracle = (
         inputs.tokens(inputs.sizes.linear),
-        inputs.oracle(oracles.linear, inputs.past()),
+        inputs.oracle(naive.linear_attention, mask=inputs.past()),
     )
     return inputs.case(
         LINEAR + CAUSAL,
         _ours(oracle, partial(refattn.linear_attention, causal=True), *arrays),
-        Form(TORCH_LINEAR, partial(peers.torch_linear_causal, *arrays), oracle),
-        _textbook(oracle, peers.textbook_linear_causal, *arrays),
+        Form(TORCH_LINEAR, partial(peers.torch_linear, *arrays, causal=True), oracle),
+        _textbook(oracle, peers.textbook, naive.elu_plus_one, *arrays, causal=True),
     )
 
 
 def _lara(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.linear), inputs.sizes.features
     shared = inputs.normal(count, inputs.sizes.d)
-    centres = oracles.chunk_centres(*arrays[:2], count)
+    centres = peers.chunk_centres(*(x.astype(np.float64) for x in arrays[:2]), count)
     omega = (centres + inputs.rng.standard_normal(centres.shape)).astype(inputs.dtype)
-    oracle = inputs.oracle(oracles.linear_randomized, omega, centres)
+    oracle = inputs.oracle(naive.linear_randomized_attention, omega=omega, centres=centres)
     ours = partial(refattn.linear_randomized_attention, num_proposals=count)
     rfa = partial(refattn.random_feature_attention, *arrays, omega=shared)
+    of_rfa = inputs.oracle(naive.random_feature_attention, omega=shared)
     return inputs.case(
         LARA,
         _ours(oracle, ours, *arrays, omega=omega),
-        Form(SAME_SAMPLES, lambda: rfa, inputs.oracle(oracles.positive, shared), ours=True),
+        Form(SAME_SAMPLES, lambda: rfa, of_rfa, ours=True),
         _textbook(oracle, peers.textbook_linear_randomized, *arrays, omega),
         samples=count,
     )
@@ -211,7 +221,9 @@ def _lara(inputs: Inputs) -> Case:
 def _randomized(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.dense), inputs.sizes.samples
     omega = sampling.draw_target(*arrays[:2], num_samples=count, rng=inputs.rng)
-    oracle = inputs.oracle(oracles.randomized, omega[..., inputs.rows, :, :])
+    oracle = inputs.oracle(
+        naive.randomized_attention, oracles.direct, omega=omega[..., inputs.rows, :, :]
+    )
     return inputs.case(
         "randomized attention",
         _ours(oracle, refattn.randomized_attention, *arrays, omega=omega),
@@ -223,7 +235,7 @@ def _randomized(inputs: Inputs) -> Case:
 def _mean_of_ratios(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.dense), inputs.sizes.samples
     omega = inputs.normal(count, inputs.sizes.d)
-    oracle = inputs.oracle(oracles.mean_of_ratios, omega)
+    oracle = inputs.oracle(naive.mean_of_ratios_attention, omega=omega)
     return inputs.case(
         "mean of ratios",
         _ours(oracle, refattn.mean_of_ratios_attention, *arrays, omega=omega),
@@ -235,7 +247,7 @@ def _mean_of_ratios(inputs: Inputs) -> Case:
 def _importance_sampled(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.quadratic), inputs.sizes.features
     omega = inputs.normal(count, inputs.sizes.d)
-    oracle = inputs.oracle(oracles.importance_sampled, omega)
+    oracle = inputs.oracle(naive.importance_sampled_attention, omega=omega)
     return inputs.case(
         "importance sampling",
         _ours(oracle, refattn.importance_sampled_attention, *arrays, omega=omega),

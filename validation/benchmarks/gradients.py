@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import refattn
+from refattn import naive
 
 from . import oracles, peers
 from .cases import Case, Form, Record, measure
@@ -59,15 +60,12 @@ class Inputs(Forward):
         super().__init__(sizes, dtype, rng)
         self.tokens(sizes.backward)
         self.d_out = self.normal(*self.arrays[2].shape)
+        draw = np.random.default_rng(sizes.d).standard_normal
+        self.directions = tuple(draw(x.shape) for x in self.arrays)
 
-    def wanted(self, forward: Oracle, pullback: Callable[..., Any], *args: Any) -> Wanted:
-        """Oracles of the three forms, given that of the forward, for the checked tokens."""
-
-        @cache
-        def back() -> tuple[np.ndarray, ...]:
-            found = pullback(*self.arrays, self.d_out, *args)
-            return tuple(x[..., self.rows, :] for x in found)
-
+    def wanted(self, forward: Oracle, form: Callable[..., Any]) -> Wanted:
+        """Oracles of the three forms, given that of the forward and an analytic form of it."""
+        back = cache(partial(oracles.slopes, form, self.arrays, self.d_out, self.directions))
         return forward, back, back
 
     def ours(self, wanted: Wanted, fn: Any, **options: Any) -> list[Form]:
@@ -82,13 +80,21 @@ class Inputs(Forward):
             lambda: partial(back, vjp()[1]),
             lambda: lambda: back(vjp()[1]),
         )
-        return _forms("refattn", makes, wanted, ours=True)
+        return self._forms("refattn", makes, wanted, ours=True)
 
     def theirs(self, wanted: Wanted, name: str, form: Any, *others: np.ndarray) -> list[Form]:
         """Three forms of a peer in torch."""
         back = partial(peers.torch_pullback, form, *self.arrays, self.d_out, *others)
         makes = partial(form, *self.arrays, *others), back, partial(back, both=True)
-        return _forms(name, makes, wanted)
+        return self._forms(name, makes, wanted)
+
+    def _forms(
+        self, name: str, makes: tuple[Any, ...], wanted: Wanted, ours: bool = False
+    ) -> list[Form]:
+        names = (name, name + PULLBACK, name + BOTH)
+        along = partial(oracles.along, directions=self.directions)
+        looks = (None, along, along)
+        return [Form(*x, ours, look) for *x, look in zip(names, makes, wanted, looks, strict=True)]
 
     def compared(self, name: str, *methods: list[Form], samples: int | None = None) -> Case:
         """Put methods together: each against its own forward, the first against the others."""
@@ -99,13 +105,9 @@ class Inputs(Forward):
         return replace(case, ratios=[(form.name, to.name) for form, to in pairs])
 
 
-def _forms(name: str, makes: tuple[Any, ...], wanted: Wanted, ours: bool = False) -> list[Form]:
-    names = (name, name + PULLBACK, name + BOTH)
-    return [Form(*of_one, ours) for of_one in zip(names, makes, wanted, strict=True)]
-
-
 def _exact(inputs: Inputs) -> Case:
-    wanted = inputs.wanted(inputs.oracle(oracles.softmax), oracles.softmax_pullback)
+    by_head = partial(oracles.by_head, peers.textbook_softmax)
+    wanted = inputs.wanted(inputs.oracle(naive.softmax_attention), by_head)
     return inputs.compared(
         EXACT,
         inputs.ours(wanted, refattn.softmax_attention),
@@ -113,39 +115,34 @@ def _exact(inputs: Inputs) -> Case:
     )
 
 
-def _positive(inputs: Inputs) -> Case:
-    count = inputs.sizes.features
+def _positive(inputs: Inputs, causal: bool = False) -> Case:
+    count, mask = inputs.sizes.features, inputs.past() if causal else None
     omega = inputs.normal(count, inputs.sizes.d)
-    forward = inputs.oracle(oracles.positive, omega)
-    wanted = inputs.wanted(forward, oracles.positive_pullback, omega)
-    forward = inputs.oracle(oracles.performer, omega)
-    performer = inputs.wanted(forward, oracles.performer_pullback, omega)
-    return inputs.compared(
-        RFA,
-        inputs.ours(wanted, refattn.random_feature_attention, omega=omega),
-        inputs.theirs(performer, TORCH, peers.torch_performer, omega),
-        samples=count,
-    )
 
+    def positive(x: Any) -> Any:
+        return peers.positive(x, omega.astype(np.float64))
 
-def _positive_causal(inputs: Inputs) -> Case:
-    count, past = inputs.sizes.features, inputs.past()
-    omega = inputs.normal(count, inputs.sizes.d)
-    every_past = np.tri(inputs.sizes.backward[1], dtype=bool)
-    forward = inputs.oracle(oracles.positive, omega, past)
-    wanted = inputs.wanted(forward, oracles.positive_pullback, omega, every_past)
-    forward = inputs.oracle(oracles.performer, omega, past)
-    performer = inputs.wanted(forward, oracles.performer_pullback, omega, every_past)
+    forward = inputs.oracle(naive.random_feature_attention, omega=omega, mask=mask)
+    wanted = inputs.wanted(forward, partial(peers.textbook, positive, causal=causal))
+
+    def performer(q: Any, k: Any, v: Any) -> Any:
+        form = peers.by_features_causal if causal else peers.by_features
+        return form(*oracles.performer_features(q, k, omega.astype(np.float64)), v)
+
+    theirs = inputs.wanted(inputs.performer(omega, mask), performer)
+    options = {"causal": True} if causal else {}
+    peer = (CHUNKS, peers.torch_performer_causal) if causal else (TORCH, peers.torch_performer)
     return inputs.compared(
-        RFA + CAUSAL,
-        inputs.ours(wanted, refattn.random_feature_attention, omega=omega, causal=True),
-        inputs.theirs(performer, CHUNKS, peers.torch_performer_causal, omega),
+        RFA + CAUSAL if causal else RFA,
+        inputs.ours(wanted, refattn.random_feature_attention, omega=omega, **options),
+        inputs.theirs(theirs, *peer, omega),
         samples=count,
     )
 
 
 def _linear(inputs: Inputs) -> Case:
-    wanted = inputs.wanted(inputs.oracle(oracles.linear), oracles.linear_pullback)
+    textbook = partial(peers.textbook, naive.elu_plus_one)
+    wanted = inputs.wanted(inputs.oracle(naive.linear_attention), textbook)
     return inputs.compared(
         LINEAR,
         inputs.ours(wanted, refattn.linear_attention),
@@ -154,14 +151,17 @@ def _linear(inputs: Inputs) -> Case:
 
 
 def _lara(inputs: Inputs) -> Case:
-    (q, k, _), count = inputs.arrays, inputs.sizes.features
-    centres = oracles.chunk_centres(q, k, count)
+    q, k = (x.astype(np.float64) for x in inputs.arrays[:2])
+    count = inputs.sizes.features
+    centres = peers.chunk_centres(q, k, count)
     omega = (centres + inputs.rng.standard_normal(centres.shape)).astype(inputs.dtype)
-    forward = inputs.oracle(oracles.linear_randomized, omega, centres)
-    wanted = inputs.wanted(forward, oracles.linear_randomized_pullback, omega)
+    options = {"omega": omega, "centres": centres}
+    forward = inputs.oracle(naive.linear_randomized_attention, **options)
+    textbook = partial(peers.textbook_linear_randomized, omega=omega.astype(np.float64))
     options = {"omega": omega, "num_proposals": count}
+    wanted = inputs.wanted(forward, textbook)
     ours = inputs.ours(wanted, refattn.linear_randomized_attention, **options)
     return inputs.compared(LARA, ours, samples=count)
 
 
-CASES = (_exact, _positive, _positive_causal, _linear, _lara)
+CASES = (_exact, _positive, partial(_positive, causal=True), _linear, _lara)

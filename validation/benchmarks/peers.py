@@ -18,27 +18,27 @@ import numpy as np
 
 __all__ = [
     "Missing",
+    "by_features",
+    "by_features_causal",
+    "chunk_centres",
     "fast_transformers_linear",
     "load",
+    "performer",
     "performer_pytorch",
-    "performer_pytorch_causal",
-    "textbook_causal",
-    "textbook_hyperbolic",
+    "positive",
+    "sdpa",
+    "textbook",
     "textbook_importance_sampled",
-    "textbook_linear",
-    "textbook_linear_causal",
     "textbook_linear_randomized",
     "textbook_mean_of_ratios",
-    "textbook_positive",
     "textbook_randomized",
     "textbook_softmax",
-    "textbook_trigonometric",
     "torch_linear",
-    "torch_linear_causal",
     "torch_performer",
     "torch_performer_causal",
     "torch_pullback",
     "torch_softmax",
+    "trigonometric",
 ]
 
 Call = Callable[[], Any]
@@ -63,6 +63,50 @@ def load(module: str, package: str) -> Any:
 
 
 # --- NumPy, as the formulas are written down: all in memory, and they overflow for large q and k -
+#
+# What is linear in the tokens is of NumPy or torch. Complex arrays are taken too: `oracles.slopes`.
+
+
+def by_features(phi_q: Any, phi_k: Any, v: Any) -> Any:
+    """Attention whose kernel is the product of features."""
+    return phi_q @ (_t(phi_k) @ v) / (phi_q @ phi_k.sum(-2)[..., None])
+
+
+def by_features_causal(phi_q: Any, phi_k: Any, v: Any, xp: Any = np) -> Any:
+    """Causal attention by features: the sums over past chunks, and the pairs within each."""
+    ones = xp.ones_like(v[..., :1])
+    v = xp.concatenate([v, ones], -1)
+    # torch splits in one step, whose way back is one too; that of a slice fills the whole array.
+    steps = range(_CHUNK, v.shape[-2], _CHUNK) if xp is np else _CHUNK
+    chunks = zip(*(xp.split(x, steps, -2) for x in (phi_q, phi_k, v)), strict=True)
+    total, parts = 0.0, []
+    for i, (q_i, k_i, v_i) in enumerate(chunks):
+        present = xp.tril(q_i @ _t(k_i)) @ v_i
+        parts.append(present if i == 0 else present + q_i @ total)
+        total = total + _t(k_i) @ v_i
+    out = xp.concatenate(parts, -2)
+    return out[..., :-1] / out[..., -1:]
+
+
+def positive(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """Positive features."""
+    x = x * x.shape[-1] ** -0.25
+    return np.asarray(np.exp(x @ _t(omega) - _half_square_norm(x)[..., None]))
+
+
+def trigonometric(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
+    """Trigonometric features."""
+    x = x * x.shape[-1] ** -0.25
+    product, half = x @ _t(omega), _half_square_norm(x)[..., None]
+    return np.asarray(np.concatenate([np.cos(product), np.sin(product)], axis=-1) * np.exp(half))
+
+
+def textbook(
+    phi: Callable[..., Any], q: Any, k: Any, v: Any, *omega: Any, causal: bool = False
+) -> Any:
+    """Attention by features of queries and keys."""
+    form = by_features_causal if causal else by_features
+    return form(phi(q, *omega), phi(k, *omega), v)
 
 
 def textbook_softmax(
@@ -76,60 +120,21 @@ def textbook_softmax(
     return np.asarray(_softmax(scores) @ v)
 
 
-def textbook_positive(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> np.ndarray:
-    """Random-feature attention with positive features."""
-    return _linear(_positive(q, omega), _positive(k, omega), v)
-
-
-def textbook_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> np.ndarray:
-    """Causal random-feature attention with positive features."""
-    return np.asarray(_causal(_positive(q, omega), _positive(k, omega), v, np))
-
-
-def textbook_hyperbolic(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
-) -> np.ndarray:
-    """Random-feature attention with positive features of both signs of the frequencies."""
-    return textbook_positive(q, k, v, np.concatenate([omega, -omega], axis=-2))
-
-
-def textbook_trigonometric(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
-) -> np.ndarray:
-    """Random-feature attention with trigonometric features."""
-
-    def phi(x: np.ndarray) -> np.ndarray:
-        x = x * x.shape[-1] ** -0.25
-        product = x @ _t(omega)
-        features = np.concatenate([np.cos(product), np.sin(product)], axis=-1)
-        return np.asarray(features * np.exp(np.sum(x * x, axis=-1, keepdims=True) / 2))
-
-    return _linear(phi(q), phi(k), v)
-
-
-def textbook_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Linear attention with elu + 1."""
-    return _linear(_elu_plus_one(q), _elu_plus_one(k), v)
-
-
-def textbook_linear_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal linear attention with elu + 1, chunk by chunk."""
-    return np.asarray(_causal(_elu_plus_one(q), _elu_plus_one(k), v, np))
-
-
-def _elu_plus_one(x: np.ndarray) -> np.ndarray:
-    return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
-
-
 def textbook_linear_randomized(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
 ) -> np.ndarray:
     """LARA with as many equal chunks as frequencies, and the balance heuristic."""
-    root = q.shape[-1] ** -0.25
-    shape = (*q.shape[:-2], omega.shape[-2], -1, q.shape[-1])
-    centres = root * (q.reshape(shape).mean(axis=-2) + k.reshape(shape).mean(axis=-2))
+    centres = chunk_centres(q, k, omega.shape[-2])
     mixture = np.exp(omega @ _t(centres) - _half_square_norm(centres)[..., None, :]).sum(axis=-1)
-    return _linear(_positive(q, omega) / mixture[..., None, :], _positive(k, omega), v)
+    phi_q, phi_k = positive(q, omega) / mixture[..., None, :], positive(k, omega)
+    return np.asarray(by_features(phi_q, phi_k, v))
+
+
+def chunk_centres(q: np.ndarray, k: np.ndarray, count: int) -> np.ndarray:
+    """Sums of the mean query and the mean key of each of `count` equal chunks."""
+    shape = (*q.shape[:-2], count, -1, q.shape[-1])
+    means = (x.reshape(shape).mean(axis=-2) for x in (q, k))
+    return np.asarray(q.shape[-1] ** -0.25 * sum(means))
 
 
 def textbook_randomized(
@@ -152,17 +157,8 @@ def textbook_importance_sampled(
 ) -> np.ndarray:
     """Importance sampling with the exact normaliser."""
     exact = np.exp(q @ _t(k) * q.shape[-1] ** -0.5).sum(axis=-1, keepdims=True)
-    total = _positive(q, omega) @ (_t(_positive(k, omega)) @ v)
+    total = positive(q, omega) @ (_t(positive(k, omega)) @ v)
     return np.asarray(total / omega.shape[-2] / exact)
-
-
-def _positive(x: np.ndarray, omega: np.ndarray) -> np.ndarray:
-    x = x * x.shape[-1] ** -0.25
-    return np.asarray(np.exp(x @ _t(omega) - _half_square_norm(x)[..., None]))
-
-
-def _linear(phi_q: np.ndarray, phi_k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    return np.asarray(phi_q @ (_t(phi_k) @ v) / (phi_q @ phi_k.sum(axis=-2)[..., None]))
 
 
 def _ratios(omega: np.ndarray, k: np.ndarray) -> np.ndarray:
@@ -183,22 +179,6 @@ def _t(x: Any) -> Any:
     return x.swapaxes(-1, -2)
 
 
-def _causal(phi_q: Any, phi_k: Any, v: Any, xp: Any) -> Any:
-    """Causal linear attention: the sums over past chunks, and the pairs within each."""
-    ones = xp.ones_like(v[..., :1])
-    v = xp.concatenate([v, ones], -1)
-    # torch splits in one step, whose way back is one too; that of a slice fills the whole array.
-    steps = range(_CHUNK, v.shape[-2], _CHUNK) if xp is np else _CHUNK
-    chunks = zip(*(xp.split(x, steps, -2) for x in (phi_q, phi_k, v)), strict=True)
-    total, parts = 0.0, []
-    for i, (q_i, k_i, v_i) in enumerate(chunks):
-        present = xp.tril(q_i @ _t(k_i)) @ v_i
-        parts.append(present if i == 0 else present + q_i @ total)
-        total = total + _t(k_i) @ v_i
-    out = xp.concatenate(parts, -2)
-    return out[..., :-1] / out[..., -1:]
-
-
 # --- torch ---------------------------------------------------------------------------------------
 
 
@@ -217,31 +197,15 @@ def torch_performer(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarr
 def torch_performer_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
     """Causal Performer attention, chunk by chunk."""
     torch, (q, k, v, omega) = _torch(q, k, v, omega)
-
-    def call() -> Any:
-        phi_q, phi_k = _performer(q, omega, -1), _performer(k, omega, (-2, -1))
-        return _causal(phi_q, phi_k, v, torch)
-
-    return call
+    return lambda: by_features_causal(*_performer_features(q, k, omega), v, torch)
 
 
-def torch_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
-    """Linear attention with elu + 1."""
+def torch_linear(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = False) -> Call:
+    """Linear attention with elu + 1, if causal chunk by chunk."""
     torch, (q, k, v) = _torch(q, k, v)
     elu = torch.nn.functional.elu
-
-    def call() -> Any:
-        phi_q, phi_k = elu(q) + 1, elu(k) + 1
-        return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
-
-    return call
-
-
-def torch_linear_causal(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Call:
-    """Causal linear attention with elu + 1, chunk by chunk."""
-    torch, (q, k, v) = _torch(q, k, v)
-    elu = torch.nn.functional.elu
-    return lambda: _causal(elu(q) + 1, elu(k) + 1, v, torch)
+    form = partial(by_features_causal, xp=torch) if causal else by_features
+    return lambda: form(elu(q) + 1, elu(k) + 1, v)
 
 
 def torch_pullback(
@@ -271,13 +235,16 @@ def sdpa(torch: Any, q: Any, k: Any, v: Any, *, causal: bool = False) -> Any:
 
 def performer(q: Any, k: Any, v: Any, omega: Any) -> Any:
     """Performer attention of tensors: features below their maximum, plus a constant."""
-    phi_q, phi_k = _performer(q, omega, -1), _performer(k, omega, (-2, -1))
-    return phi_q @ (phi_k.mT @ v) / (phi_q @ phi_k.sum(-2)[..., None])
+    return by_features(*_performer_features(q, k, omega), v)
 
 
 def _torch(*arrays: np.ndarray) -> tuple[Any, list[Any]]:
     torch = load("torch", "torch")
     return torch, [torch.as_tensor(x) for x in arrays]
+
+
+def _performer_features(q: Any, k: Any, omega: Any) -> tuple[Any, Any]:
+    return _performer(q, omega, -1), _performer(k, omega, (-2, -1))
 
 
 def _performer(x: Any, omega: Any, axes: Any, epsilon: float = 1e-4) -> Any:
@@ -291,27 +258,15 @@ def _performer(x: Any, omega: Any, axes: Any, epsilon: float = 1e-4) -> Any:
 # --- packages over torch; they expect one more axis, the batch -----------------------------------
 
 
-def performer_pytorch(q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray) -> Call:
-    """Performer attention of performer-pytorch."""
-    return _performer_pytorch(q, k, v, omega, "linear_attention")
-
-
-def performer_pytorch_causal(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray
+def performer_pytorch(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray, causal: bool = False
 ) -> Call:
-    """Causal Performer attention of performer-pytorch, the form without CUDA code."""
-    return _performer_pytorch(q, k, v, omega, "causal_linear_attention_noncuda")
-
-
-def _performer_pytorch(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, omega: np.ndarray, name: str
-) -> Call:
+    """Performer attention of performer-pytorch; if causal, the form without CUDA code."""
     _, (q, k, v, omega) = _torch(q[None], k[None], v[None], omega)
     package = load("performer_pytorch.performer_pytorch", "performer-pytorch")
-    phi, attention = (
-        partial(package.softmax_kernel, projection_matrix=omega),
-        getattr(package, name),
-    )
+    phi = partial(package.softmax_kernel, projection_matrix=omega)
+    name = "causal_linear_attention_noncuda" if causal else "linear_attention"
+    attention = getattr(package, name)
     return lambda: attention(phi(q, is_query=True), phi(k, is_query=False), v)[0]
 
 
