@@ -32,17 +32,8 @@ import numpy as np
 from array_api_compat import array_namespace
 from threadpoolctl import threadpool_limits
 
-from refattn import (
-    attend,
-    conformance,
-    estimators,
-    features,
-    kernels,
-    moments,
-    naive,
-    sampling,
-    stats,
-)
+from refattn import conformance, estimators, features, kernels, moments, naive, sampling, stats
+from refattn.attention import attend
 from refattn.conformance.candidate.tags import TAGGED_DTYPES
 from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
@@ -327,19 +318,9 @@ def softmax_epsilon(q: Array, k: Array, v: Array, *, epsilon: float, **seen: Any
     return mean_of_values(exponentials(scores, naive.visible(q, k, **seen)), v, epsilon)
 
 
-def linear_epsilon(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    in_features: float = 0.0,
-    in_normaliser: float = 0.0,
-    **seen: Any,
-) -> Array:
-    """All weights at once, with an epsilon."""
-    phi_q, phi_k = (naive.elu_plus_one(x) + in_features for x in (q, k))
-    weights = np.where(naive.visible(q, k, **seen), phi_q @ transposed(phi_k), 0)
-    return mean_of_values(weights, v, in_normaliser)
+def linear_epsilon(q: Array, k: Array, v: Array, **options: Any) -> Array:
+    """Linear attention, with an epsilon."""
+    return by_features(naive.elu_plus_one(q), naive.elu_plus_one(k), v, **options)
 
 
 def performer(
@@ -350,16 +331,28 @@ def performer(
     omega: Array = None,
     num_features: int = 1,
     seed: int = 0,
-    in_features: float = 0.0,
-    in_normaliser: float = 0.0,
-    **seen: Any,
+    **options: Any,
 ) -> Array:
     """Features over their largest, with an epsilon."""
     omega = _cached(seed, num_features, q.shape[-1]) if omega is None else omega
     log_q, log_k = (log_features(x, omega.astype(q.dtype)) for x in (q, k))
-    phi_q = np.exp(log_q - log_q.max(-1, keepdims=True)) + in_features
-    phi_k = np.exp(log_k - log_k.max((-1, -2), keepdims=True)) + in_features
-    weights = np.where(naive.visible(q, k, **seen), phi_q @ transposed(phi_k), 0)
+    phi_q = np.exp(log_q - log_q.max(-1, keepdims=True))
+    phi_k = np.exp(log_k - log_k.max((-1, -2), keepdims=True))
+    return by_features(phi_q, phi_k, v, **options)
+
+
+def by_features(
+    phi_q: Array,
+    phi_k: Array,
+    v: Array,
+    *,
+    in_features: float = 0.0,
+    in_normaliser: float = 0.0,
+    **seen: Any,
+) -> Array:
+    """All weights at once, from features of queries and of keys."""
+    kernel = (phi_q + in_features) @ transposed(phi_k + in_features)
+    weights = np.where(naive.visible(phi_q, phi_k, **seen), kernel, 0)
     return mean_of_values(weights, v, in_normaliser)
 
 
@@ -377,25 +370,15 @@ FINITE = {"hidden": "finite"}
 FLOAT32 = {"dtype": "float32"}
 Style = tuple[Call, str, Sequence[str], Mapping[str, Any]]
 
+TAKEN = (*SEES, "window", "softcap", "sinks", "bias", "dropout", "lse")
+OPTIONS = {"window": "exclusive, top-left", "lse_base": "2", **FINITE}
+SDPA = {**SPECS["torch-sdpa"], "layout": "bnhd"}
+DPA = {**SPECS["jax-dpa"], "same_value_size": True, **FINITE}
+
 STYLES: Mapping[str, Style] = {
-    "softmax with options": (
-        softmax_options,
-        "softmax",
-        (*SEES, "window", "softcap", "sinks", "bias", "dropout", "lse"),
-        {"window": "exclusive, top-left", "lse_base": "2", **FINITE},
-    ),
-    "softmax of torch": (
-        softmax_torch,
-        "softmax",
-        ("causal",),
-        {**SPECS["torch-sdpa"], "layout": "bnhd"},
-    ),
-    "softmax of jax": (
-        softmax_jax,
-        "softmax",
-        SEES,
-        {**SPECS["jax-dpa"], "same_value_size": True, **FINITE},
-    ),
+    "softmax with options": (softmax_options, "softmax", TAKEN, OPTIONS),
+    "softmax of torch": (softmax_torch, "softmax", ("causal",), SDPA),
+    "softmax of jax": (softmax_jax, "softmax", SEES, DPA),
     "RFA with cached frequencies": (rfa_cached, "rfa", SEES, FINITE),
     "RFA with moments": (rfa_of_moments, "rfa", ("moments",), {}),
     "RFA in torch": (rfa_torch, "rfa", (), {"library": "torch", "layout": "bnhd"}),
@@ -470,81 +453,38 @@ def same_length(q: Array, k: Array, v: Array) -> bool:
     return bool(q.shape[-1] == v.shape[-1])
 
 
-def eight(q: Array, k: Array, v: Array) -> bool:
-    """Queries of length 8."""
-    return bool(q.shape[-1] == 8)
+def of_length(*lengths: int) -> Callable[[Array, Array, Array], bool]:
+    """Queries of these lengths."""
+    return lambda q, k, v: q.shape[-1] in lengths
 
 
-def rfa_frozen(q: Array, k: Array, v: Array, **seen: Any) -> Array:
-    """The same frequencies for ever."""
-    return rfa_cached(q, k, v, num_features=32, seed=0, **seen)
-
+EIGHT = of_length(8)
+RA, LARA = estimators.randomized_attention, estimators.linear_randomized_attention
+CAUSAL = partial(naive.softmax_attention, causal=True)
+NAN, MEAN, ANY = (
+    partial(softmax_empty, value=value)
+    for value in (lambda v: np.nan, lambda v: v.mean(-2, keepdims=True), lambda v: 3.0)
+)
+RFA, FROZEN = naive.random_feature_attention, partial(rfa_cached, num_features=32, seed=0)
+OF_EIGHT = only(EIGHT, rfa_cached)
+OF_ONE_SET = {"fixed_frequencies": True, "head_sizes": 8}
+SQUARE_OF_EIGHT = {"self_attention": True, "head_sizes": 8}
 
 LIMITED: Mapping[str, Style] = {
-    "head sizes": (
-        only(lambda q, k, v: q.shape[-1] in (64, 128)),
-        "softmax",
-        SEES,
-        {"head_sizes": (64, 128)},
-    ),
+    "head sizes": (only(of_length(64, 128)), "softmax", SEES, {"head_sizes": (64, 128)}),
     "multiples of 64": (only(blocks_of_64), "softmax", SEES, {"multiple_of": 64}),
     "self-attention": (only(square), "softmax", SEES, {"self_attention": True}),
-    "causal only": (
-        partial(naive.softmax_attention, causal=True),
-        "softmax",
-        ["mask"],
-        {"causal_only": True},
-    ),
+    "causal only": (CAUSAL, "softmax", ["mask"], {"causal_only": True}),
     "values as long as keys": (only(same_length), "softmax", SEES, {"same_value_size": True}),
     "small logits": (only(small), "softmax", SEES, {"max_logit": 20}),
-    "NaN for empty rows": (
-        partial(softmax_empty, value=lambda v: np.nan),
-        "softmax",
-        SEES,
-        {"empty_rows": "nan"},
-    ),
-    "mean for empty rows": (
-        partial(softmax_empty, value=lambda v: v.mean(-2, keepdims=True)),
-        "softmax",
-        SEES,
-        {"empty_rows": "mean"},
-    ),
-    "anything for empty rows": (
-        partial(softmax_empty, value=lambda v: 3.0),
-        "softmax",
-        SEES,
-        {"empty_rows": "undefined"},
-    ),
-    "RFA with one set of frequencies": (
-        only(eight, rfa_frozen),
-        "rfa",
-        SEES,
-        {"fixed_frequencies": True, "head_sizes": 8},
-    ),
-    "RFA at given frequencies": (
-        naive.random_feature_attention,
-        "rfa",
-        (*SEES, "omega_only"),
-        {},
-    ),
-    "RFA in self-attention of one size": (
-        only(lambda *arrays: eight(*arrays) and square(*arrays), rfa_cached),
-        "rfa",
-        SEES,
-        {"self_attention": True, "head_sizes": 8},
-    ),
-    "RA of one size": (
-        only(eight, estimators.randomized_attention),
-        "ra",
-        ("omega",),
-        {"head_sizes": 8},
-    ),
-    "LARA in self-attention": (
-        only(square, estimators.linear_randomized_attention),
-        "lara",
-        (),
-        {"self_attention": True},
-    ),
+    "NaN for empty rows": (NAN, "softmax", SEES, {"empty_rows": "nan"}),
+    "mean for empty rows": (MEAN, "softmax", SEES, {"empty_rows": "mean"}),
+    "anything for empty rows": (ANY, "softmax", SEES, {"empty_rows": "undefined"}),
+    "RFA with one set of frequencies": (only(EIGHT, FROZEN), "rfa", SEES, OF_ONE_SET),
+    "RFA at given frequencies": (RFA, "rfa", (*SEES, "omega_only"), {}),
+    "RFA in self-attention of one size": (only(square, OF_EIGHT), "rfa", SEES, SQUARE_OF_EIGHT),
+    "RA of one size": (only(EIGHT, RA), "ra", ("omega",), {"head_sizes": 8}),
+    "LARA in self-attention": (only(square, LARA), "lara", (), {"self_attention": True}),
 }
 
 

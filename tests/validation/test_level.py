@@ -26,7 +26,7 @@ def wide(x, y, *, num_features, seed):
 @pytest.mark.long
 def test_correct_candidates(tmp_path, capsys):
     file = tmp_path / "level.md"
-    words = ["catalogue linear-recurrent", "-welford", "--seeds", "2", "--workers", "1"]
+    words = ["catalogue linear-recurrent", "moments-welford", "--seeds", "2", "--workers", "1"]
     assert level.main([*words, "--output", str(file)]) == 0
     said = file.read_text("utf-8")
     assert "| catalogue linear-recurrent | 2 | 0 | 0 | 0 | 0 |\n" in said
@@ -103,7 +103,9 @@ def test_unusable_arguments(capsys):
 
 def test_candidates_whose_library_is_missing_are_named(monkeypatch, capsys):
     monkeypatch.setattr(level, "find_spec", lambda name: None if name == "torch" else name)
-    assert level.main(["softmax of torch", "-welford", "--seeds", "1", "--workers", "1"]) == 0
+    assert (
+        level.main(["softmax of torch", "moments-welford", "--seeds", "1", "--workers", "1"]) == 0
+    )
     said = capsys.readouterr().out
     assert "left out, for want of their library: softmax of torch\n" in said
     assert "| softmax of torch |" not in said

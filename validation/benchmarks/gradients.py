@@ -93,8 +93,8 @@ class Inputs(Forward):
     ) -> list[Form]:
         names = (name, name + PULLBACK, name + BOTH)
         along = partial(oracles.along, directions=self.directions)
-        looks = (None, along, along)
-        return [Form(*x, ours, look) for *x, look in zip(names, makes, wanted, looks, strict=True)]
+        each = zip(names, makes, wanted, (None, along, along), strict=True)
+        return [Form(name, make, oracle, ours, look) for name, make, oracle, look in each]
 
     def compared(self, name: str, *methods: list[Form], samples: int | None = None) -> Case:
         """Put methods together: each against its own forward, the first against the others."""
@@ -118,24 +118,22 @@ def _exact(inputs: Inputs) -> Case:
 def _positive(inputs: Inputs, causal: bool = False) -> Case:
     count, mask = inputs.sizes.features, inputs.past() if causal else None
     omega = inputs.normal(count, inputs.sizes.d)
-
-    def positive(x: Any) -> Any:
-        return peers.positive(x, omega.astype(np.float64))
-
-    forward = inputs.oracle(naive.random_feature_attention, omega=omega, mask=mask)
-    wanted = inputs.wanted(forward, partial(peers.textbook, positive, causal=causal))
+    exact = omega.astype(np.float64)
+    by_features = peers.by_features_causal if causal else peers.by_features
 
     def performer(q: Any, k: Any, v: Any) -> Any:
-        form = peers.by_features_causal if causal else peers.by_features
-        return form(*oracles.performer_features(q, k, omega.astype(np.float64)), v)
+        return by_features(*oracles.performer_features(q, k, exact), v)
 
+    forward = inputs.oracle(naive.random_feature_attention, omega=omega, mask=mask)
+    positive = partial(peers.positive, omega=exact)
+    wanted = inputs.wanted(forward, partial(peers.textbook, positive, causal=causal))
     theirs = inputs.wanted(inputs.performer(omega, mask), performer)
     options = {"causal": True} if causal else {}
-    peer = (CHUNKS, peers.torch_performer_causal) if causal else (TORCH, peers.torch_performer)
+    peer = peers.torch_performer_causal if causal else peers.torch_performer
     return inputs.compared(
         RFA + CAUSAL if causal else RFA,
         inputs.ours(wanted, refattn.random_feature_attention, omega=omega, **options),
-        inputs.theirs(theirs, *peer, omega),
+        inputs.theirs(theirs, CHUNKS if causal else TORCH, peer, omega),
         samples=count,
     )
 
@@ -155,12 +153,11 @@ def _lara(inputs: Inputs) -> Case:
     count = inputs.sizes.features
     centres = peers.chunk_centres(q, k, count)
     omega = (centres + inputs.rng.standard_normal(centres.shape)).astype(inputs.dtype)
-    options = {"omega": omega, "centres": centres}
-    forward = inputs.oracle(naive.linear_randomized_attention, **options)
+    forward = inputs.oracle(naive.linear_randomized_attention, omega=omega, centres=centres)
     textbook = partial(peers.textbook_linear_randomized, omega=omega.astype(np.float64))
-    options = {"omega": omega, "num_proposals": count}
     wanted = inputs.wanted(forward, textbook)
-    ours = inputs.ours(wanted, refattn.linear_randomized_attention, **options)
+    fn = refattn.linear_randomized_attention
+    ours = inputs.ours(wanted, fn, omega=omega, num_proposals=count)
     return inputs.compared(LARA, ours, samples=count)
 
 
