@@ -203,7 +203,8 @@ def _linear_causal(inputs: Inputs) -> Case:
 def _lara(inputs: Inputs) -> Case:
     arrays, count = inputs.tokens(inputs.sizes.linear), inputs.sizes.features
     shared = inputs.normal(count, inputs.sizes.d)
-    centres = peers.chunk_centres(*(x.astype(np.float64) for x in arrays[:2]), count=count)
+    q, k = (x.astype(np.float64) for x in arrays[:2])
+    centres = peers.chunk_centres(q, k, count)
     omega = (centres + inputs.rng.standard_normal(centres.shape)).astype(inputs.dtype)
     oracle = inputs.oracle(naive.linear_randomized_attention, omega=omega, centres=centres)
     ours = partial(refattn.linear_randomized_attention, num_proposals=count)

@@ -119,10 +119,11 @@ def _positive(inputs: Inputs, causal: bool = False) -> Case:
     count, mask = inputs.sizes.features, inputs.past() if causal else None
     omega = inputs.normal(count, inputs.sizes.d)
     exact = omega.astype(np.float64)
-    by_features = peers.by_features_causal if causal else peers.by_features
+    by_features: Callable[..., Any] = peers.by_features_causal if causal else peers.by_features
 
     def performer(q: Any, k: Any, v: Any) -> Any:
-        return by_features(*oracles.performer_features(q, k, exact), v)
+        phi_q, phi_k = oracles.performer_features(q, k, exact)
+        return by_features(phi_q, phi_k, v)
 
     forward = inputs.oracle(naive.random_feature_attention, omega=omega, mask=mask)
     positive = partial(peers.positive, omega=exact)
