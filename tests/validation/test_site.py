@@ -23,6 +23,8 @@ from tests.validation.conftest import show
 SITE = Path(__file__).parents[2] / "validation" / "site"
 ROOT = SITE.parents[1]
 GALLERY = sorted((SITE / "gallery").glob("[0-9]*.py"))
+RIGHT = """return [...document.querySelectorAll('h1, h1 *, h2, article p')]
+    .filter(x => !x.closest('table')).map(x => x.getBoundingClientRect().right)"""
 COMMAND = [sys.executable, "-m", "validation.site"]
 
 
@@ -107,6 +109,13 @@ def test_every_document_has_a_page(built, read):
     assert {"choose", "validation", "validation-bugs"} < names
     for name in names:
         assert read(f"{name}.html").count("<main") == 1, name
+    linked = re.findall(r"\]\((validation/[^)#]*)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(linked) > 10
+    for name in linked:  # a guide's page has its name, a README's that of its folder
+        guide = re.fullmatch(r"validation/site/guide/(\w+)\.md", name)
+        page = guide[1] if guide else f"source/{name}"
+        page = name.removesuffix("/README.md").replace("/", "-") if "README" in name else page
+        assert (built / f"{page}.html").is_file(), name
     bugs = text_of(read("validation-bugs.html"))
     assert "performer-pytorch: causal attention depends on future keys" in bugs
     assert "statements" in text_of(read("report.html"))
@@ -255,6 +264,7 @@ def test_pages_in_a_browser(built, browser):
     for name in pages.split():
         run = show(browser, built / f"{name}.html", 390)
         assert run("return document.documentElement.scrollWidth") <= 390, name
+        assert max(run(RIGHT)) <= 390, name
         assert [x for x in browser.get_log("browser") if x["level"] != "INFO"] == [], name
     run = show(browser, built / "api" / "refattn.attend.html", 390)
     box = "let x = document.querySelector('.formula'), at = e => e.getBoundingClientRect().left; "
