@@ -15,9 +15,9 @@ pytest.importorskip("jinja2")
 pytest.importorskip("latex2mathml")
 pytest.importorskip("matplotlib")
 
+from tests.validation import links
 from tests.validation.conftest import run_claim, show
 from validation import plotting, report, sources, suite
-from validation.site import links
 from validation.suite import Compared, Erratum, Findings, Shown, Statement
 
 SETTINGS = {"level": "quick", "seed": 7, "alpha": 1e-6, "beta": 1e-6, "statements": 6, "new": "<i>"}

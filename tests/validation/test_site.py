@@ -1,7 +1,11 @@
-"""The site: links lead somewhere, no other host is asked, and everything can be found."""
+"""The site: it builds without a warning, links lead somewhere, and no other host is asked."""
 
+import ast
+import fcntl
+import html
+import importlib
 import itertools
-import json
+import os
 import re
 import runpy
 import subprocess
@@ -9,37 +13,43 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import refattn
+from tests.validation import links
 from tests.validation.conftest import show
 
-testing = pytest.importorskip("click.testing")
-for _name in ("pdoc", "latex2mathml", "markdown_it", "mdit_py_plugins", "jinja2", "matplotlib"):
-    pytest.importorskip(_name)
-
-from validation import suite  # noqa: E402
-from validation.site import __main__ as command  # noqa: E402
-from validation.site import builder, figures, formulas, links, navigation, pages  # noqa: E402
-from validation.site.api import Api, address  # noqa: E402
-
-FIGURE = figures.files()[1]
-REPORT = "<!doctype html><title>Report</title><p id='top'>A report.</p>"
+SITE = Path(__file__).parents[2] / "validation" / "site"
+ROOT = SITE.parents[1]
+GALLERY = sorted((SITE / "gallery").glob("[0-9]*.py"))
+RIGHT = """return [...document.querySelectorAll('h1, h1 *, h2, article p')]
+    .filter(x => !x.closest('table')).map(x => x.getBoundingClientRect().right)"""
+COMMAND = [sys.executable, "-m", "validation.site"]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The site, with a report that was written before and one figure only."""
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "report").mkdir()
-    (folder / "report" / "report.html").write_text(REPORT)
-    (folder / "report" / "report.md").write_text("# A report\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
-    (folder / "report" / "results.jsonl").write_text("{}\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "files", lambda: [FIGURE])
-        found = builder.build(folder / "out", report=folder / "report")
-    assert found.problems == []
-    return folder / "out"
+@pytest.fixture(scope="session")
+def sphinx():
+    """What the site is built with."""
+    for name in ("sphinx", "myst_parser", "numpydoc", "pydata_sphinx_theme", "sphinx_gallery"):
+        pytest.importorskip(name)
+
+
+@pytest.fixture(scope="session")
+def built(sphinx, tmp_path_factory):
+    """The site, built once for all processes."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with open(folder / "site.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "site.txt").exists():
+            words = [*COMMAND, "--out", str(folder / "site")]
+            pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            done = subprocess.run(words, cwd=ROOT, timeout=600, check=False, **pipe)
+            (folder / "site.txt").write_text(f"{done.stdout}\nstatus {done.returncode}")
+    printed = (folder / "site.txt").read_text()
+    assert printed.endswith("status 0"), printed  # 1 after a warning
+    return folder / "site"
 
 
 @pytest.fixture
@@ -48,9 +58,9 @@ def read(built):
     return lambda name: (built / name).read_text("utf-8")
 
 
-def text_of(html):
-    html = re.sub(r"<(script|style|svg|math)\b.*?</\1>", " ", html, flags=re.DOTALL)
-    return re.sub(r"<[^>]*>", " ", html)
+def text_of(page):
+    page = re.sub(r"<(script|style|svg|math)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return re.sub(r"<[^>]*>", " ", page)
 
 
 PAGE = """<html><head></head><body id="top"><h1 id="x">X</h1>
@@ -82,93 +92,92 @@ def test_broken_links_are_seen(tmp_path, before, after, what):
 
 
 @pytest.mark.docs
-def test_every_document_has_a_page_and_every_page_the_frame(built, read):
-    titles = [entry.title for group in navigation.groups() for entry in group.entries]
-    for path in built.rglob("*.html"):
-        parts = path.relative_to(built).parts
-        if parts[0] != "report":
-            text = path.read_text("utf-8")
-            assert text.count("<main") == text.count('id="site-pages"') == 1, path
-            assert all(f">{title}</a>" in text for title in titles), path
-            assert f'href="{"../" * (len(parts) - 1)}site.css"' in text, path
-    sources = {entry.source for group in navigation.groups() for entry in group.entries}
-    validation = Path(suite.__file__).parent
-    assert {*validation.glob("**/README.md"), *navigation.SITE.glob("guide/*.md")} <= sources
-    bugs = text_of(read("validation-bugs.html"))
-    assert "performer-pytorch: causal attention depends on future keys" in bugs
-    assert (built / "source/validation/claims/cost.py.html").is_file()
-    assert "<td>2</td>" in read("report.html")
-    assert 'href="report/report.html"' in read("report.html")
-    assert not (built / "report" / "results.jsonl").exists()
+def test_links_lead_somewhere_and_names_to_the_api(built, read):
+    assert links.problems(built) == []
+    assert 'href="api/refattn.stats.html#module-refattn.stats"' in read("verdicts.html")
+    assert 'href="api/refattn.testing.html#refattn.testing.assert_close"' in read("tolerances.html")
+    assert 'href="refattn.merge.html#refattn.merge"' in read("api/refattn.attend.html")
+    assert 'href="source/validation/claims/cost.py.html"' in read("validation.html")
 
 
 @pytest.mark.docs
-def test_every_public_name_is_documented_and_found(read):
-    index = json.loads(read("search-index.js").split("=", 1)[1].rstrip(";\n"))
-    names = {title for title, kind, _, _ in index if kind not in ("guide", "measured")}
-    api = Api()
-    modules = {f"refattn.{x}" for x in refattn.__all__ if not callable(getattr(refattn, x))}
-    assert {name for name in api.modules if name.count(".") == 1} == modules
-    assert {f"refattn.{name}" for name in refattn.__all__} <= names
-    for name, module in api.modules.items():
-        page = read(address(name))
-        for member in getattr(module.obj, "__all__", ()):
-            if callable(getattr(module.obj, member)):
-                assert f'id="{member}"' in page, f"{name}.{member}"
-                assert f"{name}.{member}" in names
-    words = {title: text for title, kind, _, text in index if kind == "guide"}
-    assert "merge" in words["Streaming a decode: Parts that meet"]
-    for title, _, url, _ in index:
-        assert title, url
-        file, _, anchor = url.partition("#")
-        assert not anchor or f'id="{anchor}"' in read(file), url
-    assert api.url("refattn.verify") == "api/refattn.html#verify"
-    assert api.url("stats.holm") == "api/refattn/stats.html#holm"
-    assert api.url("attend()") == "api/refattn.html#attend"
-    assert api.url("refattn.gradients") == "api/refattn/gradients.html"
-    for word in ("gradients", "np.exp", "holm", "q, k"):
-        assert api.url(word) is None
+def test_every_document_has_a_page(built, read):
+    names = {path.stem for path in SITE.glob("guide/*.md")}
+    names |= {
+        "-".join(x.relative_to(ROOT).parts[:-1]) for x in ROOT.glob("validation/**/README.md")
+    }
+    assert {"choose", "validation", "validation-bugs"} < names
+    for name in names:
+        assert read(f"{name}.html").count("<main") == 1, name
+    linked = re.findall(r"\]\((validation/[^)#]*)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(linked) > 10
+    for name in linked:  # a guide's page has its name, a README's that of its folder
+        guide = re.fullmatch(r"validation/site/guide/(\w+)\.md", name)
+        page = guide[1] if guide else f"source/{name}"
+        page = name.removesuffix("/README.md").replace("/", "-") if "README" in name else page
+        assert (built / f"{page}.html").is_file(), name
+    bugs = text_of(read("validation-bugs.html"))
+    assert "performer-pytorch: causal attention depends on future keys" in bugs
+    assert "statements" in text_of(read("report.html"))
+    assert 'href="report/report.html"' in read("report.html")
+    assert not list((built / "report").glob("results.*"))
+
+
+@pytest.mark.docs
+def test_every_public_name_has_a_page(read):
+    for name in refattn.__all__:
+        value = getattr(refattn, name)
+        page = read(f"api/refattn.{name}.html")
+        if callable(value):
+            assert f'id="refattn.{name}"' in page
+            continue
+        assert f'id="module-refattn.{name}"' in page
+        home = importlib.import_module(f"refattn.{name}")
+        for member in getattr(home, "__all__", ()):
+            if callable(found := getattr(home, member)) and getattr(found, "__doc__", ""):
+                own = f"refattn.{name}.{member}"
+                same = getattr(refattn, member, None) is found
+                assert (f'title="refattn.{member}"' if same else f'id="{own}"') in page, own
 
 
 @pytest.mark.docs
 def test_formulas_are_drawn_without_scripts(built, read):
     for path in (built / "api").rglob("*.html"):
-        code = r'<div class="pdoc-code codehilite">.*?</div>'
-        shown = re.sub(code, "", path.read_text("utf-8"), flags=re.DOTALL)
-        for word in ("math::", ":math:", "FORMULA", "ForwardRef"):
+        shown = path.read_text("utf-8")
+        for word in ("math::", ":math:", r"\frac", r"\sum", "MathJax"):
             assert word not in shown, path
-    attention = read("api/refattn/attention.html")
-    assert '<div class="formula" tabindex="0"><math' in attention
-    assert "mask:Array|None=None" in "".join(text_of(attention).split())  # types as written
+    assert '<div class="formula" tabindex="0"><math' in read("api/refattn.attend.html")
     assert read("tolerances.html").count("<math") > 3
 
 
 @pytest.mark.docs
-def test_figures_are_drawn_from_the_lines_that_are_shown(read):
-    text = read("gallery.html")
-    shown = text_of(text).replace("&quot;", '"').replace("&#39;", "'").replace("&gt;", ">")
-    squeezed = "".join(shown.split())
-    for line in FIGURE.read_text("utf-8").split('"""', 2)[2].splitlines():
-        assert "".join(line.split()) in squeezed
-    assert "<svg" in text
+def test_figures_are_shown_with_the_lines_that_drew_them(built, read):
+    for path in GALLERY:
+        page = read(f"gallery/{path.stem}.html")
+        assert f'src="../_images/sphx_glr_{path.stem}_001.svg"' in page
+        shown = "".join(html.unescape(text_of(page)).split())
+        for line in path.read_text("utf-8").split('"""', 2)[2].splitlines():
+            assert "".join(line.split()) in shown
+    assert (built / "_images" / "sphx_glr_1_errors_001.svg").read_text("utf-8").count("<path") > 9
 
 
-def test_the_gallery_is_of_one_kind(tmp_path):
-    files = figures.files()
-    assert len(files) >= 6
-    for path in files:
-        code = path.read_text("utf-8").split('"""', 2)[2].strip().splitlines()
+def test_the_gallery_is_of_one_kind():
+    assert len(GALLERY) >= 6
+    for path in GALLERY:
+        text = path.read_text("utf-8")
+        title, line, *caption = ast.get_docstring(ast.parse(text)).splitlines()
+        assert line == "=" * len(title), path.name
+        assert caption
+        code = text.split('"""', 2)[2].strip().splitlines()
         assert len([line for line in code if line and "import" not in line]) <= 17, path.name
-    path = tmp_path / "1_none.py"
-    path.write_text('"""A title.\n\nWords.\n"""\n\nfigure_ = 1\n')
-    with pytest.raises(ValueError, match=r"1_none.py must have a title and a caption, and leave"):
-        figures.draw(path)
 
 
 @pytest.mark.docs("8_power")
 @pytest.mark.parametrize("name", ["2_features", "3_couplings", "8_power"])
 def test_labels_of_a_figure_are_seen_and_apart(name):
-    figure = runpy.run_path(str(navigation.SITE / "gallery" / f"{name}.py"))["figure"]
+    pytest.importorskip("matplotlib")
+    with np.errstate(all="raise", under="ignore"):
+        figure = runpy.run_path(str(SITE / "gallery" / f"{name}.py"))["figure"]
     figure.draw_without_rendering()
     (axes,) = figure.axes
     inside = axes.get_window_extent()
@@ -179,28 +188,54 @@ def test_labels_of_a_figure_are_seen_and_apart(name):
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
-def test_links_of_documents():
-    text = "# A\n\n## B b\n\n## B b\n\n[x](y.md#z) ![p](q.png) `refattn.verify` `nothing`\n"
-    known = {"refattn.verify": "api.html#verify"}
-    page = pages.render(text, lambda x: f"to/{x}", known.get)
-    assert [anchor for _, anchor, _ in page.contents] == ["a", "b-b", "b-b-1"]
-    assert 'href="to/y.md#z"' in page.body
-    assert 'src="to/q.png"' in page.body
-    assert '<a class="name" href="api.html#verify"><code>refattn.verify</code></a>' in page.body
-    assert "<code>nothing</code>" in page.body
-    assert page.title == "A"
+def test_formulas_that_have_no_mathml_are_named(sphinx):
+    from validation.site import parts
+
+    assert "<math" in parts.mathml(r"\max(x, 0)", "inline")
+    with pytest.raises(Exception, match=r"no MathML for \\nothing"):
+        parts.mathml(r"x + \nothing", "inline")
 
 
-def test_formulas_in_both_ways_of_writing_them():
-    """Reports put what is between dollars between backticks, too."""
-    plain, quoted = (pages.render(text, str).body for text in (r"$\max(x, 0)$", r"$`\max(x, 0)`$"))
-    assert "<math" in plain
-    assert plain == quoted
-    with pytest.raises(ValueError, match=r"no MathML for \\nothing"):
-        formulas.mathml(r"x + \nothing")
+@pytest.mark.parametrize(
+    ("text", "module", "found"),
+    [
+        ("refattn.verify", "", ["refattn.verify"]),
+        ("stats.holm", "", ["refattn.stats.holm"]),
+        ("attend()", "", ["refattn.attend"]),
+        ("refattn.gradients", "", ["refattn.gradients"]),
+        ("holm", "refattn.stats", ["refattn.stats.holm"]),
+        ("gradients", "", []),  # a word
+        ("holm", "", []),
+        ("q, k", "", []),
+    ],
+)
+def test_what_a_name_stands_for(sphinx, text, module, found):
+    from validation.site import parts
+
+    assert list(parts.names(text, module)) == found
 
 
-def test_one_line_for_bad_input(tmp_path):
+def test_a_report_that_was_written_before(tmp_path):
+    """Its formulas are between dollars alone, and its files are linked to as they are."""
+    from validation.site import documents
+
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "report.html").touch()
+    (report / "a.svg").touch()
+    (report / "report.md").write_text("# A report\n\n[a](a.svg) [how](../README.md) $`x^2`$\n")
+    documents.gather(tmp_path / "text", report, "A note.")
+    text = (tmp_path / "text" / "report.md").read_text()
+    assert text.startswith("# Report of a run\n\nA note.\n")
+    assert '<a href="report/report.html">' in text
+    assert '<a href="report/a.svg">a</a> [how](/validation.md) $x^2$' in text
+    assert "# A report" not in text
+
+
+def test_one_line_for_bad_input(sphinx, tmp_path):
+    testing = pytest.importorskip("click.testing")
+    from validation.site import __main__ as command
+
     (tmp_path / "mine.txt").write_text("keep me")
     for words, arguments in (
         ("holds other files", [tmp_path]),
@@ -213,78 +248,53 @@ def test_one_line_for_bad_input(tmp_path):
 
 
 def test_what_is_missing_is_named():
-    code = "import sys; sys.modules['pdoc'] = None; import validation.site.__main__"
+    code = "import sys; sys.modules['sphinx'] = None; import validation.site.__main__"
     words = [sys.executable, "-c", code]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert done.returncode == 2
     assert "needs `pip install 'refattn[site]'`" in done.stderr
 
 
 @pytest.mark.docs
-def test_the_whole_site(tmp_path, monkeypatch):
-    """With all figures, and the report of a few claims."""
-    found = builder.build(tmp_path / "out")
-    assert found.problems == []
-    assert found.pages == sum(1 for _ in (tmp_path / "out").rglob("*.html")) > 80
-    assert "statements" in (tmp_path / "out" / "report.html").read_text("utf-8")
-    monkeypatch.setattr(figures, "files", lambda: [FIGURE])
-    again = builder.build(tmp_path / "out", report=tmp_path / "out" / "report")
-    assert again.pages == found.pages
-
-
-@pytest.mark.docs
 def test_pages_in_a_browser(built, browser):
-    """No page is wider than a phone, and nothing is logged."""
-    names = "index choose numbers tolerances where streaming gallery report validation-model"
-    names += " validation-bugs api/refattn/theory api/refattn/conformance"
-    for name in names.split():
-        run = show(browser, built / f"{name}.html", 375)
-        assert run("return document.documentElement.scrollWidth") <= 375, name
-        assert browser.get_log("browser") == [], name
-        if name == "streaming":  # a table scrolls before its words are one below the other
-            cells = "return [...document.querySelectorAll('main td')].map(x => x.offsetWidth)"
-            assert min(run(cells)) > 100
+    """No page is wider than a phone, and nothing goes wrong."""
+    pages = "index guide choose numbers tolerances where streaming report validation-model api "
+    pages += "validation-bugs gallery/index gallery/1_errors api/refattn.attend api/refattn.theory "
+    pages += "api/refattn.conformance source/validation/claims/cost.py"
+    for name in pages.split():
+        run = show(browser, built / f"{name}.html", 390)
+        assert run("return document.documentElement.scrollWidth") <= 390, name
+        assert max(run(RIGHT)) <= 390, name
+        assert [x for x in browser.get_log("browser") if x["level"] != "INFO"] == [], name
+    run = show(browser, built / "api" / "refattn.attend.html", 390)
+    box = "let x = document.querySelector('.formula'), at = e => e.getBoundingClientRect().left; "
+    assert run(box + "return at(x.firstChild) - at(x)") >= 0  # its beginning is seen
+    assert run(box + "x.scrollLeft = 1e4; return x.scrollLeft") > 50  # and it scrolls to its end
 
 
 @pytest.mark.docs
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        ("holm", "api/refattn/stats.html#holm"),
+        ("holm", "api/refattn.stats.html#refattn.stats.holm"),
         ("parts that meet", "streaming.html#parts-that-meet"),
-        ("how to stream a decode", "streaming.html"),
-        ("decode", "streaming.html"),
-        ("kv cache", "streaming.html"),
-        ("incremental decoding", "streaming.html"),
-        ("what is a tolerance?", "tolerances.html"),
-        ("tolerance", "tolerances.html"),
-        ("hall of bugs", "validation-bugs.html"),
+        ("tolerances", "tolerances.html"),
+        ("softmax_attention", "api/refattn.softmax_attention.html"),
         ("bugs in public implementations", "validation-bugs.html"),
-        ("errors that are tolerated", "validation-model.html#the-error-that-is-tolerated"),
-        ("gradient", "gradients.html"),
-        ("softmax_attention", "api/refattn.html#softmax_attention"),
-        ("attend()", "api/refattn.html#attend"),
-        ("verify", "api/refattn.html#verify"),
-        ("tolerance.study", "api/refattn/verification/tolerance.html#study"),
-        ("refattn.verification.tolerance", "api/refattn/verification/tolerance.html"),
-        ("is", ""),  # a stop word, if nothing else is said
-        ("glossary xyzzy", "glossary.html"),  # no page has both
         ("xyzzy", None),
     ],
 )
-def test_what_a_search_finds_first(built, browser, words, first):
-    run = show(browser, built / "index.html", 375)
-    browser.find_element("id", "site-search").send_keys(words)
-    # The index has come when something is shown; what is shown for the last key follows at once.
+def test_what_a_search_finds(built, browser, words, first):
+    run = show(browser, built / "search.html", 390, place=f"?q={words.replace(' ', '+')}")
+    find = "return [...document.querySelectorAll('#search-results li a')].map(x => x.href)"
+    status = "return document.querySelector('#search-results').innerText"
     for _ in range(100):
-        if browser.find_elements("css selector", "#site-found li"):
+        if "Search finished" in run(status) or "did not match" in run(status):
             break
         time.sleep(0.05)
-    find = "return [...document.querySelectorAll('#site-found a')].map(x => x.href)"
+    time.sleep(0.2)
     found = [url.removeprefix(built.as_uri() + "/") for url in run(find)]
     if first is None:
         assert not found
-        assert browser.find_element("css selector", "#site-found .nothing").is_displayed()
     else:
-        assert found
-        assert not first or found[0] == first
+        assert any(url.startswith(first) for url in found[:5]), found[:5]

@@ -1,4 +1,5 @@
-"""Error of estimators on a sentence encoder.
+"""Error of estimators on a sentence encoder
+=========================================
 
 Relative to exact attention, mean over heads of the bundled queries and keys. Random features of
 the standard law gain little from more samples here, fitted ones more. Samples of each query's own

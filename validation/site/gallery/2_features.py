@@ -1,4 +1,5 @@
-"""Which features suit which pairs.
+"""Which features suit which pairs
+===============================
 
 Standard deviation of the estimate of one frequency, over the kernel, for two vectors of norm 1 at
 an angle. Positive features are exact for opposite vectors and trigonometric ones for equal

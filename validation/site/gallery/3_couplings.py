@@ -1,4 +1,5 @@
-"""What dependent frequencies gain.
+"""What dependent frequencies gain
+===============================
 
 Variance of the estimate of the kernel of two vectors, by 16 frequencies in 16 dimensions, over
 that of independent frequencies, from closed forms. The gain is least where the estimate is worst.

@@ -1,4 +1,5 @@
-"""The weights that estimates stand for.
+"""The weights that estimates stand for
+====================================
 
 With the identity in place of the values an output is a row of weights. One head of the encoder,
 its 40 first tokens: exact, by 256 random features, by as many fitted ones, and by randomized

@@ -1,4 +1,5 @@
-"""How many of 256 samples count.
+"""How many of 256 samples count
+=============================
 
 Effective sample sizes of the queries of one head, sorted. Frequencies of the standard law miss
 where the weight is. The best Gaussian, by the moments of queries and keys, comes nearer, and

@@ -1,4 +1,5 @@
-"""The law of the error, and the error.
+"""The law of the error, and the error
+===================================
 
 Relative error of random-feature attention on short vectors, predicted by
 `refattn.theory.attention_law` (line) and measured in eight draws (points). The law is of first

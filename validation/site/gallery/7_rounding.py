@@ -1,4 +1,5 @@
-"""Rounding errors have a law.
+"""Rounding errors have a law
+==========================
 
 Errors of attention evaluated in float32, over the standard deviations that
 `refattn.rounding.predict` gives them, and those of a kernel whose scale is off by a millionth.

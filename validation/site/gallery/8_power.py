@@ -1,4 +1,5 @@
-"""What tests are proven to see.
+"""What tests are proven to see
+============================
 
 The least shift of a mean that is missed with a probability of at most 1e-6, by tests of level
 1e-6, for numbers between 0 and 1 whose standard deviation is at most 0.1. Knowing the deviation

@@ -66,7 +66,9 @@ def problems(folder: Path) -> list[str]:
     files = {os.path.join(where, name) for where, _, names in os.walk(base) for name in names}
     pages: dict[str, _Reader] = {}
     for path in sorted(files):
-        if path.endswith(".html"):
+        if (
+            path.endswith(".html") and "_static" not in Path(path).parts
+        ):  # there: a theme's templates
             reader = pages[path] = _Reader()
             reader.feed(Path(path).read_text("utf-8"))
             reader.close()
