@@ -128,8 +128,7 @@ def compare(
     publish(
         Answer(
             partial(comparisons.print_comparison, path, arrays, comparison, per_head),
-            comparisons.COMPARISON_COLUMNS,
-            partial(comparisons.comparison_rows, comparison, per_head),
+            lambda: [comparison.table(), *([comparison.table_of_heads()] if per_head else [])],
             partial(comparisons.comparison_to_json, path, arrays, comparison),
         ),
         kind,
@@ -231,8 +230,11 @@ def profile(
     publish(
         Answer(
             partial(profiles.print_profile, path, arrays, studied, searched),
-            profiles.PROFILE_COLUMNS,
-            partial(profiles.profile_rows, studied, searched),
+            lambda: [
+                studied.heads_table(),
+                *([studied.predictions_table()] if studied.error else []),
+                *([searched.table()] if searched is not None else []),
+            ],
             partial(profiles.profile_to_json, path, arrays, studied, searched),
         ),
         kind,
