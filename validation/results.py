@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
 from refattn.arrays.words import portable
 
 from . import svg
 
-__all__ = ["Section", "markdown", "read", "replace", "to_json", "write"]
+__all__ = ["Section", "markdown", "read", "replace", "show", "to_json", "write"]
 
 
 class Section(NamedTuple):
@@ -38,6 +42,17 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 
     cells = [[" ".join(str(x).replace("|", r"\|").split()) for x in row] for row in rows]
     head = [x.replace("|", r"\|") for x in columns]
     return "".join(f"| {' | '.join(line)} |\n" for line in [head, rule, *cells])
+
+
+def show(console: Console, section: Section) -> None:
+    """Print a table; what is wrong is in red."""
+    grid = Table(title=section.title, title_justify="left", box=box.SIMPLE_HEAD)
+    for i, column in enumerate(section.columns):
+        grid.add_column(column, justify="left" if i < section.left else "right")
+    for row in section.rows:
+        cells = [str(x) for x in row]
+        grid.add_row(*cells, style="bold red" if cells[-1].endswith("WRONG") else None)
+    console.print(grid, markup=False)
 
 
 def to_json(content: Mapping[str, Any]) -> str:

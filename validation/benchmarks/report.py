@@ -19,8 +19,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich import table as rich_table
 from rich.console import Console
 
 from .. import results as kept
@@ -59,13 +57,13 @@ def write(results: Mapping[str, Any], directory: Path) -> list[Path]:
 def show(console: Console, section: str, records: Sequence[Record]) -> None:
     """Print the tables of a section."""
     for table in _tables(section, records):
-        _print(console, table)
+        kept.show(console, table)
 
 
 def show_targets(console: Console, results: Mapping[str, Any]) -> None:
     """Print what was measured beside what it should be."""
     if results["targets"]:
-        _print(console, _targets(results))
+        kept.show(console, _targets(results))
 
 
 def wrong(sections: Mapping[str, Iterable[Record]]) -> list[str]:
@@ -208,15 +206,6 @@ def _range(ends: Sequence[float] | None) -> str:
 
 def _number(x: float | None) -> str:
     return _NONE if x is None else f"{x:.3g}"
-
-
-def _print(console: Console, table: Section) -> None:
-    grid = rich_table.Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in table.columns:
-        grid.add_column(column)
-    for row in table.rows:
-        grid.add_row(*row, style="bold red" if "WRONG" in row[-1] else None)
-    console.print(grid, markup=False)
 
 
 def _markdown(results: Mapping[str, Any]) -> str:
