@@ -26,6 +26,12 @@ class Section(NamedTuple):
     rows: Sequence[Sequence[Any]]
     left: int = 1  # columns that are set left
 
+    @classmethod
+    def of(cls, title: str, found: Sequence[Any]) -> Section:
+        """Make a table of named tuples, under the names of their fields."""
+        rows = [[f"{y:.3g}" if isinstance(y, float) else y for y in x] for x in found]
+        return cls(title, found[0]._fields, rows)
+
     def markdown(self) -> str:
         return f"## {self.title}\n\n{markdown(self.columns, self.rows, self.left)}"
 

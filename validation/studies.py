@@ -135,12 +135,12 @@ def model_command(
         "skipped": skipped,
         "tolerated": measure.describe_tolerated(study, rows, seed, _bar("What is tolerated")),
     }
-    sections = report.sections(found)
-    click.echo(sections[0].markdown())
+    overview = report.overview(found)
+    click.echo(overview.markdown())
     for entry in skipped:
         click.echo(f"skipped: {entry.label}: {entry.reason}")
     figure = report.TITLE, report.figure(found)
-    _write(out, {"results.json": found, "results.md": sections, "model.svg": figure})
+    _write(out, {"results.json": found, "results.md": [overview], "model.svg": figure})
 
 
 def _bar(description: str) -> Any:

@@ -251,10 +251,9 @@ RESULTS = kept.read(ROOT / "results" / "results.json")
 def test_what_is_shown_is_made_of_the_bundled_results():
     assert kept.to_json(RESULTS) == (ROOT / "results" / "results.json").read_text("utf-8")
     assert RESULTS["tolerated"] == compare.tolerated()._asdict()
-    overview, rows = report.sections(RESULTS)
+    overview = report.overview(RESULTS)
     assert overview.markdown().partition("\n\n")[2] in (ROOT / "README.md").read_text("utf-8")
-    assert len(rows.rows) == len(RESULTS["rows"])
-    assert {*map(len, rows.rows)} == {len(rows.columns)}
+    assert {*map(len, overview.rows)} == {len(overview.columns)}
 
 
 def test_the_figure_names_each_curve_once():

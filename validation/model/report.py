@@ -1,4 +1,4 @@
-"""Tables and figure of what `validation.model.measure` found.
+"""Table and figure of what `validation.model.measure` found.
 
 Results are an object with ``"settings"``, ``"environment"``, ``"rows"`` (those of `measure.Row`),
 ``"skipped"`` and ``"tolerated"``: the relative error of attention, in all layers, at which the mean
@@ -14,21 +14,17 @@ from refattn.registry import DEFAULT
 
 from .. import plotting
 from ..results import Section
-from .measure import EXACT, LONG
+from .measure import EXACT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["TITLE", "figure", "overview", "sections", "table"]
+__all__ = ["TITLE", "figure", "overview"]
 
 TITLE = "What is lost of the embeddings, against S and against cost"
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
-
-
-def sections(results: Results) -> list[Section]:
-    return [overview(results), table(results)]
 
 
 def overview(results: Results) -> Section:
@@ -58,27 +54,6 @@ def overview(results: Results) -> Section:
             ]
         )
     return Section("all layers" if where == "all" else f"layer {where}", columns, cells)
-
-
-def table(results: Results) -> Section:
-    """Every row that was measured."""
-    names = {
-        "cosine": "cosine",
-        "low": "lowest 5 %",
-        "long": f"cosine, {LONG} tokens and more",
-        "ranks": "rank correlation",
-        "neighbours": "same neighbour",
-    }
-    cells = [
-        [
-            *(row["layers"], row["estimator"], row["samples"] or ""),
-            *(_pair(row, metric) for metric in names),
-            *(f"{row['attention']:.3g}", *_costs(row, results)),
-        ]
-        for row in results["rows"]
-    ]
-    columns = ["layers", "estimator", "S", *names.values(), "error", "multiply-adds", "seconds"]
-    return Section("every row", columns, cells, left=2)
 
 
 def _pair(row: Row, metric: str) -> str:
