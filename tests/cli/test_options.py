@@ -161,7 +161,7 @@ def records(name, seen):
 def written(x):
     """A cell of CSV."""
     if isinstance(x, list):
-        return "; ".join(x) if x and isinstance(x[0], str) else ",".join(map(str, x)) or "-"
+        return "; ".join(x) if x and isinstance(x[0], str) else ",".join(map(str, x))
     return "" if x is None else str(x)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from ...arrays.tables import Table, write_head
+from ...arrays.tables import Table
 from ...arrays.words import portable
 
 STATUS_COLOURS = {
@@ -245,4 +245,5 @@ def _flat(value: Any) -> Any:
     """Write a list in a cell: words, or the index of a head."""
     if not isinstance(value, list):
         return value
-    return "; ".join(value) if value and isinstance(value[0], str) else write_head(value)
+    words = isinstance(value[0], str) if value else False
+    return ("; " if words else ",").join(map(str, value))
