@@ -143,8 +143,8 @@ class Comparison(NamedTuple):
     seed: int
     draws: int
 
-    def table(self) -> Table:
-        """Give the errors and times as rows: one for each method and S."""
+    def tables(self) -> tuple[Table, Table]:
+        """Give errors and times of each method and S as rows, and the errors of each head."""
         limits, reference = tolerated(), self.rows[0].seconds
         rows = [
             {
@@ -174,23 +174,14 @@ class Comparison(NamedTuple):
             Column("ratio", digits, "to the seconds of exact"),
             Column("error_tolerated", digits, limits.words, drop=4),
         )
-        return Table("results", rows, columns, keys=2)
-
-    def table_of_heads(self) -> Table:
-        """Give the error of each head as a row."""
-        columns = [Column("estimator"), Column("samples"), Column("head", write_head)]
-        columns.append(Column("error_mean", digits))
-        rows = [
-            {
-                "estimator": x.estimator,
-                "samples": x.samples,
-                "head": list(i),
-                "error_mean": float(e),
-            }
+        names = ("estimator", "samples", "head", "error_mean")
+        of_heads = [
+            dict(zip(names, (x.estimator, x.samples, list(i), float(error)), strict=True))
             for x in self.rows
-            for i, e in np.ndenumerate(x.per_head)
+            for i, error in np.ndenumerate(x.per_head)
         ]
-        return Table("", rows, columns)
+        heads = [Column("head", write_head), *(Column(x) for x in names if x != "head")]
+        return Table("results", rows, columns, keys=2), Table("", of_heads, heads)
 
 
 def _has_draws(name: str) -> bool:

@@ -265,7 +265,7 @@ def check(
         publish(
             Answer(
                 partial(reports.print_report, report, reproducers),
-                lambda: [report.table()],
+                report.tables,
                 report.to_json,
             ),
             kind,

@@ -128,7 +128,7 @@ def compare(
     publish(
         Answer(
             partial(comparisons.print_comparison, path, arrays, comparison, per_head),
-            lambda: [comparison.table(), *([comparison.table_of_heads()] if per_head else [])],
+            lambda: comparison.tables()[: 1 + per_head],
             partial(comparisons.comparison_to_json, path, arrays, comparison),
         ),
         kind,
@@ -230,11 +230,7 @@ def profile(
     publish(
         Answer(
             partial(profiles.print_profile, path, arrays, studied, searched),
-            lambda: [
-                studied.heads_table(),
-                *([studied.predictions_table()] if studied.error else []),
-                *([searched.table()] if searched is not None else []),
-            ],
+            lambda: [*studied.tables(), *(() if searched is None else searched.tables())],
             partial(profiles.profile_to_json, path, arrays, studied, searched),
         ),
         kind,

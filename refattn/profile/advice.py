@@ -132,15 +132,20 @@ class Advice(NamedTuple):
         quadratic = ESTIMATORS[estimator].has("quadratic")
         return samples * (n * m if quadratic else n + m) / (n * m)
 
-    def heads_table(self) -> Table:
-        """Give what was found of each head as a row.
+    def tables(self) -> tuple[Table, Table]:
+        """Give what was found of each head as a row, and what is predicted for each S.
 
-        It has the index `head`; `moments` in kernel coordinates (what `moments.Summary` holds, and
+        heads: the index `head`; `moments` in kernel coordinates (what `moments.Summary` holds, and
         quantiles of |q_i + k_j|^2 in percent), the `eigenvalues` of the covariances of q and k,
         largest first, `log_excess` by proposal; and where there are values, by estimator
         `num_features_by_law` for the target, the S from which its `law_holds_from`, and the
         `relative_standard_error` of the former from the choice of queries, and what is
         `recommended` by the laws.
+
+        predictions: by estimator and S the `error_mean` over heads (nan outside the regime of the
+        law), its `standard_error` as not all queries were taken, `error_per_head` (what the law
+        says outside too), and the share of the queries in the regime, of all and
+        `share_in_regime_per_head`.
         """
         parts = {"moments": self.table, "log_excess": self.excess}
         if self.error:
@@ -160,16 +165,7 @@ class Advice(NamedTuple):
             if self.error:
                 row["recommended"] = self.recommended(index)._asdict()
             rows.append(row)
-        return Table("heads", rows, columns)
-
-    def predictions_table(self) -> Table:
-        """Give what the law of each estimator predicts for each S as a row.
-
-        It has `error_mean` over heads (nan outside the regime of the law), its `standard_error` as
-        not all queries were taken, `error_per_head` (what the law says outside too), and the share
-        of the queries in the regime, of all and `share_in_regime_per_head`.
-        """
-        rows = [
+        predicted = [
             {
                 "estimator": name,
                 "samples": samples,
@@ -182,7 +178,9 @@ class Advice(NamedTuple):
             for name, error in self.error.items()
             for i, samples in enumerate(self.sizes)
         ]
-        return Table("predictions", rows, [Column(x) for x in list(rows[0])[:5]] if rows else [])
+        names = ("estimator", "samples", "error_mean", "standard_error", "share_in_regime")
+        predictions = Table("predictions", predicted, [Column(x) for x in names])
+        return Table("heads", rows, columns), predictions
 
 
 class _Question(NamedTuple):

@@ -117,7 +117,7 @@ class Search(NamedTuple):
         reached = [x.choice for x in self.candidates if x.reached]
         return sorted([Choice(EXACT, None, 1.0), *reached], key=lambda choice: choice.cost_ratio)
 
-    def table(self) -> Table:
+    def tables(self) -> tuple[Table]:
         """Give what was measured as rows: one for each estimator and S that was tried."""
         rows = [
             {
@@ -139,7 +139,7 @@ class Search(NamedTuple):
             *(Column("error_worst", digits, drop=1), Column("seconds", two_digits, drop=2)),
             Column("cost_ratio", digits, "to the seconds of exact attention, same queries, NumPy"),
         )
-        return Table("measured", rows, columns, keys=2)
+        return (Table("measured", rows, columns, keys=2),)
 
     @property
     def chance(self) -> str:
@@ -148,8 +148,8 @@ class Search(NamedTuple):
         return "over draws" + (", and of the choice of heads" if some else "")
 
     def content(self) -> dict[str, Any]:
-        """Give plan and results, the rows of `table` by estimator."""
-        rows = self.table().rows
+        """Give plan and results, the rows of `tables` by estimator."""
+        rows = self.tables()[0].rows
         return {
             **{x: getattr(self.plan, x) for x in ("heads", "draws", "seed", "most")},
             "estimated_seconds": self.plan.seconds,

@@ -98,13 +98,13 @@ class Verdict(NamedTuple):
         """Write the verdict as JSON."""
         return to_json(self, indent=1)
 
-    def table(self) -> Table:
+    def tables(self) -> tuple[Table]:
         """Give each suspect of each part as a row, or a part without any."""
         parts = [portable(x) for x in self.parts.values()] or [portable(self)]
         rows = [x | {"suspects": y} for x in parts for y in x["suspects"] or [None]]
         names = ["of", "verdict", "profile", "dtype", "out_dtype", "alpha", "known", "seconds"]
         names += [f"z.{x}" for x in Z._fields] + [f"suspects.{x}" for x in Suspect._fields]
-        return Table("verdict", rows, [Column(x, None) for x in names])
+        return (Table("verdict", rows, [Column(x, None) for x in names]),)
 
     def accept(self, stacklevel: int = 2) -> None:
         """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.

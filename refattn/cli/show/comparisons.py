@@ -23,10 +23,10 @@ def print_comparison(
         f"seed {comparison.seed}, draws {comparison.draws}; "
         "errors relative to exact attention in float64"
     )
-    page.table(comparison.table())
+    results, of_heads = comparison.tables()
+    page.table(results)
     if per_head:
         page.say("\nerror_per_head")
-        of_heads = comparison.table_of_heads()
         across = ("estimator", "samples")
         page.table(of_heads.pivot("head", across, lambda x: digits(x["error_mean"])), split=True)
 
@@ -51,5 +51,5 @@ def comparison_to_json(path: Path, arrays: dict[str, Floats], comparison: Compar
     settings = {x: getattr(comparison, x) for x in ("scale", "causal", "seed", "draws")}
     limits = {x: y for x, y in tolerated()._asdict().items() if x != "errors"}
     rest = {"skipped": comparison.skipped, "tolerated": limits}
-    results = {"results": comparison.table().rows}
+    results = {"results": comparison.tables()[0].rows}
     return to_json(origin(path, arrays) | settings | results | rest)

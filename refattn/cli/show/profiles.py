@@ -26,7 +26,7 @@ def print_profile(
         f"scale {profile.scale:.6g}, covariances {'' if profile.shrink else 'not '}shrunk, "
         f"not causal; {_worth(profile)}"
     )
-    heads = profile.heads_table()
+    heads, predicted = profile.tables()
     page.say(
         "\nmoments: in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
         "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2 in "
@@ -43,13 +43,13 @@ def print_profile(
     if not profile.error:
         page.say("\nFILE has no v: predicted errors and the recommendation are left out.")
         return
-    _print_laws(profile, heads, page)
+    _print_laws(profile, heads, predicted, page)
     if searched is not None:
         _print_search(searched, profile, page)
     _print_recommendation(profile, searched, page)
 
 
-def _print_laws(profile: Advice, heads: Table, page: Page) -> None:
+def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> None:
     some = profile.queries < profile.rows[0]
 
     def write(row: Mapping[str, Any]) -> str:
@@ -58,7 +58,6 @@ def _print_laws(profile: Advice, heads: Table, page: Page) -> None:
         error = f" ± {row['standard_error']:.1g}" if some else ""
         return digits(row["error_mean"]) + error
 
-    predicted = profile.predictions_table()
     page.say("\npredictions: relative error, mean over heads (ra: an upper bound)")
     page.table(predicted.pivot("samples", ["estimator"], write))
     if any(row["share_in_regime"] < 1 for row in predicted.rows):
@@ -112,7 +111,7 @@ def _print_search(searched: Search, profile: Advice, page: Page) -> None:
         f"{plan.draws} draws, on {len(plan.heads)} heads: the smallest power of 2 that reaches "
         f"relative error {plan.target:g}"
     )
-    measured = searched.table()
+    (measured,) = searched.tables()
     last = {row["estimator"]: row for row in measured.rows}
     for candidate in searched.candidates:
         row = last.get(candidate.estimator)
@@ -173,12 +172,13 @@ def profile_to_json(
 ) -> str:
     """Format the answers as JSON; what is not finite becomes null."""
     counts = dict(zip("qk", profile.rows, strict=True))
+    heads, predicted = profile.tables()
     return to_json(
         origin(path, arrays)
         | {x: getattr(profile, x) for x in ("scale", "shrink", "target")}
         | {"count": counts, "advised_count": profile.advised}
         | {"enough": {x: n > profile.advised for x, n in counts.items()}}
-        | {"law_queries": profile.queries, "heads": profile.heads_table().rows}
+        | {"law_queries": profile.queries, "heads": heads.rows}
         | {"measured": None if searched is None else searched.content()}
-        | {"predictions": profile.predictions_table().rows}
+        | {"predictions": predicted.rows}
     )

@@ -14,7 +14,7 @@ def print_report(report: Any, reproducers: bool, page: Page) -> None:
         page.say(str(report).splitlines()[0])
         for line in (report.conclusion, *report.diagnosis):
             page.say(printable(line))
-        page.table(report.table())
+        page.table(*report.tables())
         for name, text in report.limits.items():
             page.say(printable(f"limit of the verdict: {name}: {text}"))
         page.say(report.guarantee)

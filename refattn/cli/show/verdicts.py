@@ -58,7 +58,7 @@ def verdicts_to_json(files: Sequence[Verified]) -> str:
 
 def verdicts_table(files: Sequence[Verified]) -> Table:
     """Put the rows of files below each other."""
-    tables = [x.verdict.table() for x in files]
+    tables = [table for x in files for table in x.verdict.tables()]
     rows = [
         {"file": file.tensors.path.name, **row}
         for file, table in zip(files, tables, strict=True)
