@@ -5,7 +5,6 @@ What `refattn compare` prints, as a function that returns it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
@@ -20,9 +19,10 @@ import numpy.typing as npt
 from .arrays import checks, qkv
 from .arrays.library import Floats
 from .arrays.shown import held
+from .arrays.tables import Column, Table, digits, two_digits, write_head
 from .arrays.words import close
 from .attention import softmax_attention
-from .files import sample
+from .files.tolerated import Tolerated, tolerated
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
 __all__ = [
@@ -143,27 +143,49 @@ class Comparison(NamedTuple):
     seed: int
     draws: int
 
+    def tables(self) -> tuple[Table, Table]:
+        """Give errors and times of each method and S as rows, and the errors of each head."""
+        limits, reference = tolerated(), self.rows[0].seconds
+        rows = [
+            {
+                "estimator": row.estimator,
+                "samples": row.samples,
+                "error_mean": float(np.mean(row.per_head)),
+                "standard_error": row.standard_error if _has_draws(row.estimator) else 0.0,
+                "error_worst": float(np.max(row.per_head)),
+                "worst_head": list(row.worst_head),
+                "queries": row.queries,
+                "seconds": row.seconds,
+                "ratio": row.seconds and reference and row.seconds / reference,
+                "error_tolerated": limits.errors.get(row.estimator),
+                "error_per_head": row.per_head.tolist(),
+                "error_per_draw": row.errors.tolist(),
+            }
+            for row in self.rows
+        ]
+        columns = (
+            *(Column("estimator"), Column("samples"), Column("head", None)),
+            Column("error_mean", digits),
+            Column("standard_error", two_digits, "over draws"),
+            Column("error_worst", digits, drop=2),
+            Column("worst_head", write_head, drop=1),
+            Column("queries", None),
+            Column("seconds", two_digits, drop=3),
+            Column("ratio", digits, "to the seconds of exact"),
+            Column("error_tolerated", digits, limits.words, drop=4),
+        )
+        names = ("estimator", "samples", "head", "error_mean")
+        of_heads = [
+            dict(zip(names, (x.estimator, x.samples, list(i), float(error)), strict=True))
+            for x in self.rows
+            for i, error in np.ndenumerate(x.per_head)
+        ]
+        heads = [Column("head", write_head), *(Column(x) for x in names if x != "head")]
+        return Table("results", rows, columns, keys=2), Table("", of_heads, heads)
 
-@held()
-class Tolerated(NamedTuple):
-    """The relative error of attention that a trained model tolerates.
 
-    Attributes
-    ----------
-    model : str
-        Its name.
-    measure : str
-        What is measured of it, when the attention of all its layers is replaced.
-    threshold : float
-        What that falls to.
-    errors : dict of str to float
-        The error at which it does, mean over texts, layers and heads, by estimator.
-    """
-
-    model: str
-    measure: str
-    threshold: float
-    errors: dict[str, float]
+def _has_draws(name: str) -> bool:
+    return name in ESTIMATORS and ESTIMATORS[name].has("random")
 
 
 class Inputs(NamedTuple):
@@ -329,39 +351,6 @@ def _some_heads(inputs: Inputs) -> Inputs:
 def names() -> list[str]:
     """Name the estimators that stand for softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
-
-
-def tolerated() -> Tolerated:
-    """Load the errors that a sentence encoder tolerates, measured by `python -m validation.model`.
-
-    Errors of one size may do more harm or less: those that an estimator makes in each query anew
-    average out over the tokens, those that queries share do not. So each estimator has its own
-    number; they are of that model, of short texts, and of the error in all its layers at once.
-
-    Parameters
-    ----------
-    None
-
-    Returns
-    -------
-    Tolerated
-        Errors of those estimators that were measured.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file was left out of the installation.
-
-    Examples
-    --------
-    >>> from refattn import compare
-    >>> found = compare.tolerated()
-    >>> found.model, found.threshold
-    ('all-MiniLM-L6-v2', 0.99)
-    >>> found.errors["ra"] > found.errors["rfa-iid"]
-    True
-    """
-    return Tolerated(**json.loads(sample.path("minilm_tolerated.json").read_text("utf-8")))
 
 
 def measure(

@@ -123,7 +123,7 @@ def test_the_guide_shows_what_compare_prints():
     from tests.cli.running import run
 
     shown = guide_blocks.page("choose").split("$ refattn compare\n")[1].split("```")[0]
-    done = run("compare", "--features", "8,32,128", width=120)
+    done = run("compare", "--features", "8,32,128", width=80)
     assert done.exit_code == 0
 
     def rows(text):
@@ -137,14 +137,14 @@ def test_the_guide_shows_what_compare_prints():
             for line in lines[rule + 1 :]
             if re.match(r"[\w ]+\S*( +\d+)? {2,}\d\S+(?: |$)", line)
         ]
-        return [row for row in found if row["S"].split()[1:] != ["512"]]
+        return [row for row in found if row["samples"].split()[1:] != ["512"]]
 
     printed, known = rows(done.stdout), rows(shown)
     assert len(printed) == len(known) == 2 + 3 * len(DEFAULT)
     for row, expected in zip(printed, known, strict=True):
-        for name in ("S", "which"):
+        for name in ("samples", "head"):
             assert name not in expected or row[name] == expected[name]
-        for name in {"mean error", "worst head"} & {*expected}:
+        for name in {"mean", "worst"} & {*expected}:
             value, shown_value = float(row[name]), float(expected[name])
             rtol = 0.02 if shown_value > 1e-5 else 0.5  # rounding differs by machine
             np.testing.assert_allclose(value, shown_value, rtol)

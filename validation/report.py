@@ -44,7 +44,7 @@ import jinja2
 from latex2mathml.converter import convert
 from markupsafe import Markup, escape
 
-from . import plotting, sources, suite, svg
+from . import plotting, results, sources, suite, svg
 
 __all__ = ["counts", "summary", "write"]
 
@@ -146,7 +146,7 @@ def write(
     contents["report.md"] = _markdown(shared)
     contents["report.json"] = json.dumps(data, indent=1, allow_nan=False) + "\n"
     for name, text in contents.items():
-        _replace(out / name, text)
+        results.replace(out / name, text)
     return [out / name for name in contents]
 
 
@@ -484,14 +484,3 @@ def _plain(text: Any) -> str:
 def _escaped(words: str) -> str:
     words = re.sub(r"([\\`*\[\]<>|~$#])", r"\\\1", words.replace("&", "&amp;"))
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", words)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old one or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(path.name + ".new")
-    try:
-        new.write_text(text, encoding="utf-8", newline="\n")
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)

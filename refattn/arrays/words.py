@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 # What XML forbids, lone surrogates and control characters, to which terminals react.
@@ -24,16 +26,29 @@ def printable(text: str) -> str:
 def portable(value: Any) -> Any:
     """What JSON and all its readers take: text is printable, what is not finite is None.
 
+    What has fields is an object of these, arrays are lists, and all else is text.
+
     >>> portable({"a": [1.5, float("nan")], "b": "\\udcff"})
     {'a': [1.5, None], 'b': '\\\\udcff'}
     """
-    if isinstance(value, dict):
+    if is_dataclass(value):
+        value = {x.name: getattr(value, x.name) for x in fields(value)}
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
         return {key: portable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [portable(item) for item in value]
-    if isinstance(value, str):
-        return printable(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, bool | int | float | None) else printable(str(value))
+
+
+def to_json(value: Any, indent: int = 2) -> str:
+    """Write what is `portable` of a value as JSON."""
+    return json.dumps(portable(value), indent=indent, allow_nan=False) + "\n"
 
 
 def said(error: BaseException) -> str:

@@ -265,8 +265,7 @@ def check(
         publish(
             Answer(
                 partial(reports.print_report, report, reproducers),
-                reports.REPORT_COLUMNS,
-                partial(reports.report_rows, report),
+                report.tables,
                 report.to_json,
             ),
             kind,

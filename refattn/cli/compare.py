@@ -128,8 +128,7 @@ def compare(
     publish(
         Answer(
             partial(comparisons.print_comparison, path, arrays, comparison, per_head),
-            comparisons.COMPARISON_COLUMNS,
-            partial(comparisons.comparison_rows, comparison, per_head),
+            lambda: comparison.tables()[: 1 + per_head],
             partial(comparisons.comparison_to_json, path, arrays, comparison),
         ),
         kind,
@@ -231,8 +230,7 @@ def profile(
     publish(
         Answer(
             partial(profiles.print_profile, path, arrays, studied, searched),
-            profiles.PROFILE_COLUMNS,
-            partial(profiles.profile_rows, studied, searched),
+            lambda: [*studied.tables(), *(() if searched is None else searched.tables())],
             partial(profiles.profile_to_json, path, arrays, studied, searched),
         ),
         kind,

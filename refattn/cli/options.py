@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ import click
 import numpy as np
 from click.shell_completion import CompletionItem
 
+from ..arrays.tables import Table
 from ..arrays.words import close
 from ..compare import names as comparable
 from ..files.arrays import INSTALL
@@ -148,15 +149,14 @@ class Answer(NamedTuple):
     ----------
     show : callable
         Prints it on a page.
-    columns, rows : sequence of str and callable
-        It as one flat table: names that never change, and a mapping a row.
+    tables : callable
+        Its rows, for one flat table.
     to_json : callable
         It as JSON.
     """
 
     show: Callable[[Page], None]
-    columns: Iterable[str]
-    rows: Callable[[], Iterable[dict[str, Any]]]
+    tables: Callable[[], Sequence[Table]]
     to_json: Callable[[], str]
 
 
@@ -184,7 +184,7 @@ def _print_answer(answer: Answer, kind: str) -> None:
     if kind == "json":
         click.echo(answer.to_json(), nl=False)
     elif kind == "csv":
-        click.echo(to_csv(list(answer.columns), answer.rows()), nl=False)
+        click.echo(to_csv(answer.tables()), nl=False)
     else:
         answer.show(Page(markdown=kind == "markdown"))
 

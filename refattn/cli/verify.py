@@ -141,8 +141,7 @@ def verify(
 def _answer_of_files(judged_files: list[verdicts.Verified], after: bool) -> Answer:
     return Answer(
         partial(verdicts.print_verdict, judged_files[-1], after),
-        verdicts.VERDICT_COLUMNS,
-        partial(verdicts.verdict_rows, [(x.tensors.path.name, x.verdict) for x in judged_files]),
+        lambda: [verdicts.verdicts_table(judged_files)],
         partial(verdicts.verdicts_to_json, judged_files),
     )
 
@@ -245,8 +244,7 @@ def tolerance_command(
     publish(
         Answer(
             partial(tolerances.print_tolerance, tensors, problem, needed),
-            tolerances.TOLERANCE_COLUMNS,
-            partial(tolerances.tolerance_rows, needed),
+            needed.tables,
             partial(tolerances.tolerance_to_json, tensors, problem, needed),
         ),
         kind,

@@ -16,23 +16,22 @@ from ..arrays import checks, qkv
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Floats
 from ..arrays.shown import held
+from ..arrays.tables import Column, Table, count, digits, write_head
 from ..attention import softmax_attention
 from ..compare import REFUSALS, exact_and_size, places
 from ..registry import ESTIMATORS
 from ..sampling import Gaussian
 from ..theory.attention import features_to_hold, features_to_reach
 
-PARTS = {  # of moments.Summary
-    "mean_norm": "|mean {}|",
-    "trace": "tr {}",
-    "condition": "cond {}",
-    "effective_rank": "rank {}",
-}
+PARTS = ("mean_norm", "trace", "condition", "effective_rank")  # of moments.Summary
 QUANTILES = {"quantile_5": 0.05, "quantile_50": 0.5, "quantile_95": 0.95}
 QUANTILE_ROWS = 2048  # at most so many queries, and keys, make the pairs of the quantiles
 LAWS = ("rfa", "rfa-adapted", "is", "ra")  # estimators whose law is known
 LAW_QUERIES = 128  # laws are evaluated for at most so many queries of a head
 EXACT = "exact attention"
+# Columns that narrow pages leave out, the first of them first.
+_DROPPED = {"quantile_5": 1, "quantile_95": 1, "effective_rank_q": 2, "effective_rank_k": 2,
+            "condition_q": 3, "condition_k": 3, "SDERF": 4, "OPRF": 5}  # fmt: skip
 _LITTLE = 2**21  # pairs of query and key that take no time to speak of
 _PART = 512  # rows that times are estimated by
 
@@ -132,6 +131,56 @@ class Advice(NamedTuple):
         n, m = self.rows
         quadratic = ESTIMATORS[estimator].has("quadratic")
         return samples * (n * m if quadratic else n + m) / (n * m)
+
+    def tables(self) -> tuple[Table, Table]:
+        """Give what was found of each head as a row, and what is predicted for each S.
+
+        heads: the index `head`; `moments` in kernel coordinates (what `moments.Summary` holds, and
+        quantiles of |q_i + k_j|^2 in percent), the `eigenvalues` of the covariances of q and k,
+        largest first, `log_excess` by proposal; and where there are values, by estimator
+        `num_features_by_law` for the target, the S from which its `law_holds_from`, and the
+        `relative_standard_error` of the former from the choice of queries, and what is
+        `recommended` by the laws.
+
+        predictions: by estimator and S the `error_mean` over heads (nan outside the regime of the
+        law), its `standard_error` as not all queries were taken, `error_per_head` (what the law
+        says outside too), and the share of the queries in the regime, of all and
+        `share_in_regime_per_head`.
+        """
+        parts = {"moments": self.table, "log_excess": self.excess}
+        if self.error:
+            parts["num_features_by_law"] = self.by_law
+            parts["law_holds_from"] = self.holds_from
+            parts["relative_standard_error"] = self.spread
+        columns = [Column("head", write_head)]
+        for part, found in parts.items():
+            show = digits if part in ("moments", "log_excess") else count
+            columns += [Column(f"{part}.{x}", show, drop=_DROPPED.get(x, 0)) for x in found]
+        columns += [Column(f"recommended.{x}", None) for x in Choice._fields if self.error]
+        rows = []
+        for index in self.heads:
+            row: dict[str, Any] = {"head": list(index)}
+            row |= {part: {x: float(y[index]) for x, y in parts[part].items()} for part in parts}
+            row["eigenvalues"] = {x: y[index].tolist() for x, y in self.eigenvalues.items()}
+            if self.error:
+                row["recommended"] = self.recommended(index)._asdict()
+            rows.append(row)
+        predicted = [
+            {
+                "estimator": name,
+                "samples": samples,
+                "error_mean": self.predictions(name)[i],
+                "standard_error": self.standard_errors(name)[i],
+                "share_in_regime": float(np.mean(self.inside[name][i])),
+                "error_per_head": error[i].tolist(),
+                "share_in_regime_per_head": self.inside[name][i].tolist(),
+            }
+            for name, error in self.error.items()
+            for i, samples in enumerate(self.sizes)
+        ]
+        names = ("estimator", "samples", "error_mean", "standard_error", "share_in_regime")
+        predictions = Table("predictions", predicted, [Column(x) for x in names])
+        return Table("heads", rows, columns), predictions
 
 
 class _Question(NamedTuple):

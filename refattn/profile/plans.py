@@ -11,6 +11,7 @@ import numpy as np
 from ..arrays import checks, qkv
 from ..arrays.library import Floats
 from ..arrays.shown import held
+from ..arrays.tables import Column, Table, digits, two_digits
 from ..compare import (
     QUADRATIC_QUERIES,
     REFUSALS,
@@ -115,6 +116,56 @@ class Search(NamedTuple):
         """What reaches the target, exact attention too, from what takes least time."""
         reached = [x.choice for x in self.candidates if x.reached]
         return sorted([Choice(EXACT, None, 1.0), *reached], key=lambda choice: choice.cost_ratio)
+
+    def tables(self) -> tuple[Table]:
+        """Give what was measured as rows: one for each estimator and S that was tried."""
+        rows = [
+            {
+                "estimator": candidate.estimator,
+                "samples": row.samples,
+                "error_mean": float(np.mean(row.errors)),
+                "standard_error": self.standard_error(row),
+                "error_worst": float(np.max(row.per_head)),
+                "error_per_head": row.per_head.tolist(),
+                "seconds": row.seconds,
+                "cost_ratio": candidate._replace(steps=[row]).choice.cost_ratio,
+            }
+            for candidate in self.candidates
+            for row in candidate.steps
+        ]
+        columns = (
+            *(Column("estimator"), Column("samples"), Column("error_mean", digits)),
+            Column("standard_error", two_digits, self.chance),
+            *(Column("error_worst", digits, drop=1), Column("seconds", two_digits, drop=2)),
+            Column("cost_ratio", digits, "to the seconds of exact attention, same queries, NumPy"),
+        )
+        return (Table("measured", rows, columns, keys=2),)
+
+    @property
+    def chance(self) -> str:
+        """Say what the standard errors are of."""
+        some = len(self.plan.heads) < math.prod(self.plan.lead)
+        return "over draws" + (", and of the choice of heads" if some else "")
+
+    def content(self) -> dict[str, Any]:
+        """Give plan and results, the rows of `tables` by estimator."""
+        rows = self.tables()[0].rows
+        return {
+            **{x: getattr(self.plan, x) for x in ("heads", "draws", "seed", "most")},
+            "estimated_seconds": self.plan.seconds,
+            "recommended": self.ranking[0],
+            "estimators": [
+                {
+                    "estimator": x.estimator,
+                    "queries": self.plan.problems[x.estimator].q.shape[-2],
+                    "reached": x.reached,
+                    "refused": x.reason or None,
+                    "steps": [row for row in rows if row["estimator"] == x.estimator],
+                    "cost_ratio": x.choice.cost_ratio if x.steps else None,
+                }
+                for x in self.candidates
+            ],
+        }
 
 
 def plan(

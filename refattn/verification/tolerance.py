@@ -23,6 +23,8 @@ import numpy.typing as npt
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
+from ..arrays.tables import Column, Table, digits, write_head
+from ..arrays.words import portable
 from ..rounding.formats import FORMATS, Format
 from ..rounding.head import scan_tiles
 from ..rounding.problems import Index, Problem, dtype_of, pose_arrays, sweep
@@ -150,6 +152,25 @@ class Tolerance(NamedTuple):
     ours: Allowance
     lead: tuple[int, ...]
     rows: int
+
+    def tables(self) -> tuple[Table, Table]:
+        """Give what is needed, and what becomes of defects, as rows."""
+        pairs = (f"{x}.{y}" for x in ("pair", "proven_pair") for y in ("rtol", "atol"))
+        needs = [Column("profile"), Column("head", write_head)]
+        needs += [Column(x, digits) for x in ("atol", "proven", *pairs)]
+        power = [
+            *(Column("defect"), Column("size")),
+            *(Column("given", _write_ratio, drop=2), Column("ours", _write_ratio, drop=3)),
+            *(Column("verdict"), Column("suspect", drop=1)),
+        ]
+        tables = (("needs", self.needs, needs), ("power", self.power, power))
+        first, second = (Table(x, [portable(z) for z in y], columns) for x, y, columns in tables)
+        return first, second._replace(keys=2)
+
+
+def _write_ratio(ratio: float) -> str:
+    """Write an error over what is allowed, and what becomes of it."""
+    return f"{digits(ratio)} {'passes' if ratio <= 1 else 'fails'}"
 
 
 def study(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..arrays.shown import held
-from ..arrays.words import portable
+from ..arrays.tables import Column, Table
+from ..arrays.words import portable, to_json
 from ..rounding.roundings import WORST
 from .findings import Finding, Suspect, Z, place
 
@@ -96,13 +96,15 @@ class Verdict(NamedTuple):
 
     def to_json(self) -> str:
         """Write the verdict as JSON."""
-        fields = self._asdict()
-        fields["z"] = self.z._asdict()
-        fields["tests"], fields["suspects"] = (
-            [x._asdict() for x in items] for items in (self.tests, self.suspects)
-        )
-        fields["parts"] = {name: json.loads(x.to_json()) for name, x in self.parts.items()}
-        return json.dumps(portable(fields), indent=1) + "\n"
+        return to_json(self, indent=1)
+
+    def tables(self) -> tuple[Table]:
+        """Give each suspect of each part as a row, or a part without any."""
+        parts = [portable(x) for x in self.parts.values()] or [portable(self)]
+        rows = [x | {"suspects": y} for x in parts for y in x["suspects"] or [None]]
+        names = ["of", "verdict", "profile", "dtype", "out_dtype", "alpha", "known", "seconds"]
+        names += [f"z.{x}" for x in Z._fields] + [f"suspects.{x}" for x in Suspect._fields]
+        return (Table("verdict", rows, [Column(x, None) for x in names]),)
 
     def accept(self, stacklevel: int = 2) -> None:
         """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.

@@ -5,7 +5,6 @@ from collections import defaultdict
 
 import pytest
 
-from refattn.cli.show import comparisons, profiles, reports, tolerances, verdicts
 from tests.cli import running
 
 LINES = {
@@ -15,14 +14,6 @@ LINES = {
     "verify": "verify dump.safetensors",
     "tolerance": "tolerance flat.npz --dtype float16 --profile flash",
     "check": "check refattn:softmax_attention --estimator softmax --check contract",
-}
-COLUMNS = {
-    "compare": comparisons.COMPARISON_COLUMNS,
-    "profile": profiles.PROFILE_COLUMNS,
-    "measure": profiles.PROFILE_COLUMNS,
-    "verify": verdicts.VERDICT_COLUMNS,
-    "tolerance": tolerances.TOLERANCE_COLUMNS,
-    "check": reports.REPORT_COLUMNS,
 }
 FUNCTIONS = {
     path: pkgutil.resolve_name(path)

@@ -130,3 +130,10 @@ def cells(output, title):
     start = next(i for i in range(start, len(lines)) if lines[i].startswith("─")) + 1
     stop = next(i for i in range(start, len(lines) + 1) if i == len(lines) or "   " not in lines[i])
     return [re.split(r" {2,}", line.strip()) for line in lines[start:stop]]
+
+
+def headings(output):
+    """Names of the columns of all tables, which have them in a line each."""
+    lines = output.splitlines()
+    rules = [i for i, line in enumerate(lines) if line.startswith("─")]
+    return [name for i in rules for name in re.split(r" {2,}", lines[i - 1].strip())]

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from click.shell_completion import ShellComplete
 
-from refattn import __version__, cli, compare, profile
-from tests.cli.commands import COLUMNS, LINES, output, returned
-from tests.cli.running import cells, loads, process, run
+from refattn import __version__, cli, compare
+from tests.cli.commands import LINES, output, returned
+from tests.cli.running import cells, headings, loads, process, run
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -93,38 +93,32 @@ def tables(name, seen):
         yield "estimator", rows
     elif name in ("profile", "measure"):
         heads = seen["heads"]
-        for title, part in (("Moments", "moments"), ("Expected", "log_excess")):
+        for part in ("moments", "log_excess"):
             columns = [[x[part][y] for x in heads] for y in heads[0][part]]
             worst = [(min if "rank" in x else max) for x in heads[0][part]]
             rows = [[str(i), *x] for i, x in enumerate(zip(*columns, strict=True))]
             rows += [["median", *map(np.median, columns)]]
-            yield title, [*rows, ["worst", *(f(x) for f, x in zip(worst, columns, strict=True))]]
-        yield "Predicted", list(predicted(seen["predictions"]))
-        names = ("num_features_by_law", "law_holds_from")
-        rows = [[head[x][law] for law in profile.LAWS for x in names][:-1] for head in heads]
-        yield "S by the law", [[str(i), *row] for i, row in enumerate(rows)]  # not 1, of ra
+            yield part, [*rows, ["worst", *(f(x) for f, x in zip(worst, columns, strict=True))]]
+        yield "predictions", list(predicted(seen["predictions"]))
+        for part in ("num_features_by_law", "law_holds_from"):
+            yield part, [[str(i), *x[part].values()] for i, x in enumerate(heads)]
         if name == "measure":
-            last = [(x, x["steps"][-1]) for x in seen["measured"]["estimators"]]
+            keys = ("error_mean", "standard_error", "error_worst", "seconds", "cost_ratio")
             rows = []
-            for x, y in last:
-                samples = str(y["samples"]) if x["reached"] else f"> {y['samples']}"
-                errors = (y["error_mean"], y["standard_error"], max(y["error_per_head"]))
-                rows.append([x["estimator"], samples, *errors, y["seconds"], x["cost_ratio"]])
-            yield "Measured", rows
+            for x in seen["measured"]["estimators"]:
+                last = x["steps"][-1]
+                samples = str(last["samples"]) if x["reached"] else f"> {last['samples']}"
+                rows.append([x["estimator"], samples, *(last[y] for y in keys)])
+            yield "measured", rows
     elif name == "tolerance":
-        yield "What a correct kernel needs", [[x["profile"], *needed(x)] for x in seen["needs"]]
+        needs = [list(flat(x).values()) for x in seen["needs"]]
+        yield "needs", [[x[0], *x[2:4], x[5], x[4], x[7], x[6]] for x in needs]  # rtol, atol
         rows = []
         for x in seen["power"]:
-            marks = ["fails" if x[y] > 1 else "passes" for y in ("given", "ours")]
-            errors = (x["given"], marks[0], x["ours"], marks[1])
-            name = f"{x['defect']} {x['size']}".strip()
-            rows.append([name, *errors, x["verdict"], x["suspect"] or None])
-        yield "What lets a defect pass", rows
-
-
-def needed(x):
-    pairs = [x[pair][y] for pair in ("pair", "proven_pair") for y in ("rtol", "atol")]
-    return [x["atol"], x["proven"], *pairs]
+            tried = [(x[y], "fails" if x[y] > 1 else "passes") for y in ("given", "ours")]
+            row = [x["defect"], x["size"] or None, *tried, x["verdict"], x["suspect"] or None]
+            rows.append(row)
+        yield "power", rows
 
 
 def predicted(entries):
@@ -132,17 +126,62 @@ def predicted(entries):
         row = [samples]
         for x in entries:
             if x["samples"] == samples:
-                share = math.floor(100 * np.mean(x["share_in_regime_per_head"]))
+                share = math.floor(100 * x["share_in_regime"])
                 row.append(f"- ({share}%)" if x["error_mean"] is None else x["error_mean"])
         yield row
 
 
+def flat(row):
+    """The values of a row of JSON by the names that CSV has for them."""
+    found = {}
+    for name, x in row.items():
+        found |= (
+            {f"{name}.{y}": z for y, z in flat(x).items()} if isinstance(x, dict) else {name: x}
+        )
+    return found
+
+
+def records(name, seen):
+    """The rows of the CSV, from the JSON."""
+    if name == "compare":
+        return seen["results"]
+    if name == "verify":
+        return [seen | {"suspects": x} for x in seen["suspects"] or [{}]]
+    if name == "check":
+        rest = {"status": "NOT TRIED"}
+        others = [{"check": x, "reason": y, "finding": y} for x, y in seen["not_tried"].items()]
+        return seen["results"] + [x | rest for x in others]
+    parts = ("needs", "power") if name == "tolerance" else ("heads", "predictions")
+    rows = [{"table": part, **x} for part in parts for x in seen[part]]
+    for x in seen["measured"]["estimators"] if name == "measure" else ():
+        rows += [{"table": "measured", **y} for y in x["steps"]]
+    return rows
+
+
+def written(x):
+    """A cell of CSV."""
+    if isinstance(x, list):
+        return "; ".join(x) if x and isinstance(x[0], str) else ",".join(map(str, x))
+    return "" if x is None else str(x)
+
+
+def words(x):
+    """Every key and every text in something nested."""
+    if isinstance(x, dict):
+        return {*x}.union(*map(words, x.values()))
+    return {x} if isinstance(x, str) else set().union(*map(words, x if isinstance(x, list) else ()))
+
+
 def assert_cell(cell, value):
     """A number is rounded to the digits that a cell has."""
+    if isinstance(value, tuple):
+        value, word = value
+        assert cell.endswith(f" {word}")
+        cell = cell.removesuffix(word)
     if isinstance(value, str):
         assert cell == value
     else:
-        unit = 10.0 ** Decimal(cell).as_tuple().exponent
+        unit = 10.0 ** Decimal(cell.strip()).as_tuple().exponent
         assert abs(float(cell) - value) <= 0.501 * unit
 
 
@@ -162,65 +201,48 @@ def test_every_format_has_the_numbers_of_the_function(name):
         for got, row in zip(printed, rows, strict=True):
             for cell, value in zip(got, [x for x in row if x is not None], strict=True):
                 assert_cell(cell, value)
-    records = list(csv.DictReader(io.StringIO(output(name, "--format", "csv"))))
-    assert tuple(records[0]) == COLUMNS[name]
-    assert all(None not in row and None not in row.values() for row in records)
-    if name not in ("profile", "measure"):
-        keys = ("error", "standard_error", "error_worst", "atol", "z", "rms_z", "seconds")
-        assert {float(row[x]) for row in records for x in keys if row.get(x)} <= numbers(seen)
     markdown = output(name, "--format", "markdown")
     assert "─" not in markdown
-    assert re.search(r"^\|( ---:? \|)+$" if name != "verify" else "^```$", markdown, re.M)
+    rules = list(re.finditer(r"^\|( ---:? \|)+$" if name != "verify" else "^```$", markdown, re.M))
+    assert rules
+    names = headings(output(name))
+    if name == "check":
+        names = re.findall(r"[^| ]+", markdown[: rules[0].start()].splitlines()[-1])
+        assert len(names) == 3
+    known = words(seen)
+    assert all(part in known for heading in names for part in heading.split("."))
+    found = list(csv.DictReader(io.StringIO(output(name, "--format", "csv"))))
+    expected = records(name, seen)
+    assert len(found) == len(expected) > 0
+    for row, x in zip(found, map(flat, expected), strict=True):
+        assert row == {key: written(x.get(key)) for key in row}
+        assert "" not in row
+        assert sum(map(bool, row.values())) > 2
 
 
-def test_rows_of_the_csv_of_tolerances_are_those_of_the_json():
-    seen = loads(output("tolerance", "--format", "json"))
-    _, *rows = csv.reader(io.StringIO(output("tolerance", "--format", "csv")))
-    expected = [["need", x["profile"], "", *needed(x), *[""] * 6] for x in seen["needs"]]
-    keys = ("defect", "size", "given", "ours", "verdict", "suspect")
-    expected += [["defect", "flash", *[""] * 7, *(x[y] for y in keys)] for x in seen["power"]]
-    assert rows == [[str(x) for x in row] for row in expected]
-
-
-def test_rows_of_the_csv_of_profiles_are_those_of_the_json():
-    seen = loads(output("measure", "--format", "json"))
-    laws = {"num_features_by_law": "num_features", "law_holds_from": "holds_from"}
-    expected = {}
-    for i, head in enumerate(seen["heads"]):
-        for table in ("moments", "log_excess"):
-            expected |= {(table, str(i), "", "", x): y for x, y in head[table].items()}
-        for key, called in laws.items():
-            expected |= {("law", str(i), x, "", called): y for x, y in head[key].items()}
-    for x in seen["measured"]["estimators"]:
-        for y in x["steps"]:
-            key = "measured", "", x["estimator"], str(y["samples"]), "error"
-            expected[key] = y["error_mean"]
-    keys, found = ("table", "head", "estimator", "samples", "quantity"), {}
-    for x in csv.DictReader(io.StringIO(output("measure", "--format", "csv"))):
-        if x["table"] not in ("recommended", "prediction"):  # without a value; of all heads
-            found[tuple(x[y] for y in keys)] = float(x["value"])
-    assert found == expected
-
-
-def test_rows_of_the_csv_are_those_of_the_json():
+def test_errors_of_heads():
     found = loads(output("compare", "--format", "json"))["results"]
-    text = output("compare", "--per-head", "--format", "csv")
-    rows = list(csv.DictReader(io.StringIO(text)))
-    for x, row in zip(found, rows[: len(found)], strict=True):
-        assert (row["estimator"], row["head"]) == (x["estimator"], "")
-        assert row["samples"] == ("" if x["samples"] is None else str(x["samples"]))
-        assert float(row["error"]) == x["error_mean"]
-    heads = [(row["estimator"], row["samples"], row["head"]) for row in rows[len(found) :]]
-    assert len(heads) == 2 * len(found)
-    per_head = [error for x in found for error in x["error_per_head"]]
-    assert [float(row["error"]) for row in rows[len(found) :]] == per_head
+    rows = list(csv.DictReader(io.StringIO(output("compare", "--per-head", "--format", "csv"))))
+    of_heads = [row for row in rows if row["head"]]
+    assert len(rows) - len(of_heads) == len(found)
+    expected = [
+        (x["estimator"], written(x["samples"]), str(i), str(error))
+        for x in found
+        for i, error in enumerate(x["error_per_head"])
+    ]
+    keys = ("estimator", "samples", "head", "error_mean")
+    assert [tuple(row[x] for x in keys) for row in of_heads] == expected
+    names = {"head", "exact", "mean of v", "rfa-iid@4", "lara-balance@4"}
+    assert names <= {*headings(output("compare", "--per-head"))}
 
 
 def test_titles_and_answers():
     lines = output("measure").splitlines()
     measured = loads(output("measure", "--format", "json"))["measured"]
-    line = f"measured 2 estimators, S = 1, 2, 4, ... up to 4, {measured['draws']} draws, on 2 heads"
-    assert line in lines
+    line = (
+        f"measured 2 estimators, S = 1, 2, 4, ... up to 4, {measured['draws']} draws, on 2 heads: "
+    )
+    assert f"{line}the smallest power of 2 that reaches relative error 0.1" in lines
     assert "recommended for relative error 0.1, as measured on 2 of 2 heads:" in lines
     ratios = {x["cost_ratio"]: x["estimator"] for x in measured["estimators"] if x["reached"]}
     ratios[1.0] = "exact attention"

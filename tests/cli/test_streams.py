@@ -28,7 +28,7 @@ CHECK = LINES["check"]
         ("verify wrong.npz", 1, "FAIL: "),
         ("compare right.npz --features 4", 0, "mean of v"),
         ("profile right.npz --features 4", 0, "recommended"),
-        ("tolerance right.npz --dtype float16 --profile flash", 0, "needed: "),
+        ("tolerance right.npz --dtype float16 --profile flash", 0, "ours: "),
         (CHECK, 0, "PASS: "),
     ],
 )

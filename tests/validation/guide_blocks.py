@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "validation" / "site" / "guide"
 NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
 NOT_COMPARED = rf"{NUMBER}\s?s\b|(?<=largest error ){NUMBER}(?= of the tolerance)|─+"
-TIMES = ("seconds", "ratio", "time/exact")  # columns that no run repeats
+TIMES = ("seconds", "ratio")  # columns that no run repeats
 
 
 class Block(NamedTuple):

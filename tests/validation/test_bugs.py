@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import refattn
-from validation.bugs import __main__ as commands
-from validation.bugs import record, report, runner
+from validation import results as kept
+from validation import studies
+from validation.bugs import record, runner
 from validation.bugs.record import Candidate, Finding, Number, Reading, Tried
 
 VERSIONS = {"here": "1.2", "mended": "2.0"}
@@ -42,25 +43,25 @@ def finding(name="one", package="here", value=0.5, **more):
 
 def collected(*entries, earlier=None, **more):
     said = []
-    kinds = [[x for x in entries if isinstance(x, kind)] for kind in (Finding, Tried, Reading)]
-    results = runner.collect(*kinds, earlier or {}, say=said.append, **more)
-    return json.loads(json.dumps(results, allow_nan=False)), said
+    results = runner.run(entries, earlier or {}, say=said.append, **more)
+    return json.loads(kept.to_json(results)), said
 
 
 def test_what_reproduces_is_written():
-    results, said = collected(finding(note="documented"))
-    (entry,) = results["found"]
-    assert entry["package_version"] == "1.2"
+    one = finding(note="documented")
+    results, said = collected(one)
+    (entry,) = results.values()
+    assert entry["version"] == "1.2"
     assert entry["numbers"][0] == {"what": "a | b", "value": 0.5, "right": "0", "bound": 0.1}
     assert said == ["executed: one: here 1.2"]
-    page = report.render(results)
+    page = runner.render(results, [one], [])
     assert "### here: wrong" in page
     assert "Executed: 1 entries in 1 packages." in page
     assert r"| a \| b | 0.5 | 0 |" in page
     assert "**Note.** documented" in page
     results, _ = collected(finding(value=float("nan")))  # which is wrong, too
-    assert results["found"][0]["numbers"][0]["value"] is None
-    assert "| not finite |" in report.render(results)
+    assert results["one"]["numbers"][0]["value"] is None
+    assert "| not finite |" in runner.render(results, [one], [])
 
 
 def tried(value):
@@ -76,7 +77,7 @@ NOT_FREE = "removed: two: is no longer free of findings with here 1.2"
 
 
 @pytest.mark.parametrize(
-    ("entry", "before", "kept", "words"),
+    ("entry", "before", "left", "words"),
     [
         (finding(package="mended", value=0.05), MENDED, [], GONE),
         (finding(package="mended", value=0.1), MENDED, [], GONE),
@@ -88,27 +89,26 @@ NOT_FREE = "removed: two: is no longer free of findings with here 1.2"
         (tried(float("nan")), None, [], NOT_FREE),
     ],
 )
-def test_what_comes_of_an_entry(entry, before, kept, words):
-    earlier = collected(before)[0] if before else {"found": [], "tried": []}
+def test_what_comes_of_an_entry(entry, before, left, words):
+    earlier = collected(before)[0] if before else {}
     results, said = collected(entry, earlier=earlier)
-    assert [x["name"] for x in results["found"] + results["tried"]] == kept
+    assert [*results] == left
     assert said[0] == words
     assert words != GONE or "bound 0.1" in said[1]
-    assert words != KEPT or results["found"] == earlier["found"]
+    assert words != KEPT or results == earlier
 
 
 def test_only_the_entries_that_are_named_are_run():
     before, _ = collected(finding("one"), finding("two"))
     entries = finding("one", value=0.0), finding("two")
     results, said = collected(*entries, earlier=before, only=["two"])
-    assert [x["name"] for x in results["found"]] == ["one", "two"]
+    assert [*results] == ["one", "two"]
     assert said == ["executed: two: here 1.2"]
 
 
 def test_what_was_read_is_marked():
     reading = Reading("three", "who/what", "a/b.py", "0123456789abcdef", "title", "because", "so")
-    results, _ = collected(reading)
-    page = report.render(results)
+    page = runner.render({}, [], [reading])
     assert "*Not executed. Read in [a/b.py](https://github.com/who/what/blob/" in page
     assert "Read, not executed: 1." in page
 
@@ -117,40 +117,38 @@ def test_the_check_must_fail_too():
     name = f"{__name__}:half"
     wrong = Candidate(name, "softmax", ("reference_values",), tags={"layout": "bhnd"})
     right = Candidate("refattn:softmax_attention", "softmax", ("reference_values",))
-    results, _ = collected(finding(candidate=wrong), finding("two", candidate=right))
-    (entry,) = results["found"]
+    entries = finding(candidate=wrong), finding("two", candidate=right)
+    results, _ = collected(*entries)
+    (entry,) = results.values()
     line = f"refattn check {name} --estimator softmax --tag layout=bhnd --check reference_values"
     assert (entry["check"]["verdict"], entry["check"]["command"]) == ("FAIL", line)
-    assert f"$ {line}\nFAIL\n  FAIL reference_values: expected" in report.render(results)
+    assert f"$ {line}\nFAIL\n  FAIL reference_values: expected" in runner.render(
+        results, entries, []
+    )
 
 
 def test_the_page_is_of_its_results_and_of_the_entries_of_the_script():
-    bundled = json.loads((BUGS / "bugs.json").read_text("utf-8"))
-    assert (BUGS / "README.md").read_text("utf-8") == report.render(bundled)
-    for name, entries in (("found", commands.FINDINGS), ("tried", commands.TRIED)):
-        written = [x["name"] for x in bundled[name]]
-        assert written == [x.name for x in entries if x.name in written]
-    assert [x["name"] for x in bundled["read"]] == [x.name for x in commands.readings.READINGS]
-    names = [x.name for x in (*commands.FINDINGS, *commands.TRIED)]
+    bundled = kept.read(BUGS / "bugs.json")
+    assert (BUGS / "README.md").read_text("utf-8") == runner.render(bundled)
+    assert [*bundled] == [x.name for x in runner.ENTRIES if x.name in bundled]
+    names = [x.name for x in runner.ENTRIES]
     assert len(set(names)) == len(names)
-    entries = {x.name: x for x in commands.FINDINGS}
-    for written in bundled["found"]:
-        entry = entries[written["name"]]
-        for field in ("title", "cause", "mend", "note"):
-            assert written[field] == getattr(entry, field)
-        command = runner.command(entry.candidate) if entry.candidate else None
+    entries = {x.name: x for x in runner.ENTRIES}
+    for name, written in bundled.items():
+        candidate = entries[name].candidate
+        command = runner.command(candidate) if candidate else None
         assert (written["check"] or {}).get("command") == command
 
 
 def test_the_command_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "FINDINGS", (finding(),))
-    monkeypatch.setattr(commands, "TRIED", ())
+    monkeypatch.setattr(runner, "ENTRIES", (finding(),))
     invoke = CliRunner().invoke
-    shown = invoke(commands.main, ["--output", str(tmp_path)], catch_exceptions=False)
-    assert shown.output == "executed: one: here 1.2\n"
-    results = json.loads((tmp_path / "bugs.json").read_text())
-    assert (tmp_path / "README.md").read_text() == report.render(results)
-    assert invoke(commands.main, ["--list"]).output == "one\n"
+    shown = invoke(studies.main, ["bugs", "--out", str(tmp_path)], catch_exceptions=False)
+    assert shown.stdout == "executed: one: here 1.2\n"
+    assert [*kept.read(tmp_path / "bugs.json")] == ["one"]
+    assert "Executed: 1 entries in 1 packages." in (tmp_path / "README.md").read_text()
+    assert invoke(studies.main, ["bugs", "--list"]).output == "one\n"
+    assert invoke(studies.main, ["bugs", "two"]).exit_code == 2
 
 
 def test_inputs_are_those_that_are_named():
@@ -161,10 +159,10 @@ def test_inputs_are_those_that_are_named():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("entry", [*commands.FINDINGS, *commands.TRIED], ids=lambda x: x.name)
+@pytest.mark.parametrize("entry", runner.ENTRIES, ids=lambda x: x.name)
 def test_entries_hold_where_their_package_is(entry, monkeypatch):
     monkeypatch.undo()
     results, said = collected(entry)
-    if not results["found"] + results["tried"]:
+    if not results:
         assert said[0].startswith("skipped"), said
         pytest.skip(said[0])

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from refattn.conformance.vectors import hard, solving
 from refattn.conformance.vectors.hard import Hard
-from validation.digits import __main__ as cli
+from validation import studies
 from validation.digits import libraries, precision, search
 from validation.digits.libraries import Library, Row
 
@@ -117,11 +117,13 @@ def test_rows_and_table():
         assert row.median_of_terms > 18 or most == 16
         if most == 16:
             assert abs(row.median - (16 - 3 * row.level)) < 4
-    text = libraries.markdown(rows, [libraries.Skipped("mine", "why")])
-    assert text.count("| tie | 2 |") == text.count("| means | 3 |") == 2
-    assert text.endswith("skipped: mine: why\n")
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.replace("\\|", "").count("|") for line in lines} == {2 + len(ours) + 1}
+    missing = Library("mine", "numpy", Mock(side_effect=OSError("why")))
+    sections, data = libraries.table(SMALL, [*ours, missing])
+    assert data["rows"] == rows
+    for section in sections[:2]:
+        assert [tuple(x[:2]) for x in section.rows] == [("tie", 2), ("means", 3)]
+        assert {*map(len, section.rows)} == {len(section.columns)} == {2 + len(ours)}
+    assert sections[2].markdown().endswith("| mine | OSError('why') |\n")
 
 
 def test_entries_of_a_level_are_pooled():
@@ -162,30 +164,29 @@ def test_digits_of_other_libraries(name, d, lower, upper):
 
 def test_command(tmp_path, monkeypatch):
     row = Row("mine", "1.0", "tie", 1, 1.0, 2.0, 3.0, 4.0)
-    section = ("mine", lambda: (libraries.markdown([row]), [row._asdict()]))
-    monkeypatch.setattr(cli, "SECTIONS", (*cli.SECTIONS, section))
-    monkeypatch.setattr(cli.main.params[0].type, "choices", ["libraries", "mine"])
-    found = CliRunner().invoke(cli.main, ["--only", "mine", "--out", str(tmp_path)])
+    monkeypatch.setattr(libraries, "measure", lambda *args: ([row], []))
+    words = ["digits", "--only", "libraries", "--out", str(tmp_path)]
+    found = CliRunner().invoke(studies.main, words)
     assert found.exit_code == 0, found.output
     text = (tmp_path / "digits.md").read_text()
-    assert text.startswith("## mine\n\nDigits relative to the output, least / median:\n")
+    assert text.startswith("## digits relative to the output, least / median\n")
     assert "| tie | 1 | 1.0 / 2.0 |" in text
     data = json.loads((tmp_path / "digits.json").read_text())
-    assert data["mine"] == [row._asdict()]
-    assert set(data) == {"environment", "mine"}
+    assert data["libraries"] == {"rows": [row._asdict()], "skipped": []}
+    assert set(data) == {"environment", "libraries"}
 
 
 @pytest.mark.long
 def test_table_of_certificates():
-    text, data = precision.certificates_table(1)
+    (section,), data = precision.certificates_table(1)
     assert len(data) == 90
     assert max(x["worst"] for x in data) < 0.01
     assert min(x["ratios"][0] for x in data) >= 1
-    assert text.count("\n") == 8
+    assert len(section.rows) == 6
 
 
 def test_tables_of_functions_and_costs():
     _, data = precision.functions_table(64)
-    assert {x["dtype"] for x in data} == {"float64", "float32"}
-    assert max(x["units"] for x in data) < 1
+    assert {x.dtype for x in data} == {"float64", "float32"}
+    assert max(x.units for x in data) < 1
     assert len(precision.costs_table(32, 64)[1]) == 4

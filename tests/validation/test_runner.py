@@ -17,9 +17,7 @@ from refattn import stats
 from tests.cli.running import gone
 from tests.validation.conftest import run_claim
 from validation import __main__ as cli
-from validation import runner, sources, suite
-from validation.bugs import __main__ as bugs
-from validation.model import __main__ as model
+from validation import runner, sources, studies, suite
 from validation.suite import HOLDS, REFUTED, UNDERPOWERED, Claim, Compared, Findings, Statement
 from validation.suite import Shown as shown
 from validation.suite import Tested as tested
@@ -267,10 +265,10 @@ def test_a_claim_without_what_it_needs_is_left_out(examples, invoke, out):
         (cli.main, "--workers 0", "--workers"),
         (cli.main, "--seed -1", "--seed"),
         (cli.main, "--vary-seed --resume", "--vary-seed"),
-        (model.main, "--estimators softmax", "--estimators must be all or of"),
-        (model.main, "--features 0", "--features must be positive integers, got '0'"),
-        (model.main, "--draws 0", "--draws"),
-        (bugs.main, "none", ""),
+        (studies.main, "model --estimators softmax", "--estimators must be all or of"),
+        (studies.main, "model --features 0", "--features must be positive integers, got '0'"),
+        (studies.main, "model --draws 0", "--draws"),
+        (studies.main, "bugs none", "no entry is called 'none'"),
     ],
 )
 def test_unusable_arguments(main, words, said):

@@ -11,7 +11,6 @@ this machine:
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -49,13 +48,14 @@ try:
     from dask.utils import parse_bytes
     from distributed.protocol import pickle
     from rich.console import Console
-    from rich.table import Table
 except ModuleNotFoundError:
     sys.stderr.write("dask_run: error: needs `pip install 'refattn[distributed,validation]'`\n")
     sys.exit(2)
 
 from refattn import distributed
 
+from .. import results
+from ..results import Section
 from .timing import alternate, quartiles, ratio
 
 Record = dict[str, Any]
@@ -312,48 +312,39 @@ def run(client: Client, cases: list[Case], repeats: int, share: float) -> list[R
     return records
 
 
-def tables(records: list[Record], limit: int) -> Iterator[Table]:
+def tables(records: list[Record], limit: int) -> list[Section]:
     """What was found, for people."""
-    one = Table(title=f"larger than a worker, which may use {limit / 1e6:.0f} MB")
-    for column in ("", "q, k, v", "q, k, v MB", "chunks", "tasks", "optimised", "graph MB"):
-        one.add_column(column, justify="right")
-    for column in ("tasks/chunk", "s", "peak MB of workers", "spilled MB"):
-        one.add_column(column, justify="right")
-    two = Table(title="a worker is killed, and held in memory against one process")
-    for column in ("", "done before", "recomputed", "started", "s", "identical"):
-        two.add_column(column, justify="right")
-    for column in ("q, k, v", "s", "one process s", "ratio", "difference, eps"):
-        two.add_column(column, justify="right")
+    one = ("q, k, v", "q, k, v MB", "chunks", "tasks", "optimised", "graph MB", "tasks/chunk")
+    two = ("done before", "recomputed", "started", "s", "identical", "q, k, v", "s in memory")
+    found: tuple[list[list[Any]], list[list[Any]]] = [], []
     for x in records:
         a, b, c = x["large"], x["kill"], x["small"]
-        workers = a["workers"]
-        one.add_row(
-            x["case"],
-            _shape(a),
-            f"{a['bytes'] / 1e6:.0f}",
-            str(a["chunks"]),
-            str(a["graph"]["tasks"]),
-            str(a["optimised"]["tasks"]),
-            f"{a['optimised']['bytes'] / 1e6:.2f}",
-            f"{a['tasks_per_chunk']:.1f}",
-            f"{a['seconds']:.1f}",
-            ", ".join(f"{w['rss'] / 1e6:.0f}" for w in workers),
-            f"{sum(w['spilled'] for w in workers) / 1e6:.0f}",
+        found[0].append(
+            [
+                *(x["case"], _shape(a), f"{a['bytes'] / 1e6:.0f}", a["chunks"]),
+                *(a["graph"]["tasks"], a["optimised"]["tasks"]),
+                *(f"{a['optimised']['bytes'] / 1e6:.2f}", f"{a['tasks_per_chunk']:.1f}"),
+                f"{a['seconds']:.1f}",
+                ", ".join(f"{w['rss'] / 1e6:.0f}" for w in a["workers"]),
+                f"{sum(w['spilled'] for w in a['workers']) / 1e6:.0f}",
+            ]
         )
-        two.add_row(
-            x["case"],
-            str(b["tasks_before"]),
-            str(b["tasks_recomputed"]),
-            str(b["workers_started"]),
-            f"{b['seconds']:.1f}",
-            "yes" if b["identical"] else f"no, {b['difference_of_sums']:.1e}",
-            _shape(c),
-            f"{c['seconds']:.2f}",
-            f"{c['seconds_single']:.2f}",
-            f"{c['ratio']:.2f}",
-            f"{c['difference_eps']:.1f}",
+        found[1].append(
+            [
+                *(x["case"], b["tasks_before"], b["tasks_recomputed"], b["workers_started"]),
+                f"{b['seconds']:.1f}",
+                "yes" if b["identical"] else f"no, {b['difference_of_sums']:.1e}",
+                *(_shape(c), f"{c['seconds']:.2f}", f"{c['seconds_single']:.2f}"),
+                *(f"{c['ratio']:.2f}", f"{c['difference_eps']:.1f}"),
+            ]
         )
-    yield from (one, two)
+    limits = f"larger than a worker, which may use {limit / 1e6:.0f} MB"
+    killed = "a worker is killed, and held in memory against one process"
+    last = ("s of one process", "ratio", "difference, eps")
+    return [
+        Section(limits, ["case", *one, "s", "peak MB of workers", "spilled MB"], found[0]),
+        Section(killed, ["case", *two, *last], found[1]),
+    ]
 
 
 def _shape(record: Record) -> str:
@@ -440,10 +431,9 @@ def main(
         "cpus": os.cpu_count(),
         "versions": {x.__name__: x.__version__ for x in (refattn, np, dask)},
     }
-    out.write_text(json.dumps({"settings": settings, "cases": records}, indent=2), encoding="utf-8")
-    console = Console(width=160)
+    results.write(out.parent, {out.name: {"settings": settings, "cases": records}})
     for table in tables(records, limit):
-        console.print(table)
+        results.show(Console(width=160), table)
     click.echo(f"wrote {out}")
 
 

@@ -6,7 +6,6 @@ stream of the device, on which events measure the time of both. Products are nev
 
 from __future__ import annotations
 
-import json
 import math
 import platform
 import subprocess
@@ -28,7 +27,6 @@ import numpy as np
 try:
     import click
     from rich.console import Console
-    from rich.table import Table
 except ModuleNotFoundError:
     sys.stderr.write("gpu: error: needs `pip install 'refattn[validation]'`\n")
     sys.exit(2)
@@ -38,6 +36,8 @@ from refattn.arrays import blocks as arrays_blocks
 from refattn.arrays import library
 from refattn.engine import causal, positive
 
+from .. import results
+from ..results import Section
 from . import peers
 from .timing import Timer, alternate, quartiles, ratio
 
@@ -408,7 +408,7 @@ def run(
     found: Record = {"about": about, "tests": None, "comparisons": [], "blocks": []}
 
     def write() -> None:
-        out.write_text(json.dumps(found, indent=2, allow_nan=False), encoding="utf-8")
+        results.write(out.parent, {out.name: found})
 
     write()
     for shape in shapes:
@@ -426,33 +426,31 @@ def run(
     return found
 
 
-def tables(found: Record) -> Iterator[Table]:
+def tables(found: Record) -> Iterator[Section]:
     """What was found, for people."""
-    table = Table(title=str(found["about"].get("device", "")))
-    for column in ("", "q, k, v", "dtype", "", "ms", "refattn / it", "error, eps", "peak MB"):
-        table.add_column(column, justify="right")
+    rows: list[list[Any]] = []
     for record in found["comparisons"]:
         for name, form in record["forms"].items():
             quotient = record.get("ratios", {}).get(name)
-            table.add_row(
-                record["method"],
-                _by(record["shape"]),
-                record["dtype"],
-                name,
-                form.get("missing") or f"{1e3 * form['median']:.3f}",
-                "" if quotient is None else f"{quotient['median']:.2f}",
-                f"{form['error_eps']:.1f}" if form.get("error_eps") is not None else "",
-                f"{form['peak'] / 1e6:.0f}" if "peak" in form else "",
+            rows.append(
+                [
+                    *(record["method"], _by(record["shape"]), record["dtype"], name),
+                    form.get("missing") or f"{1e3 * form['median']:.3f}",
+                    "" if quotient is None else f"{quotient['median']:.2f}",
+                    f"{form['error_eps']:.1f}" if form.get("error_eps") is not None else "",
+                    f"{form['peak'] / 1e6:.0f}" if "peak" in form else "",
+                ]
             )
-    yield table
+    columns = ["method", "q, k, v", "dtype", "form", "ms", "refattn / it", "error, eps", "peak MB"]
+    yield Section(str(found["about"].get("device", "")), columns, rows)
     if found["blocks"]:
-        table = Table(title="blocks of queries and keys; causal: tokens of a step and of a leaf")
-        for column in ("", "q, k, v", "size", "ms"):
-            table.add_column(column, justify="right")
-        for record in found["blocks"]:
-            for size, median in record["medians"].items():
-                table.add_row(record["method"], _by(record["shape"]), size, f"{1e3 * median:.3f}")
-        yield table
+        title = "blocks of queries and keys; causal: tokens of a step and of a leaf"
+        rows = [
+            [record["method"], _by(record["shape"]), size, f"{1e3 * median:.3f}"]
+            for record in found["blocks"]
+            for size, median in record["medians"].items()
+        ]
+        yield Section(title, ["method", "q, k, v", "size", "ms"], rows)
 
 
 def _by(shape: Shape) -> str:
@@ -518,9 +516,8 @@ def main(
         blocks=blocks,
         tests=tests_timeout if tests else None,
     )
-    console = Console(width=120)
     for table in tables(found):
-        console.print(table)
+        results.show(Console(width=120), table)
     if found["tests"] is not None:
         click.echo("\n".join(found["tests"].get("tail", [found["tests"].get("missing", "")])))
     click.echo(f"wrote {out}")

@@ -14,17 +14,15 @@ with
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from rich import box
-from rich import table as rich_table
 from rich.console import Console
 
-from .. import svg
+from .. import results as kept
+from ..results import Section
 from . import environment
 from .cases import Record, compare
 from .figures import figures
@@ -35,14 +33,6 @@ from .timing import Quartiles, quartiles
 __all__ = ["collect", "not_measured", "show", "show_targets", "write", "wrong"]
 
 _NONE = "\N{EN DASH}"
-
-
-class Table(NamedTuple):
-    """A table in plain text."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def collect(settings: Settings, sections: dict[str, list[Record]]) -> dict[str, Any]:
@@ -58,28 +48,22 @@ def collect(settings: Settings, sections: dict[str, list[Record]]) -> dict[str, 
 
 def write(results: Mapping[str, Any], directory: Path) -> list[Path]:
     """Write results as `collect` makes them, and return the paths."""
-    (directory / "figures").mkdir(parents=True, exist_ok=True)
-    texts = {
-        "benchmarks.json": json.dumps(results, indent=1, allow_nan=False) + "\n",
-        "benchmarks.md": _markdown(results),
-    }
+    contents: dict[str, Any] = {"benchmarks.json": results, "benchmarks.md": _markdown(results)}
     for name, title, figure in figures(results["sections"]):
-        texts[f"figures/{name}.svg"] = svg.for_file(svg.draw(figure, name), title)
-    for name, text in texts.items():
-        (directory / name).write_text(text, encoding="utf-8")
-    return [directory / name for name in texts]
+        contents[f"figures/{name}.svg"] = title, figure
+    return kept.write(directory, contents)
 
 
 def show(console: Console, section: str, records: Sequence[Record]) -> None:
     """Print the tables of a section."""
     for table in _tables(section, records):
-        _print(console, table)
+        kept.show(console, table)
 
 
 def show_targets(console: Console, results: Mapping[str, Any]) -> None:
     """Print what was measured beside what it should be."""
     if results["targets"]:
-        _print(console, _targets(results))
+        kept.show(console, _targets(results))
 
 
 def wrong(sections: Mapping[str, Iterable[Record]]) -> list[str]:
@@ -105,7 +89,7 @@ def not_measured(sections: Mapping[str, Iterable[Record]]) -> dict[str, list[str
     return {reason: list(dict.fromkeys(names)) for reason, names in found.items()}
 
 
-def _tables(section: str, records: Sequence[Record]) -> Iterator[Table]:
+def _tables(section: str, records: Sequence[Record]) -> Iterator[Section]:
     """Tables by what the records hold."""
     held = [record for record in records if "bytes" in record]
     if held:
@@ -121,24 +105,24 @@ def _tables(section: str, records: Sequence[Record]) -> Iterator[Table]:
             yield _ratios(section, dtype, of_dtype)
 
 
-def _timed(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
-    columns = ["case", "form", "seconds", "quartiles", "over the first", "quartiles", "error"]
+def _timed(section: str, dtype: str | None, records: Iterable[Record]) -> Section:
+    columns = ["case", "form", "seconds", "quartiles", "ratio", "quartiles of it", "error"]
     rows = []
     for record in records:
         label = ", ".join([record["case"], *(f"{k} {n}" for k, n in record["sizes"].items())])
         for i, form in enumerate(record["forms"]):
             rows.append([label if i == 0 else "", form["name"], *_timed_cells(record, form)])
-    return Table(f"{section}, {dtype}" if dtype else section, columns, rows)
+    return Section(f"{section}, {dtype}" if dtype else section, columns, rows)
 
 
-def _ratios(section: str, dtype: str | None, records: Iterable[Record]) -> Table:
+def _ratios(section: str, dtype: str | None, records: Iterable[Record]) -> Section:
     rows = [
         [record["case"], one["form"], one["to"], _number(one["measured"]), _range(one["range"])]
         for record in records
         for one in record.get("ratios", ())
     ]
     title = ", ".join(filter(None, [f"{section}: time over that of another form", dtype]))
-    return Table(title, ["case", "form", "over", "is", "quartiles"], rows)
+    return Section(title, ["case", "form", "to", "measured", "range"], rows)
 
 
 def _timed_cells(record: Record, form: Record) -> list[str]:
@@ -155,7 +139,7 @@ def _timed_cells(record: Record, form: Record) -> list[str]:
     return [*_spread(quartiles(form["seconds"])), *ratio, error]
 
 
-def _curves(record: Record) -> Table:
+def _curves(record: Record) -> Section:
     """Median seconds by size, and the exponents."""
     forms = record["forms"]
     medians = [
@@ -167,7 +151,7 @@ def _curves(record: Record) -> Table:
     rows.append([f"exponent from {record['fitted_from']}", *map(_exponent, forms)])
     label = ", ".join(f"{k} {n}" for k, n in record["sizes"].items())
     title = f"{record['case']}, seconds, {record['dtype']}, {label}"
-    return Table(title, ["", *(form["name"] for form in forms)], rows)
+    return Section(title, ["size", *(form["name"] for form in forms)], rows)
 
 
 def _exponent(form: Record) -> str:
@@ -175,7 +159,7 @@ def _exponent(form: Record) -> str:
     return _NONE if fit is None else f"{fit['value']:.3f} ± {fit['error']:.3f}"
 
 
-def _memory(section: str, records: Sequence[Record]) -> Table:
+def _memory(section: str, records: Sequence[Record]) -> Section:
     sizes = list(dict.fromkeys(name for record in records for name in record["sizes"]))
     rows = [
         [
@@ -187,10 +171,10 @@ def _memory(section: str, records: Sequence[Record]) -> Table:
         for record in records
     ]
     title = f"{section}: peak beside arguments and result"
-    return Table(title, ["case", *sizes, "kind", "MiB"], rows)
+    return Section(title, ["case", *sizes, "kind", "MiB"], rows)
 
 
-def _targets(results: Mapping[str, Any]) -> Table:
+def _targets(results: Mapping[str, Any]) -> Section:
     rows = [
         [
             target["target"],
@@ -206,7 +190,7 @@ def _targets(results: Mapping[str, Any]) -> Table:
     ]
     full = results["settings"]["sizes"] == asdict(FULL)
     title = "targets" if full else "targets, which are meant for the full sizes"
-    return Table(title, ["target", "dtype", "should be", "is", "range", ""], rows)
+    return Section(title, ["target", "dtype", "should be", "measured", "range", "met"], rows)
 
 
 def _spread(values: Quartiles | None) -> tuple[str, str]:
@@ -224,15 +208,6 @@ def _number(x: float | None) -> str:
     return _NONE if x is None else f"{x:.3g}"
 
 
-def _print(console: Console, table: Table) -> None:
-    grid = rich_table.Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in table.columns:
-        grid.add_column(column)
-    for row in table.rows:
-        grid.add_row(*row, style="bold red" if "WRONG" in row[-1] else None)
-    console.print(grid, markup=False)
-
-
 def _markdown(results: Mapping[str, Any]) -> str:
     setting, machine = results["settings"], results["environment"]
     versions = ", ".join(f"{name} {x}" for name, x in machine["versions"].items() if x)
@@ -247,14 +222,5 @@ def _markdown(results: Mapping[str, Any]) -> str:
     tables = [_targets(results)] if results["targets"] else []
     for section, records in results["sections"].items():
         tables += _tables(section, records)
-    parts += [_markdown_table(table) for table in tables]
+    parts += [table.markdown().rstrip() for table in tables]
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_table(table: Table) -> str:
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return f"## {table.title}\n\n" + "\n".join("| " + " | ".join(_cells(x)) + " |" for x in lines)
-
-
-def _cells(row: Iterable[str]) -> list[str]:
-    return [" ".join(x.replace("|", r"\|").split()) for x in row]

@@ -1,63 +1,48 @@
-"""Running the entries: what still reproduces is kept, what does not is removed and named.
+"""Running the entries, and the page of those that hold: README.md, made of the results alone.
 
-The results are an object with
-
-- ``"version"``: 1.
-- ``"found"`` and ``"tried"``: records of what was run, with the package's version and the date.
-- ``"read"``: records of what was only read.
-
-A package that is not installed, or does not run, leaves the record that an earlier run made.
+What still reproduces is kept, what does not is removed and named. The results have for each name
+of an entry the package's version, the date, the numbers and what the checks said. A package that is
+not installed, or does not run, leaves the record that an earlier run made.
 """
 
 from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module, metadata
 from typing import Any
 
 from refattn import conformance
 
+from ..results import markdown
+from . import exact, landmarks, linear, performers, samplers
+from .readings import READINGS
 from .record import Candidate, Finding, Number, Reading, Tried
 
-__all__ = ["collect", "command", "run"]
+__all__ = ["ENTRIES", "command", "render", "run"]
 
+Entry = Finding | Tried
 Record = dict[str, Any]
+Results = Mapping[str, Record]
 Say = Callable[[str], None]
 
-
-def collect(
-    findings: Sequence[Finding],
-    tried: Sequence[Tried],
-    readings: Iterable[Reading],
-    earlier: Mapping[str, Any],
-    *,
-    only: Iterable[str] = (),
-    say: Say = print,
-) -> Record:
-    """Run entries, or those that are named, and put together what is written to ``bugs.json``."""
-    return {
-        "version": 1,
-        "found": run(findings, earlier.get("found", ()), only=only, say=say),
-        "tried": run(tried, earlier.get("tried", ()), only=only, say=say),
-        "read": [reading._asdict() for reading in readings],
-    }
+_FAMILIES = (performers, landmarks, linear, exact, samplers)
+ENTRIES: tuple[Entry, ...] = (
+    *(x for family in _FAMILIES for x in family.FINDINGS),
+    *(x for family in _FAMILIES for x in family.TRIED),
+)
 
 
 def run(
-    entries: Sequence[Finding] | Sequence[Tried],
-    earlier: Iterable[Record],
-    *,
-    only: Iterable[str] = (),
-    say: Say = print,
-) -> list[Record]:
-    """Run entries, and return the records of those that hold."""
-    before, chosen, records = {r["name"]: r for r in earlier}, set(only), []
+    entries: Sequence[Entry], earlier: Results, *, only: Iterable[str] = (), say: Say = print
+) -> dict[str, Record]:
+    """Run entries, or those that are named, and return the records of those that hold."""
+    chosen, records = set(only), dict[str, Record]()
     for entry in entries:
-        kept = before.get(entry.name)
+        kept = {entry.name: earlier[entry.name]} if entry.name in earlier else {}
         if chosen and entry.name not in chosen:
-            records += [kept] if kept else []
+            records |= kept
             continue
         try:
             version = metadata.version(entry.package)
@@ -67,9 +52,9 @@ def run(
                 words = "is not installed"
             else:
                 words = f"does not run: {type(reason).__name__}: {reason}"
-            of = f"; the entry of version {kept['package_version']} is kept" if kept else ""
-            say(f"skipped: {entry.name}: {entry.package} {words}{of}")
-            records += [kept] if kept else []
+            of = [f"; the entry of version {x['version']} is kept" for x in kept.values()]
+            say(f"skipped: {entry.name}: {entry.package} {words}{''.join(of)}")
+            records |= kept
             continue
         checked = _checked(entry.candidate)
         wrong = isinstance(entry, Finding)
@@ -80,7 +65,15 @@ def run(
                 say(f"  {number.what}: {number.value:.3g}, bound {number.bound}")
             continue
         say(f"executed: {entry.name}: {entry.package} {version}")
-        records.append(_record(entry, version, numbers, checked))
+        records[entry.name] = {
+            "version": version,
+            "date": datetime.date.today().isoformat(),
+            "numbers": [
+                x._asdict() | {"value": _rounded(x.value), "bound": x.bound and _rounded(x.bound)}
+                for x in numbers
+            ],
+            "check": checked,
+        }
     return records
 
 
@@ -125,28 +118,88 @@ def _checked(candidate: Candidate | None) -> Record | None:
     }
 
 
-def _record(
-    entry: Finding | Tried, version: str, numbers: Iterable[Number], checked: Record | None
-) -> Record:
-    words = entry._asdict()
-    for name in ("measure", "candidate"):
-        del words[name]
-    return words | {
-        "package_version": version,
-        "date": datetime.date.today().isoformat(),
-        "numbers": [
-            {
-                "what": x.what,
-                "value": _rounded(x.value),
-                "right": x.right,
-                "bound": x.bound and _rounded(x.bound),
-            }
-            for x in numbers
-        ],
-        "check": checked,
-    }
-
-
 def _rounded(value: float) -> float | None:
     """Three digits; none of what is not finite, which JSON does not have."""
     return float(f"{value:.3g}") if math.isfinite(value) else None
+
+
+_HEAD = """\
+# What was found in public implementations
+
+Written by `python -m validation.studies bugs` from `bugs.json`; not edited by hand. Every entry
+under *Executed* was run with the version that it names: its numbers are measured, and an entry that
+no longer reproduces is removed when the script is run. A package that was not installed in a run
+keeps the entry of an earlier one, with its version and date. Entries under *Read, not executed*
+were seen in source only. Causes are in our own words.
+
+*Real tensors* are the queries, keys and values of a sentence encoder that come with the package
+(`refattn.load_sample()`: all-MiniLM-L6-v2, 2 layers, 4 heads, 128 tokens, d = 32). An *error* is
+relative, in the Frobenius norm, against the result that the same formula gives in double precision,
+unless it says otherwise. Where authors document what they do, the entry says so: it may be right
+for their purpose, and is listed because results differ from what its name promises."""
+
+
+def render(
+    results: Results, entries: Sequence[Entry] = ENTRIES, readings: Sequence[Reading] = READINGS
+) -> str:
+    """Return the page in Markdown."""
+    held = [(x, results[x.name]) for x in entries if x.name in results]
+    found = [(x, record) for x, record in held if isinstance(x, Finding)]
+    tried = [(x, record) for x, record in held if isinstance(x, Tried)]
+    packages = len({x.package for x, _ in found})
+    parts = [
+        _HEAD,
+        f"Executed: {len(found)} entries in {packages} packages. Nothing found: {len(tried)}. "
+        f"Read, not executed: {len(readings)}.",
+        _summary(found),
+        "## Executed",
+        *(_entry(*x) for x in found),
+        "## Nothing found",
+        "What was tried in the same way, and is right as far as that goes.",
+        *(_entry(*x) for x in tried),
+        "## Read, not executed",
+        *map(_reading, readings),
+    ]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
+
+
+def _summary(found: Iterable[tuple[Entry, Record]]) -> str:
+    rows = []
+    for x, record in found:
+        first = next(n for n in record["numbers"] if n["bound"] is not None)
+        value = f"{_value(first['value'])} (right: {first['right']})"
+        rows.append([f"{x.package} {record['version']}", x.title, value])
+    return markdown(["package", "what", "first number that shows it"], rows, left=3)
+
+
+def _entry(x: Entry, record: Record) -> str:
+    return "\n\n".join(part.strip() for part in _parts(x, record) if part)
+
+
+def _parts(x: Entry, record: Record) -> Iterator[str]:
+    yield f"### {x.package}: {x.title}"
+    yield f"*{x.package} {record['version']}, executed {record['date']}.*"
+    numbers = [[n["what"], _value(n["value"]), n["right"]] for n in record["numbers"]]
+    yield markdown(["measured", "is", "right"], numbers, left=3)
+    if isinstance(x, Finding):
+        yield from _cure(x)
+        yield f"**Note.** {x.note}" if x.note else ""
+    if checked := record["check"]:
+        words = [f"$ {checked['command']}", checked["verdict"]]
+        lines = [*words, *(f"  {line}" for line in checked["lines"])]
+        yield "\n".join(["```console", *lines, "```"])
+
+
+def _cure(x: Finding | Reading) -> Iterator[str]:
+    yield f"**Cause.** {x.cause}"
+    yield f"**What mends it.** {x.mend}"
+
+
+def _reading(x: Reading) -> str:
+    address = f"https://github.com/{x.repository}/blob/{x.commit}/{x.path}"
+    said = f"*Not executed. Read in [{x.path}]({address}), commit {x.commit[:12]}.*"
+    return "\n\n".join([f"### {x.repository}: {x.title}", said, *_cure(x)])
+
+
+def _value(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"

@@ -22,6 +22,7 @@ from refattn import certified
 from refattn.conformance.vectors import hard, solving
 from refattn.conformance.vectors.hard import Hard
 
+from ..results import Section
 from . import search
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "Row",
     "Skipped",
     "digits",
-    "markdown",
     "measure",
     "table",
 ]
@@ -263,27 +263,23 @@ def _rows(library: Library, cases: Sequence[Hard]) -> list[Row]:
     ]
 
 
-def markdown(rows: Sequence[Row], skipped: Sequence[Skipped] = ()) -> str:
-    """Two tables, relative to the output and to sum |p v|: the least and the median digits."""
+def table(
+    cases: Sequence[Hard] = hard.HARD_CASES, libraries: Sequence[Library] = LIBRARIES
+) -> tuple[list[Section], Any]:
+    """Digits relative to the output and to sum |p v|: least and median."""
+    rows, skipped = measure(cases, libraries)
     versions = {row.library: row.version for row in rows}
     of = {(row.family, row.level, row.library): row for row in rows}
-    head = " | ".join(f"{name} {version}" for name, version in versions.items())
-    lines = []
-    for title, least in (("the output", "least"), ("sum \\|p v\\|", "least_of_terms")):
+    columns = ["family", "level", *(f"{name} {version}" for name, version in versions.items())]
+    sections = []
+    for title, least in (("the output", "least"), ("sum |p v|", "least_of_terms")):
         median = least.replace("least", "median")
-        lines += [f"Digits relative to {title}, least / median:", ""]
-        lines += [f"| family | level | {head} |", "| --- | --: |" + " --: |" * len(versions)]
-        for family, level in dict.fromkeys((row.family, row.level) for row in rows):
-            found = (of[family, level, name] for name in versions)
-            cells = (f"{getattr(x, least):.1f} / {getattr(x, median):.1f}" for x in found)
-            lines.append(f"| {family} | {level} | {' | '.join(cells)} |")
-        lines.append("")
-    lines += [f"skipped: {entry.library}: {entry.reason}" for entry in skipped]
-    return "\n".join(lines).strip() + "\n"
-
-
-def table() -> tuple[str, Any]:
-    """The section of `python -m validation.digits`: text, and what it is made of."""
-    rows, skipped = measure()
-    data = {"rows": [x._asdict() for x in rows], "skipped": [x._asdict() for x in skipped]}
-    return markdown(rows, skipped), data
+        cells = []
+        for place in dict.fromkeys((row.family, row.level) for row in rows):
+            found = (of[*place, name] for name in versions)
+            shown = (f"{getattr(x, least):.1f} / {getattr(x, median):.1f}" for x in found)
+            cells.append([*place, *shown])
+        sections.append(Section(f"digits relative to {title}, least / median", columns, cells))
+    if skipped:
+        sections.append(Section("skipped", Skipped._fields, skipped, left=2))
+    return sections, {"rows": rows, "skipped": skipped}

@@ -15,6 +15,8 @@ import refattn
 from refattn import certified, sampling
 from refattn.conformance.truth import exact
 
+from ..results import Section
+
 __all__ = [
     "Certificate",
     "Cost",
@@ -235,52 +237,31 @@ def _peak(call: Callable[[], Any]) -> float:
     return (peak - kept) / 2**20
 
 
-def certificates_table(seeds: int = 3) -> tuple[str, Any]:
+def certificates_table(seeds: int = 3) -> tuple[list[Section], Any]:
     """Errors of certified attention against 60 digits, in units of 2^-53 of the number."""
     found = list(certificates(seeds))
-    rows = [
-        ["kind", "cases", "largest error", "mean error", "least bound / error", "median", "proven"]
-    ]
+    columns = ["kind", "cases", "worst", "mean", "least ratio", "median ratio", "proven"]
+    rows = []
     for kind in ("all", *_KINDS):
         own = [x for x in found if kind in ("all", x.kind)]
         ratios = np.concatenate([x.ratios for x in own])
-        rows.append(
-            [
-                kind,
-                str(len(own)),
-                f"{max(x.worst for x in own):.2g}",
-                f"{np.mean([x.mean for x in own]):.2g}",
-                f"{ratios.min():.3g}",
-                f"{np.median(ratios):.3g}",
-                f"{np.mean([x.proven for x in own]):.2%}",
-            ]
-        )
+        errors = max(x.worst for x in own), np.mean([x.mean for x in own])
+        proven = f"{np.mean([x.proven for x in own]):.2%}"
+        numbers = (*errors, ratios.min(), np.median(ratios))
+        rows.append([kind, len(own), *(f"{x:.2g}" for x in numbers), proven])
     data = [
         x._asdict() | {"ratios": [float(x.ratios.min(initial=1e300)), len(x.ratios)]} for x in found
     ]
-    return _markdown(rows), data
+    return [Section("certified", columns, rows)], data
 
 
-def functions_table(n: int = 4096) -> tuple[str, Any]:
+def functions_table(n: int = 4096) -> tuple[list[Section], Any]:
     """Errors of functions of the package at a real size, against pairs."""
     found = list(own_functions(n))
-    rows = [["function", "dtype", "error", "units of eps (1 + exponent)", "bound of the reference"]]
-    rows += [[x.name, x.dtype, f"{x.error:.2g}", f"{x.units:.3f}", f"{x.bound:.1g}"] for x in found]
-    return _markdown(rows), [x._asdict() for x in found]
+    return [Section.of("refattn", found)], found
 
 
-def costs_table(n: int = 4096, tokens: int = 8192) -> tuple[str, Any]:
+def costs_table(n: int = 4096, tokens: int = 8192) -> tuple[list[Section], Any]:
     """Time and memory beside those in float64."""
     found = list(costs(n, tokens))
-    rows = [["", "seconds", "times float64", "ns a score", "MiB"]]
-    rows += [
-        [x.name, f"{x.seconds:.2f}", f"{x.ratio:.1f}", f"{x.nanoseconds:.0f}", f"{x.memory:.0f}"]
-        for x in found
-    ]
-    return _markdown(rows), [x._asdict() for x in found]
-
-
-def _markdown(rows: list[list[str]]) -> str:
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    rule = f"| --- |{' --: |' * (len(rows[0]) - 1)}"
-    return "\n".join([head, rule, *body]) + "\n"
+    return [Section.of("cost", found)], found

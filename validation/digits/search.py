@@ -28,6 +28,8 @@ from refattn import certified
 from refattn.conformance.vectors import hard
 from refattn.conformance.vectors.hard import Hard
 
+from ..results import markdown
+
 __all__ = [
     "RELATIVE",
     "SEEDS",
@@ -167,13 +169,14 @@ def starts() -> Iterator[Hard]:
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 def main(family: tuple[str, ...], steps: int, relative: str, seed: int) -> None:
     """Search for the worst case of each family and level."""
-    click.echo("| case | start: worst | found: worst | median | of sum \\|p v\\| |")
-    click.echo("| --- | --: | --: | --: | --: |")
+    rows = []
     for start in starts():
         if start.family in (family or hard.POWERS):
             found = climb(start, steps=steps, relative=relative, seed=seed)
             last = (found.first.output, found.last.output, found.last.median, found.last.terms)
-            click.echo(f"| {found.best.label} | {' | '.join(f'{x:.1f}' for x in last)} |")
+            rows.append([found.best.label, *(f"{x:.1f}" for x in last)])
+    columns = ["case", "start: worst", "found: worst", "median", "of sum |p v|"]
+    click.echo(markdown(columns, rows), nl=False)
 
 
 if __name__ == "__main__":

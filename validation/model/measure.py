@@ -18,7 +18,7 @@ from refattn import softmax_attention
 from refattn.compare import Skipped
 from refattn.registry import ESTIMATORS, Estimator
 
-from . import metrics
+from . import metrics, minilm
 from .encoder import Attention, Encoder
 
 __all__ = [
@@ -30,11 +30,13 @@ __all__ = [
     "Row",
     "Study",
     "attentions",
+    "describe_tolerated",
     "mean_of_values",
     "measure",
     "multiply_adds",
     "replace",
     "scaled",
+    "study_texts",
     "substitute",
     "tolerated",
 ]
@@ -44,6 +46,7 @@ Array = npt.NDArray[Any]
 EXACT, MEAN = "exact", "mean of v"
 LONG = 64  # tokens of a long text
 BLOCKS = 13  # of topics, for standard errors
+THRESHOLD = 0.99  # of the cosine, at which errors are tolerated
 TARGETS = (0.1, 0.3)  # errors of attention at which the loss of cosine is measured
 METRICS: dict[str, metrics.Metric] = {
     "cosine": metrics.cosine,
@@ -327,6 +330,29 @@ def tolerated(
         slope, start = np.polyfit(np.log(lost), np.log(errors), 1)
         found[name] = float(np.exp(start + slope * np.log(1 - threshold)))
     return found
+
+
+def study_texts(each: int) -> tuple[Study, dict[str, Any]]:
+    """The bundled encoder and some texts of each topic, and what they are."""
+    topics = [topic[:each] for topic in minilm.texts()]
+    texts = [text for topic in topics for text in topic]
+    ids = minilm.tokens(texts)
+    study = Study(minilm.load(), ids, [i for i, topic in enumerate(topics) for _ in topic])
+    about = {"model": minilm.NAME, "package": minilm.PACKAGE, "texts": len(texts)}
+    return study, about | {"tokens": int(sum(map(len, ids)))}
+
+
+def describe_tolerated(
+    study: Study, rows: Iterable[Row], seed: int, track: Callable[[Sequence[Any]], Iterable[Any]]
+) -> dict[str, Any]:
+    """What `refattn compare` holds errors against: see `compare.Tolerated`."""
+    errors = tolerated(study, rows, threshold=THRESHOLD, seed=seed, track=track)
+    return {
+        "model": minilm.NAME,
+        "measure": "mean cosine of its embeddings to the exact ones",
+        "threshold": THRESHOLD,
+        "errors": {name: float(f"{error:.3g}") for name, error in errors.items()},
+    }
 
 
 def attentions(

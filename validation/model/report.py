@@ -1,72 +1,45 @@
-"""Tables, JSON and figure of what `validation.model.measure` found.
+"""Table and figure of what `validation.model.measure` found.
 
-``results.json`` is an object with ``"version"`` (1; a change that breaks readers adds 1),
-``"settings"``, ``"environment"``, ``"rows"`` (those of `measure.Row`), ``"skipped"`` and
-``"tolerated"``, which is ``tolerated.json`` too: the relative error of attention, in all layers, at
-which the mean cosine is at the threshold, by estimator.
+Results are an object with ``"settings"``, ``"environment"``, ``"rows"`` (those of `measure.Row`),
+``"skipped"`` and ``"tolerated"``: the relative error of attention, in all layers, at which the mean
+cosine is at the threshold, by estimator.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refattn.registry import DEFAULT
 
-from .. import plotting, svg
-from .measure import EXACT, LONG
+from .. import plotting
+from ..results import Section
+from .measure import EXACT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figure", "overview", "table", "write"]
+__all__ = ["TITLE", "figure", "overview"]
 
-VERSION = 1
 TITLE = "What is lost of the embeddings, against S and against cost"
 
 Results = Mapping[str, Any]
 Row = Mapping[str, Any]
 
 
-def write(results: Results, out: Path) -> list[Path]:
-    """Write results.json, results.md, tolerated.json and model.svg."""
-    contents = {
-        "results.json": json.dumps({"version": VERSION, **results}, indent=1) + "\n",
-        "results.md": f"{overview(results)}\n{table(results)}",
-        "tolerated.json": json.dumps(results["tolerated"], indent=1) + "\n",
-        "model.svg": svg.for_file(svg.draw(figure(results), "model"), TITLE),
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    for name, text in contents.items():
-        (out / name).write_text(text, encoding="utf-8")
-    return [out / name for name in contents]
-
-
-def overview(results: Results) -> str:
-    """One line for each estimator: the cosine at each S, all else at the largest.
+def overview(results: Results) -> Section:
+    """One row for each estimator: the cosine at each S, all else at the largest.
 
     Of what was replaced first, all layers by default.
     """
     sizes, where = results["settings"]["sizes"], results["settings"]["layers"][0]
-    cells = [
-        [
-            "estimator",
-            *(f"cosine, S = {s}" for s in sizes),
-            "lowest 5 %",
-            "rank correlation",
-            "same neighbour",
-            "error",
-            "tolerated",
-            "multiply-adds",
-            "seconds",
-        ]
-    ]
+    columns = ["estimator", *(f"cosine, S = {s}" for s in sizes), "lowest 5 %", "rank correlation"]
+    columns += ["same neighbour", "error", "tolerated", "multiply-adds", "seconds"]
     own: dict[str, dict[int | None, Row]] = {}
     for row in results["rows"]:
         if row["layers"] == where:
             own.setdefault(row["estimator"], {})[row["samples"]] = row
+    cells = []
     for name, rows in own.items():
         last = list(rows.values())[-1]
         found = [rows.get(s, rows.get(None)) for s in sizes]
@@ -80,28 +53,7 @@ def overview(results: Results) -> str:
                 *_costs(last, results),
             ]
         )
-    return _markdown(cells)
-
-
-def table(results: Results) -> str:
-    """Every row that was measured."""
-    names = {
-        "cosine": "cosine",
-        "low": "lowest 5 %",
-        "long": f"cosine, {LONG} tokens and more",
-        "ranks": "rank correlation",
-        "neighbours": "same neighbour",
-    }
-    head = ["layers", "estimator", "S", *names.values(), "error", "multiply-adds", "seconds"]
-    cells = [head]
-    for row in results["rows"]:
-        size = "" if row["samples"] is None else str(row["samples"])
-        metrics = [_pair(row, metric) for metric in names]
-        error = f"{row['attention']:.3g}"
-        cells.append(
-            [row["layers"], row["estimator"], size, *metrics, error, *_costs(row, results)]
-        )
-    return _markdown(cells)
+    return Section("all layers" if where == "all" else f"layer {where}", columns, cells)
 
 
 def _pair(row: Row, metric: str) -> str:
@@ -112,11 +64,9 @@ def _pair(row: Row, metric: str) -> str:
     return f"{value:.4f} ± {spread:.4f}" if spread < 0.001 else f"{value:.3f} ± {spread:.3f}"
 
 
-def _costs(row: Row, results: Results) -> tuple[str, str]:
+def _costs(row: Row, results: Results) -> list[str]:
     """Multiply-adds and seconds, as multiples of exact attention in the same layers."""
-    return _optional(_cost(row, results, "multiply_adds")), _optional(
-        _cost(row, results, "seconds")
-    )
+    return [_optional(_cost(row, results, unit)) for unit in ("multiply_adds", "seconds")]
 
 
 def _cost(row: Row, results: Results, unit: str) -> float | None:
@@ -128,12 +78,6 @@ def _cost(row: Row, results: Results, unit: str) -> float | None:
 
 def _optional(x: float | None) -> str:
     return "" if x is None else f"{x:.2g}" if x < 100 else f"{x:.0f}"
-
-
-def _markdown(cells: Sequence[Sequence[str]]) -> str:
-    head, *rest = cells
-    rule = ["---"] + ["--:"] * (len(head) - 1)
-    return "".join(f"| {' | '.join(line)} |\n" for line in [head, rule, *rest])
 
 
 _NOTHING = 1e-4  # the loss at which estimators that are exact there are drawn

@@ -1,4 +1,4 @@
-"""Pages of text and tables: for a terminal of any width, for Markdown, and as CSV."""
+"""Text and tables of results: for a terminal of any width, in Markdown, and as CSV."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from ...arrays.words import printable
+from ...arrays.tables import Table
+from ...arrays.words import portable
 
 STATUS_COLOURS = {
     "PASS": "green",
@@ -33,7 +34,6 @@ STATUS_COLOURS = {
 _STATUS = re.compile(rf"^(  )?({'|'.join(filter(str.isupper, STATUS_COLOURS))})\b", re.MULTILINE)
 # A shape with its name, or a sum in brackets: stays in one line.
 _SHAPE = re.compile(r"(\b\w+ )?\([\d, ]+\)|\(\w+ \+ \w+\)|\|\w+ \+ \w+\|")
-_Columns = str | tuple[str, ...]
 _GAP = 3  # characters between columns
 _NARROWEST = 16  # of the first column, where it is broken
 
@@ -49,82 +49,97 @@ def limit() -> int | None:
     return width() if asked or (sys.stdout is not None and sys.stdout.isatty()) else None
 
 
-class Table:
-    """Rows of cells under names.
+class Grid:
+    """The cells of a table as a page has them.
 
     Parameters
     ----------
-    *names : str
-        Of the columns. The first is set left, the others right.
-    drop : sequence of str or tuple of str
-        Columns that a narrow page leaves out, the first of them first; those of a tuple together.
-    left : sequence of str
-        More columns that are set left.
-    keys : int
-        How many columns at the start name a row, and are in each part of a table that is split.
+    table : Table
+        Its columns that pages have are there.
+    broken : bool
+        Whether names are broken where they have an underscore.
     """
 
-    def __init__(
-        self, *names: str, drop: Sequence[_Columns] = (), left: Sequence[str] = (), keys: int = 1
-    ) -> None:
-        self.names, self.drop, self.keys = names, drop, keys
-        self.left = {names[0], *left}
-        self.rows: list[tuple[str, ...]] = []
+    def __init__(self, table: Table, *, broken: bool = False) -> None:
+        self.columns = [x for x in table.columns if x.show is not None]
+        self.keys = table.keys
+        names = [x.name.replace("_", "_\n") if broken else x.name for x in self.columns]
+        tallest = max((x.count("\n") for x in names), default=0)
+        self.names = ["\n" * (tallest - x.count("\n")) + x for x in names]
+        self.rows = [[x.cell(row) for x in self.columns] for row in table.rows]
+        values = [[x.value(row) for row in table.rows] for x in self.columns]
+        self.left = [i == 0 or _is_text(x) for i, x in enumerate(values)]
+        self.widths = [
+            max(cell_len(line) for row in (self.names, *self.rows) for line in row[i].split("\n"))
+            for i in range(len(names))
+        ]
 
-    def add_row(self, *cells: str) -> None:
-        self.rows.append(cells)
+    def length(self, kept: Sequence[int], first: int) -> int:
+        """Return characters of a line, `first` of these in the first column."""
+        return first + sum(self.widths[i] for i in kept if i) + _GAP * (len(kept) - 1)
 
-    def widths(self) -> list[int]:
-        """Return characters of each column."""
-        rows = [self.names, *self.rows]
-        return [max(cell_len(row[i]) for row in rows) for i in range(len(self.names))]
-
-    def fitting(self, most: int) -> tuple[list[int], list[str]]:
-        """Return columns that fit on a page, and names of those left out."""
-        widths, kept, out = self.widths(), list(range(len(self.names))), list[str]()
-        for item in self.drop:
-            names = {item} if isinstance(item, str) else {*item} & {*self.names}
-            if _line_length(widths, kept) <= most:
+    def fitting(self, most: int) -> list[int]:
+        """Return columns that fit on a page."""
+        kept = list(range(len(self.columns)))
+        for drop in sorted({x.drop for x in self.columns} - {0}):
+            if self.length(kept, self.widths[0]) <= most:
                 break
-            kept = [i for i in kept if self.names[i] not in names]
-            out += dict.fromkeys(name for name in self.names if name in names)
-        return kept, out
+            kept = [i for i in kept if self.columns[i].drop != drop]
+        return kept
 
-    def parts(self, most: int, kept: Sequence[int] | None = None) -> list[list[int]]:
+    def parts(self, most: int, kept: Sequence[int]) -> list[list[int]]:
         """Return columns of several tables that fit on a page, each with the keys.
 
-        What has no name belongs to the column before it. The first is broken between words if all
-        others are beside it then.
+        The first is broken between words if all others are beside it then.
         """
-        kept = [*range(len(self.names))] if kept is None else kept
-        widths, groups = self.widths(), list[list[int]]()
-        if _line_length([self.least(), *widths[1:]], kept) <= most:
+        if self.length(kept, self.least()) <= most:
             return [[*kept]]
-        for i in kept[self.keys :]:
-            if groups and groups[-1][-1] == i - 1 and not self.names[i].strip():
-                groups[-1].append(i)
-            else:
-                groups.append([i])
         keys = [*range(self.keys)]
         parts = [[*keys]]
-        for group in groups:
-            if len(parts[-1]) > len(keys) and _line_length(widths, [*parts[-1], *group]) > most:
+        for i in kept[self.keys :]:
+            wide = self.length([*parts[-1], i], self.widths[0]) > most
+            if len(parts[-1]) > len(keys) and wide:
                 parts.append([*keys])
-            parts[-1] += group
+            parts[-1].append(i)
         return parts
 
     def least(self) -> int:
         """Return the characters of the first column's longest word, and some more."""
         words = [word for row in (self.names, *self.rows) for word in row[0].split()]
-        return min(self.widths()[0], max(_NARROWEST, *map(cell_len, words), 0))
+        return min(self.widths[0], max(_NARROWEST, *map(cell_len, words), 0))
 
-    def name(self, i: int, kept: Sequence[int]) -> str:
-        """Return the name of a column, or of the one before if it has none and that is out."""
-        return self.names[i] if self.names[i].strip() or i - 1 in kept else self.names[i - 1]
+    def drawn(self, kept: Sequence[int], most: int = 10_000) -> str:
+        """Return lines of some columns, without spaces at their ends."""
+        console = Console(width=10_000, highlight=False, markup=False, emoji=False)
+        drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        first = min(self.widths[0], max(most - self.length(kept, 0), self.least()))
+        for i in kept:
+            drawn.add_column(
+                self.names[i],
+                justify="left" if self.left[i] else "right",
+                no_wrap=i > 0,
+                width=None if i else first,
+            )
+        for row in self.rows:
+            drawn.add_row(*(Text(row[i], STATUS_COLOURS.get(_last(row[i]), "")) for i in kept))
+        with console.capture() as printed:
+            console.print(drawn)
+        return "\n".join(line.rstrip() for line in printed.get().splitlines())
+
+    def markdown(self) -> str:
+        def line(cells: Iterable[str]) -> str:
+            return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+        rule = ("---" if left else "---:" for left in self.left)
+        return "\n".join([line(self.names), line(rule), *map(line, self.rows)]) + "\n"
 
 
-def _line_length(widths: Sequence[int], kept: Sequence[int]) -> int:
-    return sum(widths[i] for i in kept) + _GAP * (len(kept) - 1)
+def _is_text(values: Sequence[Any]) -> bool:
+    return all(isinstance(x, str | None) for x in values)
+
+
+def _last(cell: str) -> str:
+    return cell.rpartition(" ")[2]
 
 
 class Page:
@@ -142,19 +157,25 @@ class Page:
             _echo("\n".join(_wrap_line(line, width())))
 
     def table(self, table: Table, *, split: bool = False) -> None:
-        """Print a table; where it is too wide some columns are left out, and others follow below.
+        """Print a table, and the units of its columns.
 
+        Where it is too wide names are broken, some columns are left out, and others follow below.
         With `split` none is left out.
         """
+        grid = Grid(table)
+        every, most = [*range(len(grid.columns))], width()
         if self.markdown:
-            _echo(_to_markdown(table))
-            return
-        kept, out = (None, []) if split else table.fitting(width())
-        for number, part in enumerate(table.parts(width(), kept)):
-            _echo("\n" * (number > 0) + _draw_columns(table, part, width()))
-        if out:
-            names = ", ".join(dict.fromkeys(out))
-            self.say(f"left out at this width: {names} (--format csv has all)")
+            _echo(grid.markdown())
+        else:
+            if grid.length(every, grid.widths[0]) > most:
+                grid = Grid(table, broken=True)
+            kept = every if split else grid.fitting(most)
+            for number, part in enumerate(grid.parts(most, kept)):
+                _echo("\n" * (number > 0) + grid.drawn(part, most))
+            if out := [grid.columns[i].name for i in every if i not in kept]:
+                self.say(f"left out at this width: {', '.join(out)} (--format csv has all)")
+        if units := [f"{x.name}: {x.unit}" for x in grid.columns if x.unit]:
+            self.say("; ".join(units))
 
     def report(self, text: str) -> None:
         """Print lines with verdicts in colour where there is any, broken on a terminal."""
@@ -207,45 +228,22 @@ def _wrap_line(line: str, most: int, indent: int = 0) -> list[str]:
     return [x.replace("\xa0", " ") for x in lines] or [""]
 
 
-def _first_width(table: Table, kept: Sequence[int], most: int) -> int:
-    """Return characters of the first column: as many as the others leave, but no word is broken."""
-    widths = table.widths()
-    rest = _line_length(widths, kept) - widths[0]
-    return min(widths[0], max(most - rest, table.least()))
-
-
-def _draw_columns(table: Table, kept: Sequence[int], most: int = 10_000) -> str:
-    """Return lines of some columns, without spaces at their ends."""
-    console = Console(width=10_000, highlight=False, markup=False, emoji=False)
-    drawn = Drawn(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for i in kept:
-        name = table.names[i]
-        drawn.add_column(
-            table.name(i, kept),
-            justify="left" if name in table.left else "right",
-            no_wrap=i > 0,
-            width=None if i else _first_width(table, kept, most),
-        )
-    for row in table.rows:
-        drawn.add_row(*(Text(row[i], style=STATUS_COLOURS.get(row[i], "")) for i in kept))
-    with console.capture() as printed:
-        console.print(drawn)
-    return "\n".join(line.rstrip() for line in printed.get().splitlines())
-
-
-def _to_markdown(table: Table) -> str:
-    def line(cells: Iterable[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-    rule = ("---" if name in table.left else "---:" for name in table.names)
-    return "\n".join([line(table.names), line(rule), *map(line, table.rows)]) + "\n"
-
-
-def to_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Write one flat table; cells without a value are empty."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+def to_csv(tables: Sequence[Table]) -> str:
+    """Write tables as one, which says of a row where it belongs if several have a name."""
+    file, several = io.StringIO(), sum(bool(table.name) for table in tables) > 1
+    names = dict.fromkeys(["table"] * several + [x.name for y in tables for x in y.columns])
+    writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
     writer.writeheader()
-    for row in rows:
-        writer.writerow({x: printable(y) if isinstance(y, str) else y for x, y in row.items()})
+    for table in tables:
+        for row in table.rows:
+            cells = {x.name: _flat(portable(x.value(row))) for x in table.columns}
+            writer.writerow(cells | {"table": table.name} if several else cells)
     return file.getvalue()
+
+
+def _flat(value: Any) -> Any:
+    """Write a list in a cell: words, or the index of a head."""
+    if not isinstance(value, list):
+        return value
+    words = isinstance(value[0], str) if value else False
+    return ("; " if words else ",").join(map(str, value))

@@ -17,7 +17,6 @@ from ...profile import Advice, advice
 from ...registry import ESTIMATORS
 from ...verification.z_scores import z_by_row, z_of_head
 from . import style
-from .profiles import LABELS
 
 if TYPE_CHECKING:
     from .verdicts import Verified
@@ -416,6 +415,9 @@ def _plot_spectra(panels: Sequence[Any], profile: Advice) -> None:
     panels[0].set_ylabel("eigenvalue of the covariance,\nin kernel coordinates")
 
 
+_LABELS = {x: x for x in advice.LAWS} | {"ra": "ra (bound)"}
+
+
 def _plot_predictions(axes: Any, profile: Advice) -> None:
     """Plot errors by the laws, with standard errors if some queries were left out."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
@@ -438,10 +440,10 @@ def _plot_predictions(axes: Any, profile: Advice) -> None:
     labels = []
     for i, (name, points) in enumerate(curves.items()):
         if not points:
-            labels.append(style.Label(f"{LABELS[name]}: outside regime", None, {}))
+            labels.append(style.Label(f"{_LABELS[name]}: outside regime", None, {}))
             continue
         sizes, values, spread = zip(*points, strict=True)
         bars = {"yerr": spread} if any(x > 0 for x in spread) else {}
         axes.errorbar(sizes, values, **bars, **style.mark(i))
-        labels.append(style.Label(LABELS[name], (sizes[-1], values[-1]), style.mark(i)))
+        labels.append(style.Label(_LABELS[name], (sizes[-1], values[-1]), style.mark(i)))
     style.beside({axes: labels})

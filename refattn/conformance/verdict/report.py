@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 from xml.etree import ElementTree
 
 from ..._version import __version__
-from ...arrays.words import portable, printable
+from ...arrays.tables import Column, Table
+from ...arrays.words import portable, printable, to_json
 from ...files.arrays import INSTALL
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
@@ -125,6 +125,14 @@ class Result:
         return self.suspects or ["none of the known mistakes"][: self.compared]
 
     @property
+    def finding(self) -> str:
+        """The evidence, what it is like, and what it lacks, in a line."""
+        alike = (
+            f" (like: {'; '.join(self.likeness)})" if self.likeness and self.status == FAIL else ""
+        )
+        return "; ".join([f"{self.summary}{alike}", *self.shortfalls])
+
+    @property
     def shortfalls(self) -> list[str]:
         """What an underpowered check detects, where it is to detect less."""
         return [
@@ -224,9 +232,18 @@ class Report:
     def to_json(self) -> str:
         """Write the report as JSON; what is not finite is null, odd characters are escaped."""
         said = ("verdict", "conclusion", "severities", "guarantee")
-        content = {name: getattr(self, name) for name in said} | asdict(self)
-        text = json.dumps(portable(content), indent=2, default=lambda x: printable(str(x)))
-        return text + "\n"
+        content = {name: getattr(self, name) for name in said} | portable(self)
+        return to_json(content | {"results": self.tables()[0].rows[: len(self.results)]})
+
+    def tables(self) -> tuple[Table]:
+        """Give the checks as rows, those that were not tried after the others."""
+        rows = [portable(x) | {"finding": printable(x.finding)} for x in self.results]
+        for name, why in self.not_tried.items():
+            rows.append({"check": name, "status": "NOT TRIED", "finding": why, "reason": why})
+        names = ("severity", "layer", "claim", "expected", "got", "error", "p", "adjusted")
+        columns = [Column(x) for x in ("check", "status", "finding")]
+        columns += [Column(x, None) for x in (*names, "samples", "suspects", "reason", "seconds")]
+        return (Table("results", rows, columns),)
 
     def to_junit(self) -> str:
         """Return the report as JUnit XML."""

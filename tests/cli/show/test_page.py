@@ -6,11 +6,18 @@ import sys
 
 import pytest
 
+from refattn.arrays import tables
+from refattn.arrays.tables import Column
 from refattn.cli.show import page
 from tests.cli.commands import LINES, output
 from tests.cli.running import run
 
 pytestmark = pytest.mark.usefixtures("here")
+
+
+def grid(row, keys=1, **drop):
+    columns = [Column(name, drop=drop.get(name, 0)) for name in row]
+    return page.Grid(tables.Table("", [row], columns, keys))
 
 
 @pytest.mark.long("tolerance")
@@ -21,32 +28,37 @@ def test_tables_fit_the_page(name):
     rest = "left out at this width: names (--format csv has all)"
 
     def words(text):
-        return {x for word in re.findall(r"[^\s\d─]+", text) if len(x := word.strip(",")) > 2}
+        parts = re.findall(r"[^\s\d─_]+", text)  # names are broken at underscores
+        return {x for word in parts if len(x := word.strip(",")) > 2}
 
-    for width in (32, 40, 60, 80):
+    for width in (36, 40, 60, 80):
         narrow = output(name, width=width)
         assert max(map(len, narrow.splitlines())) <= width
         assert width < 80 or words(narrow) <= words(wide) | words(rest)  # none is broken
-        if name == "compare" and width < 60:  # rows are told by S too
+        if name == "compare" and width < 60:  # rows are told by samples too
             heads = [x.split()[:2] for x in narrow.splitlines() if x.startswith("estimator")]
             assert len(heads) > 1
-            assert all(x == ["estimator", "S"] for x in heads)
+            assert all(x == ["estimator", "samples"] for x in heads)
 
 
 def test_the_least_important_columns_are_left_out():
-    table = page.Table("a", "bb", "ccc", "bb", drop=("bb", "ccc"))
-    table.add_row("1", "2", "3", "4")
-    assert table.fitting(17) == ([0, 1, 2, 3], [])  # 1 + 2 + 3 + 2, and three gaps of 3
-    assert table.fitting(16) == ([0, 2], ["bb"])
-    assert table.fitting(1) == ([0], ["bb", "ccc"])
-    pairs = page.Table("a", "bb", "ccc", "d", drop=(("bb", "d", "e"), "ccc"))
-    assert pairs.fitting(8) == ([0, 2], ["bb", "d"])
-    assert table.parts(9) == [[0, 1], [0, 2], [0, 3]]
-    assert [len(line) for line in page._draw_columns(table, [0, 1, 2, 3]).splitlines()] == [17] * 3
+    table = grid({"a": 1, "bb": 2, "ccc": 3, "dd": 4}, bb=1, dd=1, ccc=2)
+    assert table.fitting(17) == [0, 1, 2, 3]  # 1 + 2 + 3 + 2, and three gaps of 3
+    assert table.fitting(16) == [0, 2]
+    assert table.fitting(1) == [0]
+    assert table.parts(9, range(4)) == [[0, 1], [0, 2], [0, 3]]
+    assert [len(line) for line in table.drawn(range(4)).splitlines()] == [17] * 3
     narrow, wide = (output("compare", width=x) for x in (80, 120))
-    assert "left out at this width: which, worst head (--format csv has all)\n" in narrow
-    assert "worst head" not in narrow.partition("left out")[0]
-    assert "worst head   which" in wide
+    assert "left out at this width: error_worst, worst_head (--format csv has all)\n" in narrow
+    assert "worst" not in narrow.partition("left out")[0]
+    assert "error_worst   worst_head   seconds" in wide
+
+
+def test_names_are_broken_before_columns_are_left_out():
+    table = tables.Table("", [{"a": 1, "mean_of_b": 2.0}], [Column("a"), Column("mean_of_b")])
+    lines = page.Grid(table, broken=True).drawn([0, 1]).splitlines()
+    assert [x.strip() for x in lines[:3]] == ["mean_", "of_", "a       b"]
+    assert page.Grid(table).drawn([0, 1]).splitlines()[0] == "a   mean_of_b"
 
 
 def test_tables_that_are_still_too_wide_are_split():
@@ -54,13 +66,10 @@ def test_tables_that_are_still_too_wide_are_split():
     cells = {x for line in narrow.split("\n\n", 1)[1].splitlines() for x in line.split()[1:]}
     assert {"rfa-iid@4", "lara-balance@4"} <= cells
     assert len(re.findall("^head", narrow, re.M)) > len(re.findall("^head", wide, re.M)) == 1
-    table = page.Table("a b", "S", "cccc", "dddd", "", "eeee", drop=("eeee",), keys=2)
-    table.add_row("x", "1", "2", "3", "no", "4")
-    kept, _ = table.fitting(19)
-    assert table.parts(26, kept) == [[0, 1, 2, 3, 4]]
-    assert table.parts(19, kept) == [[0, 1, 2], [0, 1, 3, 4]]  # what has no name is not alone
-    assert table.name(4, [0, 3, 4]) == ""
-    assert table.name(4, [0, 4]) == "dddd"
+    table = grid({"a b": "x", "S": 1, "cccc": 2, "dddd": 3, "eeee": 4}, keys=2, eeee=1)
+    kept = table.fitting(19)
+    assert table.parts(26, kept) == [[0, 1, 2, 3]]
+    assert table.parts(14, kept) == [[0, 1, 2], [0, 1, 3]]
 
 
 @pytest.mark.long("60", "80")
@@ -97,6 +106,9 @@ def test_where_lines_are_broken(monkeypatch):
 
 def test_characters_of_markdown_and_csv_are_escaped():
     markdown = output("profile", "--format", "markdown")
-    assert "\\|mean q\\|" in markdown
+    assert "| N(0, I) |" in markdown
     assert "||" not in markdown
-    assert page.to_csv(["a"], [{"a": "x\x1b[31m"}]) == "a\nx\\x1b[31m\n"
+    table = tables.Table("", [{"a": "x|y"}], [Column("a")])
+    assert page.Grid(table).markdown().endswith("| x\\|y |\n")
+    table = tables.Table("", [{"a": "x\x1b[31m"}], [Column("a")])
+    assert page.to_csv([table]) == "a\nx\\x1b[31m\n"

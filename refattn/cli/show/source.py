@@ -1,0 +1,57 @@
+"""What results are of, in words and as JSON: versions, the file and its arrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from ..._version import __version__
+from ...arrays.library import Floats
+from ...arrays.words import printable
+from ...files.tensors import Tensors
+from ...rounding.problems import CALLED, Problem
+
+
+def heading(path: Path, arrays: dict[str, Floats]) -> str:
+    """Write the name of the file, shapes and dtype."""
+    shapes = ", ".join(f"{name} {x.shape}" for name, x in arrays.items())
+    return f"{click.format_filename(path.name)}: {shapes}, {arrays['q'].dtype}"
+
+
+def origin(path: Path, arrays: dict[str, Floats]) -> dict[str, Any]:
+    """Return versions, and what was read."""
+    shapes = {name: x.shape for name, x in arrays.items()}
+    return _versions(path) | {"shapes": shapes, "dtype": str(arrays["q"].dtype)}
+
+
+def _versions(path: Path) -> dict[str, Any]:
+    return {"refattn": __version__, "numpy": np.__version__, "file": path.name}
+
+
+def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
+    """Write the name of the file, shapes, dtype, and the conventions, in two lines."""
+    differing = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
+    shapes = ", ".join(f"{name} {x}{differing.get(name, '')}" for name, x in tensors.shapes.items())
+    rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
+    said = [
+        CALLED[problem.kind],
+        f"scale {problem.scale:.6g}",
+        "causal" if problem.causal else "not causal",
+    ]
+    if problem.window != (None, None):
+        said.append(f"window {','.join('' if x is None else str(x) for x in problem.window)}")
+    if problem.softcap is not None:
+        said.append(f"softcap {problem.softcap:g}")
+    said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in tensors.shapes]
+    name = click.format_filename(tensors.path.name)
+    return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
+
+
+def source_of(tensors: Tensors, problem: Problem) -> dict[str, Any]:
+    """Return versions, what was read, and what it was compared with."""
+    read = {"shapes": tensors.shapes, "dtypes": tensors.dtypes, "estimator": CALLED[problem.kind]}
+    conventions = ("scale", "causal", "window", "softcap")
+    return _versions(tensors.path) | read | {name: getattr(problem, name) for name in conventions}

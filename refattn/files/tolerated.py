@@ -1,0 +1,75 @@
+"""The errors that a trained model tolerates of each estimator."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from ..arrays.shown import held
+from .sample import path
+
+
+@held()
+class Tolerated(NamedTuple):
+    """The relative error of attention that a trained model tolerates.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    measure : str
+        What is measured of it, when the attention of all its layers is replaced.
+    threshold : float
+        What that falls to.
+    errors : dict of str to float
+        The error at which it does, mean over texts, layers and heads, by estimator.
+    """
+
+    model: str
+    measure: str
+    threshold: float
+    errors: dict[str, float]
+
+    @property
+    def words(self) -> str:
+        """Say what the errors are."""
+        return (
+            f"mean error in all layers of {self.model} that takes the {self.measure} "
+            f"to {self.threshold:g}"
+        )
+
+
+Tolerated.__module__ = "refattn.compare"  # where users find it, and so do pickles
+
+
+def tolerated() -> Tolerated:
+    """Load the errors that a sentence encoder tolerates, as `validation/model` measured them.
+
+    Errors of one size may do more harm or less: those that an estimator makes in each query anew
+    average out over the tokens, those that queries share do not. So each estimator has its own
+    number; they are of that model, of short texts, and of the error in all its layers at once.
+
+    Parameters
+    ----------
+    None
+
+    Returns
+    -------
+    Tolerated
+        Errors of those estimators that were measured.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file was left out of the installation.
+
+    Examples
+    --------
+    >>> from refattn import compare
+    >>> found = compare.tolerated()
+    >>> found.model, found.threshold
+    ('all-MiniLM-L6-v2', 0.99)
+    >>> found.errors["ra"] > found.errors["rfa-iid"]
+    True
+    """
+    return Tolerated(**json.loads(path("minilm_tolerated.json").read_text("utf-8")))
