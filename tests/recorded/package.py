@@ -50,6 +50,10 @@ def certified_errors():
     options = {"omega": omega, "log_weight": log_weight, "scale": 0.75}
     found = certified.random_feature_attention(q, k, v, **options)
     yield "features", [found.out.hi, found.error]
+    lo, error = np.meshgrid(*[2.0**-55 * np.array([-4, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0])] * 2)
+    hi = np.ones(lo.shape)
+    ones = certified.Certified(certified.Pair(hi, lo), None, np.abs(error), None)
+    yield "rounded", [x.proven for x in [ones.rounded()]]
 
 
 def statistics():

@@ -14,6 +14,7 @@ from refattn.rounding import PROFILES, predict
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays, pose_gradients
 from refattn.verification import judge, tolerance, verify
+from refattn.verification.choice import BACKWARD_PROFILES, choose_profiles, is_narrow
 from refattn.verification.findings import Numbers
 from refattn.verification.reading import pose_tensors, read_parts
 from refattn.verification.z_scores import z_by_row, z_of_head
@@ -44,6 +45,7 @@ VERDICTS = {  # options, dtype, profile, what the kernel takes instead, and a fa
     "no mask": ({"mask": seen(40, 36)}, "bfloat16", "flash", {"mask": None}, 1.0),
     "left": ({"window": (6, 3)}, "bfloat16", "flash", {"window": (7, 3)}, 1.0),
     "one more": ({}, "bfloat16", "flash", {"mask": np.tri(40, 36, -3, dtype=bool)}, 1.0),
+    "one less": ({}, "bfloat16", "flash", {"mask": np.tri(40, 36, -5, dtype=bool)}, 1.0),
     "first": (
         {"causal": True}, "bfloat16", "flash",
         {"causal": False, "mask": np.tri(40, 36, dtype=bool)}, 1.0,
@@ -76,6 +78,15 @@ def verdicts():
         yield f"{name}, words", str(verdict._replace(seconds=0.0))
 
 
+def choices():
+    for dtype in FORMATS:
+        chosen = choose_profiles(dtype, "float32", None)
+        back = choose_profiles(dtype, dtype, BACKWARD_PROFILES[is_narrow(dtype)])
+        one = choose_profiles(dtype, dtype, PROFILES["math"])
+        yield dtype, [" ".join(x) for x in (chosen, back, one)]
+        yield f"{dtype}, out", [str(x.out) for x in chosen.values()]
+
+
 def profiles():
     q, k, v = qkv((2,), n=20, m=24, share=2)
     problem = pose_arrays(q, k, v, causal=True, window=(9, None))
@@ -88,6 +99,9 @@ def profiles():
         yield f"{name}, verdict", judge(problem, numbers, "bfloat16", name, 0.05)
 
 
+TRIED = None, "flash-32", "eager"  # by gradients of which one is wrong
+
+
 def backward():
     """Gradients with noise of 2^-9, of which one is wrong."""
     q, k, v = qkv((4,), n=24, m=20, share=2)
@@ -97,8 +111,10 @@ def backward():
         "cap": {"softcap": 2.0, "sinks": np.array([1.0, 0.0, 2.0, -1.0]), "scale": 0.75},
     }.items():
         problem = pose_arrays(q, k, v, **options)
-        out = to(predict(q, k, v, dtype="bfloat16", **options).out)
-        d_out = draw(11, *out.shape)
+        law = predict(q, k, v, dtype="bfloat16", **options)
+        out, d_out = to(law.out), draw(11, *law.out.shape)
+        arrays = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
+        arrays["lse"] = FORMATS["float32"].round(law.lse + 1e-6)
         shapes = {"dq": q.shape, "dk": k.shape, "dv": v.shape}
         posed = pose_gradients(problem, shapes, d_out.__getitem__, None, "float64")
         got = {x: np.empty(y) for x, y in shapes.items()}
@@ -108,19 +124,9 @@ def backward():
             got[of] = to(got[of] * (1 + 2.0**-9 * draw(12, *got[of].shape)))
         for wrong in ("", "dk"):
             given = got | {x: to(1.25 * got[x]) for x in [wrong] if x}
-            for profile in (None, "flash-32", "eager") if wrong else ("recomputed", "upcast"):
-                found = verify(
-                    q=q,
-                    k=k,
-                    v=v,
-                    out=out,
-                    d_out=d_out,
-                    **given,
-                    **options,
-                    dtype="bfloat16",
-                    profile=profile,
-                    alpha=0.05,
-                )
+            for profile in (TRIED if wrong else ("recomputed", "upcast"))[name == "cap" :]:
+                given |= arrays | options | {"dtype": "bfloat16", "profile": profile}
+                found = verify(**given, alpha=0.05)
                 yield f"{name} {wrong} {profile}", found
                 words = {x: y._replace(seconds=0.0) for x, y in found.parts.items()}
                 yield f"{name} {wrong} {profile}, words", str(found._replace(parts=words))
@@ -140,23 +146,26 @@ def of_files():
     """Arrays that mean nothing, in files."""
     with tempfile.TemporaryDirectory() as folder:
         for suffix in files.SUFFIXES:
-            arrays = files.problem("float32", (1, 4), 2)
-            path = files.save(Path(folder), suffix, arrays)
-            tensors = open_tensors(path)
-            yield suffix, [tensors.dtypes, tensors.shapes, str(tensors.lead), str(tensors.others)]
+            dtype = "float32" if suffix == "npz" else "bfloat16"
+            arrays = files.problem(dtype, (1, 4), 2)
+            arrays |= {"out": files.problem()["out"][:1, :4], "lse": files.problem()["lse"][:1, :4]}
             for estimator, options in {
                 "softmax": {"causal": True, "window": (2, 1), "softcap": 2.0, "scale": -0.5},
                 "rfa": {"features": "hyperbolic"},
                 "linear": {},
             }.items():
                 if estimator != "softmax":
-                    arrays = {x: y for x, y in arrays.items() if x not in ("bias", "sinks")}
+                    unused = ("bias", "sinks", "dq", "dk", "dv")
+                    arrays = {x: y for x, y in arrays.items() if x not in unused}
                     arrays["mask"] = arrays["mask"][:, :, :1]
-                    tensors = open_tensors(files.save(Path(folder), suffix, arrays))
+                tensors = open_tensors(files.save(Path(folder), suffix, arrays))
+                place = f"{suffix} {estimator}"
+                yield place, [tensors.dtypes, tensors.shapes, str(tensors.lead)]
                 problem = pose_tensors(tensors, estimator=estimator, **options)
-                parts = read_parts(tensors, problem) if estimator == "softmax" else {}
-                yield f"{suffix} {estimator}", problem._replace(read=None, feature_map=None)
+                yield f"{place}, problem", problem._replace(read=None, feature_map=None)
                 for index in [(0, 0), (0, 3)]:
-                    yield f"{suffix} {estimator} {index}", problem.read(index)
-                for name, (one, numbers) in parts.items():
-                    yield f"{suffix} {name}", judge(one, numbers, "float32", "tf32", 0.05)
+                    yield f"{place} {index}", problem.read(index)
+                for name, (one, numbers) in read_parts(tensors, problem).items():
+                    types = [numbers.out_dtype, numbers.lse_dtype, str(numbers.lse is None)]
+                    yield f"{place} {name}, types", types
+                    yield f"{place} {name}", judge(one, numbers, dtype, "tf32", 0.05)
