@@ -8,9 +8,11 @@ from tests.recorded import package, rounding, verification
 
 FILE = Path(__file__).with_name("numbers.json.gz")
 FUNCTIONS = (
-    rounding.output, rounding.gradients, rounding.features_of_heads, rounding.formats,
+    rounding.output, rounding.gradients, rounding.more_gradients, rounding.features_of_heads,
+    rounding.formats,
     verification.verdicts, verification.choices, verification.profiles, verification.backward,
-    verification.tolerances, verification.of_files, package.certified_errors,
+    verification.tolerances, verification.more_tolerances, verification.of_files,
+    package.certified_errors,
     package.statistics, package.laws, package.estimators, package.rest,
 )  # fmt: skip
 CASES = {x.__name__: x for x in FUNCTIONS}

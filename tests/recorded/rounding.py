@@ -26,7 +26,16 @@ def output():
 
 
 def gradients():
-    for name, (sizes, options) in OPTIONS.items():
+    yield from gradients_of(*[*OPTIONS][:6])
+
+
+def more_gradients():
+    yield from gradients_of("all", "many keys", "small", "large", "equal", "one key", "wide")
+
+
+def gradients_of(*names):
+    for name in names:
+        sizes, options = OPTIONS[name]
         q, k, v = qkv(**sizes)
         problem = pose_arrays(q, k, v, **options)
         d_out = draw(6, *problem.lead, *q.shape[-2:-1], v.shape[-1])
