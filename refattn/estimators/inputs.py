@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ __all__ = [
     "choose_frequencies",
     "exactly_one",
     "group_with_lead",
+    "open_partials",
 ]
 
 
@@ -45,6 +47,14 @@ def check_call(
     xp = qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
     scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
     return scale, qkv.key_rows(mask, k), xp
+
+
+def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function within partials, and the options that they give by keyword."""
+    options: dict[str, Any] = {}
+    while isinstance(fn, partial) and not fn.args:
+        fn, options = fn.func, {**fn.keywords, **options}
+    return fn, options
 
 
 def exactly_one(**options: Any) -> None:

@@ -1,18 +1,9 @@
-"""One record for each estimator: what it computes, how it is called, what is claimed of it.
-
-`refattn.compare` and `refattn.conformance` find estimators here and ask for their options and
-traits, never for their names. Another package adds its own with `register`, or names records in
-the entry-point group ``refattn.estimators`` of its metadata, which is read when a name is first
-looked up:
-
-.. code-block:: toml
-
-    [project.entry-points."refattn.estimators"]
-    nystrom = "mypackage.records:NYSTROM"
-"""
+"""What a record of an estimator is, and where records are kept."""
 
 from __future__ import annotations
 
+import pkgutil
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,20 +12,9 @@ from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from . import attention, certified, kernels, moments, naive, sampling, streaming
-from .arrays import checks
-from .arrays.library import Array
-from .arrays.words import said
-from .estimators import few_keys, key_sampling, lara, linear, near_and_far, ra, rfa
-from .gradients import rules
-from .typing import KEY_LAWS, Features, KeyLaw
-
-__all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
+from ..arrays import checks
+from ..arrays.words import said
+from ..estimators.inputs import open_partials
 
 GROUP = "refattn.estimators"
 
@@ -90,8 +70,8 @@ class Estimator(NamedTuple):
         1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys, in
         place of those drawn) with ``"log_probability"`` for a sample of them, and more that an
         implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"``, gradients
-        are compared with those of `refattn.vjp`: it must take `fn`, or `naive` must be a formula of
-        `refattn.naive`, for which it takes the function of the same name.
+        are compared with those of `refattn.vjp`: of `fn`, where a record has its pullback, or else
+        of the estimator whose formula is `naive`.
     traits : iterable of str
         What is claimed of it, in words of `TRAITS`. Each adds checks; none but "local" takes any
         away, and that only where a tag would have tokens asked at other places.
@@ -102,6 +82,13 @@ class Estimator(NamedTuple):
     certified : callable or None
         It in pairs, with a proven error, as in `refattn.certified`: what candidates in float64 are
         compared with at sizes that the formula is too slow for.
+    vjp : callable, str or None
+        Its pullback: ``vjp(q, k, v, **options)``, with all options of `fn`, returns the output and
+        a function from the cotangent of the output to `refattn.Gradients`. `refattn.vjp` then takes
+        `fn`. A string "package.module:name" says where it is; it is imported when it is used.
+    evaluate : callable or None
+        The function within `fn` that takes what `fn` draws, where `fn` itself does not. `vjp` is
+        the pullback of this function.
 
     Examples
     --------
@@ -121,6 +108,8 @@ class Estimator(NamedTuple):
     state: Any = None
     aliases: Iterable[str] = ()
     certified: Callable[..., Any] | None = None
+    vjp: Callable[..., Any] | str | None = None
+    evaluate: Callable[..., Any] | None = None
 
     def has(self, *traits: str) -> bool:
         """Whether it has all these traits."""
@@ -143,9 +132,22 @@ class Estimator(NamedTuple):
         return self.arrays == ("q", "k", "v") and not {"exact", "feature-map"} & set(self.traits)
 
     @property
+    def function(self) -> Any:
+        """What evaluates it, without the options that a `functools.partial` of it fixes."""
+        return open_partials(self.evaluate or self.fn)[0]
+
+    @property
     def differentiable(self) -> Callable[..., Any] | None:
         """What `vjp` takes for it; None if there is no pullback to compare with."""
-        return rules.pulled_back(self.fn, self.naive)
+        if self.vjp is not None:
+            return self.evaluate or self.fn
+        (formula, options), (plain, fixed) = open_partials(self.naive), open_partials(self.fn)
+        pulled = [record for record in _REGISTRY.known if record.vjp is not None]
+        for record in pulled:
+            if open_partials(record.naive)[0] is formula:
+                own = fixed if plain is record.function else {}
+                return partial(record.function, **{**own, **options})
+        return self.fn if any(record.function is plain for record in pulled) else None
 
     def sized(self, samples: int) -> dict[str, Any]:
         """The keyword that sets S, if there is one, with its value."""
@@ -159,6 +161,11 @@ class _Estimators(Mapping[str, Estimator]):
         self._records: dict[str, Estimator] = {}
         self._lock = threading.RLock()
         self._complete = False
+
+    @property
+    def known(self) -> list[Estimator]:
+        """The records so far, without those of entry points that were not read."""
+        return list(self._records.values())
 
     def __getitem__(self, name: str) -> Estimator:
         return self._all()[name]
@@ -209,6 +216,22 @@ class _Estimators(Mapping[str, Estimator]):
         return record
 
 
+def load(place: Any) -> Any:
+    """Import what a record names as "package.module:name"; anything else is the thing itself."""
+    return pkgutil.resolve_name(place) if isinstance(place, str) else place
+
+
+def find_record(fn: Any) -> Estimator | None:
+    """Return the record of a function, with a pullback if one has it; read entry points last."""
+    for records in (lambda: _REGISTRY.known, ESTIMATORS.values):
+        found = [record for record in records() if record.function is fn]
+        if found:
+            return max(found, key=lambda record: record.vjp is not None)
+    return None
+
+
+_PLACES = ("vjp",)  # what may be named as "package.module:name"
+_OPTIONAL = ("certified", "evaluate", *_PLACES)
 _JOINTS = str.maketrans("", "", "-_")
 
 
@@ -232,10 +255,13 @@ def _checked(record: Any) -> Estimator:
                 raise ValueError(f"`{argument}` must be of letters, digits, - and _, got {name!r}.")
     if len({record.name, *aliases}) <= len(aliases):
         raise ValueError(f"`aliases` must differ from `name` and each other, got {aliases}.")
-    for argument in ("fn", "naive"):
-        if not callable(getattr(record, argument)):
-            kind = type(getattr(record, argument)).__name__
-            raise TypeError(f"`{argument}` must be callable, got {kind}.")
+    for argument in ("fn", "naive", *_OPTIONAL):
+        given = getattr(record, argument)
+        if isinstance(given, str) and argument in _PLACES:
+            if not re.fullmatch(r"[\w.]+:[\w.]+", given):
+                raise ValueError(f'`{argument}` must be like "package.module:name", got {given!r}.')
+        elif not (callable(given) or (given is None and argument in _OPTIONAL)):
+            raise TypeError(f"`{argument}` must be callable, got {type(given).__name__}.")
     if not isinstance(record.size, str | None):
         raise TypeError(f"`size` must be a keyword or None, got {type(record.size).__name__}.")
     for argument, names in (("size", (record.size or "S",)), ("options", options)):
@@ -247,7 +273,7 @@ def _checked(record: Any) -> Estimator:
     if "vjp" in options and record.differentiable is None:
         raise ValueError(
             f"`options` must leave out 'vjp' for {record.name}: there is no pullback to compare "
-            "with, as `vjp` takes neither `fn` nor a function with the formula `naive`."
+            "with, as it has no `vjp` and no other record with its `fn` or its `naive` has one."
         )
     missing = [x for x in ("init", "update", "read", "merge") if not hasattr(record.state, x)]
     if record.state is not None and missing:
@@ -293,300 +319,3 @@ def register(record: Estimator) -> Estimator:
     ValueError: `name` and `aliases` must be new, got 'ra', which is taken.
     """
     return _REGISTRY.add(record)
-
-
-# The package's own.
-
-# What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
-DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
-
-_NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
-_SEES = ("scale", "mask", "causal", "gqa", "vjp")
-_SAMPLE = ("scale", "gqa", "indices", "log_probability")
-_DRAWS = ("random", "continuous", "common")
-_ROWS = ("unordered", "separate")  # what a query sees is a set, and other queries are not in it
-_MEAN = ("mean", "positive", "exponential")
-_EVA = (*_MEAN, "local", "chunked")
-_SHARED = (*_ROWS, *_DRAWS, "any-size", "average")  # of random features
-
-
-def _kernel(
-    x: Array,
-    y: Array,
-    *,
-    omega: Array | None = None,
-    num_features: int = 1,
-    rng: Any = None,
-    features: Features = "positive",
-) -> Any:
-    """Estimate the softmax kernel at frequencies given or drawn."""
-    if omega is None:
-        omega = sampling.draw(num_features, x.shape[-1], rng=rng).omega
-    return kernels.estimate(x, y, omega, features=features)
-
-
-def _importance_sampled(
-    q: Array, k: Array, v: Array, *, num_samples: int, rng: Any = None, **options: Any
-) -> Array:
-    """Importance sampling at frequencies drawn from N(0, I)."""
-    omega, log_weight = sampling.draw(num_samples, q.shape[-1], rng=rng)
-    return rfa.importance_sampled_attention(q, k, v, omega=omega, log_weight=log_weight, **options)
-
-
-def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
-    """The estimator with its proposal fitted first, by a function of `adapt`."""
-
-    def run(
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        rng: Any = None,
-        scale: float | None = None,
-        **options: Any,
-    ) -> Array:
-        from . import adapt  # it imports SciPy
-
-        if options.get("causal") or options.get("mask") is not None:
-            raise ValueError(
-                "`mask` and `causal` must not be given: the moments are of all queries and keys."
-            )
-        proposal = getattr(adapt, fit)(q, k, scale=scale)
-        return fn(q, k, v, proposal=proposal, rng=rng, scale=scale, **options)
-
-    return run
-
-
-def _sampled(law: KeyLaw) -> Callable[..., Array]:
-    """Attention to a sample of keys, given or drawn first."""
-
-    def run(
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        num_keys: int = 1,
-        indices: Any = None,
-        log_probability: Any = None,
-        rng: Any = None,
-        **options: Any,
-    ) -> Array:
-        if indices is None:
-            indices, log_probability = key_sampling.draw_keys(
-                q, k, v, num_keys=num_keys, law=law, rng=rng, **options
-            )
-        return few_keys.sampled_key_attention(
-            q, k, v, indices=indices, log_probability=log_probability, **options
-        )
-
-    return run
-
-
-_RFA = Estimator(
-    "rfa-iid",
-    rfa.random_feature_attention,
-    naive.random_feature_attention,
-    size="num_features",
-    options=(*_SEES, "omega", "omega_per_head", "moments"),
-    traits=(*_MEAN, *_SHARED, "random-features"),
-    state=streaming.PositiveState,
-    aliases=("rfa", "performer", "favor"),
-)
-_LARA = Estimator(
-    "lara-balance",
-    lara.linear_randomized_attention,
-    naive.linear_randomized_attention,
-    size="num_proposals",
-    options=(*_SEES, "omega"),
-    traits=(*_MEAN, *_ROWS, *_DRAWS, "proposals"),
-    aliases=("lara",),
-)
-
-
-def _coupled(coupling: str) -> Estimator:
-    """RFA with frequencies that are not independent."""
-    return _RFA._replace(
-        name=f"rfa-{coupling}",
-        fn=partial(_RFA.fn, coupling=coupling),
-        options=(*_SEES, "omega", "omega_per_head"),
-        traits=(*_MEAN, *_SHARED),
-        aliases=(),
-    )
-
-
-def _featured(name: str) -> Estimator:
-    """RFA with features that are not positive, or not those of the theory."""
-    return _RFA._replace(
-        name=f"rfa-{name}",
-        fn=partial(_RFA.fn, features=name),
-        naive=partial(_RFA.naive, features=name),
-        options=(*_SEES, "omega", "omega_per_head"),
-        traits=("mean", *_SHARED, "waves") if name == "trigonometric" else (*_MEAN, *_SHARED),
-        state=None,
-        aliases=(),
-    )
-
-
-def _weighted(weighting: str) -> Estimator:
-    """LARA with other weights."""
-    return _LARA._replace(
-        name=f"lara-{weighting}",
-        fn=partial(_LARA.fn, weighting=weighting),
-        naive=partial(_LARA.naive, weighting=weighting),
-        options=_SEES if weighting == "own" else ("scale", "mask", "gqa", "vjp"),
-        traits=(*_MEAN, *_DRAWS),
-        aliases=(),
-    )
-
-
-def _fitted(name: str, record: Estimator, fit: str = "fit") -> Estimator:
-    """An estimator whose proposal is fitted to the queries and keys."""
-    return record._replace(
-        name=name,
-        fn=_adapted(record.fn, fit),
-        options=("scale",),
-        traits=(*_MEAN, *_DRAWS, *({"any-size"} & set(record.traits))),
-        state=None,
-        aliases=(),
-    )
-
-
-for _record in (
-    Estimator(
-        "softmax",
-        attention.softmax_attention,
-        naive.softmax_attention,
-        options=(
-            *_SEES,
-            "lse",
-            "d_lse",
-            "window",
-            "softcap",
-            "sinks",
-            "d_sinks",
-            "bias",
-            "d_bias",
-            "dropout",
-        ),
-        traits=(*_MEAN, *_ROWS, "exact", "quadratic"),
-        state=streaming.SoftmaxState,
-        certified=certified.softmax_attention,
-    ),
-    Estimator(
-        "kernel",
-        _kernel,
-        _kernel,
-        size="num_features",
-        options=("omega", "feature_map"),
-        traits=("pairs", "exponential", *_DRAWS, "any-size", "average", "random-features"),
-    ),
-    *(_RFA if name == "iid" else _coupled(name) for name in sampling.COUPLINGS),
-    *(_featured(name) for name in kernels.FEATURES if name != "positive"),
-    _fitted("rfa-adapted", _RFA),
-    _fitted("rfa-saderf", _RFA, "saderf"),
-    Estimator(
-        "is",
-        _importance_sampled,
-        naive.importance_sampled_attention,
-        size="num_samples",
-        options=(*_SEES, "omega"),
-        traits=(*_SHARED, "quadratic"),
-    ),
-    Estimator(
-        "mean-of-ratios",
-        ra.mean_of_ratios_attention,
-        naive.mean_of_ratios_attention,
-        size="num_samples",
-        options=(*_SEES, "omega"),
-        traits=(*_MEAN, *_SHARED),
-    ),
-    Estimator(
-        "ra",
-        ra.randomized_attention,
-        naive.randomized_attention,
-        size="num_samples",
-        options=(*_SEES, "omega"),
-        traits=(
-            *(*_MEAN, *_ROWS, "quadratic", "random", "continuous"),
-            *("any-size", "average", "per-query", "target"),
-        ),
-    ),
-    *(_LARA if name == "balance" else _weighted(name) for name in lara.WEIGHTINGS),
-    _fitted("lara-adapted", _LARA),
-    *(
-        Estimator(
-            "coreset" if pivots == "gaussian" else f"coreset-{pivots}",
-            partial(few_keys.coreset_attention, pivots=pivots),
-            naive.coreset_attention,
-            size="num_keys",
-            options=("scale", "gqa", "indices"),
-            traits=("mean", "separate", "random", "solved"),
-        )
-        for pivots in reversed(key_sampling.PIVOTS)
-    ),
-    *(
-        Estimator(
-            f"sampled-{law}",
-            _sampled(law),
-            naive.sampled_key_attention,
-            size="num_keys",
-            # Norms of values make samples jump where values move.
-            options=_SAMPLE if law == "norms" else (*_SAMPLE, "vjp"),
-            traits=(
-                *(*_MEAN, "separate", "random"),
-                *(("quadratic", "per-query") if law == "softmax" else ()),
-            ),
-            aliases=("sampled-keys",) if law == "uniform" else (),
-        )
-        for law in reversed(KEY_LAWS)
-    ),
-    *(
-        Estimator(
-            "eva" if log_size else "eva-published",
-            partial(near_and_far.eva_attention, sampled=False, log_size=log_size),
-            partial(naive.eva_attention, log_size=log_size),
-            size="window",
-            options=("scale", "causal", "gqa", "vjp"),
-            traits=_EVA,
-            state=streaming.EvaState,
-        )
-        for log_size in (True, False)
-    ),
-    Estimator(
-        "eva-sampled",
-        near_and_far.eva_attention,
-        naive.eva_attention,
-        size="window",
-        options=("scale", "causal", "gqa", "vjp", "omega", "omega_per_head"),
-        traits=(*_EVA, "random"),
-        state=streaming.EvaState,
-    ),
-    Estimator(
-        "second-order",
-        near_and_far.second_order_attention,
-        naive.second_order_attention,
-        size="window",
-        options=("scale", "causal", "gqa", "vjp"),
-        traits=("mean", "exponential", "local", "chunked"),
-        state=streaming.SecondOrderState,
-    ),
-    Estimator(
-        "rfa-local",
-        partial(near_and_far.local_random_feature_attention, window=_NEAR),
-        partial(naive.local_random_feature_attention, window=_NEAR),
-        size="num_features",
-        options=(*_SEES, "omega", "omega_per_head"),
-        traits=(*_MEAN, "local", "random", "common", "any-size"),
-        state=streaming.LocalState,
-    ),
-    Estimator(
-        "linear",
-        linear.linear_attention,
-        naive.linear_attention,
-        options=("mask", "causal", "gqa", "vjp"),
-        traits=("mean", "positive", *_ROWS, "feature-map"),
-        state=streaming.LinearState,
-    ),
-    Estimator("moments", moments.estimate, moments.estimate, traits=("rows",)),
-):
-    register(_record)
