@@ -12,16 +12,6 @@ from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array
 from ..typing import Coupling
 
-__all__ = [
-    "arguments",
-    "change_gauge",
-    "check_call",
-    "choose_frequencies",
-    "exactly_one",
-    "group_with_lead",
-    "open_partials",
-]
-
 
 def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
     """Name the arguments of a call, with the defaults of `fn`."""
