@@ -15,7 +15,7 @@ from .record import Estimator, register
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
 DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
 
-_PULLBACKS = "refattn.gradients"  # which import this
+_PULLBACKS, _VECTORS = "refattn.gradients", "refattn.conformance.vectors"  # which import this
 _NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _SAMPLE = ("scale", "gqa", "indices", "log_probability")
@@ -110,6 +110,8 @@ _RFA = Estimator(
     state=streaming.PositiveState,
     aliases=("rfa", "performer", "favor"),
     vjp=f"{_PULLBACKS}.rules:vjp_random_features",
+    vectors=f"{_VECTORS}.recipes:of_rfa",
+    source=("002: eqs. (9) and (10)", "003: RFA"),
 )
 _LARA = Estimator(
     "lara-balance",
@@ -120,12 +122,14 @@ _LARA = Estimator(
     traits=(*_MEAN, *_ROWS, *_DRAWS, "proposals"),
     aliases=("lara",),
     vjp=f"{_PULLBACKS}.lara:vjp_lara",
+    vectors=f"{_VECTORS}.recipes:of_lara",
+    source=("003: LARA",),
 )
 
 
 def _variant(record: Estimator, name: str, **changes: Any) -> Estimator:
     """Another estimator of the same function."""
-    return record._replace(name=name, aliases=(), **changes)
+    return record._replace(name=name, aliases=(), vectors=None, **changes)
 
 
 def _coupled(coupling: str) -> Estimator:
@@ -198,6 +202,8 @@ for _record in (
         state=streaming.SoftmaxState,
         certified=certified.softmax_attention,
         vjp=f"{_PULLBACKS}.rules:vjp_softmax",
+        vectors=f"{_VECTORS}.recipes:of_softmax",
+        source=("000: Attention(Q, K, V)", "003: softmax attention"),
     ),
     Estimator(
         "kernel",
@@ -206,6 +212,7 @@ for _record in (
         size="num_features",
         options=("omega", "feature_map"),
         traits=("pairs", "exponential", *_DRAWS, "any-size", "average", "random-features"),
+        vectors=f"{_VECTORS}.recipes:cases_of_kernels",
     ),
     *(_RFA if name == "iid" else _coupled(name) for name in sampling.COUPLINGS),
     *(_featured(name) for name in kernels.FEATURES if name != "positive"),
@@ -241,6 +248,8 @@ for _record in (
             *("any-size", "average", "per-query", "target"),
         ),
         vjp=f"{_PULLBACKS}.rules:vjp_randomized",
+        vectors=f"{_VECTORS}.recipes:of_ra",
+        source=("003: RA",),
     ),
     *(_LARA if name == "balance" else _weighted(name) for name in lara.WEIGHTINGS),
     _fitted("lara-adapted", _LARA),
@@ -252,6 +261,8 @@ for _record in (
             size="num_keys",
             options=("scale", "gqa", "indices"),
             traits=("mean", "separate", "random", "solved"),
+            vectors=f"{_VECTORS}.sparse:cases_of_coresets" if pivots == "gaussian" else None,
+            source=("arXiv:2602.10056",),
         )
         for pivots in reversed(key_sampling.PIVOTS)
     ),
@@ -270,6 +281,8 @@ for _record in (
             aliases=("sampled-keys",) if law == "uniform" else (),
             vjp=f"{_PULLBACKS}.few_keys:vjp_sampled_keys",
             evaluate=few_keys.sampled_key_attention,
+            vectors=f"{_VECTORS}.sparse:cases_of_samples" if law == "uniform" else None,
+            source=("arXiv:2410.16179", "a ratio of Horvitz-Thompson estimates"),
         )
         for law in reversed(KEY_LAWS)
     ),
@@ -283,6 +296,8 @@ for _record in (
             traits=_EVA,
             state=streaming.EvaState,
             vjp=f"{_PULLBACKS}.near_and_far:vjp_eva",
+            vectors=f"{_VECTORS}.sparse:cases_of_eva" if log_size else None,
+            source=("Zheng et al., arXiv:2302.04542, and the number of keys in each chunk",),
         )
         for log_size in (True, False)
     ),
@@ -305,6 +320,8 @@ for _record in (
         traits=("mean", "exponential", "local", "chunked"),
         state=streaming.SecondOrderState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_second_order",
+        vectors=f"{_VECTORS}.recipes:usual",
+        source=("the moments of keys and values in place of those of a joint normal law",),
     ),
     Estimator(
         "rfa-local",
@@ -315,6 +332,8 @@ for _record in (
         traits=(*_MEAN, "local", "random", "common", "any-size"),
         state=streaming.LocalState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_local",
+        vectors=f"{_VECTORS}.sparse:cases_of_windows",
+        source=("Chen et al., arXiv:2110.15343", "002: eqs. (9) and (10)"),
     ),
     Estimator(
         "linear",
@@ -324,7 +343,16 @@ for _record in (
         traits=("mean", "positive", *_ROWS, "feature-map"),
         state=streaming.LinearState,
         vjp=f"{_PULLBACKS}.rules:vjp_linear",
+        vectors=f"{_VECTORS}.recipes:of_linear",
+        source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
     ),
-    Estimator("moments", moments.estimate, moments.estimate, traits=("rows",)),
+    Estimator(
+        "moments",
+        moments.estimate,
+        moments.estimate,
+        traits=("rows",),
+        vectors=f"{_VECTORS}.recipes:cases_of_moments",
+        source=("002: eqs. (1) and (2)",),
+    ),
 ):
     register(_record)

@@ -89,6 +89,12 @@ class Estimator(NamedTuple):
     evaluate : callable or None
         The function within `fn` that takes what `fn` draws, where `fn` itself does not. `vjp` is
         the pullback of this function.
+    vectors : callable, str or None
+        Its golden vectors: called with its first alias, or name, it yields the recipes of cases,
+        as `refattn.conformance.vectors.recipes.usual` does; or where it is, as for `vjp`. `naive`
+        must be a formula of `refattn.naive`.
+    source : iterable of str
+        Where its formula is from.
 
     Examples
     --------
@@ -110,6 +116,8 @@ class Estimator(NamedTuple):
     certified: Callable[..., Any] | None = None
     vjp: Callable[..., Any] | str | None = None
     evaluate: Callable[..., Any] | None = None
+    vectors: Callable[..., Any] | str | None = None
+    source: Iterable[str] = ()
 
     def has(self, *traits: str) -> bool:
         """Whether it has all these traits."""
@@ -230,7 +238,7 @@ def find_record(fn: Any) -> Estimator | None:
     return None
 
 
-_PLACES = ("vjp",)  # what may be named as "package.module:name"
+_PLACES = ("vjp", "vectors")  # what may be named as "package.module:name"
 _OPTIONAL = ("certified", "evaluate", *_PLACES)
 _JOINTS = str.maketrans("", "", "-_")
 
@@ -241,13 +249,9 @@ def _checked(record: Any) -> Estimator:
         raise TypeError(f"`record` must be an Estimator, got {type(record).__name__}.")
     if not isinstance(record.name, str):
         raise TypeError(f"`name` must be a string, got {type(record.name).__name__}.")
-    options, traits, aliases = (
-        tuple(checks.list_names(argument, given))
-        for argument, given in (
-            ("options", record.options),
-            ("traits", record.traits),
-            ("aliases", record.aliases),
-        )
+    options, traits, aliases, source = (
+        tuple(checks.list_names(argument, getattr(record, argument)))
+        for argument in ("options", "traits", "aliases", "source")
     )
     for argument, names in (("name", (record.name,)), ("aliases", aliases)):
         for name in names:
@@ -278,7 +282,7 @@ def _checked(record: Any) -> Estimator:
     missing = [x for x in ("init", "update", "read", "merge") if not hasattr(record.state, x)]
     if record.state is not None and missing:
         raise TypeError(f"`state` must have {', '.join(missing)}, got {record.state!r}.")
-    return record._replace(options=options, traits=traits, aliases=aliases)
+    return record._replace(options=options, traits=traits, aliases=aliases, source=source)
 
 
 _REGISTRY = _Estimators()
