@@ -52,7 +52,7 @@ QUIET = Estimator(
     quiet_attention,
     quiet_formula,
     options=("scale", "mask", "causal", "gqa", "vjp"),
-    traits=("positive", "exponential", "unordered", "separate", "quadratic"),
+    traits=("nonnegative", "exponential", "unordered-keys", "queries-apart", "quadratic"),
     state=QuietState,
     vjp=pull_quiet,
     source=("Miller, Attention Is Off By One, 2023",),

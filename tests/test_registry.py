@@ -30,7 +30,9 @@ def uniform(q, k, v, *, scale=None):
     return np.broadcast_to(np.mean(v, axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
 
 
-UNIFORM = Estimator("uniform", uniform, uniform, traits=["mean", "positive"], aliases=("flat",))
+UNIFORM = Estimator(
+    "uniform", uniform, uniform, traits=["normalised", "nonnegative"], aliases=("flat",)
+)
 
 
 def test_every_record_of_the_package_is_right():
@@ -74,7 +76,7 @@ def test_function_and_formula_agree():
 
 def test_a_record_is_found_by_all_its_names():
     kept = register(UNIFORM)
-    assert kept.traits == ("mean", "positive")
+    assert kept.traits == ("normalised", "nonnegative")
     assert ESTIMATORS["uniform"] is ESTIMATORS["flat"] is kept
     assert {"uniform", "flat"} <= set(ESTIMATORS)
     assert kept.sized(3) == {}
@@ -91,7 +93,7 @@ from refattn.registry import Estimator, register
 def uniform(q, k, v):
     return np.broadcast_to(v.mean(axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
 
-ONE = Estimator("one", uniform, uniform, traits=("mean", "positive"))
+ONE = Estimator("one", uniform, uniform, traits=("normalised", "nonnegative"))
 TWO = [Estimator("two", uniform, uniform), Estimator("three", uniform, uniform)]
 FOUR = register(Estimator("four", uniform, uniform))
 TAKEN = Estimator("ra", uniform, uniform)
@@ -123,7 +125,7 @@ def test_entry_points_are_read_at_the_first_look(installed, spare):
     register(UNIFORM)
     assert "other_estimators" not in sys.modules
     assert {"one", "two", "three", "four", "uniform"} <= set(ESTIMATORS)
-    assert ESTIMATORS["one"].traits == ("mean", "positive")
+    assert ESTIMATORS["one"].traits == ("normalised", "nonnegative")
 
 
 UNREADABLE = {
@@ -155,7 +157,7 @@ def pooled(q, k, v, *, num_segments, scale=None, defect=0.0):
 
 
 POOLED = Estimator(
-    "pooled", pooled, pooled, size="num_segments", options=("scale",), traits=("mean",)
+    "pooled", pooled, pooled, size="num_segments", options=("scale",), traits=("normalised",)
 )
 
 
@@ -173,7 +175,7 @@ SHIFTED = Estimator(
     naive.random_feature_attention,
     size="num_features",
     options=("scale", "mask", "causal", "omega"),
-    traits=("mean", "positive", "random", "continuous", "common", "any-size"),
+    traits=("normalised", "nonnegative", "random", "seeds-differ", "data-free", "unlimited-size"),
 )
 
 
@@ -277,7 +279,9 @@ QUARTER = partial(refattn.softmax_attention, scale=0.25)
     ],
 )
 def test_gradients_are_compared_with_those_of_its_own_function(fn, formula):
-    register(Estimator("quarter", fn, formula, options=["vjp"], traits=["mean", "positive"]))
+    register(
+        Estimator("quarter", fn, formula, options=["vjp"], traits=["normalised", "nonnegative"])
+    )
 
     def candidate(q, k, v, *, d_out=None, scale=0.25):
         out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, scale=scale)

@@ -85,12 +85,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     Parameters
     ----------
     fn : function
-        One of the public attention functions: `attend`, `softmax_attention`,
-        `random_feature_attention`, `importance_sampled_attention`, `randomized_attention`,
-        `mean_of_ratios_attention`, `linear_randomized_attention`, `linear_attention`,
-        `sampled_key_attention`, `eva_attention`, `second_order_attention` or
-        `local_random_feature_attention`, or a `functools.partial` of one with options.
-        `coreset_attention` has no pullback.
+        `attend`, or a function whose record has a pullback, see `registry.Estimator`: all attention
+        functions of the package but `coreset_attention`; or a `functools.partial` of one with
+        options.
     q, k, v : arrays
         As `fn` takes them.
     **options

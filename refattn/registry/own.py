@@ -19,11 +19,12 @@ _PULLBACKS, _VECTORS = "refattn.gradients", "refattn.conformance.vectors"  # whi
 _NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _SAMPLE = ("scale", "gqa", "indices", "log_probability")
-_DRAWS = ("random", "continuous", "common")
-_ROWS = ("unordered", "separate")  # what a query sees is a set, and other queries are not in it
-_MEAN = ("mean", "positive", "exponential")
+_DRAWS = ("random", "seeds-differ", "data-free")
+_ROWS = ("unordered-keys", "queries-apart")  # a query sees a set of keys, and no other query
+_MEAN = ("normalised", "nonnegative", "exponential")
 _EVA = (*_MEAN, "local", "chunked")
-_SHARED = (*_ROWS, *_DRAWS, "any-size", "average")  # of random features
+_OMEGA = ("unlimited-size", "frequency-mean")
+_SHARED = (*_ROWS, *_DRAWS, *_OMEGA)  # of random features
 
 
 def _kernel(
@@ -145,13 +146,14 @@ def _coupled(coupling: str) -> Estimator:
 
 def _featured(name: str) -> Estimator:
     """RFA with features that are not positive, or not those of the theory."""
+    weights = ("normalised", "trigonometric") if name == "trigonometric" else _MEAN
     return _variant(
         _RFA,
         f"rfa-{name}",
         fn=partial(_RFA.fn, features=name),
         naive=partial(_RFA.naive, features=name),
         options=(*_SEES, "omega", "omega_per_head"),
-        traits=("mean", *_SHARED, "waves") if name == "trigonometric" else (*_MEAN, *_SHARED),
+        traits=(*weights, *_SHARED),
         state=None,
     )
 
@@ -175,7 +177,7 @@ def _fitted(name: str, record: Estimator, fit: str = "fit") -> Estimator:
         name,
         fn=_adapted(record.fn, fit),
         options=("scale",),
-        traits=(*_MEAN, *_DRAWS, *({"any-size"} & set(record.traits))),
+        traits=(*_MEAN, *_DRAWS, *({"unlimited-size"} & set(record.traits))),
         state=None,
         evaluate=record.fn,
     )
@@ -211,7 +213,7 @@ for _record in (
         _kernel,
         size="num_features",
         options=("omega", "feature_map"),
-        traits=("pairs", "exponential", *_DRAWS, "any-size", "average", "random-features"),
+        traits=("pairs", "exponential", *_DRAWS, *_OMEGA, "random-features"),
         vectors=f"{_VECTORS}.recipes:cases_of_kernels",
     ),
     *(_RFA if name == "iid" else _coupled(name) for name in sampling.COUPLINGS),
@@ -244,8 +246,8 @@ for _record in (
         size="num_samples",
         options=(*_SEES, "omega"),
         traits=(
-            *(*_MEAN, *_ROWS, "quadratic", "random", "continuous"),
-            *("any-size", "average", "per-query", "target"),
+            *(*_MEAN, *_ROWS, "quadratic", "random", "seeds-differ"),
+            *(*_OMEGA, "per-query", "target"),
         ),
         vjp=f"{_PULLBACKS}.rules:vjp_randomized",
         vectors=f"{_VECTORS}.recipes:of_ra",
@@ -260,7 +262,7 @@ for _record in (
             naive.coreset_attention,
             size="num_keys",
             options=("scale", "gqa", "indices"),
-            traits=("mean", "separate", "random", "solved"),
+            traits=("normalised", "queries-apart", "random", "linear-solve"),
             vectors=f"{_VECTORS}.sparse:cases_of_coresets" if pivots == "gaussian" else None,
             source=("arXiv:2602.10056",),
         )
@@ -275,7 +277,7 @@ for _record in (
             # Norms of values make samples jump where values move.
             options=_SAMPLE if law == "norms" else (*_SAMPLE, "vjp"),
             traits=(
-                *(*_MEAN, "separate", "random"),
+                *(*_MEAN, "queries-apart", "random"),
                 *(("quadratic", "per-query") if law == "softmax" else ()),
             ),
             aliases=("sampled-keys",) if law == "uniform" else (),
@@ -317,7 +319,7 @@ for _record in (
         naive.second_order_attention,
         size="window",
         options=("scale", "causal", "gqa", "vjp"),
-        traits=("mean", "exponential", "local", "chunked"),
+        traits=("normalised", "exponential", "local", "chunked"),
         state=streaming.SecondOrderState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_second_order",
         vectors=f"{_VECTORS}.recipes:usual",
@@ -329,7 +331,7 @@ for _record in (
         partial(naive.local_random_feature_attention, window=_NEAR),
         size="num_features",
         options=(*_SEES, "omega", "omega_per_head"),
-        traits=(*_MEAN, "local", "random", "common", "any-size"),
+        traits=(*_MEAN, "local", "random", "data-free", "unlimited-size"),
         state=streaming.LocalState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_local",
         vectors=f"{_VECTORS}.sparse:cases_of_windows",
@@ -340,7 +342,7 @@ for _record in (
         linear.linear_attention,
         naive.linear_attention,
         options=("mask", "causal", "gqa", "vjp"),
-        traits=("mean", "positive", *_ROWS, "feature-map"),
+        traits=("normalised", "nonnegative", *_ROWS, "feature-map"),
         state=streaming.LinearState,
         vjp=f"{_PULLBACKS}.rules:vjp_linear",
         vectors=f"{_VECTORS}.recipes:of_linear",

@@ -24,24 +24,24 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "rows": "takes rows x, and gives their mean and covariance",
         "exact": "is softmax attention itself",
         "feature-map": "its kernel is a dot product of features; a tag names the feature map",
-        "mean": "a mean of the values: weights sum to 1, and are the same for every column",
-        "positive": "no weight is negative",
-        "unordered": "the order of the keys does not matter, at given frequencies",
-        "separate": "the result of a query does not depend on the other queries",
+        "normalised": "its weights sum to 1, and are the same for every column of values",
+        "nonnegative": "no weight is negative",
+        "unordered-keys": "the order of the keys does not matter, at given frequencies",
+        "queries-apart": "the result of a query does not depend on the other queries",
         "local": "treats keys near a query differently from distant ones: tokens must keep places",
         "chunked": "its size is the length of a chunk of distant keys: exact at 1",
         "exponential": "weighs keys by the exponential of an inner product, which may be large",
         "quadratic": "takes time that grows with the product of the numbers of queries and keys",
-        "any-size": "its size may exceed the number of tokens",
+        "unlimited-size": "its size may exceed the number of tokens",
         "random": "draws random numbers from the generator given as `rng`",
-        "continuous": "no two seeds give the same result",
-        "common": "what a seed draws does not depend on the numbers in the arrays",
-        "average": "averages over frequencies: in any order, or each twice, they give the same",
+        "seeds-differ": "no two seeds give the same result",
+        "data-free": "what a seed draws does not depend on the numbers in the arrays",
+        "frequency-mean": "its frequencies give the same in any order, or each twice",
         "per-query": "each query has its own frequencies (..., n, S, d), or keys (..., n, S)",
         "random-features": "all queries share frequencies that are N(0, I), or coupled as tagged",
-        "waves": "its features are sines and cosines: weights may be negative, and sums cancel",
+        "trigonometric": "its features are sines and cosines: weights may be negative, sums cancel",
         "target": "draws the frequencies of each query from its target distribution (RA)",
-        "solved": "solves a linear system for its weights: errors grow with its condition",
+        "linear-solve": "solves a linear system for its weights: errors grow with its condition",
         "proposals": "draws frequencies from Gaussian proposals around centres (LARA)",
     }
 )
@@ -120,7 +120,9 @@ class Estimator(NamedTuple):
     source: Iterable[str] = ()
 
     def has(self, *traits: str) -> bool:
-        """Whether it has all these traits."""
+        """Whether it has all these traits, which must be of `TRAITS`."""
+        for name in traits:
+            checks.choice("traits", name, TRAITS)
         return set(traits) <= set(self.traits)
 
     def takes(self, *options: str) -> bool:
@@ -315,7 +317,7 @@ def register(record: Estimator) -> Estimator:
     >>> from refattn.registry import Estimator, register
     >>> def uniform(q, k, v):
     ...     return 0 * q[..., :1] + v.mean(axis=-2, keepdims=True)
-    >>> record = Estimator("uniform", uniform, uniform, traits=("mean", "positive"))
+    >>> record = Estimator("uniform", uniform, uniform, traits=("normalised", "nonnegative"))
     >>> register(record)  # doctest: +SKIP
     >>> register(record._replace(name="ra"))
     Traceback (most recent call last):
