@@ -501,7 +501,7 @@ def record_of(name: str) -> Estimator:
 
 def on_part(record: Estimator) -> bool:
     """Tell whether an estimator takes too long on all queries, and gives the same on some."""
-    return record.has("quadratic", "separate", "unordered")
+    return record.has("quadratic", "queries-apart", "unordered-keys")
 
 
 def _on_some(record: Estimator, causal: bool) -> bool:
@@ -512,7 +512,7 @@ def _on_some(record: Estimator, causal: bool) -> bool:
 def _skipped(inputs: Inputs, record: Estimator, samples: int | None, reason: str) -> Skipped:
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     limit = ""
-    if samples is not None and samples > min(n, m) and not record.has("any-size"):
+    if samples is not None and samples > min(n, m) and not record.has("unlimited-size"):
         limit = f"at most {n} here" if n == m else f"more than the {n} queries or {m} keys"
     return Skipped(record.name, samples, reason, limit)
 

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import conformance, naive, registry
+from refattn import conformance, naive, registry, vjp
 from refattn.registry import ESTIMATORS, TRAITS, Estimator, register
+from refattn.registry.record import load
+from tests.cases import agrees
+from tests.quiet import QUIET, pull_quiet, quiet_attention, quiet_formula
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +30,17 @@ def uniform(q, k, v, *, scale=None):
     return np.broadcast_to(np.mean(v, axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
 
 
-UNIFORM = Estimator("uniform", uniform, uniform, traits=["mean", "positive"], aliases=("flat",))
+UNIFORM = Estimator(
+    "uniform", uniform, uniform, traits=["normalised", "nonnegative"], aliases=("flat",)
+)
 
 
 def test_every_record_of_the_package_is_right():
     for name, record in ESTIMATORS.items():
         assert name in (record.name, *record.aliases)
         assert callable(record.fn)
+        for given in (load(record.vjp), load(record.vectors)):
+            assert given is None or callable(given)
         assert record.has(*record.traits)
         assert record.takes(*record.options)
         assert set(record.traits) <= set(TRAITS)
@@ -63,17 +70,13 @@ def test_function_and_formula_agree():
         else:
             options |= record.sized(2)
         want = record.naive(q, k, v, **options)
-        if record.name == "is":
-            fn = registry.rfa.importance_sampled_attention
-            options["log_weight"] = np.zeros(3)
-        else:
-            fn = record.fn
-        np.testing.assert_allclose(fn(q, k, v, **options), want, rtol=1e-10, err_msg=record.name)
+        got = (record.evaluate or record.fn)(q, k, v, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-10, err_msg=record.name)
 
 
 def test_a_record_is_found_by_all_its_names():
     kept = register(UNIFORM)
-    assert kept.traits == ("mean", "positive")
+    assert kept.traits == ("normalised", "nonnegative")
     assert ESTIMATORS["uniform"] is ESTIMATORS["flat"] is kept
     assert {"uniform", "flat"} <= set(ESTIMATORS)
     assert kept.sized(3) == {}
@@ -90,7 +93,7 @@ from refattn.registry import Estimator, register
 def uniform(q, k, v):
     return np.broadcast_to(v.mean(axis=-2, keepdims=True), (*q.shape[:-1], v.shape[-1]))
 
-ONE = Estimator("one", uniform, uniform, traits=("mean", "positive"))
+ONE = Estimator("one", uniform, uniform, traits=("normalised", "nonnegative"))
 TWO = [Estimator("two", uniform, uniform), Estimator("three", uniform, uniform)]
 FOUR = register(Estimator("four", uniform, uniform))
 TAKEN = Estimator("ra", uniform, uniform)
@@ -122,7 +125,7 @@ def test_entry_points_are_read_at_the_first_look(installed, spare):
     register(UNIFORM)
     assert "other_estimators" not in sys.modules
     assert {"one", "two", "three", "four", "uniform"} <= set(ESTIMATORS)
-    assert ESTIMATORS["one"].traits == ("mean", "positive")
+    assert ESTIMATORS["one"].traits == ("normalised", "nonnegative")
 
 
 UNREADABLE = {
@@ -154,7 +157,7 @@ def pooled(q, k, v, *, num_segments, scale=None, defect=0.0):
 
 
 POOLED = Estimator(
-    "pooled", pooled, pooled, size="num_segments", options=("scale",), traits=("mean",)
+    "pooled", pooled, pooled, size="num_segments", options=("scale",), traits=("normalised",)
 )
 
 
@@ -172,7 +175,7 @@ SHIFTED = Estimator(
     naive.random_feature_attention,
     size="num_features",
     options=("scale", "mask", "causal", "omega"),
-    traits=("mean", "positive", "random", "continuous", "common", "any-size"),
+    traits=("normalised", "nonnegative", "random", "seeds-differ", "data-free", "unlimited-size"),
 )
 
 
@@ -203,6 +206,58 @@ def test_a_random_one_is_held_to_the_law_of_its_function():
     assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "own_law"]
 
 
+def test_its_pullback_is_found_and_is_the_slope_of_its_formula():
+    rng = np.random.default_rng(0)
+    arrays = {x: rng.standard_normal((2, 6, 4)) for x in "qkv"}
+    with pytest.raises(TypeError, match="`fn` must be one of attend, eva_attention"):
+        vjp(quiet_attention, **arrays)
+    register(QUIET)
+    options = {"causal": True, "mask": np.arange(6) != 2}
+    for fn in (quiet_attention, partial(quiet_attention, scale=0.3)):
+        formula = partial(quiet_formula, **getattr(fn, "keywords", {}))
+        agrees(fn, formula, arrays, options, rng)
+    out, pullback = vjp(quiet_attention, **arrays, **options)
+    with pytest.raises(ValueError, match=r"`d_out` must have the shape of the result, \(2, 6, 4\)"):
+        pullback(out[..., :1])
+    assert ESTIMATORS["quiet"].differentiable is quiet_attention
+
+
+def test_its_pullback_may_be_named(spare):
+    """It is imported when it is used; a record with the same function takes it, too."""
+    register(QUIET._replace(vjp="tests.quiet:pull_quiet"))
+    other = QUIET._replace(name="louder", fn=partial(quiet_attention, scale=1.0), vjp=None)
+    assert register(other).differentiable.keywords == {"scale": 1.0}
+    x = np.ones((2, 3))
+    assert vjp(other.fn, x, x, x)[1](x).q.shape == (2, 3)
+    spare.clear()
+    register(QUIET._replace(vjp="tests.quiet:no_such_name", options=()))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        vjp(quiet_attention, x, x, x)
+
+
+def test_a_wrong_pullback_fails():
+    register(QUIET)
+
+    def candidate(q, k, v, *, d_out=None, forgets=False, scale=None, mask=None, causal=False):
+        options = {"scale": scale, "mask": mask, "causal": causal, "forgets": forgets}
+        out, pullback = pull_quiet(q, k, v, **options)
+        return out if d_out is None else (out, *pullback(d_out)[:3])
+
+    able, some = ("mask", "causal", "vjp"), ["reference_values", "gradients", "gradients_of_hidden"]
+    right = checked(candidate, "quiet", *able, checks=some)
+    assert set(right.values()) == {"PASS"}
+    wrong = checked(partial(candidate, forgets=True), "quiet", *able, checks=some)
+    assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "gradients"]
+
+
+def test_its_state_decodes_it():
+    state, (q, k, v) = register(QUIET).state, np.random.default_rng(0).standard_normal((3, 7, 4))
+    parts = [state.init(k[i], v[i]) for i in (slice(0, 3), slice(3, 6))]
+    whole = parts[0].merge(parts[1]).update(k[6:], v[6:])
+    want = quiet_attention(q, k, v, causal=True)[6:]
+    np.testing.assert_allclose(whole.read(q[6:]), want, rtol=1e-14)
+
+
 def softmax_attention(q, k, v):
     """Another formula than the package's of this name."""
     return naive.softmax_attention(q, k, v, scale=0.25)
@@ -224,7 +279,9 @@ QUARTER = partial(refattn.softmax_attention, scale=0.25)
     ],
 )
 def test_gradients_are_compared_with_those_of_its_own_function(fn, formula):
-    register(Estimator("quarter", fn, formula, options=["vjp"], traits=["mean", "positive"]))
+    register(
+        Estimator("quarter", fn, formula, options=["vjp"], traits=["normalised", "nonnegative"])
+    )
 
     def candidate(q, k, v, *, d_out=None, scale=0.25):
         out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, scale=scale)
@@ -250,6 +307,7 @@ def compared(tmp_path):
 
     register(POOLED)
     register(UNIFORM)
+    register(QUIET)
     path = tmp_path / "qkv.npz"
     q, k, v = np.random.default_rng(0).standard_normal((3, 6, 4))
     np.savez(path, q=q, k=k, v=v)
@@ -273,8 +331,8 @@ def test_comparison_shows_it(compared):
     assert [row[0] for row in found] == names  # one that has no size appears once
     assert float(found[3][2]) == pytest.approx(error, rel=6e-3)
     assert float(found[4][1]) == pytest.approx(float(found[1][3]), rel=6e-3)
-    found, said = compared("pooled,rfa", "--causal")
-    assert [row[0] for row in found] == ["exact", "mean", "rfa-iid", "rfa-iid"]
+    found, said = compared("pooled,quiet,rfa", "--causal")
+    assert [row[0] for row in found] == ["exact", "mean", "quiet", "rfa-iid", "rfa-iid"]
     assert said == ["skipped: S = 2, 5 of pooled (does not take `causal`)"]
 
 
@@ -359,7 +417,7 @@ def test_a_mask_with_causal_may_be_refused_only_by_what_takes_each():
 def test_no_module_branches_on_the_name_of_an_estimator():
     """No comparison, dictionary that is indexed at once, or `match`, of a name with a literal."""
     names = set(ESTIMATORS) | {"exact"}
-    package = Path(registry.__file__).parent
+    package = Path(refattn.__file__).parent
     found = []
     for path in sorted(package.rglob("*.py")):
         text = path.read_text(encoding="utf-8")

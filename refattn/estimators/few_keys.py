@@ -28,12 +28,6 @@ from . import key_sampling
 from .inputs import check_call, exactly_one
 from .key_sampling import PIVOTS
 
-__all__ = ["PIVOTS", "coreset_attention", "sampled_key_attention"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
 
 @as_written
 def coreset_attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from inspect import signature
 from typing import Any, get_args
 
@@ -9,14 +10,6 @@ from .. import sampling
 from ..arrays import checks, frequencies, proposals, qkv
 from ..arrays.library import Array
 from ..typing import Coupling
-
-__all__ = [
-    "arguments",
-    "change_gauge",
-    "check_call",
-    "choose_frequencies",
-    "exactly_one",
-]
 
 
 def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
@@ -43,6 +36,14 @@ def check_call(
     xp = qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
     scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
     return scale, qkv.key_rows(mask, k), xp
+
+
+def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the function within partials, and the options that they give by keyword."""
+    options: dict[str, Any] = {}
+    while isinstance(fn, partial) and not fn.args:
+        fn, options = fn.func, {**fn.keywords, **options}
+    return fn, options
 
 
 def exactly_one(**options: Any) -> None:

@@ -33,13 +33,6 @@ from ..typing import ArrayT, Weighting
 from .inputs import change_gauge, check_call
 from .token_chunks import chunk_of, mean_of_chunks, seen_keys
 
-__all__ = ["WEIGHTINGS", "linear_randomized_attention"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 
 

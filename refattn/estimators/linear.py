@@ -17,21 +17,6 @@ from ..engine.hops import Keys
 from ..features import Features, elu, elu_features, relu, relu_features
 from ..typing import ArrayT
 
-__all__ = [
-    "check_features",
-    "is_elementwise",
-    "linear_attention",
-    "map_features",
-    "prepare_linear",
-    "read_sums",
-    "sum_keys",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
 UserMap = Callable[[Array], Array | Features]
 
 # Maps that may be given some of the heads, as they are for trusted arrays.

@@ -33,17 +33,6 @@ from ..typing import ArrayT, Coupling
 from .inputs import check_call
 from .rfa import RfaInputs, prepare_random_features
 
-__all__ = [
-    "eva_attention",
-    "local_random_feature_attention",
-    "second_order_attention",
-]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
-
 Sides = tuple[int | None, int | None]
 
 

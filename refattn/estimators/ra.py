@@ -11,12 +11,9 @@ from ..arrays.library import Array, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, undo_overflow
 from ..engine.positive import per_query
-from ..kernels import FEATURES
 from ..typing import ArrayT, Coupling
 from .inputs import check_call, choose_frequencies, exactly_one
 from .rfa import RfaInputs
-
-__all__ = ["FEATURES", "mean_of_ratios_attention", "randomized_attention"]
 
 
 def randomized_attention(

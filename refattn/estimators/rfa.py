@@ -29,12 +29,6 @@ from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
 from .inputs import change_gauge, check_call, choose_frequencies
 
-__all__ = ["FEATURES", "importance_sampled_attention", "random_feature_attention"]
-
-
-def __dir__() -> list[str]:
-    return __all__
-
 
 def random_feature_attention(
     q: ArrayT,

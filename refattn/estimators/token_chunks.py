@@ -13,8 +13,6 @@ from ..arrays.products import sum_of_products
 from ..arrays.threads import for_each
 from ..engine.hops import Keys
 
-__all__ = ["chunk_of", "chunk_of_keys", "mean_of_chunks", "members", "seen_keys"]
-
 
 @as_written
 def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..arrays.blocks import WHOLE, add_part, part
 from ..arrays.library import Array, add_rows, as_written
 from ..engine import kernel_back
 from ..engine.hops import joined
 from ..engine.kernel import Attended
 from ..engine.kernel_back import Cotangents, zeros_of
-from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs
+from ..estimators.few_keys import (
+    KeysOfQueries,
+    SampledKeyInputs,
+    attend_samples,
+    prepare_samples,
+)
+from .rules import sources_of, with_pullback
+
+
+def vjp_sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `sampled_key_attention` back at given samples."""
+    inputs = prepare_samples(q, k, v, options)
+    sources, done = sources_of(q, k, v, options, inputs.sample.xp), attend_samples(inputs)
+
+    def pull(d_out: Array) -> Any:
+        return _pull_samples(inputs, done, d_out)[:3]
+
+    return with_pullback(done.out, inputs.ungroup, sources, pull)
 
 
 @as_written
-def pull_samples(inputs: SampledKeyInputs, done: Attended, d_out: Array) -> Cotangents:
+def _pull_samples(inputs: SampledKeyInputs, done: Attended, d_out: Array) -> Cotangents:
     """Pull `few_keys.attend_samples`, which returned `done`, back."""
     q, k, v, _, indices, *_ = inputs.sample
     total = Cotangents(*map(zeros_of, (q, k, v)))

@@ -9,6 +9,7 @@ queries and keys that they are means of.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,9 @@ from ..engine.kernel_back import zeros_of
 from ..engine.signed_back import PositiveBack, pull_linear
 from ..estimators import lara
 from ..estimators.token_chunks import chunk_of, chunk_of_keys, members
+from .rules import sources_of, with_pullback
+
+_OF_QUERY = ("query", "query-over-queries")  # weightings
 
 
 class LaraCotangents(NamedTuple):
@@ -43,8 +47,22 @@ class _Densities(NamedTuple):
     q_mean: Array | None = None  # (..., C, d)
 
 
+def vjp_lara(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
+    inputs, causal = lara.prepare_lara(q, k, v, options), options["causal"]
+    sources = sources_of(q, k, v, options, inputs.xp)
+    if sources.omega is not None and inputs.log_own is not None:
+        sources = sources._replace(omega=None)
+    done, pull = lara.attend_prepared(inputs, causal), _pull_lara
+    if causal:
+        pull = _pull_causal
+    elif inputs.options.weighting in _OF_QUERY:
+        pull = _pull_query_weighted
+    return with_pullback(done.out, inputs.ungroup, sources, partial(pull, inputs, done))
+
+
 @as_written
-def pull_lara(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
+def _pull_lara(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
     """Pull cotangents of LARA with weights of the proposals alone back."""
     made, weighting, root = lara.make_proposals(inputs), inputs.options.weighting, inputs.root
     log_weight = lara.proposal_weights(made, weighting)[..., None, :]
@@ -114,7 +132,7 @@ def _of_chunks(d_means: Array, chunk: Array, x: Array, xp: Any) -> Array:
 
 
 @as_written
-def pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
+def _pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
     """Pull LARA back where weights depend on the query, and move with it and with mean queries."""
     q, keys, root, lead, xp, *_ = inputs
     made = lara.make_proposals(inputs)
@@ -211,7 +229,7 @@ class _SumOverTiles(NamedTuple):
 
 
 @as_written
-def pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
+def _pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
     """Pull causal LARA back, where queries know the samples of chunks before their own."""
     xp, (count, repeats, weighting, _) = inputs.xp, inputs.options
     q, keys, root = inputs.q, inputs.keys, inputs.root

@@ -9,8 +9,10 @@ so that each part is pulled back as it is, with the output and the normaliser of
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from ..arrays import qkv
 from ..arrays.blocks import sum_to
 from ..arrays.library import Array, as_written, reverse
 from ..engine import hops_back, kernel_back
@@ -26,13 +28,49 @@ from ..estimators.near_and_far import (
     Local,
     Sides,
     Summaries,
+    attend_chunks,
+    attend_locally,
+    attend_moments,
     near_options,
+    prepare_chunks,
+    prepare_moments,
 )
-from ..estimators.rfa import RfaInputs
+from ..estimators.rfa import RfaInputs, prepare_random_features
+from .rules import sources_of, with_pullback
+
+
+def vjp_local(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `local_random_feature_attention` back, part by part."""
+    sides, causal = qkv.window(options["window"]), options["causal"]
+    inputs = prepare_random_features(q, k, v, options)
+    sources = sources_of(q, k, v, options, inputs.xp)
+    local = attend_locally(inputs, sides, causal)
+
+    def pull(d_out: Array) -> Any:
+        pulled = _pull_local(inputs, sides, causal, local, d_out)
+        return *pulled[:3], inputs.root * pulled.omega
+
+    return with_pullback(local.done.out, inputs.ungroup, sources, pull)
+
+
+def vjp_eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `eva_attention` back, through the means that summaries are made of."""
+    inputs = prepare_chunks(q, k, v, options)
+    sources, done = sources_of(q, k, v, options, inputs.xp), attend_chunks(inputs)
+    pull = partial(_pull_chunks, inputs, done, k.shape[-2])
+    return with_pullback(inputs.chunks.joined(done.done.out), inputs.ungroup, sources, pull)
+
+
+def vjp_second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
+    """Pull `second_order_attention` back, through the moments."""
+    inputs = prepare_moments(q, k, v, options)
+    sources, done = sources_of(q, k, v, options, inputs.xp), attend_moments(inputs)
+    pull = partial(_pull_moments, inputs, done, k.shape[-2])
+    return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
 
 @as_written
-def pull_local(
+def _pull_local(
     inputs: RfaInputs, sides: Sides, causal: bool, local: Local, d_out: Array
 ) -> PulledHops:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
@@ -58,7 +96,7 @@ def _turn_back(x: Array, field: Field) -> Array:
 
 
 @as_written
-def pull_chunks(
+def _pull_chunks(
     inputs: EvaInputs, done: Summaries, m: int, d_out: Array
 ) -> tuple[Array, Array, Array, Array]:
     """Pull `near_and_far.attend_chunks`, which returned `done`, back: q, k, v, omega."""
@@ -80,7 +118,7 @@ def pull_chunks(
 
 
 @as_written
-def pull_moments(
+def _pull_moments(
     moments: ChunkMoments, done: Attended, m: int, d_out: Array
 ) -> tuple[Array, Array, Array]:
     """Pull `near_and_far.attend_moments`, which returned `done`, back: q, k, v."""

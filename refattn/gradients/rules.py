@@ -8,12 +8,13 @@ go over the tokens twice, forth and back, in time linear in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
-from .. import attention, naive, sampling
-from ..arrays import checks, qkv
+from .. import attention, sampling
+from ..arrays import checks
 from ..arrays.blocks import WHOLE, part, sum_to
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace
@@ -25,15 +26,11 @@ from ..engine.kernel import Attended
 from ..engine.positive import two_hops
 from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
-from ..estimators import few_keys, lara, linear, near_and_far, ra, rfa
-from ..estimators.inputs import arguments
+from ..estimators import linear, ra, rfa
+from ..estimators.inputs import open_partials
 from ..estimators.rfa import RfaInputs
-from . import few_keys as gradients_few_keys
-from . import lara as gradients_lara
-from . import near_and_far as gradients_near_and_far
+from ..registry.record import ESTIMATORS, find_record, load
 from .feature_maps import check_pullback, map_with_pullback, waves_with_pullback
-
-_OF_QUERY = ("query", "query-over-queries")  # weightings of LARA
 
 Pullback = Callable[[Any], "Gradients"]
 
@@ -88,12 +85,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     Parameters
     ----------
     fn : function
-        One of the public attention functions: `attend`, `softmax_attention`,
-        `random_feature_attention`, `importance_sampled_attention`, `randomized_attention`,
-        `mean_of_ratios_attention`, `linear_randomized_attention`, `linear_attention`,
-        `sampled_key_attention`, `eva_attention`, `second_order_attention` or
-        `local_random_feature_attention`, or a `functools.partial` of one with options.
-        `coreset_attention` has no pullback.
+        `attend`, or a function whose record has a pullback, see `registry.Estimator`: all attention
+        functions of the package but `coreset_attention`; or a `functools.partial` of one with
+        options.
     q, k, v : arrays
         As `fn` takes them.
     **options
@@ -149,37 +143,32 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     fn, fixed = open_partials(fn)
     if isinstance(fn, partial):
         raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
-    vjp_of_fn = _VJPS.get(fn) if isinstance(fn, Hashable) else None
-    if vjp_of_fn is None:
-        names = ", ".join(sorted(x.__name__ for x in _VJPS))
-        said = checks.describe(fn)
-        if fn is few_keys.coreset_attention:
-            said = "`coreset_attention`, which has no pullback"
+    record = find_record(fn)
+    rule = vjp_attend if fn is attention.attend else record and load(record.vjp)
+    if rule is None:
+        pulled = [attention.attend, *(x.function for x in ESTIMATORS.values() if x.vjp is not None)]
+        names = ", ".join(sorted({getattr(x, "__name__", repr(x)) for x in pulled}))
+        said = f"`{fn.__name__}`, which has no pullback" if record else checks.describe(fn)
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
-    out, pullback = vjp_of_fn(q, k, v, arguments(fn, q, k, v, **{**fixed, **options}))
-    return _copy_result(out, array_namespace(q)), pullback
+    call = signature(fn).bind(q, k, v, **{**fixed, **options})
+    call.apply_defaults()
+    out, pullback = rule(*call.args, **call.kwargs)
+    return _copy_result(out, array_namespace(q)), partial(_pull, pullback, out)
 
 
-def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the function within partials, and the options that they give by keyword."""
-    options: dict[str, Any] = {}
-    while isinstance(fn, partial) and not fn.args:
-        fn, options = fn.func, {**fn.keywords, **options}
-    return fn, options
-
-
-def pulled_back(fn: Any, formula: Any) -> Callable[..., Any] | None:
-    """Return what `vjp` takes for an estimator and its formula, if it takes anything.
-
-    The function of the same name where the formula is of `naive`, with what the estimator fixes if
-    it is that function, or the estimator itself.
-    """
-    formula, options = open_partials(formula)
-    plain, fixed = open_partials(fn)
-    for known in _VJPS:
-        if getattr(naive, known.__name__, None) is formula:
-            return partial(known, **{**(fixed if plain is known else {}), **options})
-    return fn if isinstance(plain, Hashable) and plain in _VJPS else None
+def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
+    """Pull a cotangent back that matches the result."""
+    if not isinstance(out, Attended):
+        return pullback(_check_cotangent(d_out, out))
+    if not isinstance(d_out, tuple) or len(d_out) != 2:
+        raise TypeError(
+            "`cotangents` must be a pair (d_out, d_lse), of which one may be None, "
+            f"got {checks.describe(d_out)}."
+        )
+    named = zip(("d_out", "d_lse"), d_out, out, strict=True)
+    return pullback(
+        tuple(None if x is None else _check_cotangent(x, of, name) for name, x, of in named)
+    )
 
 
 def _copy_result(out: Any, xp: Any) -> Any:
@@ -208,29 +197,21 @@ def _check_cotangent(d_out: Array, out: Array, name: str = "d_out") -> Array:
 # Exact attention.
 
 
-def _vjp_attend(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `attend` back."""
-    (out, lse), pull, xp = _pull_exact(q, k, v, options)
+    done, pull, xp = _pull_exact(q, k, v, options)
 
     def pullback(cotangents: Any) -> Gradients:
-        if not isinstance(cotangents, tuple) or len(cotangents) != 2:
-            raise TypeError(
-                "`cotangents` must be a pair (d_out, d_lse), of which one may be None, "
-                f"got {checks.describe(cotangents)}."
-            )
         d_out, d_lse = cotangents
-        d_out = xp.zeros_like(out) if d_out is None else d_out
-        d_lse = None if d_lse is None else _check_cotangent(d_lse, lse, "d_lse")
-        gradients: Gradients = pull(_check_cotangent(d_out, out), d_lse)
-        return gradients
+        return pull(xp.zeros_like(done.out) if d_out is None else d_out, d_lse)
 
-    return Attended(out, lse), pullback
+    return done, pullback
 
 
-def _vjp_softmax(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_softmax(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `softmax_attention` back."""
     (out, _), pull, _ = _pull_exact(q, k, v, options, rooted=True)
-    return out, lambda d_out: pull(_check_cotangent(d_out, out))
+    return out, pull
 
 
 def _pull_exact(
@@ -254,7 +235,7 @@ def _pull_exact(
 # Random features.
 
 
-class _Sources(NamedTuple):
+class Sources(NamedTuple):
     """The arguments as the caller has them, whose shapes cotangents have."""
 
     q: Array
@@ -304,29 +285,28 @@ def _before_gauge(d_x: Array, x: Array, gauge: Array, xp: Any) -> Array:
     return sum_to(multiply(d_x, xp.matrix_transpose(gauge)), x.shape)
 
 
-def _with_pullback(
-    raw: Array, ungroup: Callable[..., Array], sources: _Sources, pull: Callable[[Array], Any]
+def with_pullback(
+    raw: Array, ungroup: Callable[..., Array], sources: Sources, pull: Callable[[Array], Any]
 ) -> tuple[Array, Pullback]:
     """Undo the groups of heads of a result, and make its pullback from that of the groups."""
     out = ungroup(raw)
 
     def pullback(d_out: Array) -> Gradients:
-        d_out = sources.xp.reshape(_check_cotangent(d_out, out), raw.shape)
-        return sources.gradients(*pull(d_out))
+        return sources.gradients(*pull(sources.xp.reshape(d_out, raw.shape)))
 
     return out, pullback
 
 
-def _sources(q: Array, k: Array, v: Array, options: dict[str, Any], xp: Any) -> _Sources:
+def sources_of(q: Array, k: Array, v: Array, options: dict[str, Any], xp: Any) -> Sources:
     proposal, both = options.get("proposal"), options.get("features") == "hyperbolic"
     gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
-    return _Sources(q, k, v, xp, options.get("omega"), options.get("log_weight"), gauges, both)
+    return Sources(q, k, v, xp, options.get("omega"), options.get("log_weight"), gauges, both)
 
 
-def _vjp_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `random_feature_attention` back: hop 2, then hop 1."""
     inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
-    sources = _sources(q, k, v, options, inputs.xp)
+    sources = sources_of(q, k, v, options, inputs.xp)
     q, keys, samples, root, _, ungroup = inputs
     if options["features"] == "trigonometric":
         norms = options["square_norms"] is None
@@ -337,21 +317,21 @@ def _vjp_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) 
             pulled = pull_linear(q, keys, back, raw, d_out, causal=causal)
             return *pulled[:3], *pulled.parameters
 
-        return _with_pullback(raw, ungroup, sources, pull_waves)
+        return with_pullback(raw, ungroup, sources, pull_waves)
     done = two_hops(q, samples, keys, causal)
 
     def pull(d_out: Array) -> Any:
         pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, d_out)
         return *pulled[:3], root * pulled.omega, pulled.log_weight
 
-    return _with_pullback(done.out, ungroup, sources, pull)
+    return with_pullback(done.out, ungroup, sources, pull)
 
 
-def _vjp_importance_sampled(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
     checks.is_array("omega", options["omega"])
     inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
-    sources = _sources(q, k, v, options, inputs.xp)
+    sources = sources_of(q, k, v, options, inputs.xp)
     q, keys, samples, root, xp, ungroup = inputs
     done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
     half = xp.exp(log_ratio / 2)[..., None]
@@ -367,10 +347,10 @@ def _vjp_importance_sampled(q: Array, k: Array, v: Array, options: dict[str, Any
         d_k = pulled.k + normaliser.k
         return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
 
-    return _with_pullback(raw, ungroup, sources, pull)
+    return with_pullback(raw, ungroup, sources, pull)
 
 
-def _vjp_mean_of_states(inputs: RfaInputs, sources: _Sources, causal: bool) -> Any:
+def _vjp_mean_of_states(inputs: RfaInputs, sources: Sources, causal: bool) -> Any:
     """Pull a mean of states back: every sample of a query takes the same."""
     q, keys, samples, root, xp, ungroup = inputs
     size = samples.omega.shape[-2]
@@ -387,94 +367,33 @@ def _vjp_mean_of_states(inputs: RfaInputs, sources: _Sources, causal: bool) -> A
         pulled = hops_back.pull_per_query(read, some, samples, keys, causal)
         return kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega
 
-    return _with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
+    return with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
 
 
-def _vjp_randomized(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `randomized_attention` back at given frequencies."""
     if options["omega"] is None:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
     inputs = ra.prepare_by_query(q, k, v, options)
-    return _vjp_mean_of_states(inputs, _sources(q, k, v, options, inputs.xp), options["causal"])
+    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
 
 
-def _vjp_mean_of_ratios(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `mean_of_ratios_attention` back."""
     inputs = ra.prepare_for_all(q, k, v, options)
-    return _vjp_mean_of_states(inputs, _sources(q, k, v, options, inputs.xp), options["causal"])
-
-
-def _vjp_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
-    """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
-    inputs, causal = lara.prepare_lara(q, k, v, options), options["causal"]
-    sources = _sources(q, k, v, options, inputs.xp)
-    if sources.omega is not None and inputs.log_own is not None:
-        sources = sources._replace(omega=None)
-    done, pull = lara.attend_prepared(inputs, causal), gradients_lara.pull_lara
-    if causal:
-        pull = gradients_lara.pull_causal
-    elif inputs.options.weighting in _OF_QUERY:
-        pull = gradients_lara.pull_query_weighted
-    return _with_pullback(done.out, inputs.ungroup, sources, partial(pull, inputs, done))
-
-
-# Near and far.
-
-
-def _vjp_local(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
-    """Pull `local_random_feature_attention` back, part by part."""
-    sides, causal = qkv.window(options["window"]), options["causal"]
-    inputs = rfa.prepare_random_features(q, k, v, options)
-    sources = _sources(q, k, v, options, inputs.xp)
-    local = near_and_far.attend_locally(inputs, sides, causal)
-
-    def pull(d_out: Array) -> Any:
-        pulled = gradients_near_and_far.pull_local(inputs, sides, causal, local, d_out)
-        return *pulled[:3], inputs.root * pulled.omega
-
-    return _with_pullback(local.done.out, inputs.ungroup, sources, pull)
-
-
-def _vjp_eva(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
-    """Pull `eva_attention` back, through the means that summaries are made of."""
-    inputs = near_and_far.prepare_chunks(q, k, v, options)
-    sources, done = _sources(q, k, v, options, inputs.xp), near_and_far.attend_chunks(inputs)
-    pull = partial(gradients_near_and_far.pull_chunks, inputs, done, k.shape[-2])
-    return _with_pullback(inputs.chunks.joined(done.done.out), inputs.ungroup, sources, pull)
-
-
-def _vjp_second_order(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
-    """Pull `second_order_attention` back, through the moments."""
-    inputs = near_and_far.prepare_moments(q, k, v, options)
-    sources, done = _sources(q, k, v, options, inputs.xp), near_and_far.attend_moments(inputs)
-    pull = partial(gradients_near_and_far.pull_moments, inputs, done, k.shape[-2])
-    return _with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
-
-
-# Samples of keys.
-
-
-def _vjp_sampled_keys(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
-    """Pull `sampled_key_attention` back at given samples."""
-    inputs = few_keys.prepare_samples(q, k, v, options)
-    sources, done = _sources(q, k, v, options, inputs.sample.xp), few_keys.attend_samples(inputs)
-
-    def pull(d_out: Array) -> Any:
-        return gradients_few_keys.pull_samples(inputs, done, d_out)[:3]
-
-    return _with_pullback(done.out, inputs.ungroup, sources, pull)
+    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
 
 
 # Linear attention.
 
 
-def _vjp_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
+def vjp_linear(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `linear_attention` back, through its features."""
     causal, feature_map = options["causal"], options["feature_map"]
     inputs = linear.prepare_linear(q, k, v, options)
-    sources = _sources(q, k, v, options, inputs.xp)
+    sources = sources_of(q, k, v, options, inputs.xp)
     q, keys, xp, ungroup = inputs
     check_pullback(feature_map)
     features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
@@ -484,20 +403,4 @@ def _vjp_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Any:
     def pull(d_out: Array) -> Any:
         return pull_linear(q, keys, back, raw, d_out, causal=causal)[:3]
 
-    return _with_pullback(raw, ungroup, sources, pull)
-
-
-_VJPS: dict[Any, Callable[..., Any]] = {
-    attention.attend: _vjp_attend,
-    attention.softmax_attention: _vjp_softmax,
-    rfa.random_feature_attention: _vjp_random_features,
-    rfa.importance_sampled_attention: _vjp_importance_sampled,
-    ra.randomized_attention: _vjp_randomized,
-    ra.mean_of_ratios_attention: _vjp_mean_of_ratios,
-    lara.linear_randomized_attention: _vjp_lara,
-    few_keys.sampled_key_attention: _vjp_sampled_keys,
-    near_and_far.eva_attention: _vjp_eva,
-    near_and_far.second_order_attention: _vjp_second_order,
-    near_and_far.local_random_feature_attention: _vjp_local,
-    linear.linear_attention: _vjp_linear,
-}
+    return with_pullback(raw, ungroup, sources, pull)

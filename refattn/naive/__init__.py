@@ -27,31 +27,22 @@ Docstrings call the five documents that the package follows by number:
   arXiv:2006.16236.
 """
 
-from .few_keys import coreset_attention, sampled_key_attention
-from .lara import linear_randomized_attention
-from .linear import elu_plus_one, linear_attention
-from .near_and_far import eva_attention, local_random_feature_attention, second_order_attention
-from .ra import mean_of_ratios_attention, randomized_attention
-from .rfa import importance_sampled_attention, random_feature_attention
-from .softmax import softmax_attention
-from .terms import visible
+from .few_keys import coreset_attention as coreset_attention
+from .few_keys import sampled_key_attention as sampled_key_attention
+from .lara import linear_randomized_attention as linear_randomized_attention
+from .linear import elu_plus_one as elu_plus_one
+from .linear import linear_attention as linear_attention
+from .near_and_far import eva_attention as eva_attention
+from .near_and_far import local_random_feature_attention as local_random_feature_attention
+from .near_and_far import second_order_attention as second_order_attention
+from .ra import mean_of_ratios_attention as mean_of_ratios_attention
+from .ra import randomized_attention as randomized_attention
+from .rfa import importance_sampled_attention as importance_sampled_attention
+from .rfa import random_feature_attention as random_feature_attention
+from .softmax import softmax_attention as softmax_attention
+from .terms import visible as visible
 
-__all__ = [
-    "coreset_attention",
-    "elu_plus_one",
-    "eva_attention",
-    "importance_sampled_attention",
-    "linear_attention",
-    "linear_randomized_attention",
-    "local_random_feature_attention",
-    "mean_of_ratios_attention",
-    "random_feature_attention",
-    "randomized_attention",
-    "sampled_key_attention",
-    "second_order_attention",
-    "softmax_attention",
-    "visible",
-]
+__all__ = sorted(x for x, value in globals().items() if callable(value))
 
 
 def __dir__() -> list[str]:

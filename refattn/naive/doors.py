@@ -14,20 +14,6 @@ from ..arrays.library import Array, array_namespace, constant, is_array_api_obj
 from ..typing import Features, Weighting
 from .terms import distances, of_library
 
-__all__ = [
-    "any_scale",
-    "chunks",
-    "formula",
-    "key_indices",
-    "named_features",
-    "positive_scale",
-    "proposals",
-    "query_frequencies",
-    "sampled_keys",
-    "score_options",
-    "shared_frequencies",
-]
-
 _Equation = TypeVar("_Equation", bound=Callable[..., Any])
 
 

@@ -24,8 +24,6 @@ from .terms import (
     xp,
 )
 
-__all__ = ["coreset_attention", "sampled_key_attention"]
-
 
 @formula(key_indices, positive_scale)
 def coreset_attention(

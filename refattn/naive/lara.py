@@ -23,8 +23,6 @@ from .terms import (
     xp,
 )
 
-__all__ = ["linear_randomized_attention"]
-
 
 @formula(proposals, positive_scale)
 def linear_randomized_attention(

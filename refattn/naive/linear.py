@@ -10,8 +10,6 @@ from ..typing import ArrayT
 from .doors import formula
 from .terms import of_library, products, ratio, visible, xp
 
-__all__ = ["elu_plus_one", "linear_attention"]
-
 
 @of_library
 def elu_plus_one(x: Array) -> Array:

@@ -24,8 +24,6 @@ from .terms import (
     xp,
 )
 
-__all__ = ["eva_attention", "local_random_feature_attention", "second_order_attention"]
-
 
 @formula(chunks, positive_scale)
 def eva_attention(

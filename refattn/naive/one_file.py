@@ -18,15 +18,13 @@ from .. import naive
 from .._version import __version__
 from ..arrays.checks import choice
 
-__all__ = ["formulas"]
-
 # In the order of the file: what runs at import comes first.
-_MODULES = (
+_MODULES = tuple(dict.fromkeys((
     "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
     "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
-    "naive.few_keys", "arrays.qkv", "arrays.frequencies", "arrays.key_samples", "arrays.checks",
-    "arrays.words",
-)  # fmt: skip
+    *(getattr(naive, x).__module__.removeprefix("refattn.") for x in naive.__all__),
+    "arrays.qkv", "arrays.frequencies", "arrays.key_samples", "arrays.checks", "arrays.words",
+)))  # fmt: skip
 # What names of a module begin with, as there is one namespace only.
 _PREFIXES = {
     "arrays.checks": "check", "arrays.qkv": "qkv", "arrays.frequencies": "frequencies",

@@ -12,17 +12,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Array",
-    "array_namespace",
-    "as_written",
-    "constant",
-    "device",
-    "host_values",
-    "is_array_api_obj",
-    "is_numpy_array",
-]
-
 Array = Any  # any array of a library with the array API; shapes are in the docstrings
 
 

@@ -17,8 +17,6 @@ from .terms import (
     xp,
 )
 
-__all__ = ["mean_of_ratios_attention", "randomized_attention"]
-
 
 @formula(query_frequencies, positive_scale)
 def randomized_attention(

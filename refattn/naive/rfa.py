@@ -20,8 +20,6 @@ from .terms import (
     xp,
 )
 
-__all__ = ["importance_sampled_attention", "random_feature_attention"]
-
 
 @formula(named_features, shared_frequencies, positive_scale)
 def random_feature_attention(

@@ -8,8 +8,6 @@ from ..typing import ArrayT
 from .doors import any_scale, formula, score_options
 from .terms import hide, products, softmax, visible, weighted_sum, xp
 
-__all__ = ["softmax_attention"]
-
 
 @formula(any_scale, score_options)
 def softmax_attention(

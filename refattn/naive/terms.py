@@ -12,32 +12,6 @@ from ..arrays import qkv
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, device
 
-__all__ = [
-    "average",
-    "beside",
-    "chunk_means",
-    "chunk_sizes",
-    "distances",
-    "finite",
-    "half_square_norm",
-    "hide",
-    "integers",
-    "kernel_coordinates",
-    "log",
-    "log_kernel",
-    "log_sum_exp",
-    "of_library",
-    "offsets",
-    "one_hot",
-    "present",
-    "products",
-    "ratio",
-    "softmax",
-    "visible",
-    "weighted_sum",
-    "xp",
-]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

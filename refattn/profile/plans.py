@@ -266,7 +266,7 @@ def _list_sizes(planned: Plan, record: Estimator) -> list[int | None]:
     if record.has("chunked"):
         windows = [2**i for i in range(1, min(most, m // 2).bit_length())]
         return sorted(windows, key=lambda x: (x + m / x, -x)) or [1]
-    if not record.has("any-size"):  # proposals have queries of their own, other samples keys
+    if not record.has("unlimited-size"):  # proposals have queries of their own, other samples keys
         most = min(most, m, n if record.has("proposals") else m)
     return [2**i for i in range(most.bit_length())]
 

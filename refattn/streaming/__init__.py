@@ -9,22 +9,15 @@ Each state offers `init` (from the first keys, possibly none), `update` (with mo
 `write_random_feature_attention` does so for arrays that need not fit in memory.
 """
 
-from .chunks import EvaState, SecondOrderState
-from .linear import LinearState
-from .local import LocalState
-from .positive import PositiveState
-from .softmax import SoftmaxState
-from .writing import write_random_feature_attention
+from .chunks import EvaState as EvaState
+from .chunks import SecondOrderState as SecondOrderState
+from .linear import LinearState as LinearState
+from .local import LocalState as LocalState
+from .positive import PositiveState as PositiveState
+from .softmax import SoftmaxState as SoftmaxState
+from .writing import write_random_feature_attention as write_random_feature_attention
 
-__all__ = [
-    "EvaState",
-    "LinearState",
-    "LocalState",
-    "PositiveState",
-    "SecondOrderState",
-    "SoftmaxState",
-    "write_random_feature_attention",
-]
+__all__ = sorted(x for x, value in globals().items() if callable(value))
 
 
 def __dir__() -> list[str]:

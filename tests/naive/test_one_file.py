@@ -18,8 +18,8 @@ OMEGA = np.random.default_rng(1).standard_normal((6, 4))
 MASK = np.arange(6) != 2
 X = {"q": Q, "k": K[:1], "v": V[:1], "omega": OMEGA, "mask": MASK, "bias": Q @ Q.mT}
 
-# A call of each formula, as text, so that both modules run the same.
-CALLS = {
+# Calls of formulas, as text, so that both modules run the same; of q, k and v alone by default.
+CALLS = dict.fromkeys(naive.__all__, "(q, k, v)") | {
     "coreset_attention": "(q, k, v, indices=[0, 3, 5], mask=mask)",
     "elu_plus_one": "(q)",
     "eva_attention": "(q, k, v, window=2, causal=True)",

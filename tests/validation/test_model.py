@@ -159,7 +159,7 @@ def test_frequencies_of_a_layer_are_the_same_for_all_texts():
         seen.append(rng.random())
         return v
 
-    record = Estimator("e", fn, fn, size="num_features", traits=("random", "any-size"))
+    record = Estimator("e", fn, fn, size="num_features", traits=("random", "unlimited-size"))
     layers = measure.attentions(record, 5, 0, 0, range(2))
     for x in (np.ones((1, 1, 3, 2)), np.ones((2, 1, 4, 2))):
         for attention in layers.values():

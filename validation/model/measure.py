@@ -194,7 +194,7 @@ def substitute(record: Estimator, samples: int | None, seed: np.random.SeedSeque
     def run(q: Array, k: Array, v: Array) -> Array:
         options: dict[str, Any] = {}
         if samples is not None:
-            most = samples if record.has("any-size") else min(samples, q.shape[-2])
+            most = samples if record.has("unlimited-size") else min(samples, q.shape[-2])
             options |= record.sized(most)
         if record.has("random"):
             options["rng"] = np.random.default_rng(seed)

@@ -148,7 +148,7 @@ class Adapter:
     def waves(self) -> bool:
         """Whether its features are cosines and sines, of which sums may cancel."""
         tagged = self.has("random-features") and self["features"] == "trigonometric"
-        return self.has("waves") or tagged
+        return self.has("trigonometric") or tagged
 
     @property
     def drawn_keyword(self) -> str:

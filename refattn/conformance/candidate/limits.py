@@ -178,7 +178,7 @@ def _ask_one_by_one(adapter: Any, call: Function, arrays: Arrays, options: Keywo
         raise Beyond("causal_only")
     q, k, v = arrays
     # One query may be too few to be cut into as many chunks as there are samples.
-    chunks = adapter.record.size is not None and not adapter.has("any-size")
+    chunks = adapter.record.size is not None and not adapter.has("unlimited-size")
     square = adapter["self_attention"] or adapter["causal"] == "top-left" or chunks
     rows = k.shape[-2] if square else 1
     outs = []

@@ -76,7 +76,7 @@ def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:
     if "indices" in options:
         indices = 0 * options["indices"]
         return {"indices": indices if adapter.record.takes("log_probability") else indices[..., :1]}
-    if adapter.record.size not in options or adapter.has("any-size"):
+    if adapter.record.size not in options or adapter.has("unlimited-size"):
         return {}
     omega = {name: x[..., :1, :] for name, x in options.items() if name == "omega"}
     return adapter.record.sized(1) | omega

@@ -56,11 +56,11 @@ def same_bits(t: CheckRun) -> None:
 
 def _is_apart(adapter: Adapter) -> bool:
     alike = not (adapter.has("per-query") or adapter.has("proposals") or adapter["causal_only"])
-    return comparable(adapter) and adapter.has("separate") and alike
+    return comparable(adapter) and adapter.has("queries-apart") and alike
 
 
 @add_check(
-    "separate",
+    "queries-apart",
     claim="a query has the same bits in any company",
     needs=lambda adapter: _is_apart(adapter) and adapter.can("batch_invariant"),
 )

@@ -38,7 +38,7 @@ def contract(t: CheckRun) -> None:
 
 @add_check(
     "random",
-    "continuous",
+    "seeds-differ",
     claim="the result depends on the seed, and two seeds never give the same",
     draws=True,
 )

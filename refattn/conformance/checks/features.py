@@ -11,7 +11,7 @@ from .trials import CheckRun, add_check, same_within, ways_to_call
 
 @add_check(
     "random-features",
-    "mean",
+    "normalised",
     claim="with one frequency queries cancel from the ratio",
     needs=lambda adapter: adapter["features"] == "positive" and not adapter["fixed_frequencies"],
 )
@@ -23,7 +23,7 @@ def one_frequency(t: CheckRun) -> None:
         t.equal(out, np.broadcast_to(out[:1], out.shape), same_within(t, (q, k, v), options))
 
 
-@add_check("average", claim="the estimate is the mean over frequencies", needs="omega")
+@add_check("frequency-mean", claim="the estimate is the mean over frequencies", needs="omega")
 def mean_over_frequencies(t: CheckRun) -> None:
     """Frequencies in another order, and each of them twice, give the same."""
     arrays, options = t.problem(4, 6, 4, 6)

@@ -104,7 +104,7 @@ def any_probabilities(t: CheckRun) -> None:
 
 def _solves_weights(adapter: Adapter) -> bool:
     """Return whether the weights of the keys are solved for."""
-    return _takes_keys(adapter) and adapter.has("solved")
+    return _takes_keys(adapter) and adapter.has("linear-solve")
 
 
 @add_check(claim="scores may be large", needs=_solves_weights)

@@ -150,7 +150,7 @@ class _PulledSize(NamedTuple):
     def fitted(self, t: CheckRun) -> _PulledSize:
         """Return as much of the size as the candidate takes."""
         n, m, d = t.fit(self.n, self.m, self.d)
-        samples = self.samples if t.adapter.has("any-size") else min(self.samples, n, m)
+        samples = self.samples if t.adapter.has("unlimited-size") else min(self.samples, n, m)
         d_v = d if t.adapter["same_value_size"] else self.d_v
         groups = self.groups if t.adapter.grouped else None
         return _PulledSize(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
@@ -230,7 +230,7 @@ def gradients_again(t: CheckRun) -> None:
 def _hides(adapter: Adapter) -> bool:
     """Return whether something is not seen by some query."""
     causal = adapter.masks_future
-    separate = adapter.has("separate") and not adapter.has("proposals")
+    separate = adapter.has("queries-apart") and not adapter.has("proposals")
     return _differentiated(adapter) and (causal or separate or adapter.can("mask"))
 
 
@@ -256,7 +256,7 @@ def gradients_of_hidden(t: CheckRun) -> None:
         seen = 1 if t.adapter["causal"] == "top-left" else m - n + 1
         results = t.call(*arrays, d_out=first, **options | {"causal": True})
         _take_nothing(t, results, np.arange(m) >= seen, most)
-    if t.adapter.has("separate") and not t.adapter.has("proposals"):
+    if t.adapter.has("queries-apart") and not t.adapter.has("proposals"):
         one = d_out.copy()
         one[[0, -1]] = 0.0
         results = t.call(*arrays, d_out=one, **options)
@@ -292,7 +292,7 @@ def _take_nothing(t: CheckRun, results: Any, hidden: Floats, most: tuple[float, 
         t.equal(x, np.zeros(x.shape), most[part])
 
 
-@add_check("mean", "positive", claim="gradients are those of a mean", needs=_averaged)
+@add_check("normalised", "nonnegative", claim="gradients are those of a mean", needs=_averaged)
 def gradients_of_means(t: CheckRun) -> None:
     """Of equal values queries and keys take none, and values take all that the output gives.
 
@@ -347,8 +347,8 @@ def _moves(adapter: Adapter) -> str:
 
     Of queries and keys where weights are positive and what is drawn at one seed does not move.
     """
-    fixed = evaluated(adapter) or (adapter.has("common") and not adapter.has("proposals"))
-    positive = not evaluated(adapter) if adapter.waves else adapter.has("mean", "positive")
+    fixed = evaluated(adapter) or (adapter.has("data-free") and not adapter.has("proposals"))
+    positive = not evaluated(adapter) if adapter.waves else adapter.has("normalised", "nonnegative")
     return "qkv" if fixed and positive else "v"
 
 

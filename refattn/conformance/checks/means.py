@@ -19,11 +19,13 @@ from .trials import (
 )
 
 
-@add_check("mean", claim="a weighted mean of values: weights sum to 1, positive ones stay inside")
+@add_check(
+    "normalised", claim="a weighted mean of values: weights sum to 1, positive ones stay inside"
+)
 def weighted_mean(t: CheckRun) -> None:
     """Constant values come back, one key returns its value, equal keys their mean; linear in v."""
     low = t.adapter.half
-    positive = t.adapter.has("positive") and not t.adapter.waves
+    positive = t.adapter.has("nonnegative") and not t.adapter.waves
     for size in (0.5, 2.0, 8.0 if low else 30.0) if stabilised(t.adapter) else (0.5,):
         (q, k, v), frequencies = t.problem(5, 7, 4, 4, size=size)
         for options in ways_to_call(t, frequencies):
@@ -38,14 +40,14 @@ def weighted_mean(t: CheckRun) -> None:
                 scaled = t.call(q, k, factor * v, **options)
                 t.equal(scaled, factor * out, factor * allowed)
             t.equal(t.call(q, k, v[..., ::-1], **options), out[..., ::-1], allowed)
-            if t.adapter.has("unordered"):
+            if t.adapter.has("unordered-keys"):
                 same, mean = np.broadcast_to(k[:1], k.shape), np.mean(v, -2)
                 compare_known(t, np.broadcast_to(mean, out.shape), 0.0, q, same, v, **options)
             options = options | options_of_one_key(t.adapter, options)
             compare_known(t, np.broadcast_to(v[0], out.shape), 0.0, q, k[:1], v[:1], **options)
 
 
-@add_check("unordered", claim="the order of keys does not matter", needs=evaluated)
+@add_check("unordered-keys", claim="the order of keys does not matter", needs=evaluated)
 def order_of_keys(t: CheckRun) -> None:
     """A permutation of keys and values."""
     (q, k, v), options = t.problem(4, 9, 4, 5)
@@ -55,7 +57,7 @@ def order_of_keys(t: CheckRun) -> None:
 
 
 @add_check(
-    "separate",
+    "queries-apart",
     claim="each query has a result of its own",
     needs=lambda adapter: (
         comparable(adapter)

@@ -233,7 +233,7 @@ class CheckRun:
         adapter, record = self.adapter, self.adapter.record
         if not adapter.drawn_keyword:
             size *= self.near
-        elif record.has("solved"):
+        elif record.has("linear-solve"):
             size *= min(1.0, 1.5 / math.sqrt(d))  # rows of e^(k . k') are to be of like size
         unit = size / adapter.root(d)
         if record.has("rows"):
@@ -252,7 +252,7 @@ class CheckRun:
         if adapter.drawn_keyword == "indices":
             return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):
-            size_of_it = samples if record.has("any-size") else min(samples, n, m)
+            size_of_it = samples if record.has("unlimited-size") else min(samples, n, m)
             return (q, k, v), {} if record.has("random") else record.sized(size_of_it)
         return (q, k, v), draw_frequencies(adapter, self.normal, (q, k), samples, size)
 
@@ -322,13 +322,13 @@ def comparable(adapter: Adapter) -> bool:
 
     With a seed they can if the draws do not depend on the inputs; those of RA do by definition.
     """
-    return attends(adapter) and (evaluated(adapter) or adapter.has("common"))
+    return attends(adapter) and (evaluated(adapter) or adapter.has("data-free"))
 
 
 def comparable_ways(t: CheckRun, frequencies: Keywords, samples: int = 4) -> list[dict[str, Any]]:
     """Return the ways to call it for which results for different inputs can be compared."""
     ways = ways_to_call(t, frequencies, samples)
-    return ways if t.adapter.has("common") else ways[:1]
+    return ways if t.adapter.has("data-free") else ways[:1]
 
 
 def is_causal(adapter: Adapter) -> bool:

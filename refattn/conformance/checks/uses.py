@@ -89,7 +89,7 @@ def _edge_rows(n: int) -> Floats:
 def _rows_alone(adapter: Adapter) -> bool:
     """Return whether some of the queries can be evaluated alone."""
     alone = not adapter.has("proposals") or adapter["weighting"] in ("balance", "own")
-    return evaluated(adapter) and attends(adapter) and adapter.has("separate") and alone
+    return evaluated(adapter) and attends(adapter) and adapter.has("queries-apart") and alone
 
 
 @add_check(
@@ -266,7 +266,7 @@ def calls_apart(t: CheckRun) -> None:
             before, allowed = np.array(kept), again(t, first, options | seen)
             for n, m, d, samples in ((6, 7, 4, 4), (6, 9, 4, 3), (4, 9, 4, 7), (6, 6, 5, 4)):
                 n, m, d = t.fit(n, m, d)
-                count = samples if t.adapter.has("any-size") else min(samples, n, m)
+                count = samples if t.adapter.has("unlimited-size") else min(samples, n, m)
                 other, more = t.problem(n, m, d, count)
                 if "seed" in options:
                     more = options | t.adapter.record.sized(count)

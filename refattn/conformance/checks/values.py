@@ -71,7 +71,7 @@ def large_logits(t: CheckRun) -> None:
 
 @add_check(
     "exponential",
-    "mean",
+    "normalised",
     claim="right where exponentials overflow or underflow, in whatever order they are taken",
     needs=lambda adapter: evaluated(adapter) and stabilised(adapter),
 )

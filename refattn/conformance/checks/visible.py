@@ -194,7 +194,7 @@ def future_unseen(t: CheckRun) -> None:
 
 @add_check(
     "random-features",
-    "mean",
+    "normalised",
     claim="causal and masked attention use the keys and frequencies that plain attention does",
     needs=lambda adapter: (adapter.can("causal") or adapter.can("mask")) and adapter.black_box,
 )

@@ -126,11 +126,11 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         condition = _cancellation(adapter, q, k, options)
         size += _norm(got)
-    elif adapter.has("solved") and not draws_something(adapter.record, options):
+    elif adapter.has("linear-solve") and not draws_something(adapter.record, options):
         condition = _condition_of_weights(adapter, arrays, options)
         if condition * unit * (1 + exponent) > 1:  # which says nothing of the result
             return math.inf
-    elif not adapter.has("mean", "positive"):
+    elif not adapter.has("normalised", "nonnegative"):
         condition = max(1.0, _measure_condition(adapter, arrays, options))
     return (
         condition * unit * (1 + exponent) + _rounding_of_copies(adapter, arrays, options)
@@ -206,7 +206,7 @@ def pulled_rounding(
         row = max(1.0, _largest_of(np.sum(weights, -1)))
         delta = np.sum(weights * terms_of, -1, keepdims=True)
         by_row = pairs = row * weights * (terms_of + delta)
-        if not (adapter.has("mean") or adapter.waves):  # its normaliser is that of exact attention
+        if not (adapter.has("normalised") or adapter.waves):  # it has the exact normaliser
             named = {name: x for name, x in options.items() if name != "omega"}
             shares = _evaluate_as_declared(
                 adapter, _attend_exactly, (q, k, _unit_rows(k)), named, np.float64
@@ -289,7 +289,7 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     if adapter.has("random") and "indices" not in options:
         way = root * _longest_frequency(adapter, arrays, options)
         slopes = max(way, exact[0]) if adapter.has("local") else way, way + exact[0]
-        return slopes if adapter.has("mean") else (slopes[0] + exact[0], slopes[1] + exact[1])
+        return slopes if adapter.has("normalised") else (slopes[0] + exact[0], slopes[1] + exact[1])
     return exact
 
 
@@ -333,7 +333,7 @@ def largest_exponent(adapter: Adapter, arrays: Arrays, options: Keywords) -> flo
         exponent = max(x, y)
     elif "indices" in options:
         # Centred keys are at most twice as long, and so is q . k; k . k' is at most (2 y)^2.
-        exponent = 2 * x * y + 4 * y * y if adapter.has("solved") else x * y
+        exponent = 2 * x * y + 4 * y * y if adapter.has("linear-solve") else x * y
     elif adapter.has("random"):
         features = w * (y if adapter.has("per-query") else max(x, y)) + y * y / 2
         exponent = max(features, exponent) if adapter.has("local") else features

@@ -16,8 +16,11 @@ Project Wycheproof.
 
 from __future__ import annotations
 
+from typing import Any
+
+from . import recipes
 from .archives import is_archive, pack, unpacked
-from .cases import ESTIMATORS, FILES, FLAGS, FORMATS, Case, Convention
+from .cases import FLAGS, FORMATS, Case, Convention
 from .checking import lint
 from .exporting import EXPORTS, export
 from .reading import load
@@ -41,6 +44,13 @@ __all__ = [
     "unpacked",
     "write",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Look for the names that follow from the records, which others may add."""
+    if name in ("ESTIMATORS", "FILES"):
+        return recipes.estimators() if name == "ESTIMATORS" else recipes.files()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -109,7 +109,7 @@ def _bound_few_keys(case: Recipe | Case, head: HeadArrays, a: Any, b: Any) -> tu
 
     `a` and `b` are the largest lengths of queries and keys.
     """
-    mp, positive = truth().context(), registry.ESTIMATORS[case.estimator].has("positive")
+    mp, positive = truth().context(), registry.ESTIMATORS[case.estimator].has("nonnegative")
     if "log_probability" in case.inputs:
         return a * b + np.max(abs(truth().numbers(head.log_probability))), 1
     if "indices" in case.inputs:  # keys less their mean are at most twice as long

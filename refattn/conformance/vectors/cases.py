@@ -9,14 +9,6 @@ import numpy as np
 
 from ...arrays.library import Floats
 
-ESTIMATORS = (
-    *("coreset", "eva", "kernel", "lara", "linear", "moments", "ra", "rfa", "rfa-local"),
-    *("sampled-keys", "second-order", "softmax"),
-)
-# Exact attention has files more: what libraries disagree on, what loses digits, its options, and
-# edges of tiles.
-_OF_SOFTMAX = ("softmax-conventions", "softmax-hard", "softmax-options", "softmax-tiles")
-FILES = tuple(sorted((*ESTIMATORS, *_OF_SOFTMAX)))
 FORMATS = ("json", "npz", "safetensors")
 
 # Significand bits, unit of the last place of 1, smallest normal and largest number.
@@ -222,7 +214,7 @@ class Case(NamedTuple):
     id : str
         Stable name, unique over all files.
     estimator : str
-        One of `ESTIMATORS`, as in `refattn.conformance.check`.
+        One of `vectors.ESTIMATORS`, as in `refattn.conformance.check`.
     comment : str
         What is special about it.
     flags : tuple of str
@@ -266,18 +258,6 @@ class Case(NamedTuple):
     result: str
     group: str
     convention: Convention | None
-
-
-def estimator_of(file: str) -> str:
-    """Return the estimator that a file is of: the longest name that it starts with.
-
-    Examples
-    --------
-    >>> estimator_of("softmax-tiles"), estimator_of("rfa-local"), estimator_of("surprise")
-    ('softmax', 'rfa-local', '')
-    """
-    named = (name for name in ESTIMATORS if f"{file}-".startswith(f"{name}-"))
-    return max(named, key=len, default="")
 
 
 def is_exact(x: Floats, dtype: str) -> bool:

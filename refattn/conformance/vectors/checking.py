@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,15 +21,14 @@ from .cases import (
     FORMATS,
     GRADIENTS,
     INSTALL_VECTORS,
-    SCHEMA,
     Case,
     Convention,
-    estimator_of,
     is_exact,
 )
 from .formulas import visible, with_lse
 from .meanings import known_meanings, meaning
 from .reading import case_of, files_in, parse, read_vectors, tests_of
+from .recipes import estimator_of, schema
 from .solving import solved
 from .sources import libraries, sources
 from .writing import manifest_name, sealed
@@ -95,8 +93,8 @@ def lint(
                 return lint(folder, fraction=fraction, rng=rng)
         except ValueError as error:
             return [f"{os.fspath(directory)}: {error}"]
-    schema = json.loads(SCHEMA.read_text("utf-8"))
-    of_manifests = {"$ref": "#/$defs/manifest", "$defs": schema["$defs"]}
+    of_files = schema()
+    of_manifests = {"$ref": "#/$defs/manifest", "$defs": of_files["$defs"]}
     folder, files = Path(directory), files_in(directory)
     kinds = {kind for kind in FORMATS if (folder / manifest_name(kind)).is_file()}
     if not files and not kinds:
@@ -122,7 +120,7 @@ def lint(
     for kind, path in track(list(files)):
         try:
             document, arrays = read_vectors(kind, path)
-            wrong = _schema_errors(Draft202012Validator(schema), document)
+            wrong = _schema_errors(Draft202012Validator(of_files), document)
         except ModuleNotFoundError:
             raise
         except Exception as error:  # parsers of foreign bytes raise all kinds

@@ -37,14 +37,17 @@ def draw_case(
     edit: Edit = unchanged,
     **arguments: Any,
 ) -> Recipe:
-    """Draw q, k, v and what the estimator takes besides; `edit` replaces some of it."""
-    estimator, _, features = kind.partition("-")
-    record = registry.ESTIMATORS[estimator]
+    """Draw q, k, v and what the estimator takes besides; `edit` replaces some of it.
+
+    The kind is the name of the estimator, and after a colon that of its features.
+    """
+    estimator, _, features = kind.partition(":")
+    record, kind = registry.ESTIMATORS[estimator], kind.replace(":", "-")
     d, count, dtype = drawn.d, drawn.count, drawn.dtype
     label, shapes = f"{kind}-{name}-{dtype}", drawn.shapes("q", "k", "v")
     if record.has("random-features"):
         shapes["omega"] = (*drawn.omega_heads, count, d)
-        arguments["features"] = features
+        arguments |= {"features": features} if features else {}
     if record.has("per-query"):
         shapes["omega"] = (drawn.n, count, d)
     shapes |= drawn.shapes(*drawn.cotangents)
@@ -81,12 +84,12 @@ def make_constant(masked: bool, x: dict[str, Floats]) -> dict[str, Any]:
     return {"v": np.ones_like(x["v"]), **mask}
 
 
-def _cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
+def cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
     """Yield cases for every kind of attention."""
     case = partial(draw_case, kind)
     for dtype in ("float64", "float32", "bfloat16"):
         yield case("basic", "BASIC", "Plain inputs of order one.", Drawn(dtype=dtype))
-    if registry.ESTIMATORS[kind.partition("-")[0]].takes("scale"):
+    if registry.ESTIMATORS[kind.partition(":")[0]].takes("scale"):
         yield case("scale", "SCALING", "The scale is given.", scale=0.75)
         yield case(
             "d9", "SCALING DIMENSION", "Default scale 1/3, not a power of 2.", Drawn(d=9, size=1.0)
@@ -112,7 +115,7 @@ def _cases_of_all(kind: str, *, masked: bool) -> Iterator[Recipe]:
     )
 
 
-def _cases_with_masks(kind: str) -> Iterator[Recipe]:
+def cases_with_masks(kind: str) -> Iterator[Recipe]:
     """Yield cases for kinds with masks, causal form and grouped heads."""
     case = partial(draw_case, kind)
     comment = "A mask of its own for each query."
@@ -156,8 +159,6 @@ def _cases_with_masks(kind: str) -> Iterator[Recipe]:
 
 def cases_of_softmax() -> Iterator[Recipe]:
     case = partial(draw_case, "softmax")
-    yield from _cases_of_all("softmax", masked=True)
-    yield from _cases_with_masks("softmax")
     for dtype in ("float64", "float32"):
         comment = "Scores to 1e4 of both signs."
         yield case("extreme", "EXTREME OVERFLOW", comment, Drawn(size=64.0, dtype=dtype))
@@ -211,11 +212,9 @@ def _cases_at_probes(kind: str) -> Iterator[Recipe]:
 
 
 def cases_of_rfa() -> Iterator[Recipe]:
-    case = partial(draw_case, "rfa-positive")
-    yield from _cases_of_all("rfa-positive", masked=True)
-    yield from _cases_with_masks("rfa-positive")
-    yield from _cases_with_frequencies("rfa-positive")
-    yield from _cases_at_probes("rfa-positive")
+    case = partial(draw_case, "rfa:positive")
+    yield from _cases_with_frequencies("rfa:positive")
+    yield from _cases_at_probes("rfa:positive")
     comment = "Frequencies with log weights."
     yield case("weights", "BASIC", comment, edit=lambda x: {"log_weight": x["omega"][:, 0] * 2})
     comment = "Frequencies of its own for each head."
@@ -225,7 +224,7 @@ def cases_of_rfa() -> Iterator[Recipe]:
         comment,
         Drawn(heads=(3,), key_heads=(3,), omega_heads=(3,), n=2, m=4),
     )
-    for kind, longest in (("rfa-hyperbolic", 64.0), ("rfa-trigonometric", 32.0)):
+    for kind, longest in (("rfa:hyperbolic", 64.0), ("rfa:trigonometric", 32.0)):
         case = partial(draw_case, kind)
         for dtype in ("float64", "float32", "bfloat16"):
             yield case("basic", "BASIC", "Plain inputs of order one.", Drawn(dtype=dtype))
@@ -245,7 +244,6 @@ def cases_of_rfa() -> Iterator[Recipe]:
 
 
 def cases_of_ra() -> Iterator[Recipe]:
-    yield from _cases_of_all("ra", masked=False)
     yield from _cases_with_frequencies("ra")
     comment = "Frequencies of its own for each query."
     yield draw_case("ra", "queries", "SHARED_RANDOMNESS", comment, Drawn(n=6, count=2))
@@ -261,7 +259,6 @@ def cases_of_ra() -> Iterator[Recipe]:
 
 
 def cases_of_lara() -> Iterator[Recipe]:
-    yield from _cases_of_all("lara", masked=False)
     yield from _cases_with_frequencies("lara")
     yield from _cases_at_probes("lara")
     comment = "Two frequencies for each of three centres."
@@ -276,8 +273,6 @@ def cases_of_lara() -> Iterator[Recipe]:
 
 
 def cases_of_linear() -> Iterator[Recipe]:
-    yield from _cases_of_all("linear", masked=True)
-    yield from _cases_with_masks("linear")
     for dtype in ("float64", "float32"):
         comment = "Entries near -20: elu + 1 is e^x."
         yield draw_case(

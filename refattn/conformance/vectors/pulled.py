@@ -20,10 +20,10 @@ def _share_digits(x: dict[str, Floats]) -> dict[str, Any]:
     return {"v": 1 + x["v"] / 1024}
 
 
-def _pulled_of_all(kind: str) -> Iterator[Recipe]:
+def pulled_of_all(kind: str) -> Iterator[Recipe]:
     """Yield cases with gradients for every kind of attention."""
     case, small = partial(draw_case, kind), _small
-    record = registry.ESTIMATORS[kind.partition("-")[0]]
+    record = registry.ESTIMATORS[kind.partition(":")[0]]
     for dtype in ("float64", "float32", "bfloat16"):
         comment = "Plain inputs and cotangents of order one."
         yield case("gradient-basic", "GRADIENT BASIC", comment, small(dtype=dtype))
@@ -57,7 +57,7 @@ def _pulled_of_all(kind: str) -> Iterator[Recipe]:
         yield case("gradient-long", "GRADIENT EXTREME", comment, small(size=16.0))
 
 
-def _pulled_with_masks(kind: str) -> Iterator[Recipe]:
+def pulled_with_masks(kind: str) -> Iterator[Recipe]:
     """Yield cases with gradients for kinds with masks, causal form and grouped heads."""
     case, small = partial(draw_case, kind), _small
     comment = "A mask of its own for each query."
@@ -106,8 +106,6 @@ def _pulled_with_masks(kind: str) -> Iterator[Recipe]:
 
 def pulled_softmax() -> Iterator[Recipe]:
     case, small = partial(draw_case, "softmax"), _small
-    yield from _pulled_of_all("softmax")
-    yield from _pulled_with_masks("softmax")
     with_lse = partial(small, cotangents=("d_out", "d_lse"))
     comment = "A cotangent of the log normaliser too."
     for dtype in ("float64", "float32"):
@@ -125,9 +123,7 @@ def pulled_softmax() -> Iterator[Recipe]:
 
 
 def pulled_rfa() -> Iterator[Recipe]:
-    case, small = partial(draw_case, "rfa-positive"), _small
-    yield from _pulled_of_all("rfa-positive")
-    yield from _pulled_with_masks("rfa-positive")
+    case, small = partial(draw_case, "rfa:positive"), _small
     comment = "Frequencies with log weights, which have a gradient."
     yield case(
         "gradient-weights",
@@ -151,7 +147,7 @@ def pulled_rfa() -> Iterator[Recipe]:
             small(size=0.25),
             edit=lambda x, sign=sign: {"q": x["q"] + sign * 512, "omega": 1 + x["omega"] / 64},  # type: ignore[misc]
         )
-    for kind in ("rfa-hyperbolic", "rfa-trigonometric"):
+    for kind in ("rfa:hyperbolic", "rfa:trigonometric"):
         case, small = partial(draw_case, kind), partial(_small, size=1.0)
         for dtype in ("float64", "float32"):
             comment = "Plain inputs and cotangents."
@@ -161,9 +157,7 @@ def pulled_rfa() -> Iterator[Recipe]:
         yield case("gradient-causal", "GRADIENT CAUSAL", comment, small(n=4), causal=True)
 
 
-def pulled_by_samples() -> Iterator[Recipe]:
-    for kind in ("ra", "lara"):
-        yield from _pulled_of_all(kind)
+def pulled_lara() -> Iterator[Recipe]:
     comment = "Two frequencies for each of two centres."
     yield draw_case(
         "lara",
@@ -176,8 +170,6 @@ def pulled_by_samples() -> Iterator[Recipe]:
 
 
 def pulled_linear() -> Iterator[Recipe]:
-    yield from _pulled_of_all("linear")
-    yield from _pulled_with_masks("linear")
     comment = "Entries near -20: elu + 1 is e^x, and so is its slope."
     yield draw_case(
         "linear",

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ...files.safetensors import read_tensors
-from .cases import FILES, FORMATS, INSTALL_VECTORS, REALS, Case, Convention, check_format
+from .cases import FORMATS, INSTALL_VECTORS, REALS, Case, Convention, check_format
+from .recipes import files
 
 
 def load(directory: str | os.PathLike[str], *, format: str | None = None) -> list[Case]:
@@ -71,7 +72,7 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
 
 def files_in(directory: str | os.PathLike[str]) -> list[tuple[str, Path]]:
     """Find the files of vectors, with their formats."""
-    paths = ((kind, Path(directory) / f"{e}.{kind}") for kind in FORMATS for e in FILES)
+    paths = ((kind, Path(directory) / f"{e}.{kind}") for kind in FORMATS for e in files())
     return [(kind, path) for kind, path in paths if path.is_file()]
 
 

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from typing import Any
 
 import numpy as np
 
+from ... import registry
 from ...arrays.library import Floats
+from ...registry.record import load
+from .cases import SCHEMA
 from .conventional import convention_recipes
 from .drawing import Drawn, Edit, Recipe, draw_stream, unchanged
 from .estimators import (
     USUAL_DRAW,
+    cases_of_all,
     cases_of_lara,
     cases_of_linear,
     cases_of_ra,
     cases_of_rfa,
     cases_of_softmax,
+    cases_with_masks,
     probe,
     show_signs,
 )
 from .hard import hard_recipes
 from .options import option_recipes, tile_recipes
-from .pulled import pulled_by_samples, pulled_linear, pulled_rfa, pulled_softmax
-from .sparse import sparse_recipes
+from .pulled import (
+    pulled_lara,
+    pulled_linear,
+    pulled_of_all,
+    pulled_rfa,
+    pulled_softmax,
+    pulled_with_masks,
+)
+from .sparse import cases_of_chunks
 
 
-def _cases_of_kernels() -> Iterator[Recipe]:
+def cases_of_kernels(name: str) -> Iterator[Recipe]:
     def case(
         features: str,
         name: str,
@@ -116,7 +130,7 @@ def _cases_of_kernels() -> Iterator[Recipe]:
     )
 
 
-def _cases_of_moments() -> Iterator[Recipe]:
+def cases_of_moments(name: str) -> Iterator[Recipe]:
     def case(
         name: str,
         flags: str,
@@ -150,18 +164,88 @@ def _cases_of_moments() -> Iterator[Recipe]:
     )
 
 
+def usual(name: str, *, masked: bool = True) -> Iterator[Recipe]:
+    """Yield the cases of an estimator that takes q, k and v, by its traits and options.
+
+    A name may have features after a colon.
+    """
+    record = registry.ESTIMATORS[name.partition(":")[0]]
+    if record.has("chunked"):
+        yield from cases_of_chunks(name)
+        return
+    masked = masked and record.takes("mask", "causal", "gqa")
+    yield from cases_of_all(name, masked=masked)
+    yield from cases_with_masks(name) if masked else ()
+    if record.takes("vjp"):
+        yield from pulled_of_all(name)
+        yield from pulled_with_masks(name) if masked else ()
+
+
+def of_softmax(name: str) -> Iterator[Recipe]:
+    yield from usual(name)
+    for part in (cases_of_softmax, pulled_softmax, option_recipes, tile_recipes):
+        yield from part()
+    yield from (*convention_recipes(), *hard_recipes())
+
+
+def of_rfa(name: str) -> Iterator[Recipe]:
+    yield from (*usual(f"{name}:positive"), *cases_of_rfa(), *pulled_rfa())
+
+
+def of_ra(name: str) -> Iterator[Recipe]:
+    yield from (*usual(name, masked=False), *cases_of_ra())
+
+
+def of_lara(name: str) -> Iterator[Recipe]:
+    yield from (*usual(name, masked=False), *cases_of_lara(), *pulled_lara())
+
+
+def of_linear(name: str) -> Iterator[Recipe]:
+    yield from (*usual(name), *cases_of_linear(), *pulled_linear())
+
+
 @cache
+def _recipes(vectors: Any, name: str) -> tuple[Recipe, ...]:
+    return tuple(load(vectors)(name))
+
+
 def all_recipes() -> tuple[Recipe, ...]:
-    parts: tuple[Iterator[Recipe], ...] = (
-        _cases_of_kernels(),
-        cases_of_lara(),
-        cases_of_linear(),
-        _cases_of_moments(),
-        cases_of_ra(),
-        cases_of_rfa(),
-        cases_of_softmax(),
-    )
-    parts += (pulled_by_samples(), pulled_linear(), pulled_rfa(), pulled_softmax())
-    parts += (option_recipes(), tile_recipes(), convention_recipes(), hard_recipes())
-    parts += (sparse_recipes(),)
-    return tuple(recipe for part in parts for recipe in part)
+    """Return the recipes of all records, each under the first alias of its estimator, or its name.
+
+    They are drawn once, in the order of these names.
+    """
+    records = {x.name: x for x in registry.ESTIMATORS.values() if x.vectors is not None}.values()
+    named = sorted(((*x.aliases, x.name)[0], x.vectors) for x in records)
+    return tuple(recipe for name, vectors in named for recipe in _recipes(vectors, name))
+
+
+def estimators() -> tuple[str, ...]:
+    """Name the estimators that have vectors."""
+    return tuple(sorted({recipe.estimator for recipe in all_recipes()}))
+
+
+def files() -> tuple[str, ...]:
+    """Name the files; exact attention has several.
+
+    Beside its own what libraries disagree on, what loses digits, its options, and edges of tiles.
+    """
+    return tuple(sorted({recipe.file for recipe in all_recipes()}))
+
+
+def estimator_of(file: str) -> str:
+    """Return the estimator that a file is of: the longest name that it starts with.
+
+    Examples
+    --------
+    >>> estimator_of("softmax-tiles"), estimator_of("rfa-local"), estimator_of("surprise")
+    ('softmax', 'rfa-local', '')
+    """
+    named = (name for name in estimators() if f"{file}-".startswith(f"{name}-"))
+    return max(named, key=len, default="")
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema of files, with the names of these estimators."""
+    document: dict[str, Any] = json.loads(SCHEMA.read_text("utf-8"))
+    document["properties"]["estimator"]["enum"] = list(estimators())
+    return document

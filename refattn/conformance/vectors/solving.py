@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from .cases import (
     CONTRACT_FACTOR,
     DIGITS,
     DTYPE_FACTS,
-    FILES,
     FLAGS,
     REALS,
     SCHEMA,
@@ -26,7 +24,7 @@ from .cases import (
 )
 from .drawing import Recipe
 from .formulas import solve, truth
-from .recipes import all_recipes
+from .recipes import all_recipes, files
 from .sources import libraries, sources
 
 PRECISIONS = (50, 80)  # digits
@@ -149,13 +147,12 @@ def prepare(track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
         _once(recipe)
 
 
-@cache
 def documents() -> dict[str, Any]:
     """Return the content of every file by its name."""
     from ... import __version__
 
     documents = {}
-    for file in FILES:
+    for file in files():
         recipes = [recipe for recipe in all_recipes() if recipe.file == file]
         used = sorted({flag for recipe in recipes for flag in recipe.flags})
         groups: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...registry import ESTIMATORS
 from ..conventions import CONVENTIONS, OPTIONS
 from .cases import Convention
 from .hard import POWERS
@@ -16,24 +17,14 @@ _REFERENCES = {
 _EXACT = ("003: softmax attention",)
 _GRADIENTS = "the chain rule, in dual numbers"
 
-# By the type of a group, without what says that it has gradients; of references by number.
+# Of kinds that have no record, by the type of a group without what says that it has gradients.
 _FORMULAS: dict[str, tuple[str, ...]] = {
-    "coreset": ("arXiv:2602.10056",),
-    "eva": ("Zheng et al., arXiv:2302.04542, and the number of keys in each chunk",),
     "kernel-hyperbolic": ("Choromanski et al., arXiv:2009.14794, hyperbolic features",),
     "kernel-positive": ("002: eqs. (7) and (9)",),
     "kernel-trigonometric": ("002: eqs. (7) and (8)",),
-    "lara": ("003: LARA",),
-    "linear": ("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
-    "moments": ("002: eqs. (1) and (2)",),
-    "ra": ("003: RA",),
     "rfa-hyperbolic": ("002: eq. (10)", "Choromanski et al., arXiv:2009.14794"),
-    "rfa-local": ("Chen et al., arXiv:2110.15343", "002: eqs. (9) and (10)"),
     "rfa-positive": ("002: eqs. (9) and (10)", "003: RFA"),
     "rfa-trigonometric": ("002: eqs. (8) and (10)", "001: attention_hat"),
-    "sampled-keys": ("arXiv:2410.16179", "a ratio of Horvitz-Thompson estimates"),
-    "second-order": ("the moments of keys and values in place of those of a joint normal law",),
-    "softmax": ("000: Attention(Q, K, V)", *_EXACT),
     "softmax-alibi": (*_EXACT, "Press et al., arXiv:2108.12409, section 3"),
     "softmax-bias": (*_EXACT, "Raffel et al., arXiv:1910.10683, section 2.1"),
     "softmax-dropout": (*_EXACT, "Dao et al., arXiv:2205.14135, appendix B.3"),
@@ -63,7 +54,9 @@ def sources(kind: str, convention: Convention | None = None) -> list[str]:
     'lse: base of the log normaliser it returns, of scaled, biased scores; here 2'
     """
     plain = kind.removesuffix("-gradients")
-    texts = [_written(x) for x in _FORMULAS.get(plain, _EXACT if convention else ())]
+    record = ESTIMATORS.get(plain)
+    known = _FORMULAS.get(plain, record.source if record else _EXACT if convention else ())
+    texts = [_written(x) for x in known]
     if plain != kind:
         texts.append(_GRADIENTS)
     if convention is None:

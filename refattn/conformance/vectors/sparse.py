@@ -14,6 +14,7 @@ from .drawing import Drawn, Recipe, draw_inputs, hide_some
 
 _USUAL, _CHUNKS = Drawn(), Drawn(n=7, m=7)
 _DOUBLE, _FAR = Drawn(dtype="float64"), Drawn(size=32.0, dtype="float64")
+_NOT_SO_FAR = replace(_FAR, size=8.0)
 _GROUPED_FEW = Drawn(heads=(4,), key_heads=(2,), n=3, m=5, d_v=2, count=3)
 _DTYPES = ("float64", "float32", "bfloat16")
 
@@ -47,8 +48,8 @@ def _of_queries(drawn: Drawn) -> Floats:
     return np.asarray((rows + 2 * np.arange(drawn.count)) % drawn.m, np.int64)
 
 
-def _cases_of_coresets() -> Iterator[Recipe]:
-    case = partial(_case, "coreset")
+def cases_of_coresets(name: str) -> Iterator[Recipe]:
+    case = partial(_case, name)
     some = {"indices": _index_rows([4, 1, 2])}
     for dtype in _DTYPES:
         yield case("basic", "BASIC", "3 of 6 keys.", Drawn(dtype=dtype), fixed=some)
@@ -63,16 +64,14 @@ def _cases_of_coresets() -> Iterator[Recipe]:
     comment = "One query, and one key that stands for all."
     yield case("one", "DEGENERATE", comment, Drawn(n=1), fixed={"indices": _index_rows([2])})
     comment = "Exponents to hundreds of both signs: keys are nearly at right angles."
-    yield case("long", "EXTREME", comment, replace(_FAR, size=8.0), fixed=some)
+    yield case("long", "EXTREME", comment, _NOT_SO_FAR, fixed=some)
 
 
-def _cases_of_samples() -> Iterator[Recipe]:
+def cases_of_samples(estimator: str) -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn, **options: Any) -> Recipe:
         fixed = {"indices": _of_queries(drawn)} | options.pop("fixed", {})
         shapes = {"log_probability": fixed["indices"].shape}
-        return _case(
-            "sampled-keys", name, flags, comment, drawn, fixed=fixed, shapes=shapes, **options
-        )
+        return _case(estimator, name, flags, comment, drawn, fixed=fixed, shapes=shapes, **options)
 
     few = Drawn(count=3)
     for dtype in _DTYPES:
@@ -100,11 +99,11 @@ def _cases_of_samples() -> Iterator[Recipe]:
     yield case("long", "EXTREME", "Scores to thousands.", replace(_FAR, count=3))
 
 
-def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Recipe]:
+def cases_of_chunks(estimator: str, far: Drawn = _NOT_SO_FAR, **options: Any) -> Iterator[Recipe]:
     """Yield cases of estimators with chunks; `options` are of all of them."""
 
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **more: Any) -> Recipe:
-        return _case(estimator, name, flags, comment, drawn, **options | more)
+        return _case(estimator, name, flags, comment, drawn, **{"causal": False} | options | more)
 
     for dtype in _DTYPES:
         yield case("basic", "BASIC", "Chunks of 2 keys.", Drawn(dtype=dtype), window=2)
@@ -128,9 +127,9 @@ def _cases_of_chunks(estimator: str, far: Drawn, **options: Any) -> Iterator[Rec
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", far, window=2)
 
 
-def _cases_of_eva() -> Iterator[Recipe]:
-    yield from _cases_of_chunks("eva", _FAR, causal=False, log_size=True)
-    case = partial(_case, "eva", causal=False)
+def cases_of_eva(name: str) -> Iterator[Recipe]:
+    yield from cases_of_chunks(name, _FAR, log_size=True)
+    case = partial(_case, name, causal=False)
     comment = "Each chunk counts as one key, as published."
     yield case("published", "CHUNK", comment, _CHUNKS, window=3, log_size=False)
     comment = "A frequency is given for each chunk."
@@ -140,11 +139,11 @@ def _cases_of_eva() -> Iterator[Recipe]:
         yield case("omega", "BASIC", comment, drawn, shapes=shapes, window=3, log_size=True)
 
 
-def _cases_of_windows() -> Iterator[Recipe]:
+def cases_of_windows(estimator: str) -> Iterator[Recipe]:
     def case(name: str, flags: str, comment: str, drawn: Drawn = _USUAL, **options: Any) -> Recipe:
         usual: dict[str, Any] = {"window": (1, 1), "causal": False}
         shapes: dict[str, tuple[int, ...]] = {"omega": (drawn.count, drawn.d)}
-        return _case("rfa-local", name, flags, comment, drawn, shapes=shapes, **usual | options)
+        return _case(estimator, name, flags, comment, drawn, shapes=shapes, **usual | options)
 
     for dtype in _DTYPES:
         comment = "One near key on each side."
@@ -164,10 +163,3 @@ def _cases_of_windows() -> Iterator[Recipe]:
     yield case("one", "DEGENERATE", "One query, one frequency.", Drawn(n=1, count=1))
     yield case("gqa", "GQA", "4 query heads, 2 key heads.", _GROUPED_FEW)
     yield case("long", "EXTREME", "Exponents to thousands of both signs.", _FAR)
-
-
-def sparse_recipes() -> Iterator[Recipe]:
-    """Yield cases of estimators of few keys and of near keys, without gradients."""
-    for part in (_cases_of_coresets, _cases_of_samples, _cases_of_eva, _cases_of_windows):
-        yield from part()
-    yield from _cases_of_chunks("second-order", replace(_FAR, size=8.0), causal=False)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from .cases import DIGITS, ESTIMATORS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format
+from .cases import DIGITS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format
 from .reading import cases_of, tests_of
+from .recipes import estimators, schema
 from .solving import documents
 
 # What the format calls each kind of numbers, and how it has them.
@@ -62,7 +63,7 @@ def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Pa
     encode = {"json": to_json, "npz": _to_npz, "safetensors": _to_safetensors}[format]
     content = {f"{name}.{format}": encode(doc) for name, doc in documents().items()}
     content["README.md"] = _readme().encode()
-    content[SCHEMA.name] = SCHEMA.read_bytes()
+    content[SCHEMA.name] = (json.dumps(schema(), sort_keys=True, indent=2) + "\n").encode()
     content[manifest_name(format)] = _manifest(content)
     paths = [folder / name for name in sorted(content)]
     for path in paths:
@@ -157,7 +158,7 @@ def _readme() -> str:
         for name in sorted(FLAGS)
     )
     return Template(_text("README.md.txt")).substitute(
-        estimators=", ".join(ESTIMATORS),
+        estimators=", ".join(estimators()),
         conventions=_table_of_conventions(),
         digits=DIGITS,
         gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),

@@ -11,6 +11,9 @@ import pytest
 
 from refattn.conformance import vectors
 from refattn.conformance.vectors import writing
+from refattn.conformance.vectors.cases import SCHEMA
+from refattn.registry import ESTIMATORS, register
+from tests.conformance.vectors.running import error, package
 
 
 def test_formats_hold_the_same(folders, every):
@@ -120,3 +123,24 @@ def test_what_is_not_installed_is_said(name, folders):
     command = [sys.executable, "-c", code, str(folders["safetensors"])]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == f"{words} `pip install 'refattn[vectors]'`\n"
+
+
+def test_an_estimator_of_another_package_has_a_file(folders, tmp_path, monkeypatch):
+    """With cases by its traits; all other files stay as they are."""
+    monkeypatch.setattr(ESTIMATORS, "_records", dict(ESTIMATORS))
+    second = ESTIMATORS["second-order"]
+    register(second._replace(name="chunky", fn=second.naive, vjp=None, source=("a note",)))
+    assert "chunky" in vectors.ESTIMATORS
+    vectors.write(tmp_path)
+    assert vectors.lint(tmp_path, fraction=0.0) == []
+    added, apart = {"chunky.json"}, {"README.md", SCHEMA.name, writing.manifest_name("json")}
+    assert {x.name for x in tmp_path.iterdir()} == added | {
+        x.name for x in folders["json"].iterdir()
+    }
+    for path in folders["json"].iterdir():
+        assert path.name in apart or path.read_bytes() == (tmp_path / path.name).read_bytes()
+    document = json.loads((tmp_path / "chunky.json").read_text())
+    assert [group["source"] for group in document["testGroups"]] == [["a note"]]
+    cases = [case for case in vectors.load(tmp_path) if case.estimator == "chunky"]
+    assert len(cases) > 10
+    assert all(error(case, package("chunky")) <= 1 for case in cases)

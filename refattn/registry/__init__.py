@@ -1,0 +1,23 @@
+"""One record for each estimator: what it computes, how it is called, what is claimed of it.
+
+`refattn.compare` and `refattn.conformance` find estimators here and ask for their options and
+traits, never for their names. Another package adds its own with `register`, or names records in
+the entry-point group ``refattn.estimators`` of its metadata, which is read when a name is first
+looked up:
+
+.. code-block:: toml
+
+    [project.entry-points."refattn.estimators"]
+    nystrom = "mypackage.records:NYSTROM"
+"""
+
+from __future__ import annotations
+
+from .own import DEFAULT
+from .record import ESTIMATORS, GROUP, TRAITS, Estimator, register
+
+__all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
+
+
+def __dir__() -> list[str]:
+    return __all__

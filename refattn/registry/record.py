@@ -1,0 +1,327 @@
+"""What a record of an estimator is, and where records are kept."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ..arrays import checks
+from ..arrays.words import said
+from ..estimators.inputs import open_partials
+
+GROUP = "refattn.estimators"
+
+TRAITS: Mapping[str, str] = MappingProxyType(
+    {
+        "pairs": "takes vectors x and y, and estimates e^(x.y) for each pair",
+        "rows": "takes rows x, and gives their mean and covariance",
+        "exact": "is softmax attention itself",
+        "feature-map": "its kernel is a dot product of features; a tag names the feature map",
+        "normalised": "its weights sum to 1, and are the same for every column of values",
+        "nonnegative": "no weight is negative",
+        "unordered-keys": "the order of the keys does not matter, at given frequencies",
+        "queries-apart": "the result of a query does not depend on the other queries",
+        "local": "treats keys near a query differently from distant ones: tokens must keep places",
+        "chunked": "its size is the length of a chunk of distant keys: exact at 1",
+        "exponential": "weighs keys by the exponential of an inner product, which may be large",
+        "quadratic": "takes time that grows with the product of the numbers of queries and keys",
+        "unlimited-size": "its size may exceed the number of tokens",
+        "random": "draws random numbers from the generator given as `rng`",
+        "seeds-differ": "no two seeds give the same result",
+        "data-free": "what a seed draws does not depend on the numbers in the arrays",
+        "frequency-mean": "its frequencies give the same in any order, or each twice",
+        "per-query": "each query has its own frequencies (..., n, S, d), or keys (..., n, S)",
+        "random-features": "all queries share frequencies that are N(0, I), or coupled as tagged",
+        "trigonometric": "its features are sines and cosines: weights may be negative, sums cancel",
+        "target": "draws the frequencies of each query from its target distribution (RA)",
+        "linear-solve": "solves a linear system for its weights: errors grow with its condition",
+        "proposals": "draws frequencies from Gaussian proposals around centres (LARA)",
+    }
+)
+
+
+class Estimator(NamedTuple):
+    """What the rest of the package knows of an estimator.
+
+    Attributes
+    ----------
+    name : str
+        What the command line and `ESTIMATORS` call it: letters, digits, - and _.
+    fn : callable
+        The estimator, ``fn(q, k, v, **options)`` on arrays (..., n, d), (..., m, d), (..., m, d_v);
+        with the trait "pairs" ``fn(x, y, ...)``, with "rows" ``fn(x)``. With the trait "random" it
+        takes `rng`, whatever `numpy.random.default_rng` takes.
+    naive : callable
+        The formula as it is written, for arrays of any floating-point dtype of NumPy, longdouble
+        too: what implementations are compared with. It takes the `options`, `omega` among them
+        where that is one, and, if the estimator is not random or is of chunks, the size.
+    size : str or None
+        The keyword that sets the number S of features, samples, landmarks, ...: a positive integer.
+        Any S up to the numbers of queries and of keys must be taken.
+    options : iterable of str
+        Other keywords that `fn` and `naive` take: ``"scale"`` (a factor on q . k, by default
+        1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys, in
+        place of those drawn) with ``"log_probability"`` for a sample of them, and more that an
+        implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"``, gradients
+        are compared with those of `refattn.vjp`: of `fn`, where a record has its pullback, or else
+        of the estimator whose formula is `naive`.
+    traits : iterable of str
+        What is claimed of it, in words of `TRAITS`. Each adds checks; none but "local" takes any
+        away, and that only where a tag would have tokens asked at other places.
+    state : class or None
+        Its decoding state, as in `refattn.streaming`: with `init`, `update`, `read` and `merge`.
+    aliases : iterable of str
+        Other names.
+    certified : callable or None
+        It in pairs, with a proven error, as in `refattn.certified`: what candidates in float64 are
+        compared with at sizes that the formula is too slow for.
+    vjp : callable, str or None
+        Its pullback: ``vjp(q, k, v, **options)``, with all options of `fn`, returns the output and
+        a function from the cotangent of the output to `refattn.Gradients`. `refattn.vjp` then takes
+        `fn`. A string "package.module:name" says where it is; it is imported when it is used.
+    evaluate : callable or None
+        The function within `fn` that takes what `fn` draws, where `fn` itself does not. `vjp` is
+        the pullback of this function.
+    vectors : callable, str or None
+        Its golden vectors: called with its first alias, or name, it yields the recipes of cases,
+        as `refattn.conformance.vectors.recipes.usual` does; or where it is, as for `vjp`. `naive`
+        must be a formula of `refattn.naive`.
+    source : iterable of str
+        Where its formula is from.
+
+    Examples
+    --------
+    >>> from refattn.registry import ESTIMATORS
+    >>> ESTIMATORS["ra"].size
+    'num_samples'
+    >>> ESTIMATORS["rfa"] is ESTIMATORS["rfa-iid"]
+    True
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    naive: Callable[..., Any]
+    size: str | None = None
+    options: Iterable[str] = ()
+    traits: Iterable[str] = ()
+    state: Any = None
+    aliases: Iterable[str] = ()
+    certified: Callable[..., Any] | None = None
+    vjp: Callable[..., Any] | str | None = None
+    evaluate: Callable[..., Any] | None = None
+    vectors: Callable[..., Any] | str | None = None
+    source: Iterable[str] = ()
+
+    def has(self, *traits: str) -> bool:
+        """Whether it has all these traits, which must be of `TRAITS`."""
+        for name in traits:
+            checks.choice("traits", name, TRAITS)
+        return set(traits) <= set(self.traits)
+
+    def takes(self, *options: str) -> bool:
+        """Whether it takes all these options."""
+        return set(options) <= set(self.options)
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the arrays that it takes."""
+        if self.has("rows"):
+            return ("x",)
+        return ("x", "y") if self.has("pairs") else ("q", "k", "v")
+
+    @property
+    def approximates(self) -> bool:
+        """Whether it stands for softmax attention, so that its error is of interest."""
+        return self.arrays == ("q", "k", "v") and not {"exact", "feature-map"} & set(self.traits)
+
+    @property
+    def function(self) -> Any:
+        """What evaluates it, without the options that a `functools.partial` of it fixes."""
+        return open_partials(self.evaluate or self.fn)[0]
+
+    @property
+    def differentiable(self) -> Callable[..., Any] | None:
+        """What `vjp` takes for it; None if there is no pullback to compare with."""
+        if self.vjp is not None:
+            return self.evaluate or self.fn
+        (formula, options), (plain, fixed) = open_partials(self.naive), open_partials(self.fn)
+        pulled = [record for record in _REGISTRY.known if record.vjp is not None]
+        for record in pulled:
+            if open_partials(record.naive)[0] is formula:
+                own = fixed if plain is record.function else {}
+                return partial(record.function, **{**own, **options})
+        return self.fn if any(record.function is plain for record in pulled) else None
+
+    def sized(self, samples: int) -> dict[str, Any]:
+        """The keyword that sets S, if there is one, with its value."""
+        return {} if self.size is None else {self.size: samples}
+
+
+class _Estimators(Mapping[str, Estimator]):
+    """The records by name and alias; entry points are read before the first look."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, Estimator] = {}
+        self._lock = threading.RLock()
+        self._complete = False
+
+    @property
+    def known(self) -> list[Estimator]:
+        """The records so far, without those of entry points that were not read."""
+        return list(self._records.values())
+
+    def __getitem__(self, name: str) -> Estimator:
+        return self._all()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __repr__(self) -> str:
+        return f"ESTIMATORS({', '.join(self)})"
+
+    def _all(self) -> dict[str, Estimator]:
+        with self._lock:
+            if not self._complete:
+                self._complete = True  # an entry point may look here too
+                for point in entry_points(group=GROUP):
+                    self._read(point)
+            return self._records
+
+    def _read(self, point: EntryPoint) -> None:
+        """Add the records of an entry point; one that cannot be read is said, and left out."""
+        try:
+            found = point.load()
+            for record in [found] if isinstance(found, Estimator) else found:
+                if record not in self._records.values():  # its module may have registered it
+                    self.add(record)
+        except Exception as error:  # it may be anything that another package does
+            package = "of an unknown package" if point.dist is None else f"of {point.dist.name}"
+            warnings.warn(
+                f"the entry point {point.name} = {point.value} {package} adds no estimator: "
+                f"{type(error).__name__}: {said(error)}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def add(self, record: Estimator) -> Estimator:
+        record = _checked(record)
+        names = (record.name, *record.aliases)
+        with self._lock:
+            for name in names:
+                if name in self._records:
+                    raise ValueError(
+                        f"`name` and `aliases` must be new, got {name!r}, which is taken."
+                    )
+            self._records |= dict.fromkeys(names, record)
+        return record
+
+
+def load(place: Any) -> Any:
+    """Import what a record names as "package.module:name"; anything else is the thing itself."""
+    return pkgutil.resolve_name(place) if isinstance(place, str) else place
+
+
+def find_record(fn: Any) -> Estimator | None:
+    """Return the record of a function, with a pullback if one has it; read entry points last."""
+    for records in (lambda: _REGISTRY.known, ESTIMATORS.values):
+        found = [record for record in records() if record.function is fn]
+        if found:
+            return max(found, key=lambda record: record.vjp is not None)
+    return None
+
+
+_PLACES = ("vjp", "vectors")  # what may be named as "package.module:name"
+_OPTIONAL = ("certified", "evaluate", *_PLACES)
+_JOINTS = str.maketrans("", "", "-_")
+
+
+def _checked(record: Any) -> Estimator:
+    """The record with tuples of words, if it is right."""
+    if not isinstance(record, Estimator):
+        raise TypeError(f"`record` must be an Estimator, got {type(record).__name__}.")
+    if not isinstance(record.name, str):
+        raise TypeError(f"`name` must be a string, got {type(record.name).__name__}.")
+    options, traits, aliases, source = (
+        tuple(checks.list_names(argument, getattr(record, argument)))
+        for argument in ("options", "traits", "aliases", "source")
+    )
+    for argument, names in (("name", (record.name,)), ("aliases", aliases)):
+        for name in names:
+            if not name.translate(_JOINTS).isalnum():
+                raise ValueError(f"`{argument}` must be of letters, digits, - and _, got {name!r}.")
+    if len({record.name, *aliases}) <= len(aliases):
+        raise ValueError(f"`aliases` must differ from `name` and each other, got {aliases}.")
+    for argument in ("fn", "naive", *_OPTIONAL):
+        given = getattr(record, argument)
+        if isinstance(given, str) and argument in _PLACES:
+            if not re.fullmatch(r"[\w.]+:[\w.]+", given):
+                raise ValueError(f'`{argument}` must be like "package.module:name", got {given!r}.')
+        elif not (callable(given) or (given is None and argument in _OPTIONAL)):
+            raise TypeError(f"`{argument}` must be callable, got {type(given).__name__}.")
+    if not isinstance(record.size, str | None):
+        raise TypeError(f"`size` must be a keyword or None, got {type(record.size).__name__}.")
+    for argument, names in (("size", (record.size or "S",)), ("options", options)):
+        for name in names:
+            if not name.isidentifier():
+                raise ValueError(f"`{argument}` must be of keywords, got {name!r}.")
+    for name in traits:
+        checks.choice("traits", name, TRAITS)
+    if "vjp" in options and record.differentiable is None:
+        raise ValueError(
+            f"`options` must leave out 'vjp' for {record.name}: there is no pullback to compare "
+            "with, as it has no `vjp` and no other record with its `fn` or its `naive` has one."
+        )
+    missing = [x for x in ("init", "update", "read", "merge") if not hasattr(record.state, x)]
+    if record.state is not None and missing:
+        raise TypeError(f"`state` must have {', '.join(missing)}, got {record.state!r}.")
+    return record._replace(options=options, traits=traits, aliases=aliases, source=source)
+
+
+_REGISTRY = _Estimators()
+ESTIMATORS: Mapping[str, Estimator] = _REGISTRY
+
+
+def register(record: Estimator) -> Estimator:
+    """Add an estimator, for `compare`, `check` and all else that looks in `ESTIMATORS`.
+
+    Parameters
+    ----------
+    record : Estimator
+        What is known of it.
+
+    Returns
+    -------
+    Estimator
+        The record as it is kept: options, traits and aliases are tuples.
+
+    Raises
+    ------
+    TypeError
+        If `record` is not an Estimator, or a part of it has another type than there.
+    ValueError
+        If a name is taken or has other signs than letters, digits, - and _, or a trait is not of
+        `TRAITS`, or ``"vjp"`` is among the options and there is no pullback to compare with.
+
+    Examples
+    --------
+    >>> from refattn.registry import Estimator, register
+    >>> def uniform(q, k, v):
+    ...     return 0 * q[..., :1] + v.mean(axis=-2, keepdims=True)
+    >>> record = Estimator("uniform", uniform, uniform, traits=("normalised", "nonnegative"))
+    >>> register(record)  # doctest: +SKIP
+    >>> register(record._replace(name="ra"))
+    Traceback (most recent call last):
+        ...
+    ValueError: `name` and `aliases` must be new, got 'ra', which is taken.
+    """
+    return _REGISTRY.add(record)
