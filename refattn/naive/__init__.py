@@ -28,8 +28,10 @@ Docstrings call the five documents that the package follows by number:
 """
 
 from .few_keys import coreset_attention, sampled_key_attention
+from .kernel import kernel_estimate
 from .lara import linear_randomized_attention
 from .linear import elu_plus_one, linear_attention
+from .moments import mean_and_covariance
 from .near_and_far import eva_attention, local_random_feature_attention, second_order_attention
 from .ra import mean_of_ratios_attention, randomized_attention
 from .rfa import importance_sampled_attention, random_feature_attention
@@ -41,9 +43,11 @@ __all__ = [
     "elu_plus_one",
     "eva_attention",
     "importance_sampled_attention",
+    "kernel_estimate",
     "linear_attention",
     "linear_randomized_attention",
     "local_random_feature_attention",
+    "mean_and_covariance",
     "mean_of_ratios_attention",
     "random_feature_attention",
     "randomized_attention",

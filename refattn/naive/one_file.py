@@ -24,8 +24,8 @@ __all__ = ["formulas"]
 _MODULES = (
     "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
     "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
-    "naive.few_keys", "arrays.qkv", "arrays.frequencies", "arrays.key_samples", "arrays.checks",
-    "arrays.words",
+    "naive.few_keys", "naive.kernel", "naive.moments", "arrays.qkv", "arrays.frequencies",
+    "arrays.key_samples", "arrays.checks", "arrays.words",
 )  # fmt: skip
 # What names of a module begin with, as there is one namespace only.
 _PREFIXES = {
