@@ -6,7 +6,7 @@ from typing import get_args
 
 from ..arrays import checks, frequencies
 from ..arrays.library import Array
-from ..typing import ArrayT, Features
+from ..typing import Features
 from .terms import of_library, xp
 
 __all__ = ["kernel_estimate"]
@@ -14,13 +14,13 @@ __all__ = ["kernel_estimate"]
 
 @of_library
 def kernel_estimate(
-    x: ArrayT,
-    y: ArrayT,
+    x: Array,
+    y: Array,
     omega: Array,
     *,
     features: Features = "positive",
     log_weight: Array | None = None,
-) -> ArrayT:
+) -> Array:
     r"""Estimate the softmax kernel e^(x . y) from random features.
 
     .. math:: \hat\kappa(x, y) = \frac1S \sum_s w_s \, \phi_s(x) \cdot \phi_s(y)

@@ -48,6 +48,14 @@ def context(dps: int = 50) -> Any:
     """
     mp = mpmath.mp.clone()
     mp.dps = dps
+    of_scalar = mp.npconvert
+
+    def convert(x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            raise TypeError("arrays are left to NumPy")  # not with their text, which takes long
+        return of_scalar(x)
+
+    mp.npconvert = convert
     return mp
 
 
@@ -59,7 +67,12 @@ def numbers(x: Any, *, dps: int = 50) -> Floats:
     >>> float(numbers([0.1])[0])
     0.1
     """
-    return formulas(dps).xp.asarray(x)  # type: ignore[no-any-return]
+    return np.asarray(formulas(dps).xp.asarray(x))
+
+
+def _of_numbers(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Leave arrays to NumPy, which comes back with each of their elements."""
+    return lambda x, y: NotImplemented if isinstance(y, np.ndarray) else rule(x, y)
 
 
 class _Traced:
@@ -78,19 +91,16 @@ class _Traced:
             return _Traced(value, self.tape, (self.at, slope), (other.at, other_slope))
         return _Traced(value, self.tape, (self.at, slope))
 
+    @_of_numbers
     def __add__(self, other: Any) -> Any:
-        if isinstance(other, np.ndarray):
-            return NotImplemented  # which adds to each of its elements
         return self._then(self.value + _value(other), 1, other, 1)
 
+    @_of_numbers
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, np.ndarray):
-            return NotImplemented
         return self._then(self.value * (y := _value(other)), y, other, self.value)
 
+    @_of_numbers
     def __truediv__(self, other: Any) -> Any:
-        if isinstance(other, np.ndarray):
-            return NotImplemented
         ratio = self.value / (y := _value(other))
         return self._then(ratio, type(ratio)(1) / y, other, -ratio / y)
 
@@ -101,8 +111,9 @@ class _Traced:
     def __neg__(self) -> _Traced:
         return self._then(-self.value, -1)
 
+    @_of_numbers
     def __sub__(self, other: Any) -> Any:
-        return NotImplemented if isinstance(other, np.ndarray) else self + -other
+        return self + -other
 
     def __rsub__(self, other: Any) -> Any:
         return -self + other
@@ -140,7 +151,7 @@ class _Library:
         return getattr(np, name)
 
     def asarray(self, x: Any, dtype: Any = None, device: Any = None) -> Floats:
-        """Make numbers of the same value, whatever the precision; of booleans and so on if asked."""
+        """Make numbers of the same value, or an array of another dtype if asked."""
         if dtype not in (None, object):
             return np.asarray(x, dtype)
         return np.asarray(np.frompyfunc(self._number, 1, 1)(x), object)
@@ -149,28 +160,28 @@ class _Library:
         return x if isinstance(x, _Traced) else self.mp.convert(x)
 
     def astype(self, x: Any, dtype: Any) -> Floats:
-        return self.asarray(x) if dtype == object else np.asarray(x, dtype)
+        return self.asarray(x, dtype)
 
     def isdtype(self, dtype: Any, kind: Any) -> bool:
-        return kind == "real floating" if dtype == object else np.isdtype(dtype, kind)
+        return kind == "real floating" if dtype.kind == "O" else np.isdtype(dtype, kind)
 
     def finfo(self, dtype: Any) -> Any:
         return SimpleNamespace(eps=self.mp.eps, smallest_normal=self.mp.mpf(10) ** -(10**6))
 
     def sum(self, x: Any, axis: int, keepdims: bool = False, dtype: Any = None) -> Floats:
         if x.dtype != object:
-            return np.sum(x, axis=axis, keepdims=keepdims, dtype=dtype)  # type: ignore[no-any-return]
+            return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=dtype))
         rows = np.moveaxis(x, axis, -1)
         out = np.empty(rows.shape[:-1], object)
         for i in np.ndindex(out.shape):
-            traced = [e for e in rows[i] if isinstance(e, _Traced)]
-            total = self.mp.fsum(map(_value, rows[i]))
-            out[i] = _Traced(total, traced[0].tape, *((e.at, 1) for e in traced)) if traced else total
+            out[i] = self.mp.fsum(map(_value, rows[i]))
+            if traced := [e for e in rows[i] if isinstance(e, _Traced)]:
+                out[i] = _Traced(out[i], traced[0].tape, *((e.at, 1) for e in traced))
         return np.expand_dims(out, axis) if keepdims else out
 
     def where(self, condition: Any, x: Any, y: Any) -> Floats:
         x, y = (self.asarray(e) if isinstance(e, float) else e for e in (x, y))
-        return np.where(condition, x, y)
+        return np.asarray(np.where(condition, x, y))
 
     def logaddexp(self, x: Any, y: Any) -> Any:
         return self.log(self.exp(x) + self.exp(y))
@@ -198,7 +209,7 @@ def formulas(dps: int = 50, *changes: tuple[str, str, str]) -> SimpleNamespace:
     --------
     >>> q, k, v = np.array([[1.0]]), np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
     >>> print(formulas(30).softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
-    0.731058578630004879251159944613
+    0.731058578630004879251159241822
     """
     xp, changed = _Library(context(dps)), dict[str, str]()
     for name, old, new in changes:
@@ -208,7 +219,8 @@ def formulas(dps: int = 50, *changes: tuple[str, str, str]) -> SimpleNamespace:
         changed[name] = before + new + after
     space = run(statements(), changed)
     space |= {"xp": xp, "array_namespace": lambda *arrays: xp}
-    space["check_real"] = lambda name, value, **_: value  # of all digits
+    check = space["check_real"]  # which returns a float
+    space["check_real"] = lambda name, value, **rules: (check(name, value, **rules), value)[1]
     return SimpleNamespace(
         **space | {name: _taking_floats(space[name], xp) for name in space["__all__"]}
     )

@@ -1,8 +1,8 @@
 """The formulas as text: what `python -m refattn.naive` prints, cut into statements that can run."""
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -56,7 +56,8 @@ def _named(source: str) -> Iterator[tuple[str, str]]:
 def code(source: str, name: str) -> CodeType:
     """Compile a statement; annotations are not evaluated, as in the file."""
     flag = __future__.annotations.compiler_flag
-    return compile(source, f"<{name}>", "exec", flag, dont_inherit=True)
+    compiled: CodeType = compile(source, f"<{name}>", "exec", flag, dont_inherit=True)
+    return compiled
 
 
 @cache

@@ -88,7 +88,9 @@ def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
     if head.dropout is not None:
         size *= np.max(head.dropout)
     cond, rows = a * b, [size] * len(q)
-    cond += max(abs(truth().numbers(head.bias[head.visible])), default=0) if np.ndim(head.bias) else 0
+    cond += (
+        max(abs(truth().numbers(head.bias[head.visible])), default=0) if np.ndim(head.bias) else 0
+    )
     cond += 0 if head.sinks is None else abs(mp.numbers(head.sinks)[()])
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
         cond = max(_longest_row(q), _longest_row(k))

@@ -195,4 +195,4 @@ def _attend_exactly_by_case(
         columns[empty, -1] = mp.inf
     if value_of(case, "lse") == "2":
         columns[..., -1] = columns[..., -1] / mp.log(2)
-    return columns
+    return np.asarray(columns)
