@@ -9,12 +9,11 @@ import pytest
 import refattn
 from refattn import features, naive
 from refattn.attention import Alibi
-from refattn.conformance.truth import exact
+from refattn.conformance.truth.digits import formulas
 from refattn.estimators import lara
 from refattn.gradients import Gradients, vjp
-from tests import problems, reference
+from tests import problems
 from tests.problems import draw, lara_atol, linear_atol, near_and_far_atol, rfa_atol, softmax_atol
-from tests.reference import mp
 
 
 class Case(NamedTuple):
@@ -24,8 +23,8 @@ class Case(NamedTuple):
     may differ by. `digits` computes 50 digits of one head. `lacks` names what it does not take,
     "causal", "rows" (a mask for each query), "causal-rows", "scale", "no-keys", "no-tokens" or
     "values" (leading axes of values alone: other frequencies are drawn), and what it has not:
-    "mean" (weights that sum to 1), "vjp", a "formula" that is not itself, and "deletion" (hiding a
-    key is deleting it; elsewhere a hidden key keeps its place).
+    "mean" (weights that sum to 1), "vjp", a "formula" that is not itself, "digits" of that, and
+    "deletion" (hiding a key is deleting it; elsewhere a hidden key keeps its place).
     """
 
     fn: Any
@@ -166,103 +165,19 @@ def chunks_with_frequencies(p):
 # --- 50 digits ------------------------------------------------------------------------------------
 
 
-def at(function, *names, **fixed):
-    """Return a function that computes 50 digits from the options of these names."""
-
-    def digits(p, options):
-        some = {x: options[x] for x in names if x in options}
-        return function(*p.arrays, **some, visible=p.visible, **fixed)
-
-    return digits
-
-
-def digits_of_softmax(p, options):
-    seen = p.visible & naive.visible(p.q, p.k, window=options.get("window"))
-    names = {"bias": "bias", "softcap": "softcap", "dropout": "dropout", "sinks": "sink"}
-    some = {names[x]: y for x, y in options.items() if x in names}
-    return exact.softmax_attention(*p.arrays, visible=seen, **some)
-
-
-digits_of_rfa = at(exact.random_feature_attention, "omega", "log_weight", "features")
-
-
-def digits_of_chunks(function, p, options):
-    mask, causal = p.options.get("mask", True), p.options.get("causal", False)
+def digits_of(name, p, options):
+    """The same formula in 50 digits."""
     some = {x: y for x, y in options.items() if x != "sampled"}
-    return function(*p.arrays, mask, causal=causal, **some)
-
-
-def states(p, omega):
-    """f(omega_s) and log sum_j xi(k_j, omega_s) over visible keys, for each query."""
-    keys = exact.numbers(p.k) * reference.root(None, p.q.shape[-1])
-    logs = (exact.numbers(omega) @ keys.T - (keys**2).sum(-1)[None] / 2).astype(object)
-    return [
-        reference.softmax_mean(logs, exact.numbers(p.v), np.broadcast_to(seen, logs.shape))
-        for seen in p.visible
-    ]
-
-
-def digits_of_mean_of_ratios(p, options):
-    return np.stack([f.mean(0) for f, _ in states(p, options["omega"])])
-
-
-def weighted(p, omega, log_weights):
-    """Self-normalised mean over s of f(omega_s), and the log of the sum of its weights."""
-    q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
-    rows = []
-    for i, (f, log_z) in enumerate(states(p, omega)):
-        if not p.visible[i].any():
-            rows.append((f[0], log_z[0]))  # 0 and -inf
-            continue
-        logs = (exact.numbers(omega) @ q[i] + log_z + log_weights[i])[None]
-        out, lse = reference.softmax_mean(logs, f, np.ones(logs.shape, bool))
-        rows.append((out[0], lse[0]))
-    return rows
-
-
-def digits_of_importance_sampling(p, options):
-    omega, count = options["omega"], len(options["omega"])
-    weights = exact.numbers(np.broadcast_to(options["log_weight"], (len(p.q), count)))
-    scale = reference.root(None, p.q.shape[-1]) ** 2
-    total = reference.attend(*p.arrays, 0.0, p.visible, scale)[1]
-    rows = []
-    for i, (out, lse) in enumerate(weighted(p, omega, weights)):
-        ratio = lse - (exact.numbers(p.q[i]) ** 2).sum() * scale / 2 - total[i]
-        rows.append(out * mp.exp(ratio) / count if p.visible[i].any() else out)
-    return np.stack(rows)
-
-
-def digits_of_lara(p, options):
-    """At given centres, a frequency or more of each: log alpha' (n, C) of reference 003."""
-    omega, centres, weighting = (options[x] for x in ("omega", "centres", "weighting"))
-    n, count = len(p.q), len(centres)
-    own = np.arange(len(omega)) // (len(omega) // count)
-    omega_, centres = exact.numbers(omega), exact.numbers(centres)
-    ratio = omega_ @ centres.T - (centres**2).sum(-1)[None, :] / 2
-    mix = np.array([mp.log(sum(mp.exp(x) for x in row)) for row in ratio], dtype=object)
-    mine = ratio[np.arange(len(own)), own]
-    if weighting == "own":
-        weights = np.tile(-mine, (n, 1))
-    elif weighting == "balance":
-        weights = np.tile(-mix, (n, 1))
-    else:
-        q = exact.numbers(p.q) * reference.root(None, p.q.shape[-1])
-        means = np.stack([q[np.arange(n) * count // n == c].mean(0) for c in range(count)])
-        t = np.array([[mp.exp(x) for x in row] for row in q @ means.T], dtype=object)
-        t = t / t.sum(axis=1 if weighting == "query" else 0, keepdims=True)
-        t = (t - t.mean(1, keepdims=True)) * mp.mpf(options["beta"])
-        alpha = np.array([mp.exp(x) for x in mine - mix], dtype=object) + t[:, own]
-        log_alpha = [[mp.log(a) if a > 0 else -mp.inf for a in row] for row in alpha]
-        weights = np.array(log_alpha, dtype=object) - mine
-    return np.stack([out for out, _ in weighted(p, omega, weights)])
+    return getattr(formulas(), name)(*p.arrays, **some, **p.options)
 
 
 # --- the table ------------------------------------------------------------------------------------
 
 
-def case(name, draw, atol, digits=None, lacks=""):
+def case(name, draw, atol, lacks=""):
     """The function of the engine and the formula of this name."""
     words = tuple(lacks.split())
+    digits = None if "digits" in words else partial(digits_of, name)
     return Case(getattr(refattn, name), getattr(naive, name), draw, atol, digits, words)
 
 
@@ -272,7 +187,9 @@ def sloped(*names, lacks=""):
     def with_bias(fn):
         return lambda *arrays, slopes, **options: fn(*arrays, bias=Alibi(slopes), **options)
 
-    plain = case(SOFTMAX, scores("slopes", *names), softmax_atol, lacks=f"vjp deletion {lacks}")
+    plain = case(
+        SOFTMAX, scores("slopes", *names), softmax_atol, lacks=f"vjp deletion digits {lacks}"
+    )
     return plain._replace(fn=with_bias(plain.fn), formula=with_bias(plain.formula))
 
 
@@ -290,7 +207,7 @@ def drawn_atol(p, options):
 def mean_of_chunks(**options):
     """EVA at the means of chunks: the formula has no other."""
     found = case(EVA, lambda p: {**chunks(p), **options, "sampled": False}, near_and_far_atol,
-                 partial(digits_of_chunks, exact.eva_attention), lacks="rows deletion")  # fmt: skip
+                 lacks="rows deletion")  # fmt: skip
     formula = found.formula
     return found._replace(formula=lambda *arrays, sampled, **options: formula(*arrays, **options))
 
@@ -304,63 +221,61 @@ SLOPE = partial(features.elu_features, alpha=0.1)
 TAYLOR = partial(features.taylor_features, degree=2)
 POLYNOMIAL = partial(features.polynomial_features, degree=4)
 
+MAPPED = "scale digits"
+
 # fmt: off
 CASES = {
-    "softmax": case(SOFTMAX, scores(), softmax_atol, digits_of_softmax),
-    "softmax bias": case(SOFTMAX, scores("bias"), softmax_atol, digits_of_softmax),
-    "softmax capped": case(SOFTMAX, scores("softcap", "bias"), softmax_atol, digits_of_softmax),
-    "softmax window": case(SOFTMAX, scores("window"), softmax_atol, digits_of_softmax,
+    "softmax": case(SOFTMAX, scores(), softmax_atol),
+    "softmax bias": case(SOFTMAX, scores("bias"), softmax_atol),
+    "softmax capped": case(SOFTMAX, scores("softcap", "bias"), softmax_atol),
+    "softmax window": case(SOFTMAX, scores("window"), softmax_atol,
                            lacks="deletion mean"),
-    "softmax sinks": case(SOFTMAX, scores("sinks", "softcap"), softmax_atol, digits_of_softmax,
+    "softmax sinks": case(SOFTMAX, scores("sinks", "softcap"), softmax_atol,
                           lacks="mean"),
-    "softmax dropout": case(SOFTMAX, scores("dropout"), softmax_atol, digits_of_softmax,
+    "softmax dropout": case(SOFTMAX, scores("dropout"), softmax_atol,
                             lacks="deletion mean"),
     "softmax alibi": sloped(),
     "softmax all": sloped("window", "softcap", "sinks", "dropout", lacks="mean"),
-    "rfa positive": case(RFA, frequencies_for("positive"), rfa_atol, digits_of_rfa),
-    "rfa hyperbolic": case(RFA, frequencies_for("hyperbolic"), rfa_atol, digits_of_rfa),
-    "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), problems.trigonometric_atol,
-                              digits_of_rfa),
+    "rfa positive": case(RFA, frequencies_for("positive"), rfa_atol),
+    "rfa hyperbolic": case(RFA, frequencies_for("hyperbolic"), rfa_atol),
+    "rfa trigonometric": case(RFA, frequencies_for("trigonometric"), problems.trigonometric_atol),
     "rfa drawn": drawn(RFA, num_features=3, rng=1),
-    "rfa one weight": case(RFA, lambda p: omega_only(p) | {"log_weight": draw(p.rng, 1)}, rfa_atol),
-    "is": case(IS, frequencies, problems.is_atol, digits_of_importance_sampling, lacks="mean"),
-    "ra": case(RA, own_frequencies, rfa_atol, at(exact.randomized_attention, "omega")),
+    "rfa one weight": case(RFA, lambda p: omega_only(p) | {"log_weight": draw(p.rng, 1)}, rfa_atol,
+                           "digits"),
+    "is": case(IS, frequencies, problems.is_atol, lacks="mean"),
+    "ra": case(RA, own_frequencies, rfa_atol),
     "ra drawn": drawn(RA, "vjp values", num_samples=2, rng=1),
-    "mean of ratios": case(MEAN, omega_only, rfa_atol, digits_of_mean_of_ratios),
+    "mean of ratios": case(MEAN, omega_only, rfa_atol),
     "mean of ratios drawn": drawn(MEAN, num_samples=2, rng=1),
     **{f"lara {x}": case(LARA, proposals(x), lara_atol, lacks="causal-rows no-tokens")
        for x in ("balance", "own")},
-    **{f"lara {x}, centres": case(LARA, proposals(x, centred=True), lara_atol, digits_of_lara,
+    **{f"lara {x}, centres": case(LARA, proposals(x, centred=True), lara_atol,
                                   lacks="causal no-tokens") for x in lara.WEIGHTINGS},
     "lara drawn": drawn(LARA, "causal-rows no-tokens", num_proposals=2, rng=1),
     "lara drawn pairs": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, antithetic=True,
                               weighting="query"),
     "lara drawn over queries": drawn(LARA, "causal no-tokens", num_proposals=2, rng=1, beta=0.5,
                                      weighting="query-over-queries"),
-    "linear": case(LINEAR, just(), linear_atol, at(exact.linear_attention), "scale"),
-    "linear elu of slope": case(LINEAR, just(feature_map=SLOPE), linear_atol, lacks="scale"),
-    "linear relu": case(LINEAR, above_zero, mapped_atol, lacks="scale"),
-    "linear taylor": case(LINEAR, just(feature_map=TAYLOR), linear_atol, lacks="scale"),
-    "linear polynomial": case(LINEAR, just(feature_map=POLYNOMIAL), mapped_atol, lacks="scale"),
-    **{f"linear {x}": case(LINEAR, mapped(x), mapped_atol, lacks="scale")
+    "linear": case(LINEAR, just(), linear_atol, lacks="scale"),
+    "linear elu of slope": case(LINEAR, just(feature_map=SLOPE), linear_atol, lacks=MAPPED),
+    "linear relu": case(LINEAR, above_zero, mapped_atol, lacks=MAPPED),
+    "linear taylor": case(LINEAR, just(feature_map=TAYLOR), linear_atol, lacks=MAPPED),
+    "linear polynomial": case(LINEAR, just(feature_map=POLYNOMIAL), mapped_atol, lacks=MAPPED),
+    **{f"linear {x}": case(LINEAR, mapped(x), mapped_atol, lacks=MAPPED)
        for x in ("positive", "hyperbolic", "trigonometric")},
-    "linear norms": case(LINEAR, mapped("positive", square_norm=1.0), mapped_atol, lacks="scale"),
+    "linear norms": case(LINEAR, mapped("positive", square_norm=1.0), mapped_atol, lacks=MAPPED),
     "coreset": case(CORESET, pivots, problems.coreset_atol,
-                    lacks="causal rows deletion vjp no-keys"),
-    "sampled keys": case(SAMPLE, samples, near_and_far_atol,
-                         at(exact.sampled_key_attention, "indices", "log_probability"),
-                         lacks="causal deletion no-keys"),
+                    lacks="causal rows deletion vjp no-keys digits"),
+    "sampled keys": case(SAMPLE, samples, near_and_far_atol, lacks="causal deletion no-keys"),
     "sampled keys alike": case(SAMPLE, lambda p: {"indices": samples(p)["indices"]},
-                               near_and_far_atol, lacks="causal deletion no-keys"),
-    "eva": case(EVA, chunks_with_frequencies, near_and_far_atol,
-                partial(digits_of_chunks, exact.eva_attention), "rows deletion"),
+                               near_and_far_atol, lacks="causal deletion no-keys digits"),
+    "eva": case(EVA, chunks_with_frequencies, near_and_far_atol, lacks="rows deletion"),
     "eva mean": mean_of_chunks(),
     "eva published": mean_of_chunks(log_size=False),
     "eva drawn": drawn(EVA, "rows deletion", window=2, rng=1),
-    "second order": case(SECOND, chunks, problems.second_order_atol,
-                         partial(digits_of_chunks, exact.second_order_attention), "rows deletion"),
+    "second order": case(SECOND, chunks, problems.second_order_atol, lacks="rows deletion"),
     "local": case(LOCAL, lambda p: {"window": sides(p), **omega_only(p)}, near_and_far_atol,
-                  at(exact.local_random_feature_attention, "omega", "window"), "deletion"),
+                  lacks="deletion"),
     "local drawn": drawn(LOCAL, "deletion", window=(2, 1), num_features=3, rng=1),
 }
 # fmt: on

@@ -143,7 +143,7 @@ def tolerance(q, k, scale=1.0):
 
 def exponent(q, k, omega, scale=None):
     """Largest exponent of the two hops, in kernel coordinates."""
-    root = float(reference.root(scale, q.shape[-1]))
+    root = reference.root(scale, q.shape[-1])
     norm_q, norm_k = root * reference.norm(q), root * reference.norm(k)
     return reference.norm(omega) * max(norm_q, norm_k) + norm_k**2 / 2
 
@@ -180,7 +180,7 @@ def is_atol(p, options):
         *map(p.wide, (p.q, p.k, ones)), **options, **p.options
     )
     norm_q, norm_k = (reference.norm(x) for x in (p.q, p.k))
-    root = float(reference.root(None, p.q.shape[-1]))
+    root = reference.root(None, p.q.shape[-1])
     extra = root**2 * norm_q * (norm_q / 2 + norm_k) + largest(options["log_weight"])
     units = 1 + exponent(p.q, p.k, options["omega"]) + extra
     return units * ratio * values_atol(p)
@@ -188,7 +188,7 @@ def is_atol(p, options):
 
 def trigonometric_atol(p, options):
     """Relative to the sums of absolute terms; infinite where the normaliser has no digits."""
-    root = float(reference.root(None, p.q.shape[-1]))
+    root = reference.root(None, p.q.shape[-1])
     q, k = root * p.wide(p.q), root * p.wide(p.k)
     omega = np.swapaxes(options["omega"].astype(np.float64), -1, -2)
     norms = np.sum(k * k, -1)[..., None, :] / 2
@@ -208,7 +208,7 @@ def trigonometric_atol(p, options):
 
 def lara_atol(p, options):
     """Centres have exponents too; alpha cancels where it is near 0, its own size is the measure."""
-    root = float(reference.root(None, p.q.shape[-1]))
+    root = reference.root(None, p.q.shape[-1])
     centre = root * (reference.norm(p.q) + reference.norm(p.k))
     if "centres" in options:
         centre = reference.norm(options["centres"])

@@ -1,35 +1,11 @@
-"""50-digit arithmetic, that of `refattn.conformance.truth.exact`, and errors measured by it."""
+"""50-digit arithmetic, that of `refattn.conformance.truth.digits`, and errors measured by it."""
 
 import numpy as np
 
-from refattn.conformance.truth.exact import (
-    attend,
-    context,
-    covariance_of_rows,
-    log_kernel_estimate,
-    mean_of_rows,
-    random_feature_attention,
-    randomized_attention,
-    root,
-    softmax_mean,
-)
-from refattn.conformance.truth.exact import numbers as exact
+from refattn.conformance.truth.digits import attend, context, formulas
+from refattn.conformance.truth.digits import numbers as exact
 
-__all__ = [
-    "CONTRACT",
-    "attend",
-    "covariance_of_rows",
-    "error",
-    "exact",
-    "log_kernel_estimate",
-    "mean_of_rows",
-    "mp",
-    "norm",
-    "random_feature_attention",
-    "randomized_attention",
-    "root",
-    "softmax_mean",
-]
+__all__ = ["CONTRACT", "attend", "error", "exact", "formulas", "mp", "norm", "root"]
 
 CONTRACT = 16  # the constant C of the accuracy contract
 
@@ -50,3 +26,8 @@ def error(got, want, size, exponent):
 def norm(x):
     """Largest length of a row."""
     return float(np.max(np.sqrt(np.sum(np.asarray(x, np.longdouble) ** 2, -1))))
+
+
+def root(scale, d):
+    """The root of a scale, 1 / sqrt(d) by default."""
+    return d**-0.25 if scale is None else scale**0.5

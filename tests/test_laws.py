@@ -21,7 +21,7 @@ import pytest
 
 import refattn
 from refattn import registry
-from refattn.conformance.truth import exact
+from refattn.conformance.truth import digits
 from tests.cases import CASES, agrees, assert_close, differentiable, prepared, those
 from tests.conftest import Host
 from tests.problems import LEADS, Problem, draw, largest, make, problems, with_norm
@@ -121,7 +121,7 @@ def test_digits(name, d, size, dtype, record_accuracy):
         for function in (case.formula, case.fn):
             got = function(*p.arrays, **options, **p.options)
             assert got.dtype == dtype
-            units = float(CONTRACT * np.max(np.abs(exact.numbers(got) - want)) / atol)
+            units = float(CONTRACT * np.max(np.abs(digits.numbers(got) - want)) / atol)
             assert units <= CONTRACT, (function, VARIANTS[seed])
         record_accuracy(f"{name}, {mask}{causal * ', causal'}, norms {size:g}", dtype, units)
 

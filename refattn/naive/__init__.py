@@ -29,9 +29,11 @@ Docstrings call the five documents that the package follows by number:
 
 from .few_keys import coreset_attention as coreset_attention
 from .few_keys import sampled_key_attention as sampled_key_attention
+from .kernel import kernel_estimate as kernel_estimate
 from .lara import linear_randomized_attention as linear_randomized_attention
 from .linear import elu_plus_one as elu_plus_one
 from .linear import linear_attention as linear_attention
+from .moments import mean_and_covariance as mean_and_covariance
 from .near_and_far import eva_attention as eva_attention
 from .near_and_far import local_random_feature_attention as local_random_feature_attention
 from .near_and_far import second_order_attention as second_order_attention

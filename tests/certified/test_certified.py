@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,14 +13,14 @@ from refattn.certified import forward
 from refattn.certified.backward import pull_back_with_bounds
 from refattn.certified.forward import Arguments, attend_with_bounds
 from refattn.certified.slices import sliced_error, sliced_products
-from refattn.conformance.truth import exact
+from refattn.conformance.truth import digits
 
 DPS = 60
 
 
 def number(x):
     """The exact value of a pair."""
-    return exact.numbers(x.hi, dps=DPS) + exact.numbers(x.lo, dps=DPS)
+    return digits.numbers(x.hi, dps=DPS) + digits.numbers(x.lo, dps=DPS)
 
 
 def least_ratio(bound, error):
@@ -45,11 +46,9 @@ def seen_by(n, m, *, causal=False, window=(None, None), mask=True, bias=0.0, **_
 def reference(q, k, v, **options):
     """One head of attention to 60 digits, with the scale of softmax attention."""
     bias = np.asarray(options.get("bias", 0.0))
-    factor = exact.root(options.get("scale"), q.shape[-1], dps=DPS) ** 2
-    return exact.attend(
-        q, k, v, np.where(np.isfinite(bias), bias, 0.0), seen_by(len(q), len(k), **options), factor,
-        softcap=options.get("softcap"), sink=options.get("sinks"), dps=DPS,
-    )  # fmt: skip
+    given = {x: options[x] for x in ("scale", "softcap", "sinks") if x in options}
+    given |= {"bias": np.where(np.isfinite(bias), bias, 0.0)}
+    return digits.attend(q, k, v, mask=seen_by(len(q), len(k), **options), dps=DPS, **given)
 
 
 def tensors(rng, n, m, d, d_v, logit, *lead):
@@ -130,8 +129,8 @@ def test_alibi_is_the_product_of_the_numbers():
     slope = np.asarray(0.1)
     got = certified.attend(q, k, v, bias=refattn.attention.alibi(slope))
     distance = np.abs(np.arange(6)[:, None] + 2 - np.arange(8))
-    bias = -exact.numbers(slope, dps=DPS)[()] * distance
-    assert holds(got, *exact.attend(q, k, v, bias, dps=DPS))
+    bias = -digits.numbers(slope, dps=DPS) * distance
+    assert holds(got, *digits.attend(q, k, v, bias=bias, scale=1.0, dps=DPS))
     assert (got.error < 2.0**-60).all()
 
 
@@ -141,13 +140,15 @@ def test_pairs_in():
     q, k, v = (certified.Pair(x, x * 2.0**-55 * rng.random(x.shape)) for x in parts)
     bias = certified.Pair(np.full((4, 4), 0.3), np.full((4, 4), 2.0**-60))
     got = certified.attend(q, k, v, bias=bias)
-    assert holds(got, *exact.attend(*map(number, (q, k, v, bias)), dps=DPS))
+    assert holds(
+        got, *digits.attend(*map(number, (q, k, v)), bias=number(bias), scale=1.0, dps=DPS)
+    )
     alone = certified.attend(q.hi, k.hi, v.hi, bias=bias.hi)
     assert (apart(got.out, alone.out) > 100 * got.error).any()  # what the low parts say is seen
     whole = tensors(rng, 4, 6, 5, 2, 20.0)
     rough = [x.astype(np.float32).astype(np.float64) for x in whole]  # low parts of any size
     got = certified.attend(*(certified.Pair(x, y - x) for x, y in zip(rough, whole, strict=True)))
-    assert holds(got, *exact.attend(*whole, dps=DPS))
+    assert holds(got, *digits.attend(*whole, scale=1.0, dps=DPS))
 
 
 CHANGED = {
@@ -181,8 +182,8 @@ def test_random_features(features, size):
     got = certified.random_feature_attention(
         q, k, v, omega=omega, log_weight=log_weight, features=features, mask=mask
     )
-    out = exact.random_feature_attention(
-        q, k, v, omega, log_weight=log_weight, features=features, visible=mask, dps=DPS
+    out = digits.formulas(DPS).random_feature_attention(
+        q, k, v, omega=omega, log_weight=log_weight, features=features, mask=mask
     )
     assert holds(got, out)
     assert (got.error <= 2.0**-55 * np.abs(v).max()).all()
@@ -313,15 +314,11 @@ GRADIENTS = {
 
 
 def pulled(q, k, v, d_out, scale=None, **options):
-    """Gradients to 60 digits, by dual numbers."""
-
-    def function(q, k, v):
-        return exact.softmax_attention(
-            q, k, v, bias=options.get("bias", 0.0), sink=options.get("sinks"), scale=scale,
-            visible=seen_by(len(q), len(k), **options), dps=DPS,
-        )  # fmt: skip
-
-    return exact.pull_back(function, d_out, dps=DPS, q=q, k=k, v=v)
+    """Gradients to 60 digits, by the rules of calculus."""
+    given = {x: options[x] for x in ("bias", "sinks") if x in options}
+    seen = seen_by(len(q), len(k), **options)
+    function = partial(digits.formulas(DPS).softmax_attention, scale=scale, mask=seen, **given)
+    return digits.pull_back(function, d_out, dps=DPS, q=q, k=k, v=v)[1]
 
 
 @pytest.mark.parametrize("logit", [1.0, 300.0])
@@ -358,7 +355,7 @@ def test_gradients_of_many_tokens():
     got = certified.softmax_gradients(q, k, v, d_out, causal=True)
     total = certified.Pair(*(x.sum(0, keepdims=True) for x in (got.v.value.hi, got.v.value.lo)))
     seen = number(certified.Pair(total.hi, total.lo))[0]
-    exact_sum = exact.numbers(d_out, dps=DPS).sum(0)  # weights of each query sum to 1
+    exact_sum = digits.numbers(d_out, dps=DPS).sum(0)  # weights of each query sum to 1
     assert np.abs((seen - exact_sum).astype(float)).max() < 1e-11
     _, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
     for found, want in zip(got, pullback(d_out)[:3], strict=True):
@@ -407,7 +404,7 @@ def test_errors_of_samples_come_through_where_their_values_cancel():
     p1, p2 = np.exp(k @ (3**-0.25 * omega[0]) - np.sum(k * k, -1) / 2 / 3**0.5)
     v = np.asarray([[p2], [-p1]])
     got = certified.random_feature_attention(q, k, v, omega=omega)
-    assert holds(got, exact.random_feature_attention(q, k, v, omega, dps=DPS))
+    assert holds(got, digits.formulas(DPS).random_feature_attention(q, k, v, omega=omega))
     assert (abs(got.out.hi) < 1e-15).all()
     assert (got.error < 2.0**-60).all()
 
@@ -436,7 +433,7 @@ def test_the_root_of_a_scale_of_random_features_has_all_digits():
     rng = np.random.default_rng(37)
     q, k, v, omega = (rng.standard_normal((x, 3)) for x in (2, 5, 5, 4))
     got = certified.random_feature_attention(q, k, v, omega=omega, scale=0.3)
-    want = exact.random_feature_attention(q, k, v, omega, scale=0.3, dps=DPS)
+    want = digits.formulas(DPS).random_feature_attention(q, k, v, omega=omega, scale=0.3)
     assert holds(got, want)
     assert (got.error < 2.0**-58).all()
 
@@ -498,10 +495,10 @@ def test_scales_keep_their_digits():
     q, k = np.asarray([[50.0]]), np.asarray([[0.0], [1.0]])
     for scale in (Fraction(1, 3), np.longdouble(1) / 3):
         got = certified.attend(q, k, k, scale=scale)
-        value = exact.context(DPS).mpf(1) / 3
+        value = digits.context(DPS).mpf(1) / 3
         if not isinstance(scale, Fraction):
-            value = exact.numbers(np.asarray([scale]), dps=DPS)[0]
-        assert holds(got, *exact.attend(q, k, k, scale=value, dps=DPS))
+            value = digits.numbers(np.asarray([scale]), dps=DPS)[0]
+        assert holds(got, *digits.attend(q, k, k, scale=value, dps=DPS))
 
 
 def test_errors_of_arguments_come_through():
@@ -532,7 +529,7 @@ def test_errors_of_weights_are_in_those_that_values_and_gradients_inherit():
 def test_log_far_from_one():
     for x in (0.6, 0.99, 1.0, 1.0 + 2.0**-40, 1.4):
         log, error = forward._log_near_one(certified.Pair(np.asarray([x]), np.zeros(1)), np)
-        wrong = abs(number(log)[0] - exact.context(DPS).log(exact.numbers([x], dps=DPS)[0]))
+        wrong = abs(number(log)[0] - digits.context(DPS).log(digits.numbers([x], dps=DPS)[0]))
         assert wrong <= error[0]
         assert error[0] <= 2 * abs(x - 1) ** 6 / 6 + 1e-15 * (x - 1) ** 2 + 2.0**-100
     _, error = forward._log_near_one(certified.Pair(np.asarray([0.45, 1.6]), np.zeros(2)), np)

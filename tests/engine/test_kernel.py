@@ -48,7 +48,7 @@ def test_outputs_and_log_normalisers(norms, d, variant, dtype, record_accuracy):
     if variant == "bias":
         bias = draw(rng, n, m, dtype=dtype, size=10.0)
     options = {"full": {}, "causal": {"causal": True}, "mask": {"mask": visible}}
-    want = reference.attend(q, k, v, bias, visible)
+    want = reference.attend(q, k, v, scale=1.0, bias=bias, mask=visible)
     seen = visible.any(-1)
     for block in (None, (4, 3)):
         got = kernel.attend(q, k, v, block=block, **options.get(variant, {"bias": bias}))
@@ -74,7 +74,8 @@ def test_keys_that_are_equal_opposite_or_far(name, q, k, dtype, record_accuracy)
     q, k = np.array(q, dtype), np.array(k, dtype)
     v = draw(np.random.default_rng(1), k.shape[0], 2, dtype=dtype)
     exponent = reference.norm(q) * reference.norm(k)
-    worst = units(attend(q, k, v), reference.attend(q, k, v), np.abs(v).max(), exponent)
+    want = reference.attend(q, k, v, scale=1.0)
+    worst = units(attend(q, k, v), want, np.abs(v).max(), exponent)
     record_accuracy(f"attend, {name}", dtype, worst)
     assert worst <= CONTRACT
 

@@ -26,8 +26,7 @@ def test_where_products_of_features_underflow(share, weighted, dtype, record_acc
     v, log_weight = draw(rng, m, 2, dtype=dtype), np.array([0.0, -1.0, -400.0 * weighted], dtype)
     options = {"omega": omega, "log_weight": log_weight, "scale": 1.0, "causal": True}
     got = random_feature_attention(q, k, v, **options)
-    visible = np.tri(n, m, dtype=bool)
-    want = reference.random_feature_attention(q, k, v, omega, log_weight, visible, scale=1.0)
+    want = reference.formulas().random_feature_attention(q, k, v, **options)
     largest = exponent(q, k, omega, 1.0) + float(np.abs(log_weight).max())
     worst = reference.error(got, want, np.abs(v).max(), largest)
     record_accuracy(f"rfa, causal, opposite peaks, {share} of the range", dtype, worst)
@@ -70,10 +69,7 @@ def test_pairs_that_lose_digits_are_evaluated_anew(monkeypatch):
         q, k = np.array([[reach], [-reach], [1.0]]), np.array([[-reach], [reach], [reach]])
         v, omega = np.array([[1.0], [-2.0], [3.0]]), np.array([[1.0], [-1.0], [0.5]])
         got = random_feature_attention(q, k, v, omega=omega, scale=1.0, causal=True)
-        wide = [reference.exact(x) for x in (q, k, v)]
-        want = reference.random_feature_attention(
-            *wide, reference.exact(omega), visible=np.tri(3, dtype=bool)
-        )
+        want = reference.formulas().random_feature_attention(q, k, v, omega=omega, causal=True)
         assert reference.error(got, want, 3, 3 * reach + reach**2 / 2) <= reference.CONTRACT
     assert anew
 

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.special import logsumexp
 
 from refattn import attend, merge, naive, softmax_attention, vjp
 from refattn.attention import Alibi, alibi
-from refattn.conformance.truth import exact
+from refattn.conformance.truth import digits
 from refattn.engine.scores import Band
 from refattn.streaming import SoftmaxState
 from tests.problems import draw, largest
@@ -126,10 +127,10 @@ def test_fifty_digits(size, dtype, record_accuracy):
     seen = naive.visible(arrays["q"], arrays["k"], window=(3, 1))
 
     def both(q, k, v, bias, sinks):
-        found = exact.attend(q, k, v, bias, seen, exact.numbers(0.5)[()], softcap=3.0, sink=sinks)
-        return np.column_stack(found)
+        return np.column_stack(digits.attend(q, k, v, bias=bias, sinks=sinks, mask=seen, **options))
 
-    want = both(**arrays)
+    cotangent = np.column_stack([d_out, d_lse])
+    want, gradients = digits.pull_back(both, cotangent, **arrays)
     eps = float(np.finfo(dtype).eps)
     exponent = 3.0 + largest(arrays["bias"]) + largest(arrays["sinks"])
     exponent += 0.5 * size**2 * 30  # what is capped was rounded before
@@ -137,8 +138,6 @@ def test_fifty_digits(size, dtype, record_accuracy):
     worst = largest((got - want).astype(float)) / (eps * (1 + exponent))
     record_accuracy("options of exact attention", np.dtype(dtype).name, worst)
     assert worst <= CONTRACT
-    cotangent = np.column_stack([d_out, d_lse])
-    gradients = exact.pull_back(both, cotangent, **arrays)
     for name, x in pullback((d_out, d_lse))._asdict().items():
         if x is not None:
             error = largest(np.asarray(np.asarray(x) - gradients[name], float))
@@ -300,16 +299,15 @@ def test_cap_in_50_digits():
                 most = mpmath.mpf(float(cap))
                 grown = mpmath.exp(2 * mpmath.mpf(score) / most)
                 want = most * (grown - 1) / (grown + 1)
-                (got,) = exact.cap_scores(exact.numbers([score]), cap)
+                q, one = np.array([[score]]), np.ones((1, 1))
+                (got,) = digits.attend(q, one, one, scale=1.0, softcap=float(cap))[1]
                 assert abs(got - want) < 1e-48 * abs(want)
-    with pytest.raises(ValueError, match="`softcap` must be positive"):
-        exact.cap_scores(exact.numbers([1.0]), 0.0)
-
-    def attended(q, k, v):
-        return exact.attend(q, k, v, 0.0, True, exact.numbers(1.0)[()], softcap=1.0)[0]
-
+    attention = partial(digits.formulas().softmax_attention, scale=1.0)
+    with pytest.raises(ValueError, match="`softcap` must be a positive"):
+        attention(one, one, one, softcap=0.0)
     far, pair = np.array([[60.0]]), np.array([[1.0], [0.0]])
-    got = exact.pull_back(attended, np.ones((1, 1)), q=far, k=pair, v=pair)["q"][0, 0]
+    attended = partial(attention, softcap=1.0)
+    got = digits.pull_back(attended, np.ones((1, 1)), q=far, k=pair, v=pair)[1]["q"][0, 0]
     weight = 1 / (1 + math.exp(-1.0))
     assert float(got) == pytest.approx(4 * weight * (1 - weight) * math.exp(-120.0), rel=1e-12)
 

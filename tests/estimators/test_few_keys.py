@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn import coreset_attention, naive, sampled_key_attention, softmax_attention
-from refattn.conformance.truth import exact
+from refattn.conformance.truth.digits import formulas
 from refattn.estimators import key_sampling
 from refattn.typing import KEY_LAWS
 from tests.estimators.problems import problem, units
@@ -29,9 +29,8 @@ def test_coreset_agrees_with_50_digits(n, m, count, size, record_accuracy):
     indices = rng.permutation(m)[:count]
     mask = np.arange(m) != indices[-1] if count > 1 else None
     for given_mask in (None, mask):
-        visible = True if given_mask is None else given_mask
-        want = exact.coreset_attention(q, k, v, indices, visible)
-        terms = absolute_terms(q, k, v, indices, visible)
+        want = formulas().coreset_attention(q, k, v, indices=indices, mask=given_mask)
+        terms = absolute_terms(q, k, v, indices, given_mask)
         allowed = 4 * condition(k, indices, given_mask) * terms
         for function in (coreset_attention, naive.coreset_attention):
             got = function(q, k, v, indices=indices, mask=given_mask)
@@ -53,8 +52,8 @@ def test_coreset_of_keys_that_are_near(size, most):
         arrays = [x.astype(np.float32) for x in (q, k, v)]
         wide = [x.astype(np.float64) for x in arrays]
         indices = rng.permutation(12)[:6]
-        want = np.asarray(exact.coreset_attention(*wide, indices), float)
-        terms = absolute_terms(*wide, indices, True)
+        want = np.asarray(formulas().coreset_attention(*wide, indices=indices), float)
+        terms = absolute_terms(*wide, indices)
         for dtype, tokens in ((np.float32, arrays), (np.float64, wide)):
             got = coreset_attention(*tokens, indices=indices)
             errors[dtype] = max(errors[dtype], float(np.abs(got - want).max()))
@@ -64,13 +63,13 @@ def test_coreset_of_keys_that_are_near(size, most):
     assert errors[np.float64] < 1e-10
 
 
-def absolute_terms(q, k, v, indices, visible):
+def absolute_terms(q, k, v, indices, mask=None):
     """Sum of the absolute terms of numerator and denominator over the denominator, at least 1."""
     m = len(k)
-    weights = exact.coreset_attention(q, k, np.eye(m), indices, visible)
+    weights = formulas().coreset_attention(q, k, np.eye(m), indices=indices, mask=mask)
     size = np.abs(np.asarray(weights, float)).sum(-1).max()
     root = k.shape[-1] ** -0.25
-    seen = np.broadcast_to(visible, (m,))
+    seen = np.ones(m, bool) if mask is None else mask
     x = root * (k - k[seen].mean(0))
     carried = np.exp(root * q @ x[indices].T)
     gram = np.exp(x[indices] @ x[indices].T)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance.truth import exact
+from refattn.conformance.truth import digits
 from tests import reference
 from tests.cases import CASES, LARA, LINEAR, RA, RFA, differentiable, pulled
 from tests.gradients.test_rules import FEW
@@ -68,15 +68,10 @@ def test_accuracy(name, size, variant, dtype, record_accuracy):
     seed = [int(size), len(name), len(variant)]
     where = (name, "none", n, m, mask, causal, seed, dtype, 4)
     case, arrays, options, rng = differentiable(*where, size=size)
-    fixed = {x: y for x, y in options.items() if x not in ("sampled", "mask", "causal")}
-    fixed |= {"visible": options.get("mask", True)}
-    if causal:
-        fixed |= {"causal": True} if "rows" in lacks else {"visible": exact.causal_keys(n, m)}
-    if "indices" in fixed:
-        fixed["indices"] = np.atleast_2d(fixed["indices"])
+    fixed = {x: y for x, y in options.items() if x != "sampled"}
     d_out = rng.standard_normal((n, arrays["v"].shape[-1])).astype(dtype)
-    digits = partial(getattr(exact, case.fn.__name__), **fixed)
-    want = exact.pull_back(digits, d_out, **arrays)
+    formula = partial(getattr(digits.formulas(), case.fn.__name__), **fixed)
+    want = digits.pull_back(formula, d_out, **arrays)[1]
     got = pulled(case.fn, arrays, d_out, **options)
     wide = {x: np.asarray(y, LONG) for x, y in arrays.items()} | {"v": np.eye(m, dtype=LONG)}
     weights = case.formula(**wide, **options)
@@ -104,7 +99,8 @@ def test_accuracy_of_others(name, shape, options):
     if shape is not None:
         arrays["omega"] = 0.5 * rng.standard_normal(shape)
     d_out = rng.standard_normal((4, arrays["v"].shape[-1]))
-    want = exact.pull_back(partial(getattr(exact, name), **options), d_out, **arrays)
+    formula = partial(getattr(digits.formulas(), name), **options)
+    want = digits.pull_back(formula, d_out, **arrays)[1]
     for which, x in pulled(getattr(refattn, name), arrays, d_out, **options).items():
         size = float(max(map(abs, want[which].ravel()))) or 1.0
         assert reference.error(x, want[which], size, 0.0) <= CONTRACT

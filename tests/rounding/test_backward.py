@@ -1,13 +1,14 @@
 """Verdicts on gradients: right backward passes pass, wrong ones do not, and bounds hold."""
 
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance.truth import exact
+from refattn.conformance.truth import digits
 from refattn.rounding import PROFILES, problems
 from refattn.rounding.backward import _close_sum, _GradientSum, analyse_gradient, variance_along
 from refattn.rounding.formats import FORMATS
@@ -74,14 +75,11 @@ def test_exact_gradients_against_50_digits(name, options):
     q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 4, 3, 2))
     given = of_digits(rng)[options]
     case, dps = Case(q, k, v, **given), 400 if options == "small cap" else 60
-
-    def attention(q, k, v):
-        return exact.softmax_attention(
-            q, k, v, bias=given.get("bias", 0.0), sink=given.get("sinks"),
-            softcap=case.softcap, visible=case.seen(), dps=dps,
-        )  # fmt: skip
-
-    expected = exact.pull_back(attention, g, dps=dps, q=q, k=k, v=v)[name[1]].astype(float)
+    some = {x: given[x] for x in ("bias", "sinks") if x in given}
+    attention = partial(digits.formulas(dps).softmax_attention, mask=case.seen(), **some)
+    attention = partial(attention, softcap=case.softcap)
+    pulled = digits.pull_back(attention, g, dps=dps, q=q, k=k, v=v)[1]
+    expected = pulled[name[1]].astype(float)
     of, kernel = gradient(name, q, k, v, g, **given), PROFILES["math"].kernel("float32")
     rows, found = (f((), kernel, slice(0, of.shape[0])) for f in (of.analyse, of.exact))
     scale = max(1.0, np.max(np.abs(expected)))

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import refattn
 from refattn import certified, sampling
-from refattn.conformance.truth import exact
+from refattn.conformance.truth import digits
 
 from ..results import Section
 
@@ -65,23 +65,20 @@ class Certificate(NamedTuple):
     proven: float
 
 
-def _case(kind: str, d: int, logit: float, rng: Any) -> tuple[list[_Array], dict[str, Any], Any]:
-    """Arguments, options and which keys are visible."""
+def _case(kind: str, d: int, logit: float, rng: Any) -> tuple[list[_Array], dict[str, Any]]:
+    """Arguments and options."""
     n, m, heads = 3, 20, (2 if kind == "grouped" else 1)
     shapes = ((heads, n, d), (1, m, d), (1, m, 4))
     q, k, v = (rng.standard_normal(shape) for shape in shapes)
     k = k * (logit / np.abs(q @ k.swapaxes(-1, -2) * d**-0.5).max())
     options: dict[str, Any] = {}
-    visible = np.ones((n, m), bool)
     if kind == "causal":
-        options, visible = {"causal": True}, exact.causal_keys(n, m)
+        options = {"causal": True}
     elif kind == "mask":
-        visible = rng.random((n, m)) < 0.6
-        options = {"mask": visible}
+        options = {"mask": rng.random((n, m)) < 0.6}
     elif kind == "options":
         options = {"softcap": 30.0, "sinks": np.asarray(0.5), "window": (7, None)}
-        visible = np.arange(m) >= np.arange(n)[:, None] + m - n - 7
-    return [q, k, v], options, visible
+    return [q, k, v], options
 
 
 def certificates(seeds: int = 3, seed: int = 0) -> Iterator[Certificate]:
@@ -89,13 +86,10 @@ def certificates(seeds: int = 3, seed: int = 0) -> Iterator[Certificate]:
     grid = product(range(seeds), _KINDS, _SIZES, _LOGITS)
     for number, (_, kind, d, logit) in enumerate(grid):
         rng = np.random.default_rng((seed, number))
-        (q, k, v), options, visible = _case(kind, d, logit, rng)
-        found = certified.softmax_attention(q, k, v, **options)
-        sink = {"sink": options["sinks"], "softcap": 30.0} if kind == "options" else {}
-        want = np.stack(
-            [exact.softmax_attention(x, k[0], v[0], visible=visible, dps=_DPS, **sink) for x in q]
-        )
-        got = exact.numbers(found.out.hi, dps=_DPS) + exact.numbers(found.out.lo, dps=_DPS)
+        arrays, options = _case(kind, d, logit, rng)
+        found = certified.softmax_attention(*arrays, **options)
+        want = digits.formulas(_DPS).softmax_attention(*arrays, **options)
+        got = digits.numbers(found.out.hi, dps=_DPS) + digits.numbers(found.out.lo, dps=_DPS)
         off = np.abs(got - want).astype(float)
         relative = (off / np.abs(want).astype(float))[np.abs(want) > 0] / _UNIT
         ratios = (found.error / np.where(off > 0, off, np.nan)).ravel()

@@ -54,7 +54,21 @@ def _root_of_case(case: Recipe | Case, head: HeadArrays) -> Any:
     """Return the square root of the scale."""
     scales = {"1": 1.0, "1/d": 1 / head.q.shape[-1]}
     scale = scales.get(value_of(case, "default_scale"), case.arguments.get("scale"))
-    return truth().root(scale, head.q.shape[-1])
+    return _root(scale, head.q.shape[-1])
+
+
+def _root(scale: Any, d: int) -> Any:
+    """Return the square root of a scale, 1/sqrt(d) by default."""
+    mp = truth().context()
+    return mp.sqrt(1 / mp.sqrt(d) if scale is None else mp.mpf(scale))
+
+
+def _waves(x: Floats, omega: Floats, root: Any) -> Floats:
+    """Evaluate trigonometric features (n, 2 S)."""
+    xp, x = truth().formulas().xp, truth().numbers(x) * root
+    z = x @ truth().numbers(omega).T
+    waves = np.concatenate([xp.cos(z), xp.sin(z)], axis=1)
+    return np.asarray(xp.exp((x * x).sum(-1)[:, None] / 2) * waves)
 
 
 def _largest_size(rows: Floats, name: str) -> Floats:
@@ -74,7 +88,9 @@ def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
     if head.dropout is not None:
         size *= np.max(head.dropout)
     cond, rows = a * b, [size] * len(q)
-    cond += np.max(abs(np.where(head.visible, mp.numbers(head.bias), 0)), initial=0)
+    cond += (
+        max(abs(truth().numbers(head.bias[head.visible])), default=0) if np.ndim(head.bias) else 0
+    )
     cond += 0 if head.sinks is None else abs(mp.numbers(head.sinks)[()])
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
         cond = max(_longest_row(q), _longest_row(k))
@@ -88,8 +104,7 @@ def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
             cond += _longest_row(head.centres) * w + _longest_row(head.centres) ** 2
         if features == "trigonometric":
             cond = w * (a + b) + (a**2 + b**2) / 2
-            phi = [mp.feature_map(mp.numbers(x) * root, mp.numbers(head.omega), features)
-                   for x in (q, k)]  # fmt: skip
+            phi = [_waves(x, head.omega, root) for x in (q, k)]
             terms, kernel = abs(phi[0]) @ abs(phi[1]).T, phi[0] @ phi[1].T
             rows = [
                 size * terms[i, see].sum() / abs(kernel[i, see].sum()) if see.any() else size
@@ -126,13 +141,16 @@ def _bound_few_keys(case: Recipe | Case, head: HeadArrays, a: Any, b: Any) -> tu
 
 def _terms_of_coreset(case: Recipe | Case, head: HeadArrays) -> Any:
     """Sum of the absolute terms over the normaliser, times the condition of what is solved."""
-    e, mp = truth(), truth().context()
-    chosen, weights = e.coreset(head.k, head.indices, head.visible[-1], case.arguments["scale"])
-    kernel = (e.numbers(head.q) * _root_of_case(case, head)) @ chosen.T
-    kernel = np.array([[mp.exp(x) for x in row] for row in kernel], dtype=object)
+    mp, exp, seen = truth().context(), truth().formulas().xp.exp, head.visible[-1]
+    q, k = (truth().numbers(x) * _root_of_case(case, head) for x in (head.q, head.k))
+    k = k - k[seen].sum(0) / int(seen.sum())
+    chosen = k[[j for j in head.indices if seen[j]]]
+    to_chosen = mp.inverse(mp.matrix(exp(chosen @ chosen.T).tolist()))
+    weights = np.array(to_chosen.tolist(), dtype=object) @ exp(chosen @ k[seen].T)
+    kernel = exp(q @ chosen.T)
     terms = (kernel @ abs(weights).sum(1)) / abs((kernel @ weights).sum(1))
     apart = ((chosen[:, None] - chosen) ** 2).sum(-1)
-    gram = mp.matrix([[mp.exp(-x / 2) for x in row] for row in apart])
+    gram = mp.matrix(exp(-apart / 2).tolist())
     return max(terms) * mp.mnorm(gram, "F") * mp.mnorm(mp.inverse(gram), "F")
 
 
@@ -182,7 +200,7 @@ def _by_sample(case: Recipe | Case, head: HeadArrays) -> dict[str, Floats]:
     q, g, visible = (np.repeat(x, samples, 0) for x in (head.q, head.d_out, head.visible))
     omega, g = head.omega.reshape(-1, 1, d), truth().numbers(g) / samples
     p = _pair_weights(case, head._replace(q=q, omega=omega, visible=visible))
-    pairs, root = _pair_sizes(p, g, head)[0], truth().root(case.arguments["scale"], d)
+    pairs, root = _pair_sizes(p, g, head)[0], _root(case.arguments["scale"], d)
     w, b = _row_lengths(omega[:, 0])[:, None], _row_lengths(head.k) * root
     return {
         "q": np.zeros((n, 1), int),
@@ -205,17 +223,16 @@ def _pair_sizes(p: Floats, g: Floats, head: HeadArrays) -> tuple[Floats, Floats]
 
 def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
     """Return weights of pairs, (n, m); where they have signs, a bound of their sums."""
-    mp, features = truth(), case.arguments.get("features")
-    if features != "trigonometric":
+    if case.arguments.get("features") != "trigonometric":
         inputs = {name: getattr(head, name) for name in GRADIENTS if name in case.inputs}
         inputs |= {"v": np.eye(len(head.k)), "visible": head.visible}
         inputs |= {} if "slopes" not in case.inputs else {"bias": head.bias}
         return formula_of(case)(**inputs)[:, : len(head.k)]
-    root = mp.root(case.arguments["scale"], head.q.shape[-1])
-    x, y, omega = mp.numbers(head.q) * root, mp.numbers(head.k) * root, mp.numbers(head.omega)
+    assert head.omega is not None
+    root = _root_of_case(case, head)
     kernel, most = (
-        np.where(head.visible, mp.feature_map(x, w, features) @ mp.feature_map(y, w, features).T, 0)
-        for w in (omega, 0 * omega)
+        np.where(head.visible, _waves(head.q, w, root) @ _waves(head.k, w, root).T, 0)
+        for w in (head.omega, 0 * head.omega)
     )
     total = abs(kernel.sum(1))[:, None]
     terms, p = (abs(x) / np.where(total == 0, 1, total) for x in (most, kernel))
@@ -224,7 +241,7 @@ def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
 
 def _log_slopes(case: Recipe | Case, head: HeadArrays) -> dict[str, Any]:
     """Bound how far arguments move the logarithms of the kernel and the normalisers."""
-    root = truth().root(case.arguments.get("scale"), head.q.shape[-1])
+    root = _root_of_case(case, head)
     a, b = _row_lengths(head.q)[:, None] * root, _row_lengths(head.k) * root
     if registry.ESTIMATORS[case.estimator].has("feature-map"):
         return {"q": 1, "k": 1}  # at most: phi' <= phi
@@ -248,7 +265,7 @@ def _row_lengths(x: Floats) -> Floats:
 
 def _longest_row(x: Floats) -> Any:
     """Return the largest length of a row."""
-    return max(_row_lengths(x).ravel(), default=0)
+    return truth().context().sqrt(max((truth().numbers(x) ** 2).sum(-1).ravel(), default=0))
 
 
 def _round_up(x: Any) -> float:

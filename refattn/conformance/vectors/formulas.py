@@ -41,12 +41,7 @@ class HeadArrays(NamedTuple):
 
 def truth() -> Any:
     """Import arithmetic with any number of digits, which needs mpmath, when it is used."""
-    return import_module("refattn.conformance.truth.exact")
-
-
-def _ndims(case: Recipe | Case) -> dict[str, int]:
-    per_query = registry.ESTIMATORS[case.estimator].has("per-query")
-    return {**NDIMS, "omega": 3 if per_query else 2}
+    return import_module("refattn.conformance.truth.digits")
 
 
 def value_of(case: Recipe | Case, option: str) -> str:
@@ -100,29 +95,41 @@ def arranged(case: Recipe | Case, dps: int = 50, **replaced: Any) -> dict[str, A
 
 
 def heads_of_case(case: Recipe | Case) -> list[HeadArrays]:
-    """Return the arrays of each head."""
-    return [HeadArrays(**x) for x in truth().heads_of(_ndims(case), **arranged(case))]
+    """Return the arrays of each head: of H heads, h has slice h // (H / G) of G."""
+    arrays = arranged(case)
+    per_query = registry.ESTIMATORS[case.estimator].has("per-query")
+    ndims = {**NDIMS, "omega": 3 if per_query else 2}
+    batched = {name for name, x in arrays.items() if np.ndim(x) > ndims[name]}
+    count = max((len(arrays[name]) for name in batched), default=1)
+    return [
+        HeadArrays(**{
+            name: x[h // (count // len(x))] if name in batched else x for name, x in arrays.items()
+        })
+        for h in range(count)
+    ]  # fmt: skip
 
 
 def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
-    """Return the output of one head; of exact attention its log normaliser as one more column."""
+    """Return the output; of exact attention its log normaliser as one more column."""
     record = registry.ESTIMATORS[case.estimator]
-    if record.has("exact"):
-        return partial(_attend_exactly_by_case, case, dps)
     # The same formula has the same name there.
-    naive = record.naive.func if isinstance(record.naive, partial) else record.naive
-    function = getattr(truth(), naive.__name__)
-    others = ("weighting", "feature_map", *(() if has_chunks(case) else ("causal",)))
-    known = {name: value for name, value in case.arguments.items() if name not in others}
-    output = partial(function, **known, dps=dps)
+    name = (record.naive.func if isinstance(record.naive, partial) else record.naive).__name__
+    # What is seen is in the mask.
+    others = {"weighting", "feature_map", "return_lse", "dropout_p"}
+    others |= set() if has_chunks(case) else {"causal"}
+    others |= {"window"} if record.takes("window") else set()
+    known = {option: x for option, x in case.arguments.items() if option not in others}
+    if record.has("exact"):
+        return partial(_attend_exactly_by_case, case, dps, **known)
+    function = partial(getattr(truth().formulas(dps), name), **known)
     # Weights of keys that are made for all queries know one row of what is hidden.
     coreset = "indices" in case.inputs and "log_probability" not in case.inputs
-    return partial(_for_all_queries, output) if coreset or has_chunks(case) else output
+    return partial(_by_mask, function, (-1 if coreset or has_chunks(case) else slice(None)))
 
 
-def _for_all_queries(function: Callable[..., Floats], visible: Floats, **arrays: Any) -> Floats:
-    """Return a formula that takes what hides keys from all queries: the last sees all others."""
-    return function(**arrays, visible=visible[-1])
+def _by_mask(function: Callable[..., Floats], rows: Any, visible: Floats, **arrays: Any) -> Floats:
+    """Evaluate a formula with what hides keys; from all queries: the last sees all others."""
+    return function(**arrays, mask=visible[rows])
 
 
 def has_chunks(case: Recipe | Case) -> bool:
@@ -138,55 +145,54 @@ def with_lse(case: Recipe | Case) -> bool:
 def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     """Evaluate a case with so many digits."""
     x, record = case.inputs, registry.ESTIMATORS[case.estimator]
+    formulas = truth().formulas(dps)
     if record.has("rows"):
-        mean = truth().mean_of_rows(x["x"], dps=dps)
-        return {"mean": mean, "cov": truth().covariance_of_rows(x["x"], **case.arguments, dps=dps)}
+        mean, cov = formulas.mean_and_covariance(x["x"], **case.arguments)
+        return {"mean": mean, "cov": cov}
     if record.has("pairs"):
-        return {"out": truth().kernel_estimate(**x, **case.arguments, dps=dps)}
+        return {"out": formulas.kernel_estimate(**x, **case.arguments)}
     d_v, lse = x["v"].shape[-1], with_lse(case)
 
     def outputs(**sloped: Any) -> Floats:
         arrays = arranged(case, dps, **sloped)
         cotangents = ("d_out", "d_lse")
         arrays = {name: value for name, value in arrays.items() if name not in cotangents}
-        columns = truth().each_head(formula_of(case, dps), _ndims(case), **arrays)
-        return np.asarray(columns[..., : d_v + lse])
+        return np.asarray(formula_of(case, dps)(**arrays)[..., : d_v + lse])
 
-    out = outputs()
-    outputs_by_name = {"out": out[..., :d_v]} | ({"lse": out[..., d_v]} if lse else {})
     if "d_out" in x:
         cotangent = [x["d_out"], *(x[name][..., None] for name in x if name == "d_lse")]
         sloped = {name: x[name] for name in GRADIENTS if name in x}
-        pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **sloped)
-        outputs_by_name |= {GRADIENTS[name]: value for name, value in pulled.items()}
-    return outputs_by_name
-
-
-def _attend_exactly_by_case(case: Recipe | Case, dps: int, **arrays: Any) -> Floats:
-    """Attend exactly for one head under the convention of the case: reference 003."""
-    e, x = truth(), HeadArrays(**arrays)
-    scale, softcap = _scale_of_case(case, x.q.shape[-1], dps), case.arguments.get("softcap")
-    if value_of(case, "softcap") == "after-bias":
-        scores = (e.numbers(x.q, dps=dps) * scale) @ e.numbers(x.k, dps=dps).T
-        scores = e.cap_scores(scores + e.numbers(x.bias, dps=dps), softcap, dps=dps)
-        values = e.numbers(x.v, dps=dps)
-        out, lse = e.softmax_mean(scores, values, x.visible, x.sinks, x.dropout, dps=dps)
+        out, pulled = truth().pull_back(outputs, np.concatenate(cotangent, -1), dps=dps, **sloped)
     else:
-        options = {"softcap": softcap, "sink": x.sinks, "dropout": x.dropout, "dps": dps}
-        out, lse = e.attend(x.q, x.k, x.v, x.bias, x.visible, scale, **options)
-    empty = ~x.visible.any(-1)
-    if x.sinks is None and empty.any():
-        rows = {"mean": e.mean_of_rows(x.v, dps=dps), "nan": e.context(dps).nan}
-        out[empty] = rows.get(value_of(case, "empty_rows"), e.context(dps).mpf(0))
-        lse[empty] = e.context(dps).inf * (1 if value_of(case, "lse_empty") == "inf" else -1)
-    lse = lse / e.context(dps).log(2) if value_of(case, "lse") == "2" else lse
-    return np.column_stack([out, lse])
+        out, pulled = outputs(), {}
+    lses = {"lse": out[..., d_v]} if lse else {}
+    return {"out": out[..., :d_v]} | lses | {GRADIENTS[name]: g for name, g in pulled.items()}
 
 
-def _scale_of_case(case: Recipe | Case, d: int, dps: int) -> Any:
-    """Return the factor on products."""
-    e, scale = truth(), case.arguments["scale"]
-    default = value_of(case, "default_scale")
-    if scale is None and default in ("1", "1/d"):
-        return e.context(dps).mpf(1) / (d if default == "1/d" else 1)
-    return e.root(scale, d, dps=dps) ** 2
+# Scores and bias are capped together.
+_CAPPED_LAST = (
+    "softmax_attention",
+    "    s = scale * products(q, k)\n",
+    "    s, bias = scale * products(q, k) + bias, None\n",
+)
+
+
+def _attend_exactly_by_case(
+    case: Recipe | Case, dps: int, *, visible: Floats, **arrays: Any
+) -> Floats:
+    """Attend exactly under the convention of the case: reference 003."""
+    e, mp, d = truth(), truth().context(dps), arrays["q"].shape[-1]
+    changes = [e.WITH_LSE] if with_lse(case) else []
+    changes += [_CAPPED_LAST] if value_of(case, "softcap") == "after-bias" else []
+    if arrays["scale"] is None and (default := value_of(case, "default_scale")) in ("1", "1/d"):
+        arrays["scale"] = mp.mpf(1) / (d if default == "1/d" else 1)
+    columns = e.formulas(dps, *changes).softmax_attention(**arrays, mask=visible)
+    empty = ~visible.any(-1)
+    if (rows := value_of(case, "empty_rows")) in ("mean", "nan"):
+        mean = e.formulas(dps).mean_and_covariance(arrays["v"])[0]
+        columns[empty] = mean if rows == "mean" else mp.nan
+    if value_of(case, "lse_empty") == "inf":
+        columns[empty, -1] = mp.inf
+    if value_of(case, "lse") == "2":
+        columns[..., -1] = columns[..., -1] / mp.log(2)
+    return np.asarray(columns)

@@ -103,7 +103,7 @@ def test_command_line(tmp_path, monkeypatch, documents, command):
 
 
 MISSING = {
-    "mpmath": ("write(folder)", "refattn.conformance.truth.exact needs"),
+    "mpmath": ("write(folder)", "refattn.conformance.truth.digits needs"),
     "jsonschema": ("lint(folder)", "checking vectors needs"),
     "safetensors": ("load(folder)", "reading .safetensors needs"),
 }
