@@ -8,7 +8,7 @@ two definitions of a name the later one counts.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -69,7 +69,7 @@ class Edited:
         The random features, where they are not the positive ones.
     """
 
-    block: str
+    block: str = field(compare=False)
     estimator: str
     over: str = ""
     edits: tuple[Edit, ...] = ()
@@ -99,11 +99,11 @@ class Edited:
         name, lines = next(iter(diff.items()), ("", []))
         if len(diff) != 1 or len(lines) > most or name in _calling():
             return ""
-        return "\n".join([f"in {name}:", *(f"  {line}" for line in lines)])
+        return "\n".join([f"in {name} (- right, + yours):", *(f"  {line}" for line in lines)])
 
     def space(self) -> dict[str, Any]:
         """Return the functions of the text with its edits; they run at the first call."""
-        return _space(replace(self, block="", features=""))
+        return _space(self)
 
     def __call__(self, *arrays: Any, **options: Any) -> Any:
         space = self.space()
