@@ -74,9 +74,10 @@ def pull(
 
 def gathered(x: Array, like: Array) -> Array:
     """Sum over the query heads that share a head of keys."""
-    if x.ndim > like.ndim:
-        x = np.sum(x, axis=-3)
-    return x if x.shape == like.shape else np.sum(x, axis=-3, keepdims=True)
+    if x.shape == like.shape:
+        return x
+    heads = x.reshape(*like.shape[:-2], -1, *x.shape[-2:])
+    return np.sum(heads, axis=-3)
 
 
 def softmax_logarithm(q: Array, k: Array, omega: Array) -> Array:
