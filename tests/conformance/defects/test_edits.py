@@ -1,17 +1,20 @@
 """Rows are read as they are written, applied where they fit, and shown where they are short."""
 
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from refattn import naive
+from refattn.conformance import defects
 from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.conformance.defects.catalogue import read
 from refattn.conformance.defects.edits import Edit, Edited
 from tests.conformance.candidates import BY_NAME
 from tests.conformance.defects.probes import tokens
 
+ROWS = Path(defects.__file__).parent / "rows"
 Q, K, V = tokens(6, 4), tokens(6, 4, seed=1), tokens(6, 3, seed=2)
 ROW = """# About what.
 only: omega causal
@@ -86,6 +89,16 @@ SHOWN = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_a_short_change_of_one_formula_is_shown(name):
     assert BY_NAME[name].fn.shown() == SHOWN[name]
+
+
+@pytest.mark.parametrize("file", sorted(ROWS.iterdir()), ids=lambda x: x.name)
+def test_a_file_is_in_the_order_of_its_functions(file):
+    found = [
+        (x.fn.edits[0].function if x.fn.edits else "", x.fn.block)
+        for x in read(file.read_text("utf-8"))
+    ]
+    assert found == sorted(found)
+    assert file.read_text("utf-8").startswith("# ")
 
 
 def test_most_changes_are_shown():
