@@ -94,7 +94,7 @@ def linear_randomized_attention(
     """
     seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
-    q_mean, centres, there = _proposals(q, k, centres, num_proposals, mask, causal)
+    q_mean, centres, there = means_of_proposals(q, k, centres, num_proposals, mask, causal)
     log_weight = _log_alpha(q, omega, q_mean, centres, there, weighting, beta)
     return average(log_kernel(q, k, omega, log_weight), v, seen)
 
@@ -136,7 +136,7 @@ def _log_alpha(
     return hide(log_weight, xp.repeat(there, repeats, axis=-1))
 
 
-def _proposals(
+def means_of_proposals(
     q: Array, k: Array, centres: Array | None, count: Any, mask: Array | None, causal: bool
 ) -> tuple[Array, Array, Array]:
     """Mean query of each chunk and mean of each proposal, (..., C, d), and who has it, (n or 1, C).

@@ -1,14 +1,53 @@
-"""What is known of each implementation, right or wrong, and how it comes into the catalogue."""
+"""The rows of the catalogue: what is known of each implementation, right or wrong, and its edits.
+
+A row of `rows/*.diff` is a block of lines:
+
+    causal-ahead: softmax rfa ra linear        name: estimators [over TEXT]
+    A token sees the next one.                 the effect, of any number of lines
+    seen: ...                                  where it was met; also tags:, only: and lacks:
+    @ visible                                  a function of the text
+    - (ahead <= 0)                             occurs exactly once after its docstring
+    + (ahead <= 1)                             what takes its place
+
+Each of the estimators has an entry, with all the capabilities that it has over this text, those
+named by `only:`, or all but those named by `lacks:`. A file may begin with an `only:` for all of
+its rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import resources
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-T = TypeVar("T")
+from .edits import Edit, Edited
 
-NO_TAGS: Mapping[str, Any] = MappingProxyType({})
+_NO_TAGS: Mapping[str, Any] = MappingProxyType({})
+_SEES = ("mask", "causal", "gqa")
+_ABLE = {
+    "softmax": _SEES,
+    "rfa": ("omega", *_SEES),
+    "ra": ("omega", *_SEES),
+    "lara": ("omega", "mask", "gqa"),
+    "linear": _SEES,
+    "kernel": ("omega",),
+    "eva": ("causal", "gqa"),
+    "second-order": ("causal", "gqa"),
+    "eva-sampled": ("causal", "gqa", "omega_only", "omega_per_head"),
+    "rfa-local": ("omega", "omega_per_head", *_SEES),
+    **dict.fromkeys(("coreset", "sampled-uniform", "sampled-norms", "sampled-softmax"), ("gqa",)),
+    "moments": (),
+}
+_ABLE_BACK = {
+    "softmax": (*_SEES, "vjp"),
+    "rfa": ("omega_only", *_SEES, "vjp"),
+    "linear": (*_SEES, "vjp"),
+}
+_TAGS = {"lara": {"weighting": "balance"}, "linear": {"feature_map": "elu"}}
+_RIGHT = "right.diff"
+_KEYS = ("seen", "tags", "only", "lacks")
 
 
 class Mutant(NamedTuple):
@@ -23,67 +62,77 @@ class Mutant(NamedTuple):
     capabilities: tuple[str, ...]
     effect: str
     seen: str = ""
-    tags: Mapping[str, Any] = NO_TAGS
+    tags: Mapping[str, Any] = _NO_TAGS
 
 
-class Catalogue:
-    """The definition of an estimator, its correct variants and its defects.
+@cache
+def wrong() -> tuple[Mutant, ...]:
+    """Return all defects."""
+    files = resources.files(__package__).joinpath("rows").iterdir()
+    texts = {x.name: x.read_text("utf-8") for x in files if x.name.endswith(".diff")}
+    return tuple(x for name in sorted({*texts} - {_RIGHT}) for x in read(texts[name]))
 
-    An entry stands on the class or function that it is about: ``@CATALOGUE.defect(name, effect)``
-    calls a class without arguments to make the implementation.
-    """
 
-    def __init__(
-        self,
-        estimator: str,
-        definition: Any,
-        capabilities: tuple[str, ...],
-        tags: Mapping[str, Any] = NO_TAGS,
-        *,
-        name: str | None = None,
-    ) -> None:
-        self.estimator, self.definition = estimator, definition
-        self.capabilities, self.tags = capabilities, tags
-        self.variants: list[Mutant] = []
-        self.mutants: list[Mutant] = []
-        self.variant(name or estimator, "The definition.")(definition)
+@cache
+def right() -> tuple[Mutant, ...]:
+    """Return the definition of each estimator, which is the text without edits, and variants."""
+    text = resources.files(__package__).joinpath("rows", _RIGHT).read_text("utf-8")
+    definitions = (
+        Mutant(x, x, Edited(x, x), able, "The definition.", tags=_TAGS.get(x, _NO_TAGS))
+        for x, able in _ABLE.items()
+    )
+    return (*definitions, *read(text))
 
-    def variant(
-        self, name: str, effect: str, *, tags: Mapping[str, Any] = NO_TAGS
-    ) -> Callable[[T], T]:
-        """Enter a correct implementation."""
-        return self._enter(self.variants, name, effect, tags=tags)
 
-    def defect(
-        self,
-        name: str,
-        effect: str,
-        seen: str = "",
-        *,
-        only: tuple[str, ...] | None = None,
-        lacks: tuple[str, ...] = (),
-        tags: Mapping[str, Any] = NO_TAGS,
-    ) -> Callable[[T], T]:
-        """Enter a wrong one, with all capabilities of the estimator or as said."""
-        capabilities = self.capabilities if only is None else only
-        kept = tuple(c for c in capabilities if c not in lacks)
-        return self._enter(self.mutants, name, effect, seen, kept, tags)
+def read(source: str) -> Iterator[Mutant]:
+    """Read a file of rows, and yield an entry for each estimator that a block names."""
+    every: list[str] = []
+    for block in source.split("\n\n"):
+        lines = [x for x in block.splitlines() if x and x[0] != "#"]
+        if lines and lines[0].startswith("only: "):
+            every = lines.pop(0)[6:].split()
+        if lines:
+            yield from _entries(lines, every)
 
-    def _enter(
-        self,
-        entries: list[Mutant],
-        name: str,
-        effect: str,
-        seen: str = "",
-        capabilities: tuple[str, ...] | None = None,
-        tags: Mapping[str, Any] = NO_TAGS,
-    ) -> Callable[[T], T]:
-        has = self.capabilities if capabilities is None else capabilities
 
-        def enter(made: T) -> T:
-            fn: Any = made() if isinstance(made, type) else made
-            said = {**self.tags, **tags}
-            entries.append(Mutant(name, self.estimator, fn, has, effect, seen, said))
-            return made
+def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
+    name, _, of = lines[0].partition(": ")
+    of, _, over = of.partition(" over ")
+    first = next((i for i, x in enumerate(lines) if x.startswith("@ ")), len(lines))
+    about = dict.fromkeys(_KEYS, "")
+    effect = []
+    for line in lines[1:first]:
+        key, _, value = line.partition(": ")
+        if key in about:
+            about[key] = value
+        else:
+            effect.append(line)
+    edits = tuple(_edits(lines[first:]))
+    tags = dict(x.split("=") for x in about["tags"].split())
+    only = about["only"].split() or every
+    for estimator in of.split():
+        able = (_ABLE_BACK if over == "backward" else _ABLE)[estimator]
+        foreign = {*only} - {*_ABLE["rfa"]}  # claimed whatever the estimator has
+        has = tuple(x for x in only if x in able or x in foreign) if only else able
+        yield Mutant(
+            f"{estimator}-{name}",
+            estimator,
+            Edited(name, estimator, over, edits, tags.get("features", "")),
+            tuple(x for x in has if x not in about["lacks"].split()),
+            " ".join(effect),
+            about["seen"],
+            _TAGS.get(estimator, {}) | tags,
+        )
 
-        return enter
+
+def _edits(lines: list[str]) -> Iterator[Edit]:
+    """Read changes: a `-` after a `+` begins another one, of the same function."""
+    function, old, new = "", list[str](), list[str]()
+    for line in [*lines, "@ "]:
+        if new and line[0] in "@-":
+            yield Edit(function, "\n".join(old), "\n".join(new))
+            old, new = [], []
+        if line[0] == "@":
+            function = line[2:]
+        else:
+            (old if line[0] == "-" else new).append(line[2:])

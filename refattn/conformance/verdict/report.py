@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import zip_longest
 from typing import Any
 from xml.etree import ElementTree
 
@@ -65,6 +66,10 @@ class Result:
     suspects : list of str
         Catalogued defects that produce the same numbers, other than the right ones; of laws, the
         only one that fails the same.
+    changes : list of str
+        For each suspect, the function of `refattn.naive` that it changes and the lines that differ,
+        ``-`` as they should be and ``+`` as the candidate behaves; empty where that takes more
+        than one function or three lines, or is no part of a formula.
     reason : str
         Why the failure was expected.
     compared : bool
@@ -96,6 +101,7 @@ class Result:
     detectable: dict[str, float] = field(default_factory=dict)
     target: dict[str, float] = field(default_factory=dict)
     suspects: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
     compared: bool = False
     reason: str = ""
     reproducer: str = ""
@@ -131,6 +137,11 @@ class Result:
             f" (like: {'; '.join(self.likeness)})" if self.likeness and self.status == FAIL else ""
         )
         return "; ".join([f"{self.summary}{alike}", *self.shortfalls])
+
+    @property
+    def alike(self) -> list[tuple[str, str]]:
+        """The same, each with what it changes in the formula, if that is short."""
+        return list(zip_longest(self.likeness, self.changes, fillvalue=""))
 
     @property
     def shortfalls(self) -> list[str]:
@@ -364,9 +375,9 @@ class Report:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 lines.append(f"      {r.severity}: {r.claim}")
-                lines += [
-                    f"      {'like' if i == 0 else '    '}: {s}" for i, s in enumerate(r.likeness)
-                ]
+                for i, (s, change) in enumerate(r.alike):
+                    lines.append(f"      {'like' if i == 0 else '    '}: {s}")
+                    lines += [f"            {line}" for line in change.splitlines()]
             if r.status == UNDERPOWERED:
                 lines += [f"      {text}" for text in r.shortfalls]
         if self.limits:

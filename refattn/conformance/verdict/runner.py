@@ -389,7 +389,8 @@ def parametrize_with_checks(
                         lines.append(f"{result.severity}: {result.gravity}")
                     if result.severity == "range":
                         lines.append("the tag max_logit bounds what is asked")
-                    lines += [f"like: {name}" for name in result.suspects]
+                    for name, change in zip(result.suspects, result.changes, strict=True):
+                        lines += [f"like: {name}", *change.splitlines()]
                     lines += report.diagnosis
                     raise AssertionError("\n".join([*lines, "", result.reproducer]))
                 if result.status == EXPECTED:

@@ -16,6 +16,7 @@ from ..candidate.tags import CAPABILITIES
 from ..checks.trials import CHECKS, CheckRun
 from .report import EXPECTED, FAIL, Result
 
+_Suspect = tuple[Any, str]  # a defect, and in which way it is like the candidate
 _MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
@@ -30,11 +31,14 @@ def suspect(results: list[Result], trials: list[CheckRun]) -> None:
     laws = {r.check for r in results if r.layer != "identity"}
     drawn = _same_laws(adapter, failed & laws, laws)
     for result, trial in zip(results, trials, strict=True):
+        found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
-            result.suspects = drawn
+            found = drawn
         elif result.check in failed:
             result.compared = _comparable(trial)
-            result.suspects = list(_same_numbers(trial))[:_MOST_SUSPECTS] if result.compared else []
+            found = list(_same_numbers(trial))[:_MOST_SUSPECTS] if result.compared else []
+        result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
+        result.changes = [x.fn.shown() for x, _ in found]
 
 
 def _comparable(trial: CheckRun) -> bool:
@@ -45,7 +49,7 @@ def _comparable(trial: CheckRun) -> bool:
     return adapter["scale"] is None and "seed" not in case.options
 
 
-def _same_numbers(trial: CheckRun) -> Iterable[str]:
+def _same_numbers(trial: CheckRun) -> Iterable[_Suspect]:
     """Yield defects that give nearly the candidate's numbers, the nearest first."""
     from ..defects import MUTANTS
 
@@ -74,19 +78,19 @@ def _same_numbers(trial: CheckRun) -> Iterable[str]:
         if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
-            near.append((apart, f"{mutant.name} ({words}): {mutant.effect}"))
-    yield from (text for _, text in sorted(near))
+            near.append((apart, mutant.name, (mutant, words)))
+    yield from (found for *_, found in sorted(near, key=lambda x: x[:2]))
 
 
-def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
+def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspect]:
     """Return defects of the draw alone that fail the same laws, of those that ran, unless many do.
 
     Only those of the candidate's coupling: other laws are tried of others.
     """
     from ..defects import MUTANTS
 
-    effects = {
-        mutant.name: mutant.effect
+    mutants = {
+        mutant.name: mutant
         for mutant in MUTANTS
         if mutant.tags.get("coupling", "iid") == adapter["coupling"]
     }
@@ -95,11 +99,11 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[str]:
         for mutant, checks in _killers(adapter).items()
         if all(CHECKS[c].layer != "identity" for c in checks)
         and set(checks) & ran == failed
-        and mutant in effects
+        and mutant in mutants
     ]
     if len(failed) < _ENOUGH_LAWS or len(alike) > _MOST_SUSPECTS:
         return []
-    return [f"{mutant} (fails the same laws): {effects[mutant]}" for mutant in alike]
+    return [(mutants[mutant], "fails the same laws") for mutant in alike]
 
 
 def _killers(adapter: Adapter) -> dict[str, list[str]]:

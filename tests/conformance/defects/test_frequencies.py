@@ -5,9 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from refattn.conformance.defects import frequencies as laws
+from refattn.conformance.defects import MUTANTS
+from tests.conformance.candidates import BY_NAME
 
-LAWS = {law.name: law.made for law in laws.LAWS}
+DRAWS = {"normal", "orthogonal", "simplex", "norms", "directions", "corners"}
+LAWS = {
+    m.name.removeprefix("kernel-"): m.fn.space()["law"]
+    for m in MUTANTS
+    if m.estimator == "kernel" and {edit.function for edit in m.fn.edits} <= DRAWS
+}
+HAAR, SIMPLEX = (BY_NAME[f"kernel-{name}"].fn.space()["law"] for name in ("orthogonal", "simplex"))
 
 # E[exp(omega . e_1 - 1/2)] for d = 4, which is 1 for N(0, I)
 SPHERE = 2 * 1.5906368546 / 2 * math.exp(-0.5)  # 2 I_1(2) / 2
@@ -99,18 +106,18 @@ BIAS = ((2, "axis", 0.34), (4, "axis", 0.17), (4, "ones", 0.19), (16, "ones", 0.
 @pytest.mark.parametrize(("d", "direction", "bias"), BIAS)
 def test_qr_without_sign_is_biased_and_haar_is_not(d, direction, bias):
     z = np.eye(d)[0] if direction == "axis" else np.full(d, d**-0.5)
-    for law, want in ((laws.qr_unsigned, bias), (laws.haar, 0.0)):
+    for law, want in ((LAWS["qr-unsigned"], bias), (HAAR, 0.0)):
         omega = law(30_000, d, np.random.default_rng(1))
         for sign in (1, -1):
             ratio = np.exp(sign * omega @ z - 0.5).mean()
             assert ratio - 1 == pytest.approx(-sign * want, abs=0.025)
 
 
-@pytest.mark.parametrize("law", [laws.haar, laws.simplex])
+@pytest.mark.parametrize("law", [HAAR, SIMPLEX], ids=["haar", "simplex"])
 def test_couplings_have_their_angles_and_are_normal(law):
     omega = law(4, 4, np.random.default_rng(2))
     unit = omega / np.linalg.norm(omega, axis=-1, keepdims=True)
-    angles = np.eye(4) if law is laws.haar else np.eye(4) * 4 / 3 - 1 / 3
+    angles = np.eye(4) if law is HAAR else np.eye(4) * 4 / 3 - 1 / 3
     np.testing.assert_allclose(unit @ unit.T, angles, atol=1e-12)
     many = law(30_000, 4, np.random.default_rng(2))
     assert np.exp(many[:, 0] - 0.5).mean() == pytest.approx(1, abs=0.025)

@@ -164,7 +164,7 @@ def everything():
     """A report with text of a candidate wherever there may be some."""
     failed = result(FAIL, "range")
     failed.expected = failed.got = failed.reproducer = MARKUP
-    failed.suspects = [MARKUP, "another"]
+    failed.suspects, failed.changes = [MARKUP, "another"], [f"- {MARKUP}", ""]
     weak = Result("frequency_law", "a law", "law", UNDERPOWERED, p=0.04, adjusted=0.5, samples=30)
     weak.target, weak.detectable = {"scale": 0.1}, {"scale": 0.25}
     unlike = result(FAIL, "formula", "mask")
@@ -185,7 +185,7 @@ def test_the_page_holds_everything(everything):
         f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale None",
         "level quick alpha 1e-06 seed 7",
         "Summary 1 PASS 2 FAIL 1 UNDERPOWERED 1 STALE",
-        f"expected {SHOWN} got {SHOWN} like {SHOWN} another Script that shows it {SHOWN}",
+        f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that shows it {SHOWN}",
         "like none of the known mistakes",
         f"STALE large_logits as it should be failure expected {SHOWN}",
         f"PASS contract as it should be largest error 0.25 of the tolerance {NONE} {NONE} 0.25 0",
@@ -208,7 +208,7 @@ def test_the_page_has_no_script_and_needs_no_other_file(everything):
     assert not re.search(r"url\(|@import", style)
     assert "prefers-color-scheme: dark" in style
     scripts = [tags[-2:] for tags, data in found.texts if "alert" in data and "pre" in tags]
-    assert scripts == [("details", "pre")]
+    assert scripts == [("dd", "pre"), ("details", "pre")]
     everything.to_html().encode()  # no lone surrogates
 
 

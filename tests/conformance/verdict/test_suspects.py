@@ -1,5 +1,7 @@
 """Which catalogued defects a failure is like."""
 
+import json
+
 import pytest
 
 from refattn.conformance import check
@@ -51,6 +53,20 @@ def test_where_a_mistake_is_is_said():
     assert result.suspects[0].startswith("softmax-backward-scale-twice-in-dk (the same numbers)")
     assert "d_out=d_out" in result.reproducer
     assert "got = got[2]" in result.reproducer
+
+
+def test_what_a_known_defect_changes_is_shown():
+    report = check(catalogued("softmax-scale-missing"), checks=["reference_values"], rng=2)
+    (result,) = report.results
+    place, right, wrong = result.changes[0].splitlines()
+    assert place == "in any_scale (- right, + yours):"
+    assert right.startswith('  - return {"scale": constant(q.shape[-1], q) ** -0.5 if ')
+    assert wrong == '  + return {"scale": 1.0 if factor is None else factor}'
+    assert f"            {place}\n            {right}\n" in report.text()
+    assert json.loads(report.to_json())["results"][0]["changes"] == result.changes
+    report = check(catalogued("softmax-gqa-interleaved"), checks=["grouped_heads"], rng=2)
+    assert report.results[0].suspects
+    assert not any(report.results[0].changes)
 
 
 def test_what_is_made_of_several_calls_is_like_no_mistake():

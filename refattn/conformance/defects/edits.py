@@ -1,0 +1,135 @@
+"""A defect is an edit of a formula: what to take out of one of its functions, and what to put in.
+
+The text is the file that `python -m refattn.naive` prints, then how an implementation is called and
+how it draws (`texts/contract.py`, `texts/draws.py`), and perhaps one more of `texts` over both: of
+two definitions of a name the later one counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..truth.text import cut, run, statements
+
+_FOLDER = resources.files(__package__)
+_CALLS = ("draws", "keys", "kernel", "moments", "contract")
+_SIZES = ("num_features", "num_samples", "num_proposals", "num_keys")
+_NO_ATTENTION = ("kernel", "moments")  # functions of the text
+
+
+@cache
+def text(over: str = "") -> dict[str, str]:
+    """Return the statements of the formulas, the contract and perhaps a text over them, by name."""
+    found = dict(statements())
+    for name in (*_CALLS, *filter(None, [over])):
+        found |= cut(_FOLDER.joinpath("texts", f"{name}.py").read_text("utf-8"))
+    return found
+
+
+@cache
+def _calling() -> frozenset[str]:
+    """Functions that call an implementation: no formula, and of no use to a reader."""
+    source = _FOLDER.joinpath("texts", "contract.py").read_text("utf-8")
+    return frozenset(cut(source)) | {"group_heads"}
+
+
+class Edit(NamedTuple):
+    """One change of one function."""
+
+    function: str
+    old: str
+    new: str
+
+    def apply(self, source: str) -> str:
+        """Return the function with the change; its docstring is left alone."""
+        quotes = '"""'
+        start = source.find(quotes, source.find(quotes) + 3) + 1  # 0 if there is no docstring
+        if (count := source.count(self.old, start)) != 1:
+            raise ValueError(f"`{self.function}` has {self.old!r} {count} times, not once.")
+        return source[:start] + source[start:].replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Edited:
+    """An implementation of an estimator: the text with its edits, run when it is first called.
+
+    Attributes
+    ----------
+    block, estimator, over : str
+        The row that it is of, what it computes, and the text over the formulas, if any.
+    edits : tuple of Edit
+        What is changed.
+    features : str
+        The random features, where they are not the positive ones.
+    """
+
+    block: str = field(compare=False)
+    estimator: str
+    over: str = ""
+    edits: tuple[Edit, ...] = ()
+    features: str = ""
+
+    def sources(self) -> dict[str, str]:
+        """Return the functions that are changed."""
+        base, found = text(self.over), dict[str, str]()
+        for edit in self.edits:
+            source = found.get(edit.function, base.get(edit.function, ""))
+            try:
+                found[edit.function] = edit.apply(source)
+            except ValueError as error:
+                raise ValueError(f"{self.block}: {error}") from None
+        return found
+
+    def diff(self) -> dict[str, list[str]]:
+        """Return the changed lines of each function: `-` as it should be, `+` as it is."""
+        return {name: _changed(text(self.over)[name], x) for name, x in self.sources().items()}
+
+    def shown(self, most: int = 3) -> str:
+        """Return the change for a reader: a function and a few lines, or nothing.
+
+        Nothing where more than one function is changed, or more lines, or what calls the formula.
+        """
+        diff = self.diff()
+        name, lines = next(iter(diff.items()), ("", []))
+        if len(diff) != 1 or len(lines) > most or name in _calling():
+            return ""
+        return "\n".join([f"in {name} (- right, + yours):", *(f"  {line}" for line in lines)])
+
+    def space(self) -> dict[str, Any]:
+        """Return the functions of the text with its edits; they run at the first call."""
+        return _space(self)
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        space = self.space()
+        if self.features:
+            options["features"] = self.features
+        with np.errstate(all="ignore"):
+            if self.estimator in _NO_ATTENTION:
+                return space[self.estimator](*arrays, **options)
+            arrays += tuple(options.pop(name) for name in ("q", "k", "v") if name in options)
+            sizes = [options.pop(name, None) for name in _SIZES]
+            size = next((x for x in sizes if x is not None), None)
+            call = space["call"]
+            if "d_out" in options:
+                call = space.get("backward", call)
+            return call(*arrays, estimator=self.estimator, size=size, **options)
+
+
+@cache
+def _space(edited: Edited) -> dict[str, Any]:
+    """Run the text with edits, for each estimator by itself, as a defect may keep a state."""
+    return run(text(edited.over), edited.sources())
+
+
+def _changed(before: str, after: str) -> list[str]:
+    """Return the lines that differ, with the least indent that keeps their shape."""
+    pairs = difflib.ndiff(before.splitlines(), after.splitlines())
+    lines = [x for x in pairs if x[0] in "+-" and x[2:].strip()]
+    least = min((len(x[2:]) - len(x[2:].lstrip()) for x in lines), default=0)
+    return [f"{x[0]} {x[2 + least :]}" for x in lines]
