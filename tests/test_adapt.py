@@ -445,10 +445,10 @@ def test_constants_for_norms_at_large_logits(size, features, case, dtype):
         **options,
     )  # fmt: skip
     both = np.concatenate([omega, -omega]) if features == "hyperbolic" else omega
-    log_kernel = reference.log_kernel_estimate(reference.exact(q), reference.exact(k), both)
-    scores = log_kernel + (reference.exact(k) ** 2).sum(-1) / 2
-    want = reference.softmax_mean(scores, reference.exact(v), visible)[0]
-    assert reference.error(got, want, np.abs(v).max(), size**2) <= CONTRACT
+    f, (q, k, v, both) = reference.formulas(), map(reference.exact, (q, k, v, both))
+    scores = f.log_kernel(q, k, both, 0) + f.half_square_norm(k)
+    want = f.average(scores, v, visible)
+    assert reference.error(got, want, float(abs(v).max()), size**2) <= CONTRACT
 
 
 @pytest.mark.parametrize("features", ["positive", "hyperbolic"])

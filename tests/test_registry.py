@@ -316,7 +316,7 @@ def compared(tmp_path):
         words = ["compare", str(path), "--features", "2,5", "--draws", "1", "--estimators", *words]
         done = run(*words)
         assert done.exit_code == 0, done.output
-        table, *_ = done.stdout.split("\n±:")
+        table, *_ = done.stdout.split("\nstandard_error:")
         return [line.split() for line in table.splitlines()[4:]], done.stderr.splitlines()
 
     return compared

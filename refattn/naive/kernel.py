@@ -9,8 +9,6 @@ from ..arrays.library import Array
 from ..typing import Features
 from .terms import of_library, xp
 
-__all__ = ["kernel_estimate"]
-
 
 @of_library
 def kernel_estimate(

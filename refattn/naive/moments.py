@@ -6,8 +6,6 @@ from ..arrays import checks
 from ..typing import ArrayT
 from .terms import of_library, products, xp
 
-__all__ = ["mean_and_covariance"]
-
 
 @of_library
 def mean_and_covariance(x: ArrayT, *, ddof: int = 1) -> tuple[ArrayT, ArrayT]:

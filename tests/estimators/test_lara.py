@@ -103,9 +103,9 @@ def test_causal_lara(n, m, count, weighting, masked):
     got = linear_randomized_attention(q, k, v, rng=8, **options)
     noise = np.random.default_rng(8).standard_normal((count, 3))
     scaled = (3**-0.25 * x for x in (q, k))
-    centres = naive.terms.of_library(naive.lara._proposals)(*scaled, None, count, mask[None], True)[
-        1
-    ]
+    centres = naive.terms.of_library(naive.lara.means_of_proposals)(
+        *scaled, None, count, mask[None], True
+    )[1]
     want = naive.linear_randomized_attention(q, k, v, omega=centres + noise, **options)
     np.testing.assert_allclose(got, want, atol=1e-12)
 

@@ -24,8 +24,6 @@ except ModuleNotFoundError as error:
         "refattn.conformance.truth.digits needs `pip install 'refattn[vectors]'`", name=error.name
     ) from None
 
-__all__ = ["WITH_LSE", "attend", "context", "formulas", "numbers", "pull_back"]
-
 # A change of a function of the text: exact attention gives its log normaliser as one more column.
 WITH_LSE = (
     "softmax_attention",

@@ -125,6 +125,7 @@ def test_what_is_not_installed_is_said(name, folders):
     assert done.stdout == f"{words} `pip install 'refattn[vectors]'`\n"
 
 
+@pytest.mark.long
 def test_an_estimator_of_another_package_has_a_file(folders, tmp_path, monkeypatch):
     """With cases by its traits; all other files stay as they are."""
     monkeypatch.setattr(ESTIMATORS, "_records", dict(ESTIMATORS))
