@@ -11,8 +11,6 @@ from typing import Any
 
 from ...naive.one_file import formulas
 
-__all__ = ["code", "cut", "run", "statements"]
-
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

@@ -1,1 +1,9 @@
 """Texts that are joined to the printed formulas: calls, draws, and other ways to compute them."""
+
+from __future__ import annotations
+
+__all__: list[str] = []
+
+
+def __dir__() -> list[str]:
+    return __all__
