@@ -285,11 +285,12 @@ def test_defects_of_what_was_asked_for():
 def test_the_last_queries_of_some_heads_stand_for_all():
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(2, 6, 200, 4)) for _ in range(3))
-    mask = rng.random((200, 200)) < 0.9
-    problem = problems.pose_arrays(q, k, v, causal=True, mask=mask)
+    options = {"causal": True, "mask": rng.random((200, 200)) < 0.9}
+    options["bias"] = rng.normal(size=(200, 200))
+    problem = problems.pose_arrays(q, k, v, **options)
     part, rows = tolerance._choose_part(problem)
     assert (part.lead, rows, part.shape) == ((6,), 170, (170, 200, 4))
-    flat = naive.softmax_attention(q, k, v, causal=True, mask=mask).reshape(12, 200, 4)
+    flat = naive.softmax_attention(q, k, v, **options).reshape(12, 200, 4)
     none = next(tolerance.catalogue(part))
     exact, _ = tolerance._simulate(part, none, "float32", PROFILES["math"])
     np.testing.assert_allclose(exact, flat[::2, -170:], atol=1e-12)
