@@ -123,77 +123,68 @@ class Library(NamedTuple):
         return sum(isinstance(cell.source, kind) for cell in self.cells.values())
 
 
-def _option_of_tag(name: str) -> Option:
-    """Return an option whose meaning and values are those of a tag."""
-    return Option(TAGS[name], MappingProxyType(dict.fromkeys(CHOICES.get(name, ()), "")))
-
-
 _ABSENT = {NONE: "no such argument"}
+
+
+def _option(meaning: str, values: Mapping[str, str], absent: bool = True) -> Option:
+    """Return an option of these values, that a library may be without where `absent` says so."""
+    return Option(meaning, MappingProxyType({**values, **(_ABSENT if absent else {})}))
+
+
+def _of_tag(name: str, absent: bool = False) -> Option:
+    """Return an option whose meaning and values are those of a tag."""
+    return _option(TAGS[name], dict.fromkeys(CHOICES.get(name, ()), ""), absent)
+
 
 OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
-        "layout": _option_of_tag("layout"),
-        "causal": Option(
-            TAGS["causal"], MappingProxyType(dict.fromkeys(CHOICES["causal"], "") | _ABSENT)
-        ),
-        "empty_rows": _option_of_tag("empty_rows"),
-        "hidden": _option_of_tag("hidden"),
-        "mask": Option(
+        "layout": _of_tag("layout"),
+        "causal": _of_tag("causal", absent=True),
+        "empty_rows": _of_tag("empty_rows"),
+        "hidden": _of_tag("hidden"),
+        "mask": _option(
             "what True means in a boolean mask",
-            MappingProxyType({"seen": "the query sees the key", "hidden": "it does not"} | _ABSENT),
+            {"seen": "the query sees the key", "hidden": "it does not"},
         ),
-        "float_mask": Option(
+        "float_mask": _option(
             "what floats in its place do",
-            MappingProxyType(
-                {
-                    "added": "they are added to the scores",
-                    "as-bool": "what is not 0 is True, -inf too",
-                    "refused": "an error",
-                }
-                | _ABSENT
-            ),
+            {
+                "added": "they are added to the scores",
+                "as-bool": "what is not 0 is True, -inf too",
+                "refused": "an error",
+            },
         ),
-        "default_scale": Option(
-            "factor on q . k if none is given",
-            MappingProxyType({"1/sqrt(d)": "", "1/d": "", "1": ""}),
+        "default_scale": _option(
+            "factor on q . k if none is given", {"1/sqrt(d)": "", "1/d": "", "1": ""}, absent=False
         ),
-        "groups": Option(
+        "groups": _option(
             "which of G key heads query head h of H shares",
-            MappingProxyType({"contiguous": "h // (H / G)", "interleaved": "h % G"} | _ABSENT),
+            {"contiguous": "h // (H / G)", "interleaved": "h % G"},
         ),
-        "softcap": Option(
+        "softcap": _option(
             "when scores are capped",
-            MappingProxyType(
-                {
-                    "before-bias": "then bias and mask are added",
-                    "after-bias": "with bias and mask",
-                    "refused": "an error on a CPU",
-                }
-                | _ABSENT
-            ),
+            {
+                "before-bias": "then bias and mask are added",
+                "after-bias": "with bias and mask",
+                "refused": "an error on a CPU",
+            },
         ),
-        "window": Option(
-            TAGS["window"], MappingProxyType(dict.fromkeys(CHOICES["window"], "") | _ABSENT)
-        ),
-        "lse": Option(
+        "window": _of_tag("window", absent=True),
+        "lse": _option(
             "base of the log normaliser it returns, of scaled, biased scores",
-            MappingProxyType({"e": "", "2": ""} | _ABSENT),
+            {"e": "", "2": ""},
         ),
-        "lse_empty": Option(
+        "lse_empty": _option(
             "that of a query that sees no key",
-            MappingProxyType({"-inf": "", "inf": "", "finite": "about the least float"} | _ABSENT),
+            {"-inf": "", "inf": "", "finite": "about the least float"},
         ),
-        "dropout": Option(
-            "factor on weights that are kept", MappingProxyType({"1/(1-p)": "", "1": ""} | _ABSENT)
-        ),
-        "past": Option(
+        "dropout": _option("factor on weights that are kept", {"1/(1-p)": "", "1": ""}),
+        "past": _option(
             "which key is that of query i in causal attention with past keys",
-            MappingProxyType(
-                {"behind": "past + i", "bottom-right": "i + m - n", "top-left": "i"} | _ABSENT
-            ),
+            {"behind": "past + i", "bottom-right": "i + m - n", "top-left": "i"},
         ),
-        "same_value_size": _option_of_tag("same_value_size"),
-        "head_sizes": _option_of_tag("head_sizes"),
+        "same_value_size": _of_tag("same_value_size"),
+        "head_sizes": _of_tag("head_sizes"),
     }
 )
 
@@ -235,6 +226,18 @@ _ONNX = {
     "past": "behind",
     "same_value_size": False,
     **_without("window", "lse", "lse_empty", "dropout"),
+}
+
+
+_FLASH = {
+    "layout": "bnhd",
+    "causal": "bottom-right",
+    "empty_rows": "zero",
+    "default_scale": "1/sqrt(d)",
+    "groups": "contiguous",
+    "window": "inclusive, bottom-right",
+    "past": "bottom-right",
+    **_without("mask", "float_mask"),
 }
 
 
@@ -320,16 +323,7 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
             _HALVES,
             {},
             {
-                _flash("flash_attn/flash_attn_interface.py"): {
-                    "layout": "bnhd",
-                    "causal": "bottom-right",
-                    "empty_rows": "zero",
-                    "default_scale": "1/sqrt(d)",
-                    "groups": "contiguous",
-                    "window": "inclusive, bottom-right",
-                    "past": "bottom-right",
-                    **_without("mask", "float_mask"),
-                },
+                _flash("flash_attn/flash_attn_interface.py"): _FLASH,
                 _flash("csrc/flash_attn/src/flash_fwd_kernel.h"): {"softcap": "before-bias"},
                 _flash("csrc/flash_attn/src/mask.h"): {"hidden": "finite-values"},
                 _flash("csrc/flash_attn/src/softmax.h"): {"lse": "e", "lse_empty": "inf"},
@@ -346,16 +340,7 @@ CONVENTIONS: Mapping[str, Library] = MappingProxyType(
             _HALVES,
             {},
             {
-                _flash("hopper/flash_attn_interface.py"): {
-                    "layout": "bnhd",
-                    "causal": "bottom-right",
-                    "empty_rows": "zero",
-                    "default_scale": "1/sqrt(d)",
-                    "groups": "contiguous",
-                    "window": "inclusive, bottom-right",
-                    "past": "bottom-right",
-                    **_without("mask", "float_mask", "dropout"),
-                },
+                _flash("hopper/flash_attn_interface.py"): _FLASH | _without("dropout"),
                 _flash("hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp"): {"softcap": "before-bias"},
                 _flash("hopper/mask.h"): {"hidden": "finite-values"},
                 _flash("hopper/softmax.h"): {"lse": "e", "lse_empty": "-inf"},

@@ -10,7 +10,7 @@ import pytest
 
 import refattn
 from refattn.conformance import check, checks_of
-from refattn.conformance.checks import uses
+from refattn.conformance.checks import sizes
 from refattn.conformance.defects import VARIANTS
 from refattn.conformance.verdict import runner
 from tests.conformance.candidates import OF_OPTIONS, catalogued, declared, kernel, of, rows
@@ -101,7 +101,7 @@ def test_checks_of_a_batch_of_vectors_one_by_one(monkeypatch):
 
 
 def test_a_whole_run_passes(monkeypatch):
-    monkeypatch.setattr(uses, "_LARGE", [x for x in uses._LARGE if x.n * x.m < 2**11])
+    monkeypatch.setattr(sizes, "_LARGE", [x for x in sizes._LARGE if x.n * x.m < 2**11])
     adapter = of(refattn.softmax_attention, "softmax")
     report = check(adapter, rng=0)
     assert report.verdict == "PASS", str(report)

@@ -1,16 +1,28 @@
-"""Checks of the contract: what a call takes and returns, repeatability, and seeds."""
+"""Checks of the contract: what a call takes and returns, seeds, memory, and equal calls.
+
+Where it is declared equal to the last bit: the same call, and a query in any company.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ..candidate.failures import Failure
-from .trials import CheckRun, add_check, again, attends, ways_to_call
+from .cases import layouts
+from .trials import (
+    CheckRun,
+    add_check,
+    again,
+    attends,
+    comparable_ways,
+    ways_to_call,
+)
 
 
-@add_check(claim="takes and returns what it says, and the same twice at one seed")
+@add_check
 def contract(t: CheckRun) -> None:
     """Library, dtype and shape of the result, arguments left alone, repeatability."""
     for sizes in ((), (2,), (2, 3)):
@@ -22,7 +34,7 @@ def contract(t: CheckRun) -> None:
             first = t.call(*arrays, strict=True, **options)
             second = t.call(*arrays, **options)
             allowed = again(t, arrays, options)
-            t.equal(second, first, (allowed, allowed) if isinstance(first, tuple) else allowed)
+            t.equal(second, first, allowed)
             if t.adapter.can("mask"):
                 seen = np.ones((*arrays[0].shape[:-1], m), dtype=bool)
                 t.equal(t.call(*arrays, strict=True, **options, mask=seen), first, allowed)
@@ -36,12 +48,7 @@ def contract(t: CheckRun) -> None:
         t.equal(t.call(*arrays, **options), first, again(t, arrays, options))
 
 
-@add_check(
-    "random",
-    "seeds-differ",
-    claim="the result depends on the seed, and two seeds never give the same",
-    draws=True,
-)
+@add_check
 def seeds(t: CheckRun) -> None:
     """Seeds that are typed, in a row, and apart by powers of 2; each the same twice."""
     few = t.adapter.half  # equal results may be chance
@@ -79,3 +86,91 @@ def _seeds_of_heads(t: CheckRun, start: int) -> None:
         out = t.call(*arrays, **(options | {"seed": seed}))
         for head in (out[index] for index in np.ndindex(*lead)):
             _refuse_repeat(seed_of, head, seed)
+
+
+@add_check
+def memory_layouts(t: CheckRun) -> None:
+    """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
+    arrays, frequencies = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
+    for options in comparable_ways(t, frequencies):
+        if t.adapter.can("mask") and attends(t.adapter):
+            options = options | {"mask": np.arange(5)[:, None] >= np.arange(6) - 2}
+        out = t.call(*arrays, **options)
+        allowed = again(t, arrays, options)
+        given_arrays = [name for name, x in options.items() if isinstance(x, np.ndarray)]
+        names = [*t.adapter.record.arrays, *given_arrays]
+        for memory in layouts(t, names, "transposed", "sliced", "read-only", "heads inside"):
+            t.equal(t.call(*arrays, **options, memory=memory), out, allowed)
+
+
+@add_check
+def calls_apart(t: CheckRun) -> None:
+    """Calls of other sizes in between, and the first again."""
+    for causal in (False, True) if t.adapter.can("causal") else (False,):
+        seen: dict[str, Any] = {"causal": True} if causal else {}
+        n, m, d = t.fit(6, 7, 4)
+        first, frequencies = t.problem(n, m, d, 4)
+        ways = comparable_ways(t, frequencies)
+        for options in ways[-1:] if causal and t.adapter.has("proposals") else ways:
+            kept = t.call(*first, **options, **seen)
+            before, allowed = np.array(kept), again(t, first, options | seen)
+            for n, m, d, samples in ((6, 7, 4, 4), (6, 9, 4, 3), (4, 9, 4, 7), (6, 6, 5, 4)):
+                n, m, d = t.fit(n, m, d)
+                count = samples if t.adapter.has("unlimited-size") else min(samples, n, m)
+                other, more = t.problem(n, m, d, count)
+                if "seed" in options:
+                    more = options | t.adapter.record.sized(count)
+                t.call(*other, **more, **seen)
+            t.case = None
+            t.equal(kept, before, 0.0)
+            t.equal(t.call(*first, **options, **seen), before, allowed)
+
+
+_REPEATS = 8
+_BIT_SIZES = ((5, 7, 4), (64, 64, 8), (129, 300, 64), (512, 512, 64))
+
+
+def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str, Any], int | None]]:
+    """Yield sizes, plain, with keys that are masked, causal, and with fewer key heads."""
+    for size in (t.fit(*size) for size in _BIT_SIZES):
+        yield size, {}, None
+        if t.adapter.can("mask"):
+            yield size, {"mask": np.arange(size[1]) % 3 != 1}, None
+        if t.adapter.masks_future:
+            yield size, {"causal": True}, None
+        if t.adapter.grouped:
+            yield size, {}, 1
+
+
+@add_check
+def same_bits(t: CheckRun) -> None:
+    """Many times, of gradients too, and with other calls between."""
+    for size, more, groups in _bit_problems(t):
+        arrays, frequencies = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
+        options = t.given_or_drawn(frequencies, 5) | more
+        if t.adapter.can("vjp"):
+            options["d_out"] = t.cotangent(arrays)
+        first = t.call(*arrays, **options)
+        for _ in range(_REPEATS):
+            t.equal(t.call(*arrays, **options), first, 0.0)
+        t.call(*(2 * x for x in arrays), **options)
+        t.equal(t.call(*arrays, **options), first, 0.0)
+
+
+@add_check
+def same_bits_in_any_batch(t: CheckRun) -> None:
+    """Alone, with some others, in another order; a head alone, and in another batch."""
+    for (n, m, d), more, groups in _bit_problems(t):
+        if more.get("causal"):  # whose queries have places
+            continue
+        lead = t.adapter.lead(3, 2)
+        (q, k, v), frequencies = t.problem(n, m, d, 5, lead=lead, groups=groups)
+        options = t.given_or_drawn(frequencies, 5) | more
+        whole = t.call(q, k, v, **options)
+        order = t.rng.permutation(n)
+        t.equal(t.call(q[..., order, :], k, v, **options), whole[..., order, :], 0.0)
+        if not t.adapter["self_attention"]:
+            for rows in (slice(0, 1), slice(n // 2, n // 2 + 3), slice(n - 1, n)):
+                t.equal(t.call(q[..., rows, :], k, v, **options), whole[..., rows, :], 0.0)
+        for part in (slice(0, 1), slice(1, len(q))) if lead else ():
+            t.equal(t.call(*(x[part] for x in (q, k, v)), **options), whole[part], 0.0)

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from ... import stats
 from ...arrays.library import Floats
 from ...attention import softmax_attention
-from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import (
@@ -28,16 +27,12 @@ from ..truth.reference import (
     pulled_rounding,
     reference,
 )
-from .combined import covering, in_time, levels, problem_of, seeing
+from .cases import covering, in_time, levels, problem_of, without_empty_rows
 from .recovery import draw_results, keep_p
-from .trials import CheckRun, add_check, attends
+from .trials import CheckRun, add_check
 
 _RATES = (0.5, 0.1, 0.75)
 _SHARE = 1 / 6  # of the seeds of a law, as each says much
-
-
-def _drops(adapter: Adapter) -> bool:
-    return attends(adapter) and adapter.can("dropout")
 
 
 def _shown(arrays: Arrays) -> Arrays:
@@ -63,10 +58,8 @@ def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
     uses["more"] = tuple(x for x in uses["more"] if 0 <= x < 100)
     for case in in_time(t, covering(uses, t.rng, 2), "uses"):
         arrays, options = problem_of(t, case | {"d_v": None})
-        n, m, d_v = arrays[0].shape[-2], arrays[1].shape[-2], arrays[2].shape[-1]
-        if "mask" in options and t.adapter["empty_rows"] != "zero":
-            options["mask"] = seeing(t.adapter, n, m, options)
-        if not (t.adapter["same_value_size"] and m != d_v):
+        options = without_empty_rows(t.adapter, arrays, options)
+        if not (t.adapter["same_value_size"] and arrays[1].shape[-2] != arrays[2].shape[-1]):
             yield _shown(arrays), t.adapter.settled | options
 
 
@@ -76,7 +69,7 @@ def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, 
     for i, (arrays, options) in enumerate(_cases(t)):
         dropping = options | {"dropout": _RATES[i % len(_RATES)], "seed": t.new_seed()}
         if back:
-            dropping["d_out"] = t.normal(*arrays[0].shape[:-1], arrays[2].shape[-1])
+            dropping["d_out"] = t.cotangent(arrays)
         try:
             results = t.call(*arrays, **dropping)
         except Refusal:
@@ -119,7 +112,7 @@ def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.
     return kept
 
 
-@add_check("exact", claim="weights that are kept are divided by 1 - p, all others 0", needs=_drops)
+@add_check
 def factors_of_dropout(t: CheckRun) -> None:
     """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
     adapter, plain = t.adapter, t.adapter.settled
@@ -131,12 +124,7 @@ def factors_of_dropout(t: CheckRun) -> None:
         t.equal(t.call(*arrays, **dropping), first, 0.0)
 
 
-@add_check(
-    "exact",
-    claim="weights are kept with probability 1 - p, each independent of all others",
-    layer="law",
-    needs=_drops,
-)
+@add_check
 def law_of_dropout(t: CheckRun) -> None:
     """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
     plain = t.adapter.settled
@@ -189,11 +177,7 @@ def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same
     keep_p(t, name, p, n, stats.binomial, tries=tries, p=same)
 
 
-@add_check(
-    "exact",
-    claim="gradients have the dropout of the result",
-    needs=lambda adapter: _drops(adapter) and adapter.can("vjp"),
-)
+@add_check
 def gradients_of_dropout(t: CheckRun) -> None:
     """The weights that were kept are seen in the result, and those of the formula."""
     for arrays, options, dropping, results in _calls(t, back=True):

@@ -11,29 +11,31 @@ from ..candidate.adapter import Adapter
 from ..candidate.limits import Keywords
 from ..candidate.samples import draw_key_indices
 from ..truth.reference import of_function, tolerance
-from .trials import CheckRun, add_check, attends, compare_known
+from .trials import CheckRun, add_check, add_condition, compare_known
 
 
-def _takes_keys(adapter: Adapter) -> bool:
+@add_condition
+def given_keys(adapter: Adapter) -> bool:
     """Return whether it is given the keys that it attends to."""
-    return attends(adapter) and adapter.drawn_keyword == "indices"
+    return adapter.drawn_keyword == "indices"
 
 
-def _takes_sample(adapter: Adapter) -> bool:
+@add_condition
+def sampled(adapter: Adapter) -> bool:
     """Return whether they are a sample, in which a key may come several times."""
-    return _takes_keys(adapter) and adapter.record.takes("log_probability")
+    return adapter.record.takes("log_probability")
 
 
 def _keys(t: CheckRun, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any]:
     """Return options that give these keys to n queries, with log probabilities in a sample."""
     each = (n, len(indices)) if t.adapter.has("per-query") else (len(indices),)
     options: Keywords = {"indices": np.broadcast_to(indices, each).copy()}
-    if _takes_sample(t.adapter):
+    if sampled(t.adapter):
         options["log_probability"] = t.adapter.exact(np.broadcast_to(log_p, each))
     return options
 
 
-@add_check(claim="with all keys given it is exact attention", needs=_takes_keys)
+@add_check
 def all_keys(t: CheckRun) -> None:
     """In order and in another, with probabilities that are all the same; and one key of one."""
     for n, m, d in ((2, 1, 2), (3, 2, 3), (4, 6, 8)):
@@ -44,7 +46,7 @@ def all_keys(t: CheckRun) -> None:
             compare_known(t, want, 0.0, *arrays, **_keys(t, n, *order, log_p=-0.5))
 
 
-@add_check(claim="the order in which keys are given does not matter", needs=_takes_keys)
+@add_check
 def order_of_given_keys(t: CheckRun) -> None:
     """Backwards, and with the keys themselves in another order."""
     n, m, d = t.fit(4, 9, 4)
@@ -59,20 +61,16 @@ def order_of_given_keys(t: CheckRun) -> None:
     compare_known(t, out, off, q, k[order], v[order], **moved)
 
 
-@add_check(
-    claim="each head uses the keys given for it",
-    needs=lambda adapter: _takes_keys(adapter) and adapter.lead(2, 3) != (),
-)
+@add_check
 def keys_of_heads(t: CheckRun) -> None:
     """Indices with the leading axes of queries, and of heads that share those of keys."""
     for heads, groups in ((3, None), (4, 2)) if t.adapter.grouped else ((3, None),):
         lead = t.adapter.lead(2, heads)
         n, m, d = t.fit(5, 9, 4)
-        arrays, options = t.problem(n, m, d, 4, lead=lead, groups=groups)
-        t.compare(*arrays, **options | t.of_heads(arrays, options))
+        t.compare_problem(n, m, d, 4, lead=lead, groups=groups, own=True)
 
 
-@add_check(claim="a key that is given several times counts as often", needs=_takes_sample)
+@add_check
 def keys_given_again(t: CheckRun) -> None:
     """Twice is as once with half the probability; and a factor of all of them does not matter."""
     n, m, d = t.fit(4, 5, 4)
@@ -88,10 +86,7 @@ def keys_given_again(t: CheckRun) -> None:
     compare_known(t, value, 0.0, *arrays, **_keys(t, n, 2, 2, 2, log_p=second))
 
 
-@add_check(
-    claim="logs of probabilities may be large",
-    needs=lambda x: _takes_sample(x) and x.has("exponential"),
-)
+@add_check
 def any_probabilities(t: CheckRun) -> None:
     """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
     n, m, d = t.fit(4, 5, 4)
@@ -102,12 +97,7 @@ def any_probabilities(t: CheckRun) -> None:
         t.compare(q, k, v, **sample | {"log_probability": log_p})
 
 
-def _solves_weights(adapter: Adapter) -> bool:
-    """Return whether the weights of the keys are solved for."""
-    return _takes_keys(adapter) and adapter.has("linear-solve")
-
-
-@add_check(claim="scores may be large", needs=_solves_weights)
+@add_check
 def large_queries(t: CheckRun) -> None:
     """Queries are, whose exponentials alone are no numbers; keys are near enough to be solved."""
     n, m, d = t.fit(4, 9, 4)
@@ -116,7 +106,7 @@ def large_queries(t: CheckRun) -> None:
         t.compare(t.adapter.exact(size * q), k, v, **options)
 
 
-@add_check(claim="weights of either sign are kept, in the normaliser too", needs=_solves_weights)
+@add_check
 def negative_normalisers(t: CheckRun) -> None:
     """Two near keys stand for far ones: the sum of weights is -3 to -5 times the largest share."""
     n, m, d = t.fit(4, 4, 2)

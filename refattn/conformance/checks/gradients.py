@@ -7,7 +7,9 @@ can be compared number by number, and with difference quotients of its own resul
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Mapping
+from itertools import product
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,43 +19,19 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
-from .combined import covering, levels, seeing, try_cases
-from .trials import CheckRun, add_check, attends, evaluated, stabilised
-from .uses import describe_places
+from .cases import covering, growing, layouts, levels, try_cases, without_empty_rows
+from .sizes import describe_places
+from .trials import CheckRun, add_check, add_condition, evaluated, stabilised
 
 NAMES = ("out", "dq", "dk", "dv")
 _PULLED_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
 
 
-def _differentiated(adapter: Adapter) -> bool:
-    return attends(adapter) and adapter.can("vjp")
-
-
-def _compared(adapter: Adapter) -> bool:
-    return _differentiated(adapter) and evaluated(adapter)
-
-
-def _averaged(adapter: Adapter) -> bool:
-    """Return whether its weights are known, or known to be positive."""
-    return _differentiated(adapter) and (evaluated(adapter) or not adapter.waves)
-
-
-def _given_or_drawn(t: CheckRun, frequencies: Keywords, samples: int = 4) -> dict[str, Any]:
-    """Return options of a call: frequencies that are given to it, or a seed of which it draws."""
-    return t.adapter.settled | (frequencies if evaluated(t.adapter) else t.options(samples))
-
-
-def _cotangent(t: CheckRun, arrays: Arrays) -> Floats:
-    """Draw a cotangent of the output, with the heads of queries."""
-    q, _, v = arrays
-    return t.normal(*q.shape[:-1], v.shape[-1])
-
-
-def compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
+def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     """Compare output and gradients with the reference, and say where they are wrong."""
     memory = options.pop("memory", None)
     options = t.adapter.settled | options
-    options.setdefault("d_out", _cotangent(t, arrays))
+    options.setdefault("d_out", t.cotangent(arrays))
     got = t.call(*arrays, **options, strict=True, memory=memory)
     want, allowed = pulled(t.adapter, arrays, options)
     t.hides(allowed[0], arrays[2])
@@ -72,32 +50,30 @@ def compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
             ) from None
 
 
-@add_check(claim="gradients are those of the formula", needs=_compared)
+@add_check
 def gradients(t: CheckRun) -> None:
     """Without and with leading axes, of values of another length, and of no cotangent."""
-    for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10)):
-        n, m, d = t.fit(4, 6, 4)
-        arrays, options = t.problem(n, m, d, 4, lead=lead)
-        compare_gradients(t, arrays, **options)
-    if not t.adapter["same_value_size"]:
-        arrays, options = t.problem(n, m, d, 4, d_v=7)
-        compare_gradients(t, arrays, **options)
-    nothing = 0 * _cotangent(t, arrays)
+    drawn: list[dict[str, Any]] = [
+        {"lead": lead} for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10))
+    ]
+    drawn += [{"d_v": 7}] * (not t.adapter["same_value_size"])
+    for each in drawn:
+        arrays, options = t.problem(*t.fit(4, 6, 4), 4, **each)
+        _compare_gradients(t, arrays, **options)
+    nothing = 0 * t.cotangent(arrays)
     for x in t.call(*arrays, d_out=nothing, **t.adapter.settled, **options)[1:]:
         t.equal(x, np.zeros(x.shape), 0.0)
 
 
-@add_check(claim="gradients are right in every use", needs=_compared)
+@add_check
 def gradients_together(t: CheckRun) -> None:
     """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
 
     def compare(arrays: Arrays, **options: Any) -> None:
-        if "mask" in options and t.adapter["empty_rows"] != "zero":
-            n, m = (x.shape[-2] for x in arrays[:2])
-            options["mask"] = seeing(t.adapter, n, m, options)
+        options = without_empty_rows(t.adapter, arrays, options)
         if options.get("return_lse"):
             options["d_lse"] = t.normal(*arrays[0].shape[:-1])
-        compare_gradients(t, arrays, **options)
+        _compare_gradients(t, arrays, **options)
 
     uses = levels(t.adapter)
     if t.adapter["empty_rows"] != "zero":
@@ -107,37 +83,28 @@ def gradients_together(t: CheckRun) -> None:
     try_cases(t, covering(uses, t.rng, 2), compare, _PULLED_SECONDS)
 
 
-@add_check(
-    "exponential",
-    claim="gradients are right at large logits",
-    needs=lambda adapter: _compared(adapter) and stabilised(adapter),
-)
+@add_check
 def gradients_of_large_logits(t: CheckRun) -> None:
     """Exponents of tens and of thousands, where most weights vanish."""
     for size in (4.0, 10.0) if t.adapter.half else (4.0, 10.0, 40.0, 200.0):
-        arrays, options = t.problem(*t.fit(5, 6, 4), 4, size=size)
-        compare_gradients(t, arrays, **options)
+        t.compare_problem(*t.fit(5, 6, 4), 4, size=size, by=_compare_gradients)
 
 
-@add_check(
-    "feature-map",
-    claim="gradients are right where features are tiny or large",
-    needs=lambda adapter: _compared(adapter) and adapter["feature_map"] == "elu",
-)
+@add_check
 def gradients_of_extreme_features(t: CheckRun) -> None:
     """Entries down to -20, where elu + 1 is e^-20 and so is its slope, and above 709."""
     low = t.adapter.half
     (q, k, v), _ = t.problem(*t.fit(4, 5, 3), 4)
     for shift in (-2.0,) if low else (-4.0, -20.0):
         tiny_q, tiny_k = (t.adapter.exact(shift - np.abs(x)) for x in (q, k))
-        compare_gradients(t, (tiny_q, tiny_k, v))
-        compare_gradients(t, (np.abs(q), tiny_k, v))
+        _compare_gradients(t, (tiny_q, tiny_k, v))
+        _compare_gradients(t, (np.abs(q), tiny_k, v))
     large = 20.0 if low else 800.0
-    compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
+    _compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
 
 
 class _PulledSize(NamedTuple):
-    """Tokens, head sizes, heads and samples of a problem."""
+    """Tokens, head sizes, heads and samples of a problem, and what else is said in the call."""
 
     n: int
     m: int
@@ -146,14 +113,25 @@ class _PulledSize(NamedTuple):
     heads: tuple[int, ...] = ()
     samples: int = 9
     groups: int | None = None
+    use: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of queries and keys there are."""
+        return self.n * self.m * math.prod(self.heads)
 
     def fitted(self, t: CheckRun) -> _PulledSize:
         """Return as much of the size as the candidate takes."""
         n, m, d = t.fit(self.n, self.m, self.d)
-        samples = self.samples if t.adapter.has("unlimited-size") else min(self.samples, n, m)
-        d_v = d if t.adapter["same_value_size"] else self.d_v
-        groups = self.groups if t.adapter.grouped else None
-        return _PulledSize(n, m, d, d_v, t.adapter.lead(*self.heads), samples, groups)
+        return self._replace(
+            n=n,
+            m=m,
+            d=d,
+            d_v=d if t.adapter["same_value_size"] else self.d_v,
+            heads=t.adapter.lead(*self.heads),
+            samples=self.samples if t.adapter.has("unlimited-size") else min(self.samples, n, m),
+            groups=self.groups if t.adapter.grouped else None,
+        )
 
     def problem(self, t: CheckRun, size: float = 1.0) -> tuple[Arrays, Keywords]:
         """Draw random inputs."""
@@ -173,68 +151,54 @@ _RAGGED = (
 )
 
 
-@add_check(claim="gradients are right at ragged ends of blocks", needs=_compared)
+@add_check
 def gradients_of_many_tokens(t: CheckRun) -> None:
     """Past powers of two by one, in all sizes and causal too, as far as time allows."""
-    end, rate = time.monotonic() + _PULLED_SECONDS[t.level], 0.0
-    plain = not t.adapter["causal_only"]
     causal = t.adapter.masks_future
-    ways: list[dict[str, Any]] = [{}] * plain + [{"causal": True}] * causal
-    if t.adapter.can("window"):
-        ways.append({"window": (40, 3)})
-    for each in _RAGGED:
-        size = each._replace(m=max(each.m, each.n) if causal else each.m).fitted(t)
-        pairs = size.n * size.m * math.prod(size.heads)
-        for options in ways:
-            began = time.monotonic()
-            if began + rate * pairs > end:
-                t.untried.append(f"{size.n} queries and more, for want of time")
-                return
-            arrays, frequencies = size.problem(t)
-            compare_gradients(t, arrays, **frequencies, **options)
-            rate = (time.monotonic() - began) / pairs
+    ways: list[dict[str, Any]] = [{}] * (not t.adapter["causal_only"])
+    ways += [{"causal": True}] * causal + [{"window": (40, 3)}] * t.adapter.can("window")
+    sizes = (x._replace(m=max(x.m, x.n)) if causal else x for x in _RAGGED)
+    cases = [size.fitted(t)._replace(use=way) for size, way in product(sizes, ways)]
+    for case in growing(t, cases, _PULLED_SECONDS, "{0.n} queries and more"):
+        arrays, frequencies = case.problem(t)
+        _compare_gradients(t, arrays, **frequencies, **case.use)
 
 
-@add_check(
-    claim="gradients do not depend on the layout of arrays in memory",
-    needs=lambda adapter: _compared(adapter) and adapter["library"] in ("numpy", "torch"),
-)
+@add_check
 def gradients_of_layouts(t: CheckRun) -> None:
     """Transposed, sliced and with heads inside, all alike and each alone; one cotangent for all."""
     arrays, frequencies = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
     held = [name for name, x in frequencies.items() if isinstance(x, np.ndarray)]
     names = [*t.adapter.record.arrays, *held, "d_out"]
-    backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
-    for layout in ("transposed", "sliced", "heads inside", *backwards):
-        for some in (names, *([name] for name in names)):
-            compare_gradients(t, arrays, **frequencies, memory=dict.fromkeys(some, layout))
-    ones = np.ones_like(_cotangent(t, arrays))  # that of a plain sum
-    compare_gradients(t, arrays, **frequencies, d_out=ones, memory={"d_out": "expanded"})
+    for memory in layouts(t, names, "transposed", "sliced", "heads inside"):
+        _compare_gradients(t, arrays, **frequencies, memory=memory)
+    ones = np.ones_like(t.cotangent(arrays))  # that of a plain sum
+    _compare_gradients(t, arrays, **frequencies, d_out=ones, memory={"d_out": "expanded"})
 
 
-@add_check(claim="gradients are the same at every call", needs=_compared)
+@add_check
 def gradients_again(t: CheckRun) -> None:
     """In many calls; torch: twice through one graph, with a call between, one input at a time."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
-    ways = ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ()
-    for way in ways:
-        compare_gradients(t, arrays, **frequencies, autograd=way)
+    for way in ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ():
+        _compare_gradients(t, arrays, **frequencies, autograd=way)
     for _ in range(20):
         try:
-            compare_gradients(t, arrays, **frequencies)
+            _compare_gradients(t, arrays, **frequencies)
         except Failure:
             t.part = None  # one call may be right
             raise
 
 
-def _hides(adapter: Adapter) -> bool:
+@add_condition
+def hides(adapter: Adapter) -> bool:
     """Return whether something is not seen by some query."""
     causal = adapter.masks_future
     separate = adapter.has("queries-apart") and not adapter.has("proposals")
-    return _differentiated(adapter) and (causal or separate or adapter.can("mask"))
+    return causal or separate or adapter.can("mask")
 
 
-@add_check(claim="what a query does not see takes no gradient", needs=_hides)
+@add_check
 def gradients_of_hidden(t: CheckRun) -> None:
     """Masked keys, future keys, and queries whose output has no cotangent.
 
@@ -242,8 +206,8 @@ def gradients_of_hidden(t: CheckRun) -> None:
     """
     n, m, d = t.fit(5, 7, 4)
     arrays, frequencies = t.problem(n, m, d, 4)
-    options = _given_or_drawn(t, frequencies)
-    d_out = _cotangent(t, arrays)
+    options = t.given_or_drawn(frequencies)
+    d_out = t.cotangent(arrays)
     most = pulled_rounding(t.adapter, arrays, options, d_out)
     if t.adapter.can("mask"):
         mask = np.ones((n, m), dtype=bool)
@@ -263,18 +227,13 @@ def gradients_of_hidden(t: CheckRun) -> None:
         t.equal(results[1][[0, -1]], np.zeros((2, d)), most[1])
 
 
-@add_check(
-    claim="NaN and infinity in what is masked have no effect on gradients",
-    needs=lambda adapter: (
-        _differentiated(adapter) and adapter.can("mask") and adapter["hidden"] == "any"
-    ),
-)
+@add_check
 def gradients_of_hidden_nonsense(t: CheckRun) -> None:
     """In hidden keys and hidden values."""
     n, m, d = t.fit(5, 7, 4)
     (q, k, v), frequencies = t.problem(n, m, d, 4)
-    options = _given_or_drawn(t, frequencies)
-    options |= {"d_out": _cotangent(t, (q, k, v)), "mask": np.arange(m) != 2}
+    options = t.given_or_drawn(frequencies)
+    options |= {"d_out": t.cotangent((q, k, v)), "mask": np.arange(m) != 2}
     frequencies = {name: x for name, x in options.items() if name != "d_out"}
     most = pulled_rounding(t.adapter, (q, k, v), frequencies, options["d_out"])
     results = t.call(q, k, v, **options)
@@ -292,7 +251,7 @@ def _take_nothing(t: CheckRun, results: Any, hidden: Floats, most: tuple[float, 
         t.equal(x, np.zeros(x.shape), most[part])
 
 
-@add_check("normalised", "nonnegative", claim="gradients are those of a mean", needs=_averaged)
+@add_check
 def gradients_of_means(t: CheckRun) -> None:
     """Of equal values queries and keys take none, and values take all that the output gives.
 
@@ -308,8 +267,8 @@ def _averages(t: CheckRun, size: float) -> None:
     """Check the sums of gradients of means, for queries and keys of a size."""
     n, m, d = t.fit(5, 7, 4)
     arrays, frequencies = t.problem(n, m, d, 4, size=size)
-    options = _given_or_drawn(t, frequencies)
-    d_out = _cotangent(t, arrays)
+    options = t.given_or_drawn(frequencies)
+    d_out = t.cotangent(arrays)
     named = options | {"d_out": d_out}
     q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
     most = pulled_rounding(t.adapter, arrays, options, d_out)
@@ -325,21 +284,17 @@ def _averages(t: CheckRun, size: float) -> None:
         t.equal(results[i], np.zeros_like(results[i]), most[i], NAMES[i])
 
 
-@add_check(claim="gradients are linear in the cotangent", needs=_differentiated)
+@add_check
 def gradients_are_linear(t: CheckRun) -> None:
     """Twice a cotangent takes twice as much, and exactly so."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
-    options = _given_or_drawn(t, frequencies)
-    d_out = _cotangent(t, arrays)
+    options = t.given_or_drawn(frequencies)
+    d_out = t.cotangent(arrays)
     once = t.call(*arrays, d_out=d_out, **options)
     for factor in (4.0, 2.0**-6) if t.adapter.half else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
         other = t.call(*arrays, d_out=factor * d_out, **options)
         for name, x, y in zip(NAMES[1:], once[1:], other[1:], strict=True):
             t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
-
-
-def _has_slopes(adapter: Adapter) -> bool:
-    return _differentiated(adapter) and adapter.eps < 1e-4
 
 
 def _moves(adapter: Adapter) -> str:
@@ -352,10 +307,10 @@ def _moves(adapter: Adapter) -> str:
     return "qkv" if fixed and positive else "v"
 
 
-@add_check(claim="gradients are the slopes of its own results", needs=_has_slopes)
+@add_check
 def gradients_are_slopes(t: CheckRun) -> None:
     """Difference quotients along random ways, of what it computes at one seed, in each use."""
-    adapter, plain = t.adapter, t.adapter.settled
+    adapter = t.adapter
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")
     causal = adapter.masks_future
@@ -363,29 +318,22 @@ def gradients_are_slopes(t: CheckRun) -> None:
     n, m, *_ = few.fitted(t)
     seen = np.ones((n, m), dtype=bool)
     seen[0, 1:] = seen[-1, :-1] = False
-    uses: list[tuple[_PulledSize, dict[str, Any]]] = [
-        (few, plain),
-        (few._replace(d_v=7, heads=(2, 3)), plain),
-        (few._replace(n=1, samples=20), plain),
-        (many, plain),
-    ]
+    uses = [few, few._replace(d_v=7, heads=(2, 3)), few._replace(n=1, samples=20), many]
     if causal:
-        uses += [(few, {"causal": True}), (many, {"causal": True})]
+        uses += [x._replace(use={"causal": True}) for x in (few, many)]
     if adapter.can("mask"):
-        uses.append((few, plain | {"mask": seen}))
+        uses.append(few._replace(use={"mask": seen}))
         if causal:
-            uses.append((few, {"causal": True, "mask": seen}))
+            uses.append(few._replace(use={"causal": True, "mask": seen}))
     if adapter.grouped:
-        uses.append((few._replace(heads=(4,), groups=2), plain))
-    for each, use in uses:
-        size = each.fitted(t)
+        uses.append(few._replace(heads=(4,), groups=2))
+    for size in (x.fitted(t) for x in uses):
         (q, k, v), frequencies = size.problem(t, 0.5)
-        if "mask" in use and adapter["empty_rows"] != "zero":
-            use = use | {"mask": seeing(adapter, size.n, size.m, use)}
+        use = without_empty_rows(adapter, (q, k), {**adapter.settled, **size.use})
         if adapter.has("feature-map"):  # whose slopes are not continuous at 0
             q, k = (adapter.exact(x + np.where(x < 0, -0.25, 0.25)) for x in (q, k))
         try:
-            _slopes(t, (q, k, v), _given_or_drawn(t, frequencies, size.samples) | use)
+            _slopes(t, (q, k, v), t.given_or_drawn(frequencies, size.samples) | use)
         except Refusal:
             if not {"mask", "causal"} <= set(use):
                 raise
@@ -400,7 +348,7 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     :math:`|f^{(5)}| \le 120 L^5 / \cos 1` of it. With steps h the error is h^4 / 30 of this, and
     3/2 of that of results over h.
     """
-    d_out, root = _cotangent(t, arrays), arrays[0].shape[-1] ** 0.5
+    d_out, root = t.cotangent(arrays), arrays[0].shape[-1] ** 0.5
     d_out[..., :-4, :] = 0.0  # of many queries: sums of many errors may be as large as slopes
     results = t.call(*arrays, d_out=d_out, **options)
     off, size = rounding(t.adapter, arrays, options), float(np.max(np.abs(arrays[2])))
@@ -420,3 +368,11 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
         got = np.asarray(np.sum(results[i + 1] * way))
         allowed = quotient * float(np.sum(np.abs(d_out)))
         t.equal(got, want, allowed, f"a slope along {name} of")
+
+
+@add_check
+def gradients_of_normalisers(t: CheckRun) -> None:
+    """Of a cotangent of lse beside that of the output."""
+    for lead, (n, m) in product(((), t.adapter.lead(2, 3)), ((4, 6), (1, 6), (70, 70))):
+        arrays, _ = t.problem(*t.fit(n, m, 4), lead=lead)
+        _compare_gradients(t, arrays, d_lse=t.normal(*arrays[0].shape[:-1]), return_lse=True)

@@ -34,7 +34,6 @@ from .recovery import (
     draw_results,
     estimate_kernels,
     keep_p,
-    lawful,
     match_pair,
     p_of_scale,
     positive,
@@ -50,12 +49,7 @@ from .recovery import (
 from .trials import CheckRun, add_check
 
 
-@add_check(
-    "random-features",
-    claim="frequencies are N(0, I), independent from seed to seed",
-    layer="law",
-    needs=lawful,
-)
+@add_check
 def frequency_law(t: CheckRun) -> None:
     """Frequencies recovered at S = 1, d = 8, and with fewer seeds d = 1, 5 and 64.
 
@@ -101,11 +95,7 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
     check_normal(t, draw_results(t, one, 0.5), recovery_error(t, d, c), "last head, ")
 
 
-@add_check(
-    "random-features",
-    claim="the estimate is a function of x + y, or of x - y where trigonometric, but for norms",
-    needs=lambda adapter: precise(adapter) and adapter.black_box,
-)
+@add_check
 def one_function(t: CheckRun) -> None:
     r"""The same sums x + y of other parts, whatever the frequencies, near the origin and far.
 
@@ -152,12 +142,7 @@ def _one_function(t: CheckRun, samples: int, length: float, lead: tuple[int, ...
         t.equal(ratio / ratio[0], np.ones(len(z)), 4 * float(np.max(error + unsure)))
 
 
-@add_check(
-    "random-features",
-    claim="at one frequency the logarithm of the estimate is Gaussian, of variance |x + y|^2",
-    layer="law",
-    needs=lambda adapter: told(adapter) and positive(adapter),
-)
+@add_check
 def long_vectors(t: CheckRun) -> None:
     """At x + y of lengths 2, 4 and 6, where a mean over seeds has too large a variance to tell.
 
@@ -180,12 +165,7 @@ def long_vectors(t: CheckRun) -> None:
     check_normal(t, draw_results(t, one), error)
 
 
-@add_check(
-    "random-features",
-    claim="frequencies given their mean and covariance have that law",
-    layer="law",
-    needs=lambda adapter: precise(adapter) and positive(adapter) and adapter.can("moments"),
-)
+@add_check
 def given_moments_law(t: CheckRun) -> None:
     """Frequencies recovered at S = 1, whitened by the moments given."""
     d, c = 4, 1.0
@@ -208,16 +188,7 @@ def given_moments_law(t: CheckRun) -> None:
     check_normal(t, draw_results(t, one), recovery_error(t, d, c))
 
 
-@add_check(
-    "random-features",
-    claim="two frequencies of one set are coupled as declared",
-    layer="law",
-    needs=lambda adapter: (
-        precise(adapter)
-        and positive(adapter)
-        and adapter["coupling"] in ("iid", "orthogonal", "antithetic")
-    ),
-)
+@add_check
 def frequency_pairs(t: CheckRun) -> None:
     """Both frequencies recovered at S = 2: independent, at right angles, or opposite."""
     from scipy import stats as laws
@@ -266,12 +237,7 @@ def _fail_above(t: CheckRun, x: Floats, rule: str, allowed: float) -> None:
         raise Failure(f"{rule}, to within {allowed:.2g}", f"{worst:.3g} for some seed")
 
 
-@add_check(
-    "random-features",
-    claim="sums over many frequencies, and over their squares, have the laws of their coupling",
-    layer="law",
-    needs=precise,
-)
+@add_check
 def feature_sums(t: CheckRun) -> None:
     """Means of omega_i and of omega_i^2 over 15, 64 and 257 features, from small differences.
 
@@ -338,12 +304,7 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
             keep_p(t, f"{label}{name}, axis {i}", p, len(theirs), test, hidden=hidden, **known)
 
 
-@add_check(
-    "random-features",
-    claim="results at one seed follow from the frequencies recovered at it",
-    draws=True,
-    needs=lambda adapter: precise(adapter) and positive(adapter),
-)
+@add_check
 def recovered_values(t: CheckRun) -> None:
     """Two frequencies from outputs along the axes predict outputs at other points.
 
@@ -408,12 +369,7 @@ def _recovered_values(
         t.equal(got, want, float(allowed))
 
 
-@add_check(
-    "random-features",
-    claim="the average over many features has the law of its coupling, and the right mean",
-    layer="bound",
-    needs=lawful,
-)
+@add_check
 def feature_average(t: CheckRun) -> None:
     """Fifteen or sixteen features at x + y along an axis, either way, and along the diagonal.
 
@@ -475,15 +431,7 @@ def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
     )
 
 
-@add_check(
-    "random",
-    claim="results at many seeds have the law of the estimator's own",
-    layer="bound",
-    needs=lambda adapter: (
-        precise(adapter)
-        and not any(map(adapter.has, ("random-features", "target", "proposals")))  # known laws
-    ),
-)
+@add_check
 def own_law(t: CheckRun) -> None:
     """First and last entry of a result at S = 1 and 4 against the registered function's (DKWM).
 
@@ -523,14 +471,7 @@ def _ends(out: Any) -> Floats:
     return np.asarray(out, float).reshape(-1)[[0, -1]]
 
 
-@add_check(
-    "random",
-    claim="how frequencies are distributed shows in the results",
-    layer="law",
-    needs=lambda adapter: (
-        not (precise(adapter) or (lawful(adapter) and adapter.has("random-features")))
-    ),
-)
+@add_check
 def unseen_law(t: CheckRun) -> None:
     """Nothing is tested: rounding or a declared epsilon hides the law, and this says so."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

@@ -17,7 +17,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..candidate.limits import Keywords
 from ..truth.reference import CONTRACT
-from .trials import CheckRun
+from .trials import CheckRun, add_condition
 
 _MISS = 1e-6  # probability of missing a discrepancy of the size called detectable
 
@@ -25,6 +25,7 @@ _MISS = 1e-6  # probability of missing a discrepancy of the size called detectab
 _MARGIN = 1.25  # a check is underpowered if it detects no less than this times its design
 
 
+@add_condition
 def lawful(adapter: Adapter) -> bool:
     """Return whether an epsilon added to features leaves frequencies recoverable.
 
@@ -34,11 +35,13 @@ def lawful(adapter: Adapter) -> bool:
     return hidden < 1e-3
 
 
+@add_condition
 def precise(adapter: Adapter) -> bool:
     """Return whether frequencies can be recovered to more digits than their law has."""
     return lawful(adapter) and bool(adapter["dtype"] in ("float32", "float64"))
 
 
+@add_condition
 def told(adapter: Adapter) -> bool:
     """Return whether far frequencies and vectors are recovered too: nothing is added."""
     return precise(adapter) and not adapter["epsilon"]

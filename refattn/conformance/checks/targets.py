@@ -22,10 +22,8 @@ from .recovery import (
     check_normal,
     draw_results,
     keep_p,
-    precise,
     recover_frequency,
     recovery_error,
-    told,
 )
 from .trials import CheckRun, add_check
 
@@ -41,12 +39,7 @@ def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
     return q, keys, special.softmax(keys @ q)
 
 
-@add_check(
-    "target",
-    claim="frequencies of a query are drawn from its target, one mixture of Gaussians",
-    layer="law",
-    needs=told,
-)
+@add_check
 def target_law(t: CheckRun) -> None:
     """Frequencies recovered from single samples of the second of three queries, d = 4.
 
@@ -56,23 +49,13 @@ def target_law(t: CheckRun) -> None:
     _target_law(t, 8, t.adapter.lead(2, 2), 6, 5, 0.5)
 
 
-@add_check(
-    "target",
-    claim="frequencies are drawn from the target over the keys that a mask leaves",
-    layer="law",
-    needs=lambda adapter: told(adapter) and adapter.can("mask"),
-)
+@add_check
 def masked_target_law(t: CheckRun) -> None:
     """The same with a key of large weight masked."""
     _target_law(t, 4, (), 3, 1, 0.5, hide="mask")
 
 
-@add_check(
-    "target",
-    claim="frequencies are drawn from the target over the keys that are not in the future",
-    layer="law",
-    needs=lambda adapter: told(adapter) and adapter.can("causal"),
-)
+@add_check
 def causal_target_law(t: CheckRun) -> None:
     """The same for the last query but one, causal, the last key having a large weight."""
     _target_law(t, 4, (), 6, 4, 0.5, hide="causal")
@@ -132,9 +115,7 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
     return np.stack(columns, -1)
 
 
-@add_check(
-    "target", claim="each sample chooses its key anew, light ones too", layer="law", needs=precise
-)
+@add_check
 def choices(t: CheckRun) -> None:
     """How many of 16 samples choose one of a thousand light keys: a binomial law.
 
@@ -172,7 +153,7 @@ def choices(t: CheckRun) -> None:
     keep_p(t, "share", p, n * samples, stats.binomial, p=share)
 
 
-@add_check("target", claim="the mean over seeds is exact attention", layer="bound", needs=precise)
+@add_check
 def unbiased(t: CheckRun) -> None:
     """Weights of three keys, bounded and of known mean, at S = 16 (betting)."""
     d, m, root = 4, 6, t.adapter.root(4)
@@ -194,12 +175,7 @@ def unbiased(t: CheckRun) -> None:
         keep_p(t, f"weight of key {j}", p, n, test, variance=mean * (1 - mean))
 
 
-@add_check(
-    "target",
-    claim="with two samples the result is the mean of two different results",
-    draws=True,
-    needs=lambda adapter: precise(adapter),
-)
+@add_check
 def mean_of_samples(t: CheckRun) -> None:
     r"""Both samples recovered from the weights of five keys j c e_0, at S = 2.
 
@@ -249,12 +225,7 @@ def mean_of_samples(t: CheckRun) -> None:
     t.equal(sums, np.ones(2), allowed)
 
 
-@add_check(
-    "target",
-    claim="the result has the law of a mean of independent samples",
-    layer="bound",
-    needs=precise,
-)
+@add_check
 def sample_average(t: CheckRun) -> None:
     """Weights of two of twelve keys at S = 16 and 64 against the package's own (DKWM)."""
     d, m, many, root = 4, 12, min(10 * t.size, 20_000), t.adapter.root(4)
@@ -276,13 +247,7 @@ def sample_average(t: CheckRun) -> None:
             keep_p(t, name, p, len(weights), test, reference=many)
 
 
-@add_check(
-    "target",
-    claim="queries and heads draw frequencies of their own",
-    draws=True,
-    # Halves may be equal by chance. Of what is only causal queries are asked one by one.
-    needs=lambda adapter: adapter.eps < 1e-4 and not adapter["causal_only"],
-)
+@add_check
 def draws_apart(t: CheckRun) -> None:
     """Equal queries, heads and members of a batch get different results.
 
@@ -299,12 +264,7 @@ def draws_apart(t: CheckRun) -> None:
     t.error = 0.0
 
 
-@add_check(
-    "proposals",
-    claim="with one proposal the frequency is Gaussian about a centre, with covariance I",
-    layer="law",
-    needs=lambda adapter: precise(adapter),
-)
+@add_check
 def proposal_noise(t: CheckRun) -> None:
     """Differences of frequencies recovered at C = 1 from successive seeds.
 
@@ -350,16 +310,7 @@ def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
     return np.array(nodes, float), np.array(weights, float)
 
 
-@add_check(
-    "proposals",
-    claim="two proposals are weighed by their features of the query",
-    draws=True,
-    needs=lambda adapter: (
-        precise(adapter)
-        and adapter["weighting"] in ("balance", "own")
-        and not adapter["causal_only"]  # of which queries are asked one by one
-    ),
-)
+@add_check
 def two_proposals(t: CheckRun) -> None:
     """Both frequencies along an axis recovered at C = 2 from the weights of five keys on it.
 
@@ -409,14 +360,7 @@ def two_proposals(t: CheckRun) -> None:
     t.equal(np.array(excess(out)), np.zeros(()), allowed)
 
 
-@add_check(
-    "proposals",
-    claim="weights of keys have the law they have with chunks of the sequence as proposals",
-    layer="bound",
-    needs=lambda adapter: (
-        precise(adapter) and adapter["centres"] == "chunks" and adapter["multiple_of"] == 1
-    ),
-)
+@add_check
 def proposal_average(t: CheckRun) -> None:
     """Weights at C = 3 against the distribution of the package's own (DKWM)."""
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)

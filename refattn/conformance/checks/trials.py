@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from ..truth.reference import declared, of_rows, reference, rounding, tolerance
 # Size of queries and keys of black boxes with an epsilon, or with trigonometric features: the
 # normaliser is large there, whatever the frequencies.
 _SHORT = 0.02
+_OF_PROBLEM = frozenset({"lead", "size", "shift", "d_v", "groups"})
 
 
 class Call(NamedTuple):
@@ -170,11 +171,12 @@ class CheckRun:
         return None if self.part is None else self.results[self.part]
 
     def equal(self, got: Any, want: Any, allowed: Any, name: str = "") -> None:
-        """Compare the last result, or what has a name, with what should have come."""
+        """Compare the last result or results, or what has a name, with what should have come."""
         if not isinstance(got, tuple):
             self._equal(got, want, allowed, f"{name} " if name else "")
             return
-        for triple in zip(got, want, allowed, strict=True):
+        each = allowed if isinstance(allowed, tuple) else (allowed,) * len(got)
+        for triple in zip(got, want, each, strict=True):
             self._equal(*triple, "")
 
     def _equal(self, got: Floats, want: Floats, allowed: float, name: str) -> None:
@@ -205,6 +207,23 @@ class CheckRun:
         want, allowed = reference(self.adapter, arrays, options)
         self.hides(allowed, arrays[-1])
         self.equal(got, want, allowed)
+
+    def compare_problem(
+        self, *sizes: int, own: bool = False, by: Callable[..., None] | None = None, **named: Any
+    ) -> None:
+        """Draw a problem, with `own` of heads apart, and compare, `by` another comparison perhaps.
+
+        What is not an argument of `problem` is one of the call.
+        """
+        arrays, options = self.problem(
+            *sizes, **{name: named.pop(name) for name in _OF_PROBLEM & named.keys()}
+        )
+        if own:
+            options |= self.of_heads(arrays, options)
+        if by is None:
+            self.compare(*arrays, **options | named)
+        else:
+            by(self, arrays, **options | named)
 
     def hides(self, allowed: float, v: Floats) -> None:
         """Note how much of the largest value a declared epsilon may hide."""
@@ -256,6 +275,19 @@ class CheckRun:
             return (q, k, v), {} if record.has("random") else record.sized(size_of_it)
         return (q, k, v), draw_frequencies(adapter, self.normal, (q, k), samples, size)
 
+    def cotangent(self, arrays: Arrays) -> Floats:
+        """Draw a cotangent of the output, with the heads of queries."""
+        q, _, v = arrays
+        return self.normal(*q.shape[:-1], v.shape[-1])
+
+    def given_or_drawn(self, frequencies: Keywords, samples: int = 4) -> dict[str, Any]:
+        """Return options of a call: frequencies that are given to it, or a seed of which it draws.
+
+        What is causal without being asked is told so.
+        """
+        adapter = self.adapter
+        return adapter.settled | (frequencies if evaluated(adapter) else self.options(samples))
+
     def of_heads(self, arrays: Arrays, options: Keywords) -> dict[str, Any]:
         """Draw for each head what all heads were given."""
         (*lead, n, _), k = arrays[0].shape, arrays[1]
@@ -265,46 +297,42 @@ class CheckRun:
         return {"omega": self.normal(*lead, *options["omega"].shape[-2:])}
 
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, Check] = {}  # in the order of the table
+CONDITIONS: dict[str, Callable[[Adapter], bool]] = {}  # that the table names
+RUNS: dict[str, Callable[[CheckRun], None]] = {}  # how each is tried
 
 
-def add_check(
-    *traits: str,
-    claim: str,
-    layer: str = "identity",
-    needs: str | Callable[[Adapter], bool] = "",
-    draws: bool = False,
-) -> Callable[[Callable[[CheckRun], None]], Callable[[CheckRun], None]]:
-    """Register a check of estimators with these traits.
-
-    `needs` are capabilities separated by blanks, or a condition; with `draws` the candidate must
-    draw frequencies of its own for each seed, as all laws ask.
-    """
-    condition = needs if callable(needs) else lambda adapter: adapter.can(*needs.split())
-
-    def register(run: Callable[[CheckRun], None]) -> Callable[[CheckRun], None]:
-        name = run.__name__
-        CHECKS[name] = Check(name, claim, layer, frozenset(traits), condition, run, draws)
-        return run
-
-    return register
+def add_check(run: Callable[[CheckRun], None]) -> Callable[[CheckRun], None]:
+    """Keep how the check of this name is tried; the table in `claims` says what it claims."""
+    RUNS[run.__name__] = run
+    return run
 
 
+def add_condition(holds: Callable[[Adapter], bool]) -> Callable[[Adapter], bool]:
+    """Keep a condition on candidates under its name."""
+    CONDITIONS[holds.__name__] = holds
+    return holds
+
+
+@add_condition
+def heads(adapter: Adapter) -> bool:
+    """Return whether it takes several heads, or leading axes, in a call."""
+    return adapter.lead(2, 3) != ()
+
+
+@add_condition
 def evaluated(adapter: Adapter) -> bool:
     """Return whether the candidate can be compared number by number."""
     return not adapter.has("random") or bool(adapter.drawn_keyword)
 
 
+@add_condition
 def attends(adapter: Adapter) -> bool:
     """Return whether it is attention: a result for each query, of its values."""
     return len(adapter.record.arrays) == 3
 
 
-def evaluates_with(*capabilities: str) -> Callable[[Adapter], bool]:
-    """Make a condition: attention compared number by number, with these capabilities."""
-    return lambda x: attends(x) and evaluated(x) and x.can(*capabilities)
-
-
+@add_condition
 def stabilised(adapter: Adapter) -> bool:
     """Return whether large exponents are asked of it: cosines lose all digits to them."""
     return adapter.has("exponential") and not adapter.waves
@@ -317,6 +345,7 @@ def ways_to_call(t: CheckRun, options: Keywords, samples: int = 4) -> list[dict[
     return ways + ([t.options(samples)] if alone else [])
 
 
+@add_condition
 def comparable(adapter: Adapter) -> bool:
     """Return whether results for different inputs can be compared.
 
@@ -331,10 +360,6 @@ def comparable_ways(t: CheckRun, frequencies: Keywords, samples: int = 4) -> lis
     return ways if t.adapter.has("data-free") else ways[:1]
 
 
-def is_causal(adapter: Adapter) -> bool:
-    return evaluates_with("causal")(adapter) and adapter.masks_future
-
-
 def again(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
     """Return the rounding error between two equal calls."""
     if t.adapter.has("rows"):
@@ -345,6 +370,16 @@ def again(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
 def same_within(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
     """Return the error allowed between two evaluations of the same numbers."""
     return 2 * tolerance(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
+
+
+def results_of(
+    t: CheckRun, arrays: Arrays, ways: Iterable[dict[str, Any]], **more: Any
+) -> Iterator[tuple[dict[str, Any], Floats, float]]:
+    """Yield options of each way to call it, the result, and the error allowed in another."""
+    for way in ways:
+        options = way | more
+        out = t.call(*arrays, **options)
+        yield options, out, same_within(t, arrays, options)
 
 
 def compare_known(

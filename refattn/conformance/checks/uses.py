@@ -1,321 +1,350 @@
-"""Checks of real sizes and real uses: long sequences, many heads, any memory layout, one call after
-another.
+"""Checks of what a candidate takes: masks, causal, groups, windows, caps, sinks, biases and lse.
 
-References are evaluated for some of the queries, so that a large case costs little more than the
-candidate's own call. Cases come in the order of their cost, until the time is over; what was not
-reached is said.
+Each by itself, number by number against the reference, and any three of them together.
 """
 
 from __future__ import annotations
 
 import math
-import time
-from typing import Any, NamedTuple
+from functools import partial, reduce
+from typing import Any
 
 import numpy as np
 
-from ...arrays.library import Floats
+from ...attention import attend
+from ...engine.kernel import Attended, merge
 from ..candidate.adapter import Adapter
-from ..candidate.failures import Failure
-from ..candidate.limits import Arrays, Keywords, for_queries
-from ..truth.reference import engine, in_pairs, reference, rounding, terms
+from ..candidate.failures import Failure, Refusal
+from ..candidate.limits import Arrays, Keywords, nearest_head_size
+from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
+from .cases import OPTIONS, Mask, covering, in_time, levels, problem_of, try_cases
 from .trials import (
     CheckRun,
     add_check,
-    again,
+    add_condition,
     attends,
-    comparable,
-    comparable_ways,
     evaluated,
     stabilised,
 )
 
-_LARGE_SECONDS = {"quick": 6.0, "full": 60.0, "soak": 600.0}  # that large cases may take
-_ROWS_COMPARED = 24  # queries of a large case that are compared
+
+def random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> Mask:
+    """Draw a mask: each query sees some key, and the first row the first key only."""
+    mask: Mask = t.rng.random((*lead, n, m)) < 0.6
+    mask[..., np.arange(n), np.arange(n) % m] = True
+    mask[..., 0, 1:] = False
+    mask[..., 0, 0] = True
+    return mask
 
 
-class _LargeSize(NamedTuple):
-    """A large case."""
-
-    n: int
-    m: int
-    d: int
-    samples: int = 9
-    lead: tuple[int, ...] = ()
-    causal: bool = False
-
-    def __str__(self) -> str:
-        words = f"n = {self.n}, m = {self.m}, d = {self.d}, S = {self.samples}"
-        heads = f", leading axes {self.lead}" if self.lead else ""
-        return words + heads + (", causal" if self.causal else "")
-
-
-# Past every power of two up to 8,192 by one, in each of the lengths; the costliest last.
-_LARGE = (
-    *(_LargeSize(3, 2**p + 1, 4) for p in range(7, 12)),
-    *(_LargeSize(2**p + 1, 3, 4) for p in range(7, 12)),
-    *(_LargeSize(5, 6, 2**p + 1, 3) for p in range(4, 8)),
-    _LargeSize(5, 7, 128),
-    _LargeSize(5, 7, 256),
-    *(_LargeSize(5, 6, 4, 2**p + 1) for p in range(5, 11)),
-    _LargeSize(5, 6, 4, 2048),
-    _LargeSize(9, 17, 8, 5, (5, 3)),
-    _LargeSize(5, 6, 4, 5, (2, 13)),
-    _LargeSize(5, 6, 4, 5, (33,)),
-    _LargeSize(5, 5, 4, 1025, (), True),
-    _LargeSize(5, 5, 257, 3, (), True),
-    _LargeSize(70, 70, 64, 65, (5,)),
-    *(_LargeSize(2**p + 1, 2**p + 1, 4, 5, (), True) for p in range(7, 11)),
-    _LargeSize(700, 700, 64, 129, (2,)),
-    _LargeSize(2049, 2049, 8, 17),
-    _LargeSize(2049, 2049, 8, 17, (), True),
-    _LargeSize(3, 8193, 4),
-    _LargeSize(8193, 3, 4),
-    _LargeSize(4097, 4097, 4, 5, (), True),
-    _LargeSize(8192, 8192, 2, 3),
-    _LargeSize(8192, 8192, 2, 3, (), True),
-)
+@add_check
+def mask(t: CheckRun) -> None:
+    """Agreement with the reference under masks of each query, and of padding."""
+    sizes = [(2, 3, ()), (5, 5, ()), (6, 70, ()), (4, 5, t.adapter.lead(2, 3))]
+    if t.adapter.eps < 1e-4:  # across the edges of blocks
+        sizes += [(3, 129, ()), (2, 520, ()), (2, 1030, ())]
+        sizes += [(130, 9, ()), (70, 140, t.adapter.lead(2, 3))]
+    for n, m, lead in sizes:
+        arrays, options = t.problem(n, m, nearest_head_size(t.adapter, 4), 5, lead=lead)
+        t.compare(*arrays, **options, mask=random_mask(t, n, m, lead))
+        padding = np.broadcast_to(np.arange(m) < max(1, m // 2), (*lead, n, m)).copy()
+        t.compare(*arrays, **options, mask=padding)
+    if stabilised(t.adapter):
+        arrays, options = t.problem(5, 6, 4, 5, size=4.0)
+        t.compare(*arrays, **options, mask=random_mask(t, 5, 6))
 
 
-def _edge_rows(n: int) -> Floats:
-    """Choose some queries: the first and last, and those about powers of two."""
-    edges = {0, 1, n - 2, n - 1}
-    for p in range(4, 14):
-        edges |= {2**p - 1, 2**p, 2**p + 1}
-    known = sorted(i for i in edges if 0 <= i < n)
-    return np.array([*known[:: max(1, len(known) // _ROWS_COMPARED)], n - 1])
+@add_check
+def mask_broadcasts(t: CheckRun) -> None:
+    """Masks of shape (n, m), (1, m) and (m,), and one for each of a batch or for each head."""
+    arrays, options = t.problem(4, 5, 4, 5, lead=t.adapter.lead(2, 3))
+    lead = arrays[0].shape[:-2]
+    padding = np.array([[True, False, True, True, False]])
+    masks = [random_mask(t, 4, 5), padding, padding[0]]
+    each = random_mask(t, 1, 5, lead[:1] + (1,) * (len(lead) - 1)) if lead else padding
+    each[..., 1] = True
+    masks.append(each)
+    if len(lead) == 2:
+        masks += [random_mask(t, n, 5, (1, lead[1])) for n in (4, 1)]
+    for each in masks:
+        t.compare(*arrays, **options, mask=each)
 
 
-def _rows_alone(adapter: Adapter) -> bool:
-    """Return whether some of the queries can be evaluated alone."""
-    alone = not adapter.has("proposals") or adapter["weighting"] in ("balance", "own")
-    return evaluated(adapter) and attends(adapter) and adapter.has("queries-apart") and alone
+@add_check
+def query_without_keys(t: CheckRun) -> None:
+    """A masked row, all of them, and some in each member of a batch."""
+    arrays, options = t.problem(4, 5, 4, 4)
+    hidden = random_mask(t, 4, 5)
+    hidden[2] = False
+    t.compare(*arrays, **options, mask=hidden)
+    t.equal(t.got[2], np.zeros(4), t.adapter.eps)
+    t.compare(*arrays, **options, mask=np.zeros((4, 5), dtype=bool))
+    lead = t.adapter.lead(2, 3)
+    arrays, options = t.problem(4, 5, 4, 4, lead=lead)
+    t.compare(*arrays, **options, mask=t.rng.random((*lead, 4, 5)) < 0.3)
+    if t.adapter.masks_future:
+        arrays, options = t.problem(4, 4, 4, 4)
+        hidden = np.arange(4)[:, None] * np.ones(4) % 2 == 1
+        _compare_both(t, arrays, options | {"causal": True, "mask": hidden})
 
 
-@add_check(
-    claim="right at real sizes: long sequences, large heads, many features, many heads",
-    needs=_rows_alone,
-)
-def large_sizes(t: CheckRun) -> None:
-    """Lengths past every power of two by one, up to what the time allows."""
-    end, rate = time.monotonic() + _LARGE_SECONDS[t.level], 0.0
-    causal = t.adapter.masks_future
-    plain = not t.adapter["causal_only"]
-    cases = [size for size in _LARGE if (causal if size.causal else plain)]
-    for i, size in enumerate(cases):
-        pairs = size.n * size.m * math.prod(size.lead)
-        began = time.monotonic()
-        if began + rate * pairs > end:  # as if time grew with the number of pairs
-            t.untried.append(f"{size} and {len(cases) - i - 1} larger ones, for want of time")
-            break
-        _compare_rows(t, size)
-        if pairs > 2**16:
-            rate = (time.monotonic() - began) / pairs
+@add_check
+def causal(t: CheckRun) -> None:
+    """Agreement with the reference, with as many queries as keys."""
+    heads = [(6, (2, 3)), (130, (2, 3))]
+    for n, lead in [*((n, ()) for n in (1, 2, 5, 17, 65, 130)), *heads]:
+        t.compare_problem(n, n, 4, 5, lead=t.adapter.lead(*lead), causal=True)
+    if t.adapter.eps < 1e-4:  # across the edges of blocks
+        for n in (257, 513) if not t.adapter.has("per-query") else (257,):
+            t.compare_problem(n, n, 2, 2, causal=True)
+    size = 3.0 if t.adapter.has("exponential") else 1.0
+    t.compare_problem(6, 6, 4, 5, size=size, causal=True)
 
 
-def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
-    """Compare some rows of a large case with the reference, and say which of all are wrong."""
-    samples = min(size.samples, 65) if t.adapter.has("proposals") else size.samples
-    if t.adapter.has("per-query"):
-        samples = min(samples, max(2, 2**16 // size.n))
-    lead = t.adapter.lead(*size.lead)
-    n, m, d = t.fit(size.n, size.m, size.d)
-    size = size._replace(n=n, m=m, d=d)
-    arrays, options = t.problem(size.n, size.m, size.d, samples, lead=lead)
-    asked = options | ({"causal": True} if size.causal else {})
-    got = t.call(*arrays, **asked)
-    rows = _edge_rows(size.n)
-    some, chosen = _take_rows(t.adapter, arrays, options, rows)
-    if size.causal:
-        chosen["mask"] = np.tri(size.n, size.m, size.m - size.n, dtype=bool)[rows]
-    want, allowed = reference(t.adapter, some, chosen)
-    whole = in_pairs(t.adapter, arrays, asked)
-    if whole is not None:
-        want, rows = whole, np.arange(size.n)
-    allowed += terms(t.adapter, max(size.m, samples, size.d)) * float(np.max(np.abs(arrays[2])))
+@add_check
+def mask_with_causal(t: CheckRun) -> None:
+    """Agreement with the reference; a candidate may refuse both at once, by an exception."""
+    arrays, options = t.problem(6, 6, 4, 5)
+    _compare_both(t, arrays, options | {"mask": random_mask(t, 6, 6), "causal": True})
+
+
+def _compare_both(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
+    """Compare with a mask and causal at once, which a candidate may refuse."""
     try:
-        t.equal(got[..., rows, :], want, allowed)
-    except Failure as failure:
-        t.case = t.case._replace(want=None) if t.case is not None else None
-        raise Failure(
-            f"{failure.expected} (row {rows[_worst_row(got[..., rows, :], want)]}, {size})",
-            f"{failure.got}; {_describe_wrong(t, got, arrays, asked, allowed)}",
-        ) from None
-
-
-def _take_rows(
-    adapter: Adapter, arrays: Arrays, options: Keywords, rows: Floats
-) -> tuple[Arrays, Keywords]:
-    """Take the same problem for some of the queries."""
-    q, *rest = arrays
-    return (q[..., rows, :], *rest), options | for_queries(adapter, options, rows)
-
-
-def _worst_row(got: Floats, want: Any) -> int:
-    """Return the row that is furthest off."""
-    error = np.abs(np.asarray(got, np.longdouble) - want)
-    return int(np.unravel_index(int(np.argmax(error)), error.shape)[-2])
-
-
-def _describe_wrong(
-    t: CheckRun, got: Floats, arrays: Arrays, options: Keywords, allowed: float
-) -> str:
-    """Describe wrong tokens, heads and columns, by the package's evaluation in float64."""
-    try:
-        right = engine(t.adapter, arrays, options)
-    except Exception:  # an estimator from elsewhere may not take all of this
-        return "which rows are wrong is not known"
-    return describe_places(np.abs(got - right) > 2 * allowed)
-
-
-def describe_places(wrong: Any) -> str:
-    """Describe which tokens, heads and columns are wrong."""
-    axes = ((-2, "token"), (-3, "head"), (-1, "column"))
-    return ", ".join(words for axis, name in axes if (words := _describe_axis(wrong, axis, name)))
-
-
-def _describe_axis(wrong: Any, axis: int, name: str) -> str:
-    """Return the first wrong index along an axis, how many there are, and their period."""
-    if wrong.ndim < -axis:
-        return ""
-    others = tuple(i for i in range(wrong.ndim) if i != wrong.ndim + axis)
-    index = np.flatnonzero(np.any(wrong, others))
-    total = wrong.shape[axis]
-    if not len(index):
-        return ""
-    if len(index) == total:
-        return f"every {name}"
-    steps = np.diff(index)
-    words = f"{name}s from {index[0]}" if len(index) > 1 else f"{name} {index[0]}"
-    period = steps[0] if len(steps) and np.all(steps == steps[0]) else 1
-    if period > 1 and index[0] < period and index[-1] + period >= total:
-        words += f", every {period}th"
-    elif len(index) > 1:
-        words += f" to {index[-1]}"
-    return f"{words} ({len(index)} of {total})"
-
-
-@add_check("pairs", claim="estimates of many features, and of long vectors", needs=evaluated)
-def large_estimates(t: CheckRun) -> None:
-    """d and S past powers of two by one."""
-    for d, samples in ((129, 3), (256, 3), (257, 3), (4, 257), (4, 513), (4, 1025), (4, 2049)):
-        arrays, options = t.problem(*t.fit(3, 3, d), samples)
-        t.compare(*arrays, **options)
-    arrays, options = t.problem(*t.fit(2049, 2049, 4), 3)
+        t.adapter(*arrays, **options)
+    except Refusal:
+        for other in ("mask", "causal"):
+            t.compare(*arrays, **{k: x for k, x in options.items() if k != other})
+        return
     t.compare(*arrays, **options)
 
 
-@add_check(
-    "rows",
-    claim="moments of many rows are as right as those of few",
-    needs=lambda adapter: adapter.eps < 1e-4,
-)
-def many_rows(t: CheckRun) -> None:
-    """20,000 rows, and past powers of two by one."""
-    for shape in ((4097, 3), (8193, 2), (20_000, 8), (*t.adapter.lead(2), 9000, 3)):
-        t.compare(t.normal(*shape))
+@add_check
+def causal_cross(t: CheckRun) -> None:
+    """n below m, and above."""
+    empty = t.adapter["causal"] == "bottom-right"  # whether some of 7 queries of 4 keys see none
+    undefined = t.adapter["empty_rows"] == "undefined" or not t.adapter.can("mask")
+    sizes = [(1, 4), (3, 5), (20, 70), (1, 200), (30, 200), (70, 333)]
+    for n, m in sizes if empty and undefined else [*sizes, (7, 4)]:
+        t.compare_problem(*t.fit(n, m, 4), 5, causal=True)
 
 
-@add_check(
-    "exponential",
-    claim="heads of very different size do not share a maximum",
-    needs=lambda x: evaluated(x) and attends(x) and stabilised(x) and x.lead(3) != (),
-)
-def heads_of_other_size(t: CheckRun) -> None:
-    """Queries and keys of heads that differ by factors of thousands."""
-    lead = t.adapter.lead(3)
-    (q, k, v), options = t.problem(5, 6, 4, 5, lead=lead)
-    for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if t.adapter.half else 256.0, 1.0, 2.0**-8)):
-        factor = np.array(sizes)[:, None, None]
-        t.compare(t.adapter.exact(q * factor), t.adapter.exact(k * factor), v, **options)
+@add_check
+def grouped_heads(t: CheckRun) -> None:
+    """Four query heads over two and one key heads, six over three."""
+    for heads, groups in ((4, 2), (4, 1), (6, 3)):
+        lead = t.adapter.lead(2, heads)
+        arrays, options = t.problem(3, 5, 4, 5, lead=lead, groups=groups)
+        t.compare(*arrays, **options)
+        if t.adapter.can("mask"):
+            t.compare(*arrays, **options, mask=random_mask(t, 3, 5, lead))
+        if t.adapter.masks_future:
+            t.compare_problem(5, 5, 4, 5, lead=lead, groups=groups, causal=True)
 
 
-@add_check(
-    claim="the layout of arrays in memory does not matter",
-    needs=lambda adapter: (
-        (comparable(adapter) or not attends(adapter)) and adapter["library"] in ("numpy", "torch")
-    ),
-)
-def memory_layouts(t: CheckRun) -> None:
-    """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
-    arrays, frequencies = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
-    for options in comparable_ways(t, frequencies):
-        if t.adapter.can("mask") and attends(t.adapter):
-            options = options | {"mask": np.arange(5)[:, None] >= np.arange(6) - 2}
-        out = t.call(*arrays, **options)
-        allowed = again(t, arrays, options)
-        given_arrays = [name for name, x in options.items() if isinstance(x, np.ndarray)]
-        names = [*t.adapter.record.arrays, *given_arrays]
-        backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
-        for layout in ("transposed", "sliced", "read-only", "heads inside", *backwards):
-            for some in (names, *([name] for name in names)):  # all alike, and each alone
-                got = t.call(*arrays, **options, memory=dict.fromkeys(some, layout))
-                t.equal(got, out, (allowed, allowed) if isinstance(out, tuple) else allowed)
+def _plain(t: CheckRun) -> dict[str, Any]:
+    """Return what is said in every call of exact attention that is compared here."""
+    return {"strict": True} | t.adapter.settled
 
 
-@add_check(claim="a result stays as it is when other calls are made", needs=comparable)
-def calls_apart(t: CheckRun) -> None:
-    """Calls of other sizes in between, and the first again."""
-    for causal in (False, True) if t.adapter.can("causal") else (False,):
-        seen: dict[str, Any] = {"causal": True} if causal else {}
-        n, m, d = t.fit(6, 7, 4)
-        first, frequencies = t.problem(n, m, d, 4)
-        ways = comparable_ways(t, frequencies)
-        for options in ways[-1:] if causal and t.adapter.has("proposals") else ways:
-            kept = t.call(*first, **options, **seen)
-            before, allowed = np.array(kept), again(t, first, options | seen)
-            for n, m, d, samples in ((6, 7, 4, 4), (6, 9, 4, 3), (4, 9, 4, 7), (6, 6, 5, 4)):
-                n, m, d = t.fit(n, m, d)
-                count = samples if t.adapter.has("unlimited-size") else min(samples, n, m)
-                other, more = t.problem(n, m, d, count)
-                if "seed" in options:
-                    more = options | t.adapter.record.sized(count)
-                t.call(*other, **more, **seen)
-            t.case = None
-            t.equal(kept, before, 0.0)
-            t.equal(t.call(*first, **options, **seen), before, allowed)
+def _key_heads(adapter: Adapter) -> tuple[int | None, ...]:
+    """Return numbers of key heads: as many as query heads, or fewer."""
+    return (None, 2) if adapter.grouped else (None,)
 
 
-@add_check(
-    claim="NaN, infinity and huge numbers in what is masked have no effect",
-    needs=lambda adapter: (
-        comparable(adapter) and adapter.can("mask") and adapter["hidden"] != "finite"
-    ),
-)
-def hidden_nonsense(t: CheckRun) -> None:
-    """In hidden keys and hidden values."""
-    seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
-    (q, k, v), frequencies = t.problem(5, 6, 4, 4)
-    huge = {"float64": 1e300, "float16": 6e4}.get(t.adapter["dtype"], 1e37)
-    for options in comparable_ways(t, frequencies):
-        out = t.call(q, k, v, **options, mask=seen)
-        allowed = again(t, (q, k, v), options)
-        for nonsense in (huge, math.inf, math.nan):
-            for which in (1,) if t.adapter["hidden"] == "finite-values" else (1, 2):
-                edited = [x.copy() for x in (q, k, v)]
-                edited[which][4:] = nonsense
-                got = t.call(*edited, **options, mask=seen)
-                t.equal(got, out, allowed + t.declared(options | {"mask": seen}))
+@add_check
+def windows(t: CheckRun) -> None:
+    """One query's own key, one side, both, more than all keys; past blocks; with causal."""
+    sizes = [(6, 6, 4), (5, 9, 4), (1, 6, 4), (70, 70, 4), (130, 300, 4)]
+    if t.adapter["empty_rows"] != "undefined":
+        sizes.insert(3, (9, 5, 4))  # whose first queries see no key
+    sides = ((2, 0), (0, 0), (0, 1), (1, 2), (63, 64), (64, 0), (None, 1), (3, None))
+    causal = [{}, {"causal": True}] if t.adapter.can("causal") else [{}]
+    cases = covering({"size": (*sizes,), "window": sides, "way": (*causal,)}, t.rng, 2)
+    for case in in_time(t, cases, "windows"):
+        asked = _plain(t) | case["way"]
+        t.compare_problem(*t.fit(*case["size"]), **asked, window=case["window"])
 
 
-@add_check(
-    claim="sums of thousands of terms are not added in half precision",
-    needs=lambda x: (
-        _rows_alone(x)
-        and x.half
-        and not x.has("per-query", "proposals")
-        and x.drawn_keyword != "indices"  # of all keys only few are added
-    ),
-)
-def long_half_sums(t: CheckRun) -> None:
-    """8,192 equal keys, of which the values of the first half are 1 and the others 0."""
-    (q, k, v), options = t.problem(2, 1, 4, 3, size=0.25)
-    many = 8192
-    keys = np.repeat(k, many, 0)
-    values = np.repeat(np.ones_like(v), many, 0)
-    values[many // 2 :] = 0.0
-    got = t.call(q, keys, values, **options)
-    allowed = 2 * rounding(t.adapter, (q, k, np.ones_like(v)), options, got) + terms(
-        t.adapter, many
-    )
-    t.equal(got, np.full(got.shape, 0.5), allowed)
+@add_check
+def soft_caps(t: CheckRun) -> None:
+    """Small and large caps of small and large scores, and what is hidden stays hidden."""
+    few, plain = t.fit(5, 7, 4), _plain(t)
+    n, m, _ = few
+    for size in (1.0, 4.0, 20.0):
+        arrays, _ = t.problem(*few, size=size)
+        for most in (0.5, 2.0, 30.0, 50.0):
+            t.compare(*arrays, **plain, softcap=most)
+    plain["softcap"] = 1.0
+    if t.adapter.can("mask"):
+        mask = np.arange(n)[:, None] + np.arange(m) > 3
+        t.compare_problem(*few, **plain, mask=mask | (np.arange(m) == 0))
+    if t.adapter.can("causal"):
+        t.compare_problem(*few, **plain | {"causal": True})
+    if t.adapter.can("bias"):
+        t.compare_problem(*few, **plain, bias=t.normal(n, m, size=4.0))
+    t.compare_problem(*t.fit(70, 130, 4), **plain)
+
+
+@add_check
+def weights_of_sinks(t: CheckRun) -> None:
+    """Of each query head, below and above all scores; where nothing else is seen, all weight."""
+    adapter, few, plain = t.adapter, t.fit(5, 7, 4), _plain(t)
+    for logit in (0.0, -3.0, 3.0, -math.inf, -60.0, 60.0, 1000.0):
+        t.compare_problem(*few, **plain, sinks=np.asarray(adapter.exact(logit)))
+    lead = adapter.lead(2, 4)
+    if "h" in (adapter["layout"] or "h"):
+        for groups in _key_heads(adapter):
+            arrays, _ = t.problem(*few, lead=lead, groups=groups)
+            t.compare(*arrays, **plain, sinks=t.normal(lead[-1], size=2.0))
+    one = plain | {"sinks": np.asarray(1.0)}
+    if adapter.can("softcap"):
+        t.compare_problem(*few, **plain, sinks=np.asarray(4.0), softcap=1.0)
+    if adapter.can("mask"):
+        mask = np.ones(few[:2], dtype=bool)
+        mask[:, 1:4] = mask[1] = False
+        t.compare_problem(*few, **one, mask=mask if adapter["empty_rows"] == "zero" else mask[0])
+    if adapter.can("causal"):
+        t.compare_problem(*few, **one | {"causal": True})
+    t.compare_problem(*t.fit(70, 300, 4), **plain, sinks=np.asarray(3.0))
+
+
+@add_check
+def biases(t: CheckRun) -> None:
+    """Of pairs, keys, heads and batches; large ones; -infinity hides a key."""
+    adapter, plain = t.adapter, _plain(t)
+    n, m, d = t.fit(5, 7, 4)
+    lead = adapter.lead(2, 4)
+    shapes = [(n, m), (1, m), *([(*lead[-1:], n, m), (*lead, n, m)] if lead else [])]
+    shapes += [(lead[0], 1, n, m), (lead[-1], 1, m)] if len(lead) > 1 else []
+    for groups in _key_heads(adapter):
+        arrays, _ = t.problem(n, m, d, lead=lead, groups=groups)
+        for shape in shapes:
+            t.compare(*arrays, **plain, bias=t.normal(*shape, size=2.0))
+    for size in (20.0, 60.0):
+        t.compare_problem(n, m, d, **plain, bias=t.normal(n, m, size=size))
+    bias = t.normal(n, m)
+    bias[:, 1:4] = -math.inf
+    t.compare_problem(n, m, d, **plain, bias=bias)
+    n, m, d = t.fit(70, 130, 4)
+    t.compare_problem(n, m, d, **plain, bias=t.normal(n, m))
+
+
+@add_condition
+def has_uses(adapter: Adapter) -> bool:
+    """Return whether there are uses to put together."""
+    if not (attends(adapter) and evaluated(adapter)):
+        return False
+    if adapter["causal_only"] and not adapter.can("causal"):
+        return False  # its calls are made one query at a time
+    return sum(len(x) > 1 for x in levels(adapter).values()) > 1
+
+
+@add_check
+def uses_together(t: CheckRun) -> None:
+    """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
+
+    Any two of a mask, a bias and causal may be refused, by an exception.
+    """
+    factors = levels(t.adapter)
+    if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):
+        factors["more"] = (0,)  # another check says so, once
+    cases = covering(factors, t.rng, paired=OPTIONS if t.level == "quick" else ())
+    try_cases(t, cases, partial(_compare_case, t))
+
+
+def _is_aligned(t: CheckRun) -> bool:
+    """Return whether causal attention with more keys than queries is right by itself."""
+    plainest = {name: x[0] for name, x in levels(t.adapter).items()}
+    arrays, options = problem_of(t, plainest | {"n": 3, "more": 2, "causal": True})
+    try:
+        _compare_case(t, arrays, **options)
+    except Failure:
+        t.error = t.since = t.case = None
+        return False
+    return True
+
+
+def _compare_case(t: CheckRun, arrays: Arrays, **options: Any) -> None:
+    """Compare one case with the reference; -infinity is the lse of a query that sees no key."""
+    if "return_lse" in options:
+        _compare_normalisers(t, arrays, **options)
+    else:
+        t.compare(*arrays, strict=True, **options)
+
+
+def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
+    """Compare output and log normalisers with those of the formula, where a query sees a key."""
+    options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
+    out, lse = t.call(*arrays, **options, return_lse=True)
+    want = of_function(t.adapter, attend, arrays, options)
+    t.equal(out, want.out, tolerance(t.adapter, arrays, options, want.out))
+    known = np.isfinite(want.lse)
+    if not np.all(np.isfinite(lse) | ~known):
+        raise Failure("finite log normalisers of queries that see a key", "others")
+    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
+    allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
+    size = 1 + float(np.max(np.abs(want.lse), where=known, initial=0.0))
+    allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
+    t.equal(lse, want.lse, allowed, "lse")
+
+
+@add_check
+def log_normalisers(t: CheckRun) -> None:
+    """Without and with leading axes, of what is seen only, and at large scores."""
+    n, m, d = t.fit(5, 8, 4)
+    near = np.arange(m) - np.arange(n)[:, None]
+    options: dict[str, Any] = {
+        "mask": (near % 3 > 0) | (near == 0),
+        "causal": True,
+        "window": (2, 1),
+        "softcap": 1.0,
+        "bias": t.normal(n, m),
+    }
+    uses = [{}, *({name: x} for name, x in options.items() if t.adapter.can(name))]
+    leads = (), t.adapter.lead(2, 3)
+    cases = [((n, m, d), {"lead": lead} | use) for use in uses for lead in leads]
+    sizes = (4.0, 10.0) if t.adapter.half else (4.0, 40.0)
+    cases += [((n, m, d), {"size": size}) for size in sizes]
+    if t.adapter.grouped:
+        cases.append(((n, m, d), {"lead": t.adapter.lead(2, 4), "groups": 2}))
+    many = [(1, 9, 8), (1, 300, 8), (65, 300, 8)]
+    cases += [(t.fit(*sizes_of), {"lead": lead}) for sizes_of in many for lead in leads]
+    for each, named in cases:
+        t.compare_problem(*each, by=_compare_normalisers, **named)
+
+
+@add_check
+def normaliser_without_keys(t: CheckRun) -> None:
+    """So that what it is merged with stays as it is: masked, and before all keys."""
+    ways: dict[str, Any] = {"mask": True, "causal": True, "window": (1, 0)}
+    for name, way in ways.items():
+        n, m, d = t.fit(4, 6, 4) if name == "mask" else t.fit(6, 3, 4)
+        if not t.adapter.can(name) or (name != "mask" and n <= m):
+            continue
+        way = np.arange(n)[:, None] != np.ones(m) if name == "mask" else way
+        arrays, _ = t.problem(n, m, d, lead=t.adapter.lead(2, 3))
+        hiding = t.adapter.settled | {name: way}
+        _, lse = t.call(*arrays, return_lse=True, **hiding)
+        empty = np.broadcast_to(~np.any(t.adapter.visible(n, m, hiding), -1), lse.shape)
+        if np.any(lse[empty] != -math.inf):
+            raise Failure("an lse of -inf", f"{lse[empty][0]}")
+    t.error = 0.0
+
+
+@add_check
+def merged_parts(t: CheckRun) -> None:
+    """Two parts and three, of sizes that differ, with scores far apart."""
+    unit = t.adapter["multiple_of"] * (1 if t.adapter["multiple_of"] > 2 else 3)
+    for n, size in ((5, 1.0), (5, 4.0), (1, 1.0)):
+        n, m, d = t.fit(n, 4 * unit, 4)
+        (q, k, v), _ = t.problem(n, m, d, size=size)
+        whole = t.call(q, k, v, return_lse=True)
+        for cuts in ((unit,), (unit, 2 * unit)):
+            parts = [
+                Attended(*t.call(q, *part, return_lse=True))
+                for part in zip(np.split(k, cuts, -2), np.split(v, cuts, -2), strict=True)
+            ]
+            merged = reduce(merge, parts)
+            allowed = (1 + len(parts)) * tolerance(t.adapter, (q, k, v), {}, whole[0])
+            t.equal(merged.out, whole[0], allowed)

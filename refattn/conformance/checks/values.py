@@ -6,7 +6,18 @@ import math
 
 import numpy as np
 
-from .trials import CheckRun, add_check, evaluated, evaluates_with, stabilised
+from ...rounding.problems import pose_arrays
+from ...verification.findings import Numbers
+from ...verification.judging import judge
+from ..candidate.adapter import Adapter
+from ..candidate.failures import Failure
+from ..candidate.limits import Keywords
+from ..truth.reference import FEATURE_MAPS
+from .trials import (
+    CheckRun,
+    add_check,
+    add_condition,
+)
 
 _SHAPES = (  # n, m, d, samples, leading axes
     (1, 1, 1, 1, ()),
@@ -23,7 +34,7 @@ _SHAPES = (  # n, m, d, samples, leading axes
 )
 
 
-@add_check(claim="agrees with the reference on ordinary numbers", needs=evaluated)
+@add_check
 def reference_values(t: CheckRun) -> None:
     """Cases of many shapes, then keys off the origin, and unequal frequencies."""
     for n, m, d, samples, lead in _SHAPES:
@@ -48,48 +59,41 @@ def reference_values(t: CheckRun) -> None:
         t.compare(q * signs, k * signs[::-1], v)
 
 
-@add_check(
-    claim="values may have another length than keys",
-    needs=lambda adapter: evaluates_with()(adapter) and not adapter["same_value_size"],
-)
+@add_check
 def value_length(t: CheckRun) -> None:
     """d_v of 1 and of more than d."""
     for d_v in (1, 7, 20):
-        arrays, options = t.problem(4, 5, 3, 4, d_v=d_v)
-        t.compare(*arrays, **options)
+        t.compare_problem(4, 5, 3, 4, d_v=d_v)
 
 
-@add_check(
-    "exponential", claim="right where unstabilised exponentials lose digits", needs=evaluated
-)
+@add_check
 def large_logits(t: CheckRun) -> None:
     """Exponents of some tens."""
     for size in (2.0, 4.0):
-        arrays, options = t.problem(6, 8, 4, 5, size=size)
-        t.compare(*arrays, **options)
+        t.compare_problem(6, 8, 4, 5, size=size)
 
 
-@add_check(
-    "exponential",
-    "normalised",
-    claim="right where exponentials overflow or underflow, in whatever order they are taken",
-    needs=lambda adapter: evaluated(adapter) and stabilised(adapter),
-)
+@add_check
 def extreme_logits(t: CheckRun) -> None:
     """Exponents of thousands of either sign, and rows in which all of them are very negative."""
     for size in (10.0, 16.0) if t.adapter.half else (10.0, 25.0, 70.0):
-        arrays, options = t.problem(5, 6, 2, 4, size=size)
-        t.compare(*arrays, **options)
-        q, k, v = arrays
-        q = -np.abs(q)
-        k = np.abs(k)
+        (q, k, v), options = t.problem(5, 6, 2, 4, size=size)
+        t.compare(q, k, v, **options)
+        q, k = -np.abs(q), np.abs(k)
         t.compare(q, k, v, **options)
         t.compare(-q, k, v, **options)
 
 
-@add_check(
-    "feature-map", claim="right where features are tiny or large: the ratio does not see their size"
-)
+@add_check
+def heads_of_other_size(t: CheckRun) -> None:
+    """Queries and keys of heads that differ by factors of thousands."""
+    (q, k, v), options = t.problem(5, 6, 4, 5, lead=t.adapter.lead(3))
+    for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if t.adapter.half else 256.0, 1.0, 2.0**-8)):
+        factor = np.array(sizes)[:, None, None]
+        t.compare(t.adapter.exact(q * factor), t.adapter.exact(k * factor), v, **options)
+
+
+@add_check
 def extreme_features(t: CheckRun) -> None:
     """Entries from -8 to -60 make elu + 1 features down to 1e-26; those above 709 overflow exp."""
     low = t.adapter.half
@@ -105,7 +109,13 @@ def extreme_features(t: CheckRun) -> None:
     t.compare(q + large, t.adapter.exact(k * large), v)
 
 
-@add_check("rows", claim="mean and covariance do not lose digits to a large mean")
+@add_check
+def frequencies_of_heads(t: CheckRun) -> None:
+    """Frequencies with the leading axes of queries."""
+    t.compare_problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3), own=True)
+
+
+@add_check
 def large_mean(t: CheckRun) -> None:
     """Data whose mean is many times their spread, constant columns, two rows, N below d."""
     offset = {"float64": 1e8, "float32": 1e4}.get(t.adapter["dtype"], 16.0)
@@ -116,9 +126,64 @@ def large_mean(t: CheckRun) -> None:
         t.compare(t.adapter.exact(offset + steps))
 
 
-@add_check("rows", claim="each member of a batch has its own moments")
+@add_check
 def batches_of_rows(t: CheckRun) -> None:
     """Leading axes."""
     for lead in t.adapter.lead(3), t.adapter.lead(2, 3):
         x = t.normal(*lead, 7, 3)
         t.compare(t.adapter.exact(x + np.arange(math.prod(lead)).reshape(*lead, 1, 1)))
+
+
+_ORDINARY_SIZES = (160, 160, 32)  # queries, keys, coordinates
+_ALPHA = 1e-9  # of any statement: nothing beside the level of a run
+_WIDE_PROFILES = ("math", "serial")
+_LARGE_Z = 8.0  # |z| that no correct kernel has among so many elements
+
+
+@add_condition
+def errors_have_law(adapter: Adapter) -> bool:
+    """Return whether errors have a law: no epsilon, features that are not signed.
+
+    In half precision features are rounded in more ways than profiles have.
+    """
+    of_features = adapter.has("random-features") and not adapter.waves
+    return (
+        adapter["dtype"] != "float64"
+        and not adapter["epsilon"]
+        and not adapter["causal_only"]
+        and (
+            adapter.has("exact")
+            or (adapter["dtype"] == "float32" and (adapter.has("feature-map") or of_features))
+        )
+    )
+
+
+@add_check
+def rounding_errors(t: CheckRun) -> None:
+    """Ordinary numbers: errors over their standard deviations, and along known defects."""
+    dtype = t.adapter["dtype"]
+    n, m, d = t.fit(*_ORDINARY_SIZES)
+    arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))
+    for causal in (False, True) if t.adapter.can("causal") else (False,):
+        conventions: Keywords = {"causal": causal, "scale": t.adapter.root(d) ** 2}
+        if t.adapter.has("feature-map"):
+            conventions = {"causal": causal, "feature_map": FEATURE_MAPS[t.adapter["feature_map"]]}
+        elif t.adapter.has("random-features"):
+            conventions["features"] = t.adapter["features"]
+        q, k, v = arrays
+        problem = pose_arrays(q, k, v, **conventions, **options)
+        asked: Keywords = options | ({"causal": True} if causal else {})
+        got = t.call(*arrays, **asked)
+        numbers = Numbers(got.__getitem__, dtype)
+        profiles = None if dtype in ("float16", "bfloat16") else _WIDE_PROFILES
+        judged = judge(problem, numbers, dtype, profiles, _ALPHA)
+        t.error = max(t.error or 0.0, min(1.0, judged.z.largest / _LARGE_Z))
+        if judged.verdict == "FAIL":
+            words = [x.text for x in judged.suspects[:1]] or [
+                f"{x.name} {x.statistic:.3g}, {x.where}" for x in judged.tests[:1]
+            ]
+            raise Failure(
+                f"errors of a correct kernel in {dtype} that adds in float32",
+                f"z of root mean square {judged.z.rms:.3g}, largest {judged.z.largest:.3g}; "
+                f"{words[0]}",
+            )

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refattn.conformance.candidate.tags import CHOICES
-from refattn.conformance.checks.combined import covering
+from refattn.conformance.checks.cases import covering
 from tests.conformance.candidates import OF_OPTIONS, SEES, at_first_token, attending, checked, of
 
 WINDOWS = CHOICES["window"]

@@ -5,8 +5,9 @@ import pytest
 
 import refattn
 from refattn.conformance import Failure, checks_of
-from refattn.conformance.checks.trials import CheckRun
-from refattn.conformance.checks.uses import describe_places
+from refattn.conformance.checks import claims
+from refattn.conformance.checks.sizes import describe_places
+from refattn.conformance.checks.trials import CHECKS, RUNS, CheckRun
 from refattn.registry import ESTIMATORS
 from tests.conformance.candidates import of, performer
 
@@ -52,6 +53,16 @@ def test_results_beyond_half_precision(dtype, angle, wide):
     else:
         with pytest.raises(Failure, match="finite numbers"):
             trial.compare(q, k, v, omega=omega)
+
+
+def test_every_check_has_a_row_of_the_table():
+    assert RUNS.keys() == CHECKS.keys()
+
+
+@pytest.mark.parametrize("word", ["maks", "-maks", "mask/maks", "library=numpi", "tag=numpy"])
+def test_words_of_the_table_are_known(word):
+    with pytest.raises(ValueError, match=r"maks|numpi|tag=numpy"):
+        claims._condition(word)
 
 
 def wrong(*index):

@@ -14,7 +14,7 @@ import pytest
 import refattn
 from refattn import conformance
 from refattn.conformance import Adapter, check
-from refattn.conformance.checks import trials, uses
+from refattn.conformance.checks import sizes, trials
 from refattn.conformance.verdict import runner
 from tests.conformance import candidates
 from tests.conformance.candidates import BY_NAME, changed, failures, of, plain
@@ -117,7 +117,7 @@ def test_what_a_late_check_still_finds_does_not_count(monkeypatch):
 
 
 def test_what_time_did_not_allow_is_said(monkeypatch):
-    monkeypatch.setattr(uses, "_LARGE_SECONDS", {"quick": 0.0})
+    monkeypatch.setattr(sizes, "_LARGE_SECONDS", {"quick": 0.0})
     report = check(plain, checks=["large_sizes", "contract"], **SOFTMAX)
     assert "larger ones, for want of time" in report.not_tried["large_sizes"]
     assert "larger ones, for want of time" in str(report)

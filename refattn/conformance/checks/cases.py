@@ -1,31 +1,28 @@
-"""What a candidate takes, together: any three of its uses.
+"""Cases: the uses of a candidate, choices of them in which any few meet, and inputs that use it so.
 
 One use at a time says little about two: a path of its own for one query may forget the mask, and
-heads in groups may read the frequencies of the first. Cases cover every choice of three.
+heads in groups may read the frequencies of the first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ...attention import attend
 from ..candidate.adapter import Adapter
-from ..candidate.failures import Failure, Refusal
-from ..candidate.limits import Keywords
-from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
-from .trials import CheckRun, add_check, attends, evaluated
+from ..candidate.failures import Refusal
+from ..candidate.limits import Arrays, Keywords
+from .trials import CheckRun
 
 Mask = npt.NDArray[np.bool_]
 
 SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take
-_OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
+OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
 _TRIES = 16  # rows of which the one is taken that covers most
 
 
@@ -131,7 +128,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     causal = adapter.masks_future
     biases = [x for x in _BIASES if some or x in ("pairs", "keys", "first keys hidden")]
     fewer = adapter["empty_rows"] == "undefined" or not adapter.can("mask")  # of keys
-    of_options = {  # _OPTIONS
+    of_options = {  # OPTIONS
         "window": (None, *_WINDOWS),
         "softcap": (None, 2.0),
         "sinks": (None, "moderate", "far"),
@@ -156,64 +153,6 @@ def _own_of_heads(adapter: Adapter) -> bool:
     return indices or adapter.can("omega", "omega_per_head")
 
 
-def _has_uses(adapter: Adapter) -> bool:
-    """Return whether there are uses to put together."""
-    if not (attends(adapter) and evaluated(adapter)):
-        return False
-    if adapter["causal_only"] and not adapter.can("causal"):
-        return False  # its calls are made one query at a time
-    return sum(len(x) > 1 for x in levels(adapter).values()) > 1
-
-
-@add_check(claim="what it takes one by one it takes together", needs=_has_uses)
-def uses_together(t: CheckRun) -> None:
-    """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
-
-    Any two of a mask, a bias and causal may be refused, by an exception.
-    """
-    factors = levels(t.adapter)
-    if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):
-        factors["more"] = (0,)  # another check says so, once
-    cases = covering(factors, t.rng, paired=_OPTIONS if t.level == "quick" else ())
-    try_cases(t, cases, partial(_compare_case, t))
-
-
-def _is_aligned(t: CheckRun) -> bool:
-    """Return whether causal attention with more keys than queries is right by itself."""
-    plainest = {name: x[0] for name, x in levels(t.adapter).items()}
-    arrays, options = problem_of(t, plainest | {"n": 3, "more": 2, "causal": True})
-    try:
-        _compare_case(t, arrays, **options)
-    except Failure:
-        t.error = t.since = t.case = None
-        return False
-    return True
-
-
-def _compare_case(t: CheckRun, arrays: tuple[Any, ...], **options: Any) -> None:
-    """Compare one case with the reference; -infinity is the lse of a query that sees no key."""
-    if "return_lse" in options:
-        compare_normalisers(t, arrays, **options)
-    else:
-        t.compare(*arrays, strict=True, **options)
-
-
-def compare_normalisers(t: CheckRun, arrays: tuple[Any, ...], **options: Any) -> None:
-    """Compare output and log normalisers with those of the formula, where a query sees a key."""
-    options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
-    out, lse = t.call(*arrays, **options, return_lse=True)
-    want = of_function(t.adapter, attend, arrays, options)
-    t.equal(out, want.out, tolerance(t.adapter, arrays, options, want.out))
-    known = np.isfinite(want.lse)
-    if not np.all(np.isfinite(lse) | ~known):
-        raise Failure("finite log normalisers of queries that see a key", "others")
-    unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
-    allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
-    size = 1 + float(np.max(np.abs(want.lse), where=known, initial=0.0))
-    allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
-    t.equal(lse, want.lse, allowed, "lse")
-
-
 def in_time(
     t: CheckRun,
     cases: Iterable[dict[str, Any]],
@@ -227,6 +166,31 @@ def in_time(
             t.untried.append(f"{len(cases) - i} of {len(cases)} {called}, for want of time")
             return
         yield case
+
+
+def layouts(t: CheckRun, names: Sequence[str], *kinds: str) -> Iterator[dict[str, str]]:
+    """Yield layouts in memory of arrays with these names: all alike, and each alone."""
+    backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
+    for layout, some in product((*kinds, *backwards), (names, *([name] for name in names))):
+        yield dict.fromkeys(some, layout)
+
+
+def growing(
+    t: CheckRun, cases: Sequence[Any], seconds: Mapping[str, float], left: str, least: int = 0
+) -> Iterator[Any]:
+    """Yield cases by size until the time is over, as if it grew with the pairs, above `least`.
+
+    What is `left` names the first of the others, and how many come after it.
+    """
+    end, rate = time.monotonic() + seconds[t.level], 0.0
+    for i, case in enumerate(cases):
+        began = time.monotonic()
+        if began + rate * case.pairs > end:
+            t.untried.append(f"{left.format(case, len(cases) - i - 1)}, for want of time")
+            return
+        yield case
+        if case.pairs > least:
+            rate = (time.monotonic() - began) / case.pairs
 
 
 def try_cases(
@@ -285,3 +249,11 @@ def seeing(adapter: Adapter, n: int, m: int, options: Keywords) -> Mask:
     empty = ~np.any(adapter.visible(n, m, options), -1, keepdims=True)
     mask: Mask = options["mask"] | empty
     return mask
+
+
+def without_empty_rows(adapter: Adapter, arrays: Arrays, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options, whose mask leaves each query a key unless others are to get 0."""
+    if "mask" not in options or adapter["empty_rows"] == "zero":
+        return options
+    n, m = (x.shape[-2] for x in arrays[:2])
+    return options | {"mask": seeing(adapter, n, m, options)}
