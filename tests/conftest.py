@@ -190,7 +190,8 @@ def pytest_collection_modifyitems(config, items):
     """Leave out what takes long; a skip of each would take longer than a quick case."""
     soak, turn = config.getoption("soak"), config.getoption("turn")
     chosen, left_out = [], []
-    if not any("::" in x or x.startswith("@") for x in config.args):  # else parameters are missing
+    some = any("::" in x or x.startswith("@") for x in config.args)
+    if not (some or config.getoption("lf", False)):  # else parameters are missing
         fail_marks_of_nothing(items)
     for item in items:
         full = soak or config.getoption("full")

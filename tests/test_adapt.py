@@ -134,7 +134,7 @@ def test_the_objective_is_the_mean_of_the_law_over_all_pairs(kind):
     proposal = {
         "standard": None,
         "full": Gaussian(rng.standard_normal(3), 0.6 * np.eye(3) + spd(rng, 3)),
-        "gauge": Gaussian(np.ones(3), 2 * np.eye(3), gauge=spd(rng, 3)),
+        "gauge": Gaussian(np.ones(3), 2 * np.eye(3), gauge=np.triu(spd(rng, 3))),
     }[kind]
     x, y = q[:, None, :], k[None, :, :]
     log_variance = theory.log_kernel_variance(x, y, proposal=proposal) - 2 * np.sum(x * y, -1)

@@ -12,6 +12,7 @@ import pytest
 
 import refattn
 from refattn import conformance, naive, registry, vjp
+from refattn.conformance.vectors import recipes
 from refattn.registry import ESTIMATORS, TRAITS, Estimator, register
 from refattn.registry.record import load
 from tests.cases import agrees
@@ -235,19 +236,35 @@ def test_its_pullback_may_be_named(spare):
         vjp(quiet_attention, x, x, x)
 
 
+def candidate(q, k, v, *, d_out=None, forgets=False, scale=None, mask=None, causal=False):
+    options = {"scale": scale, "mask": mask, "causal": causal, "forgets": forgets}
+    out, pullback = pull_quiet(q, k, v, **options)
+    return out if d_out is None else (out, *pullback(d_out)[:3])
+
+
 def test_a_wrong_pullback_fails():
     register(QUIET)
-
-    def candidate(q, k, v, *, d_out=None, forgets=False, scale=None, mask=None, causal=False):
-        options = {"scale": scale, "mask": mask, "causal": causal, "forgets": forgets}
-        out, pullback = pull_quiet(q, k, v, **options)
-        return out if d_out is None else (out, *pullback(d_out)[:3])
-
     able, some = ("mask", "causal", "vjp"), ["reference_values", "gradients", "gradients_of_hidden"]
     right = checked(candidate, "quiet", *able, checks=some)
     assert set(right.values()) == {"PASS"}
     wrong = checked(partial(candidate, forgets=True), "quiet", *able, checks=some)
     assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "gradients"]
+
+
+def fails(*arrays, **options):
+    return 1 / 0
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [("no.such:name", "ModuleNotFoundError"), (fails, "ZeroDivisionError")]
+)
+def test_what_a_record_gets_wrong_is_not_the_candidates_fault(place, said):
+    register(QUIET._replace(name="louder", vjp=place))
+    with pytest.raises(ValueError, match=f"`vjp` of the record of louder must work, got {said}"):
+        checked(candidate, "louder", "vjp", checks=["gradients"])
+    register(QUIET._replace(name="loudest", vjp=None, options=(), vectors=place))
+    with pytest.raises(ValueError, match=f"`vectors` of loudest must give recipes, got {said}"):
+        recipes.estimators()
 
 
 def test_its_state_decodes_it():

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
-from inspect import cleandoc
 from typing import NamedTuple
 
 from .. import naive
@@ -74,7 +73,8 @@ def formulas(names: Sequence[str] = ()) -> str:
         choice("names", name, naive.__all__)
     chosen = sorted(set(names)) or naive.__all__
     kept, imports = _reached([_home(name) for name in chosen])
-    first, _, *rest = cleandoc(naive.__doc__ or "").split("\n\n")  # less that on the package
+    module = ast.parse(_source("naive.__init__"))  # not `__doc__`, which python -OO leaves out
+    first, _, *rest = (ast.get_docstring(module) or "").split("\n\n")  # less that on the package
     heading = "\n\n".join([first, *rest])
     body = [f'r"""{heading}\n"""', "from __future__ import annotations", *_statements(imports)]
     if len(chosen) > 1:

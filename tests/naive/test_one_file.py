@@ -151,3 +151,12 @@ def test_arrays_of_other_libraries(library):
         found, want = (module(**x, **options) for module in (scope[name], getattr(naive, name)))
         assert type(found) is type(want)
         np.testing.assert_array_equal(np.asarray(found), np.asarray(want))
+
+
+@pytest.mark.long
+def test_without_docstrings_it_is_the_same():
+    """As `python -OO` runs, for defects and 50 digits are made of it."""
+    code = "from refattn.naive import one_file; print(one_file.formulas(), end='')"
+    command = [sys.executable, "-OO", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == one_file.formulas()

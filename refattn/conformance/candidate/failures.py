@@ -15,6 +15,10 @@ class Refusal(Failure):
     """A candidate that raised an exception."""
 
 
+class WrongRecord(ValueError):
+    """A function of the record itself failed, which says nothing of the candidate."""
+
+
 class Beyond(Exception):
     """A problem beyond what a candidate is declared to take: no call was made."""
 

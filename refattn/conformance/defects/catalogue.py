@@ -16,7 +16,7 @@ its rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
@@ -58,7 +58,7 @@ class Mutant(NamedTuple):
 
     name: str
     estimator: str
-    fn: Callable[..., Any]
+    fn: Edited
     capabilities: tuple[str, ...]
     effect: str
     seen: str = ""
@@ -129,7 +129,9 @@ def _edits(lines: list[str]) -> Iterator[Edit]:
     """Read changes: a `-` after a `+` begins another one, of the same function."""
     function, old, new = "", list[str](), list[str]()
     for line in [*lines, "@ "]:
-        if new and line[0] in "@-":
+        if line[0] not in "@-+":
+            raise ValueError(f"A change must begin with @, - or +, got {line!r}.")
+        if (new and line[0] == "-") or ((old or new) and line[0] == "@"):
             yield Edit(function, "\n".join(old), "\n".join(new))
             old, new = [], []
         if line[0] == "@":

@@ -15,6 +15,7 @@ from ...arrays.library import Floats
 from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
+from ..candidate.failures import WrongRecord
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from .solves import condition_of_solve
@@ -161,10 +162,15 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
         if "feature_map" in named:
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         q, k, v = wide
-        out, pullback = vjp(fn, q, k, v, **named)
-        cotangents, out = (
-            (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
-        )
+        try:
+            out, pullback = vjp(fn, q, k, v, **named)
+            cotangents, out = (
+                (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
+            )
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            name = adapter.record.name
+            raise WrongRecord(f"`vjp` of the record of {name} must work, got {words}") from error
         return (
             out,
             *cotangents[:3],

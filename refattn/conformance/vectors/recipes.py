@@ -206,7 +206,11 @@ def of_linear(name: str) -> Iterator[Recipe]:
 
 @cache
 def _recipes(vectors: Any, name: str) -> tuple[Recipe, ...]:
-    return tuple(load(vectors)(name))
+    try:
+        return tuple(load(vectors)(name))
+    except Exception as error:
+        got = f"{type(error).__name__}: {error}"
+        raise ValueError(f"`vectors` of {name} must give recipes, got {got}") from error
 
 
 def all_recipes() -> tuple[Recipe, ...]:

@@ -22,7 +22,7 @@ from ... import stats
 from ...arrays import checks as arrays_checks
 from ...arrays.words import said
 from ..candidate.adapter import Adapter
-from ..candidate.failures import Beyond, Failure, Refusal
+from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
 from ..candidate.tags import CAPABILITIES, DEFAULTS, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
@@ -489,6 +489,8 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
         if since is not None:
             _interrupt(thread)
     error = None if late else outcome[0]
+    if isinstance(error, WrongRecord):
+        raise error
     trial.crashed = isinstance(error, Crash)
     result.seconds = time.perf_counter() - start
     result.error, result.samples = trial.error, trial.samples

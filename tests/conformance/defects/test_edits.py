@@ -34,6 +34,10 @@ lacks: omega
 @ hide
 - -math.inf
 + -1e4
+@ average
+- softmax
+@ weighted_sum
+- terms
 """
 
 
@@ -50,7 +54,11 @@ def test_a_row_is_read():
         Edit("visible", "(ahead <= 0)", "(ahead <= 1)"),
         Edit("visible", "seen = seen & mask", "pass\n            seen = seen & ~mask"),
         Edit("hide", "-math.inf", "-1e4"),
+        Edit("average", "softmax", ""),
+        Edit("weighted_sum", "terms", ""),
     )
+    with pytest.raises(ValueError, match="A change must begin with @, - or \\+, got '  seen'"):
+        list(read("ahead: softmax\nWrong.\n@ visible\n  seen\n"))
 
 
 @pytest.mark.parametrize(
