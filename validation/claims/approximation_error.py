@@ -22,8 +22,7 @@ import numpy as np
 import refattn
 from refattn import estimators, linear_randomized_attention
 from refattn.typing import Weighting
-from validation import plotting
-from validation.suite import REFUTED, Claim, Erratum, Findings, Shown, Statement, more_often
+from validation import plotting, suite
 
 DATA = Path(__file__).parent.parent / "data" / "minilm_zen128_slice.npz"
 SEEDS = {"tiny": 2, "quick": 200, "full": 300}  # RFA and LARA, all numbers of samples
@@ -38,7 +37,7 @@ MUCH = 0.5  # "much lower": at most this share
 STEP = 4  # of the number of proposals
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Seeds in chunks: with RA, without, and with the cheapest numbers of samples only."""
     plans: list[dict[str, Any]] = []
     for seeds, chunk, counts, ra in (
@@ -93,7 +92,7 @@ def lara(weighting: str) -> str:
     return f"LARA, {weighting}"
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over seeds."""
     rows = [one for result in results for one in result]
     methods = list(rows[0])
@@ -108,12 +107,12 @@ def judge(results: Sequence[Any]) -> Findings:
 
     def lower(
         method: str, count: int, other: str, of_other: int, factor: float = 1.0, times: str = ""
-    ) -> Shown:
+    ) -> suite.Shown:
         """One error below another times a factor, in the seeds that have both."""
         a, b = error[method][count], error[other][of_other]
         both = ~np.isnan(a + b)
         name = f"{method}, {count} below {times}{other}, {of_other}"
-        return more_often(name, a[both] < factor * b[both])
+        return suite.more_often(name, a[both] < factor * b[both])
 
     others = [m for m in methods if m != "RA"]
     most = COUNTS[-1]
@@ -171,7 +170,7 @@ def judge(results: Sequence[Any]) -> Findings:
             for m, by in error.items()
         },
     }
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def slope(by: Mapping[int, float]) -> float:
@@ -217,65 +216,51 @@ def plot_order(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Approximation errors of RA, LARA and RFA",
-    source="003, experimental results",
-    statements={
-        "RA lowest": Statement(
-            "Of RA, LARA and RFA, RA has the lowest MSE at every number of samples.",
-            expected=REFUTED,
-        ),
-        "RA lowest, several": Statement(
-            "RA has the lowest MSE of the three with 2 samples and more, not with one.",
-            printed=False,
-        ),
-        "RFA plateaus": Statement(
-            "The error of RFA stops falling early, however many samples are drawn: 512 are no "
-            "better than 8, nor than 32.",
-            expected=REFUTED,
-        ),
-        "RFA falls": Statement(
-            "The MSE of RFA falls from 8 to 512 features, and from 32 to 512, by less than the "
-            "root of their ratio.",
-            printed=False,
-        ),
-        "LARA much below": Statement(
-            "The MSE of LARA is much below that of RFA: half of it, with 8, 32 and 128 samples, "
-            "and balance, own and query weights.",
-            expected=REFUTED,
-        ),
-        "LARA below": Statement(
-            "LARA (balance) has lower MSE than RFA with 64 and 128 samples.", printed=False
-        ),
-        "LARA decreases": Statement(
-            "The error of LARA falls as long as proposals are added, in "
-            "steps of four from 1 to 128, with balance, own and query weights."
-        ),
-    },
-    method=(
-        "Queries, keys and values of 8 heads of MiniLM, 128 tokens. Exact sign tests over "
-        "independent seeds: of the MSE of two methods, which is lower in more than half of all "
-        "draws. This is the median of their difference, not the mean; steps of two are too small "
-        "for the seeds of a run. The text's own figure is of another model (DeiT)."
+TITLE = "Approximation errors of RA, LARA and RFA"
+SOURCE = "003, experimental results"
+STATEMENTS = {
+    "RA lowest": suite.refuted(
+        "Of RA, LARA and RFA, RA has the lowest MSE at every number of samples."
     ),
-    errata=(
-        Erratum(
-            "The order of RA, RFA and LARA is not that of every model",
-            ("RA lowest", "RFA plateaus", "LARA much below"),
-            "“RA, achieves the lowest MSE among these three methods”; “RFA (Performer) soon "
-            "plateaus at large approximation error and does not improve even with more samples”; "
-            "“LARA exhibits much lower MSE than RFA”. (Of DeiT.)",
-            "On tensors of MiniLM: RA from 2 samples on, not with one; RFA keeps falling, more "
-            r"slowly than $S^{-1/2}$; LARA (balance) is below RFA with 64 and 128 samples, but not "
-            "by half.",
-            "Who takes the order over picks the wrong estimator for one sample, gives up RFA where "
-            "more features would help, and expects more of LARA than it has.",
-            60,
-            plot_order,
-        ),
+    "RA lowest, several": suite.derived(
+        "RA has the lowest MSE of the three with 2 samples and more, not with one."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "RFA plateaus": suite.refuted(
+        "The error of RFA stops falling early, however many samples are drawn: 512 are no better "
+        "than 8, nor than 32."
+    ),
+    "RFA falls": suite.derived(
+        "The MSE of RFA falls from 8 to 512 features, and from 32 to 512, by less than the root "
+        "of their ratio."
+    ),
+    "LARA much below": suite.refuted(
+        "The MSE of LARA is much below that of RFA: half of it, with 8, 32 and 128 samples, and "
+        "balance, own and query weights."
+    ),
+    "LARA below": suite.derived("LARA (balance) has lower MSE than RFA with 64 and 128 samples."),
+    "LARA decreases": suite.Statement(
+        "The error of LARA falls as long as proposals are added, in steps of four from 1 to 128, "
+        "with balance, own and query weights."
+    ),
+}
+METHOD = (
+    "Queries, keys and values of 8 heads of MiniLM, 128 tokens. Exact sign tests over independent "
+    "seeds: of the MSE of two methods, which is lower in more than half of all draws. This is the "
+    "median of their difference, not the mean; steps of two are too small for the seeds of a run. "
+    "The text's own figure is of another model (DeiT)."
+)
+ERRATA = (
+    suite.Erratum(
+        "The order of RA, RFA and LARA is not that of every model",
+        ("RA lowest", "RFA plateaus", "LARA much below"),
+        "“RA, achieves the lowest MSE among these three methods”; “RFA (Performer) soon plateaus "
+        "at large approximation error and does not improve even with more samples”; “LARA "
+        "exhibits much lower MSE than RFA”. (Of DeiT.)",
+        "On tensors of MiniLM: RA from 2 samples on, not with one; RFA keeps falling, more slowly "
+        "than $S^{-1/2}$; LARA (balance) is below RFA with 64 and 128 samples, but not by half.",
+        "Who takes the order over picks the wrong estimator for one sample, gives up RFA where "
+        "more features would help, and expects more of LARA than it has.",
+        60,
+        plot_order,
+    ),
 )

@@ -14,7 +14,6 @@ over one, the logit of f_n, and the weights of the keys are the responsibilities
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from scipy import special
 
 import refattn
 from refattn import sampling
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -35,7 +33,7 @@ KEYS = 5
 STEPS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Grids in one and two dimensions, two keys in more, and responsibilities."""
     grids = [
         {"kind": "grid", "d": d, "length": length, "repeats": REPEATS[level] if d == 1 else 1}
@@ -128,24 +126,30 @@ def responsibilities(rng: np.random.Generator, d: int, length: float) -> dict[st
     return {"error": float(np.max(np.abs(got - want)) / (EPS * (1 + far**2)))}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """All is arithmetic."""
-    found: dict[str, list[Compared]] = {"expectation": [], "density": [], "responsibilities": []}
+    found: dict[str, list[suite.Compared]] = {
+        "expectation": [],
+        "density": [],
+        "responsibilities": [],
+    }
     for r in results:
         if r["kind"] == "grid":
             name = f"grid, d = {r['d']}, keys of length {r['length']:g}"
-            found["expectation"].append(Compared(name, r["error"], BOUND, UNIT))
-            found["density"].append(Compared(name, r["mass"], BOUND, UNIT))
+            found["expectation"].append(suite.Compared(name, r["error"], BOUND, UNIT))
+            found["density"].append(suite.Compared(name, r["mass"], BOUND, UNIT))
         else:
             name = "expectation" if r["kind"] == "two keys" else "responsibilities"
-            found[name].append(Compared(f"{r['kind']}, d = {r['d']}", r["error"], BOUND, UNIT))
+            found[name].append(
+                suite.Compared(f"{r['kind']}, d = {r['d']}", r["error"], BOUND, UNIT)
+            )
     paths = [{"d": r["d"], "length": r["length"], "path": r["path"]} for r in results if r["path"]]
     worst = max(e.value for e in found["expectation"])
     remark = (
         "Softmax attention is the expectation that the text states: integrals agree to "
         f"{worst:.2g} {UNIT}, in one and two dimensions and for two keys in 64."
     )
-    return Findings(found, {"paths": paths}, remark)
+    return suite.Findings(found, {"paths": paths}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -168,24 +172,17 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Softmax attention is an expectation of random feature attention",
-    source="003, softmax attention as an expectation",
-    statements={
-        "expectation": Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
-        "density": Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
-        "responsibilities": Statement(
-            r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Sums over grids in one and two dimensions, their step halved until two agree; two keys "
-        "in 64 dimensions, where $f_n$ is a sigmoid of normal variables; Bayes' rule at "
-        "frequencies drawn. Errors are compared with rounding."
+TITLE = "Softmax attention is an expectation of random feature attention"
+SOURCE = "003, softmax attention as an expectation"
+STATEMENTS = {
+    "expectation": suite.Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
+    "density": suite.Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
+    "responsibilities": suite.derived(
+        r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    "Sums over grids in one and two dimensions, their step halved until two agree; two keys in 64 "
+    "dimensions, where $f_n$ is a sigmoid of normal variables; Bayes' rule at frequencies drawn. "
+    "Errors are compared with rounding."
 )

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from refattn import estimators, linear_randomized_attention, softmax_attention
-from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement
+from validation import plotting, suite
 
 from ._clock import exponent, medians
 
@@ -95,7 +94,7 @@ def forms(rng: np.random.Generator, n: int, c: int, dense: bool) -> dict[str, Ca
     return calls
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """All forms over N, the linear ones over greater N, and over C."""
     dense, repeats = DENSE[level], REPEATS[level]
     top = LINEAR * dense[-1]
@@ -129,7 +128,7 @@ def run(
     }
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Exponents and ratios against the middle between two claims."""
     dense, linear = results[:2]
     slopes = {
@@ -149,23 +148,24 @@ def judge(results: Sequence[Any]) -> Findings:
     share = {name: (seconds[name] - seconds[RFA]) / seconds[SOFTMAX] for name in (BALANCE, QUERY)}
     evidence = {
         "RA quadratic": [
-            Compared(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
+            suite.Compared(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
             for name in (RA, TEXTBOOK[RA])
         ],
         "LARA linear": [
-            Compared(f"exponent of {axis}, {name}", slopes[axis, name], BETWEEN)
+            suite.Compared(f"exponent of {axis}, {name}", slopes[axis, name], BETWEEN)
             for axis in ("N", "C")
             for name in (BALANCE, QUERY)
         ],
         "twice": around("textbook RA / softmax", twice),
         "twice, refattn": around("RA / softmax", ours),
         "much faster": [
-            Compared(f"{name} / {other}", seconds[name] / seconds[other], HALF)
+            suite.Compared(f"{name} / {other}", seconds[name] / seconds[other], HALF)
             for name in (BALANCE, QUERY)
             for other in (SOFTMAX, RA)
         ],
         "marginal": [
-            Compared(f"({name} - RFA) / softmax", value, MARGINAL) for name, value in share.items()
+            suite.Compared(f"({name} - RFA) / softmax", value, MARGINAL)
+            for name, value in share.items()
         ],
     }
     n = dense["sizes"][-1]
@@ -178,12 +178,15 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{over[BALANCE]:.2g} and {over[QUERY]:.2g} times as long as RFA, an "
         f"overhead of {share[BALANCE]:.2g} and {share[QUERY]:.2g} of softmax attention."
     )
-    return Findings(evidence, {"runs": list(results)}, remark)
+    return suite.Findings(evidence, {"runs": list(results)}, remark)
 
 
-def around(name: str, ratio: float) -> list[Compared]:
+def around(name: str, ratio: float) -> list[suite.Compared]:
     """Nearer to 2 than to 1 and to 4, in ratios."""
-    return [Compared(name, ratio, 2 * ROOT), Compared(f"1 / ({name})", 1 / ratio, 1 / ROOT)]
+    return [
+        suite.Compared(name, ratio, 2 * ROOT),
+        suite.Compared(f"1 / ({name})", 1 / ratio, 1 / ROOT),
+    ]
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -209,37 +212,29 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="What RA, LARA, RFA and softmax attention cost",
-    source="003, efficiency",
-    statements={
-        "RA quadratic": Statement("The cost of RA is quadratic, $O(N M)$."),
-        "LARA linear": Statement("The cost of LARA is linear, $O(C N + C M)$."),
-        "twice": Statement(
-            "RA takes nearly twice as long as softmax attention (one sample for each query, both "
-            "as they are written down)."
-        ),
-        "twice, refattn": Statement(
-            "In refattn too RA takes about twice as long as softmax attention.",
-            expected=REFUTED,
-            printed=False,
-        ),
-        "much faster": Statement(
-            "LARA runs much faster than softmax attention and RA: in less than half the time."
-        ),
-        "marginal": Statement(
-            "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
-            "nearer to a tenth of its time than to all of it."
-        ),
-    },
-    method=(
-        "Medians of several runs, in turn and on one thread. Exponents against the middle between "
-        "1 and 2 (and 2 and 3); ratios against the geometric middle: between 1, 2 and 4 for "
-        "twice, between a tenth and all of softmax attention for an overhead."
+TITLE = "What RA, LARA, RFA and softmax attention cost"
+SOURCE = "003, efficiency"
+STATEMENTS = {
+    "RA quadratic": suite.Statement("The cost of RA is quadratic, $O(N M)$."),
+    "LARA linear": suite.Statement("The cost of LARA is linear, $O(C N + C M)$."),
+    "twice": suite.Statement(
+        "RA takes nearly twice as long as softmax attention (one sample for each query, both as "
+        "they are written down)."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    alone=True,
+    "twice, refattn": suite.control(
+        "In refattn too RA takes about twice as long as softmax attention."
+    ),
+    "much faster": suite.Statement(
+        "LARA runs much faster than softmax attention and RA: in less than half the time."
+    ),
+    "marginal": suite.Statement(
+        "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
+        "nearer to a tenth of its time than to all of it."
+    ),
+}
+METHOD = (
+    "Medians of several runs, in turn and on one thread. Exponents against the middle between 1 "
+    "and 2 (and 2 and 3); ratios against the geometric middle: between 1, 2 and 4 for twice, "
+    "between a tenth and all of softmax attention for an overhead."
 )
+ALONE = True

@@ -7,15 +7,14 @@ beyond its arguments and its result it needs memory that does not depend on L.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from refattn import random_feature_attention, sampling, softmax_attention
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
 
 from ._clock import exponent, medians, peak
 
@@ -57,7 +56,7 @@ def forms(length: int, d: int, r: int, dense: bool) -> dict[str, Callable[[], An
     }
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Time over each size and memory over the length."""
     top, repeats = TOP[level], REPEATS[level]
     dense = [3 * 2**p for p in range(top - 3, top + 1)]
@@ -105,7 +104,7 @@ def run(
     }
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Exponents against the middle between two claims."""
     evidence: dict[str, list[Any]] = {
         name: [] for name in ("time", "dense time", "memory", "dense memory", "memory of refattn")
@@ -116,17 +115,20 @@ def judge(results: Sequence[Any]) -> Findings:
             slope = exponent(r["sizes"], np.maximum(values, 1e-9))
             found[r["unit"], r["axis"], name] = slope
             label = f"{name}: exponent of {r['axis']}"
-            at_most = Compared(label, slope, BETWEEN)
-            at_least = Compared(f"2 - {label}", 2 - slope, 2 - BETWEEN)
+            at_most = suite.Compared(label, slope, BETWEEN)
+            at_least = suite.Compared(f"2 - {label}", 2 - slope, 2 - BETWEEN)
             if r["unit"] == "s":
                 if name in LINEAR:
                     key, row = "time", at_most
                 elif r["axis"] == "L":  # from the middle of 1 and 2 to that of 2 and 3
-                    key, row = "dense time", Compared(f"{label}, from 2", abs(slope - 2), HALF)
+                    key, row = (
+                        "dense time",
+                        suite.Compared(f"{label}, from 2", abs(slope - 2), HALF),
+                    )
                 else:
                     key, row = "dense time", at_most
             elif "refattn" in name:
-                key, row = "memory of refattn", Compared(label, slope, HALF)
+                key, row = "memory of refattn", suite.Compared(label, slope, HALF)
             else:
                 key, row = ("memory", at_most) if name in LINEAR else ("dense memory", at_least)
             evidence[key].append(row)
@@ -140,7 +142,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"arguments and result as {space[0]:.2f} and {space[2]:.2f} in the textbook forms, and as "
         f"{space[1]:.2f} in refattn, which works in blocks."
     )
-    return Findings(evidence, {"runs": list(results)}, remark)
+    return suite.Findings(evidence, {"runs": list(results)}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -168,27 +170,22 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Random features take time and memory linear in the length",
-    source="000, KernelizedAttention, time complexity",
-    statements={
-        "time": Statement("Attention with $r$ random features takes time $O(L r D)$."),
-        "dense time": Statement("Softmax attention takes time $O(L^2 D)$."),
-        "memory": Statement("Random features as written down need memory linear in L."),
-        "dense memory": Statement("Softmax attention as written down needs memory of order $L^2$."),
-        "memory of refattn": Statement(
-            "refattn needs memory that does not depend on L beside its arguments and result.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
-        "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not "
-        "grow); memory as NumPy allocates it."
+TITLE = "Random features take time and memory linear in the length"
+SOURCE = "000, KernelizedAttention, time complexity"
+STATEMENTS = {
+    "time": suite.Statement("Attention with $r$ random features takes time $O(L r D)$."),
+    "dense time": suite.Statement("Softmax attention takes time $O(L^2 D)$."),
+    "memory": suite.Statement("Random features as written down need memory linear in L."),
+    "dense memory": suite.Statement(
+        "Softmax attention as written down needs memory of order $L^2$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    alone=True,
+    "memory of refattn": suite.derived(
+        "refattn needs memory that does not depend on L beside its arguments and result."
+    ),
+}
+METHOD = (
+    "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
+    "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not grow); "
+    "memory as NumPy allocates it."
 )
+ALONE = True

@@ -27,17 +27,7 @@ import numpy as np
 
 import refattn
 from refattn import adapt, moments, sampling, theory
-from validation import plotting
-from validation.suite import (
-    REFUTED,
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Shown,
-    Statement,
-    more_often,
-)
+from validation import plotting, suite
 
 D, TOKENS, BINS = 10, 1000, 25
 FIGURES = (1, 2, 3, 4, 5)
@@ -71,7 +61,7 @@ def tokens(rng: np.random.Generator, figure: int) -> tuple[Any, Any]:
     return draw(), draw()
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Maps of all tokens for each figure, draws in pieces, and draws of one method alone."""
     size = DRAWS[level] // PIECES[level]
     queries, keys = ROWS[level]
@@ -208,7 +198,7 @@ def maps(rng: np.random.Generator, q: Any, k: Any, counts: Sequence[int]) -> dic
     return {"maps": found}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent experiments, and the number of frequencies by the law."""
     draws: dict[int, list[Any]] = {f: [] for f in FIGURES}
     more: dict[int, list[float]] = {f: [] for f in FIGURES}
@@ -223,26 +213,28 @@ def judge(results: Sequence[Any]) -> Findings:
     all_last = {f: np.append(last[constant][f], more[f]) for f in FIGURES}
     gain = {m: average(first[m]) - average(last[m]) for m in (exact, constant)}
     others = [f for f in FIGURES if f != 3]
-    evidence: dict[str, Sequence[Shown | Compared]] = {
-        "increase": [more_often("mean of the figures", gain[constant] > NEARER)],
-        "increase, eq. (9)": [more_often("mean of the figures", gain[exact] > NEARER)],
-        "others": [more_often(f"figure {f}", all_last[f] < CLOSE) for f in others],
-        "others, eq. (9)": [more_often(f"figure {f}", last[exact][f] < CLOSE) for f in others],
-        "figure 3": [more_often("figure 3", all_last[3] > CLOSE)],
-        "figure 3, eq. (9)": [more_often("figure 3", last[exact][3] > CLOSE)],
+    evidence: dict[str, Sequence[suite.Shown | suite.Compared]] = {
+        "increase": [suite.more_often("mean of the figures", gain[constant] > NEARER)],
+        "increase, eq. (9)": [suite.more_often("mean of the figures", gain[exact] > NEARER)],
+        "others": [suite.more_often(f"figure {f}", all_last[f] < CLOSE) for f in others],
+        "others, eq. (9)": [
+            suite.more_often(f"figure {f}", last[exact][f] < CLOSE) for f in others
+        ],
+        "figure 3": [suite.more_often("figure 3", all_last[3] > CLOSE)],
+        "figure 3, eq. (9)": [suite.more_often("figure 3", last[exact][3] > CLOSE)],
         "law": [
-            Compared(f"figure {f}, log10 of R", math.log10(COUNTS[-1]), float(needs[f][0]))
+            suite.Compared(f"figure {f}, log10 of R", math.log10(COUNTS[-1]), float(needs[f][0]))
             for f in FIGURES
         ],
         "size": [
-            more_often("figure 3, below", size[3] < VANISHES),
-            *(more_often(f"figure {f}, above", size[f] > VANISHES) for f in (1, 2, 4)),
+            suite.more_often("figure 3, below", size[3] < VANISHES),
+            *(suite.more_often(f"figure {f}, above", size[f] > VANISHES) for f in (1, 2, 4)),
         ],
         "normalised": [
-            more_often(f"figure {f}", last[constant][f] < last[exact][f]) for f in FIGURES
+            suite.more_often(f"figure {f}", last[constant][f] < last[exact][f]) for f in FIGURES
         ],
         "adapted": [
-            more_often(f"figure {f}, {m}", last[adapted][f] < last[m][f])
+            suite.more_often(f"figure {f}, {m}", last[adapted][f] < last[m][f])
             for m in (exact, constant)
             for f in FIGURES
         ],
@@ -259,7 +251,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "gained": gained,
         "share": {str(f): share[f] for f in FIGURES},
     }
-    return Findings(evidence, data, remark(curves, needs, gained, share))
+    return suite.Findings(evidence, data, remark(curves, needs, gained, share))
 
 
 def average(x: Mapping[int, Any]) -> Any:
@@ -338,86 +330,62 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Attention maps for five laws of queries and keys",
-    source="002, section V and figures 1 to 5",
-    statements={
-        "increase": Statement(
-            "An increase in $R$, from 1 to 10000, generally leads to better approximation: with "
-            "eq. (15) the distance, mean of the figures, falls by more than 0.1 in most "
-            "experiments."
-        ),
-        "increase, eq. (9)": Statement(
-            "So it does with the norms of eq. (9).",
-            REFUTED,
-            printed=False,
-        ),
-        "others": Statement(
-            "In figures 1, 2, 4 and 5, which are no exception, $R = 10000$ approximates the "
-            "attention in most experiments (eq. (15))."
-        ),
-        "others, eq. (9)": Statement(
-            "So it does with the norms of eq. (9).",
-            REFUTED,
-            printed=False,
-        ),
-        "figure 3": Statement(
-            "In figure 3, $q_0 = k_0 = 3$, $R = 10000$ fails to approximate the attention in most "
-            "experiments (eq. (15); normalised, unlike eq. (6), for which see below).",
-            REFUTED,
-        ),
-        "figure 3, eq. (9)": Statement(
-            "So it does with the norms of eq. (9).",
-            printed=False,
-        ),
-        "law": Statement(
-            "In every figure $R = 10000$ is too few for eq. (9): by the law of its variance a "
-            "median entry of the kernel needs more.",
-            printed=False,
-        ),
-        "size": Statement(
-            "Without normalisation, eq. (6) with eq. (15), the estimate vanishes in figure 3, "
-            r"below $10^{-20}$ of the kernel for a median pair in most experiments, and not in "
-            "figures 1, 2 and 4. (Not tried in figure 5: there it is many orders of magnitude "
-            "above the kernel or below, from experiment to experiment.)",
-            printed=False,
-        ),
-        "normalised": Statement(
-            "Normalised attention is nearer to softmax with the constants of eq. (15) than with "
-            "the norms of eq. (9), in figure 3 as in the others.",
-            printed=False,
-        ),
-        "adapted": Statement(
-            "At $R = 10000$ a Gaussian proposal with a gauge, fitted to the four moments, is "
-            "nearer than $N(0, I)$ with eq. (9) and with eq. (15).",
-            printed=False,
-        ),
-    },
-    method=(
-        "Each figure as independent experiments: means, covariances, tokens and frequencies "
-        "drawn anew, moments of all 1000 tokens, attention of the first. Attention is "
-        "normalised, but for the sizes. The reference uses eq. (9) by one sentence and eq. (15) "
-        "by another; the latter is taken for printed, and both are tried in the same way. Exact "
-        "sign tests over experiments, so that 'most' is of experiments: an attention map is "
-        "approximated if, on average over queries, its total variation from softmax attention "
-        r"(no $1 / \sqrt{D}$, keys in groups of neighbours) is below 1/2; both numbers, 1/2 and "
-        "0.1, are ours."
+TITLE = "Attention maps for five laws of queries and keys"
+SOURCE = "002, section V and figures 1 to 5"
+STATEMENTS = {
+    "increase": suite.Statement(
+        "An increase in $R$, from 1 to 10000, generally leads to better approximation: with eq. "
+        "(15) the distance, mean of the figures, falls by more than 0.1 in most experiments."
     ),
-    errata=(
-        Erratum(
-            "Figure 3 is no exception",
-            ("figure 3",),
-            r"“an exception is noted in the case of Figure 3, where $q_0, k_0 = 3$ and $R = 10000$ "
-            "fails to approximate the attention”.",
-            "Once normalised, eq. (15) approximates it there as in the other figures, and eq. (9) "
-            "in none.",
-            "Only the size of the estimate vanishes in figure 3, and normalisation cancels it. Who "
-            "avoids large means on its account meets the failure of eq. (9) all the same.",
-            50,
-        ),
+    "increase, eq. (9)": suite.control("So it does with the norms of eq. (9)."),
+    "others": suite.Statement(
+        "In figures 1, 2, 4 and 5, which are no exception, $R = 10000$ approximates the attention "
+        "in most experiments (eq. (15))."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "others, eq. (9)": suite.control("So it does with the norms of eq. (9)."),
+    "figure 3": suite.refuted(
+        "In figure 3, $q_0 = k_0 = 3$, $R = 10000$ fails to approximate the attention in most "
+        "experiments (eq. (15); normalised, unlike eq. (6), for which see below)."
+    ),
+    "figure 3, eq. (9)": suite.derived("So it does with the norms of eq. (9)."),
+    "law": suite.derived(
+        "In every figure $R = 10000$ is too few for eq. (9): by the law of its variance a median "
+        "entry of the kernel needs more."
+    ),
+    "size": suite.derived(
+        "Without normalisation, eq. (6) with eq. (15), the estimate vanishes in figure 3, below "
+        "$10^{-20}$ of the kernel for a median pair in most experiments, and not in figures 1, 2 "
+        "and 4. (Not tried in figure 5: there it is many orders of magnitude above the kernel or "
+        "below, from experiment to experiment.)"
+    ),
+    "normalised": suite.derived(
+        "Normalised attention is nearer to softmax with the constants of eq. (15) than with the "
+        "norms of eq. (9), in figure 3 as in the others."
+    ),
+    "adapted": suite.derived(
+        "At $R = 10000$ a Gaussian proposal with a gauge, fitted to the four moments, is nearer "
+        "than $N(0, I)$ with eq. (9) and with eq. (15)."
+    ),
+}
+METHOD = (
+    "Each figure as independent experiments: means, covariances, tokens and frequencies drawn "
+    "anew, moments of all 1000 tokens, attention of the first. Attention is normalised, but for "
+    "the sizes. The reference uses eq. (9) by one sentence and eq. (15) by another; the latter is "
+    "taken for printed, and both are tried in the same way. Exact sign tests over experiments, so "
+    "that 'most' is of experiments: an attention map is approximated if, on average over queries, "
+    r"its total variation from softmax attention (no $1 / \sqrt{D}$, keys in groups of "
+    "neighbours) is below 1/2; both numbers, 1/2 and 0.1, are ours."
+)
+ERRATA = (
+    suite.Erratum(
+        "Figure 3 is no exception",
+        ("figure 3",),
+        "“an exception is noted in the case of Figure 3, where $q_0, k_0 = 3$ and $R = 10000$ "
+        "fails to approximate the attention”.",
+        "Once normalised, eq. (15) approximates it there as in the other figures, and eq. (9) in "
+        "none.",
+        "Only the size of the estimate vanishes in figure 3, and normalisation cancels it. Who "
+        "avoids large means on its account meets the failure of eq. (9) all the same.",
+        50,
+    ),
 )

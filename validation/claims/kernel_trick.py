@@ -16,15 +16,13 @@ is a ratio, in which the factor cancels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
 from refattn import features, kernels, sampling, stats
-from validation import plotting
-from validation.suite import Claim, Compared, Erratum, Findings, Statement, Tested, detects
+from validation import plotting, suite
 
 D, LENGTHS = 8, (0.5, 1.0, 2.0)  # |x - y|
 GAMMA = 1.0  # other than 1/2
@@ -35,7 +33,7 @@ FEATURES = 8  # R
 MEANS = {"1/2": (0.5, 1.0), "printed": (GAMMA, 1.0), "scaled": (GAMMA, math.sqrt(2 * GAMMA))}
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The identities, and one task for each distance."""
     random = [{"length": length, "count": DRAWS[level]} for length in LENGTHS]
     return [{"count": PAIRS[level]}, *random]
@@ -92,11 +90,11 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     }
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Identities by rounding, means by a bound."""
     found = results[0]
-    tests: dict[str, list[Tested]] = {name: [] for name in MEANS}
-    sums: dict[str, list[Tested]] = {"eq. (6)": [], "eq. (6), scaled": []}
+    tests: dict[str, list[suite.Tested]] = {name: [] for name in MEANS}
+    sums: dict[str, list[suite.Tested]] = {"eq. (6)": [], "eq. (6), scaled": []}
     rows = []
     for r in results[1:]:
         x = r["cosine"]["1/2"]
@@ -104,7 +102,7 @@ def judge(results: Sequence[Any]) -> Findings:
         square = r["length"] ** 2
         kernel = math.exp(-square / 2)
         for name, mean in (("eq. (6)", kernel / FEATURES), ("eq. (6), scaled", kernel)):
-            detectable = detects(
+            detectable = suite.detects(
                 stats.empirical_bernstein,
                 len(blocks),
                 variance=(1 - math.exp(-square)) ** 2 / 2 / FEATURES,
@@ -113,14 +111,14 @@ def judge(results: Sequence[Any]) -> Findings:
             )
             p = stats.empirical_bernstein(blocks, mean, -1, 1)
             label = f"|x - y| = {r['length']:g}, R = {FEATURES}"
-            sums[name].append(Tested(label, p, detectable, TARGET, "of the scale"))
+            sums[name].append(suite.Tested(label, p, detectable, TARGET, "of the scale"))
         row = {"length": r["length"]}
         for name, (gamma, scale) in MEANS.items():
             x = r["cosine"][name]
             # E cos^2 - (E cos)^2 under the law that the statement names
             square = 2 * gamma * r["length"] ** 2
             p = stats.empirical_bernstein(x, math.exp(-square / 2), -1, 1)
-            detectable = detects(
+            detectable = suite.detects(
                 stats.empirical_bernstein,
                 len(x),
                 variance=(1 - math.exp(-square)) ** 2 / 2,
@@ -128,7 +126,7 @@ def judge(results: Sequence[Any]) -> Findings:
                 high=1.0,
             )
             tests[name].append(
-                Tested(f"|x - y| = {r['length']:g}", p, detectable, TARGET, "of the scale")
+                suite.Tested(f"|x - y| = {r['length']:g}", p, detectable, TARGET, "of the scale")
             )
             row[name] = float(np.mean(x))
             row[f"{name}, error"] = float(np.std(x)) / math.sqrt(len(x))
@@ -137,15 +135,21 @@ def judge(results: Sequence[Any]) -> Findings:
     unit = "eps (1 + exponents)"
     evidence: dict[str, list[Any]] = {
         "polynomial": [
-            Compared("product of features", found["polynomial"], 8.0, "eps of the absolute terms"),
-            Compared("features by hand", found["map"], 4.0, "eps of the largest"),
+            suite.Compared(
+                "product of features", found["polynomial"], 8.0, "eps of the absolute terms"
+            ),
+            suite.Compared("features by hand", found["map"], 4.0, "eps of the largest"),
         ],
-        "softmax": [Compared("softmax from Gaussian kernel", found["softmax"], float(D), unit)],
+        "softmax": [
+            suite.Compared("softmax from Gaussian kernel", found["softmax"], float(D), unit)
+        ],
         "fourier": tests["1/2"],
         "any gamma": tests["printed"],
         "any gamma, scaled": tests["scaled"],
         **sums,
-        "attention": [Compared("attention by eqs. (9) and (10)", found["attention"], 8.0, unit)],
+        "attention": [
+            suite.Compared("attention by eqs. (9) and (10)", found["attention"], 8.0, unit)
+        ],
     }
     remark = (
         f"Both identities hold to rounding ({found['polynomial']:.1f} and {found['softmax']:.1f} "
@@ -155,7 +159,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"the law named beside gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's "
         f"report estimates R times the kernel with the maps as printed; attention does not see it."
     )
-    return Findings(evidence, {"means": rows}, remark)
+    return suite.Findings(evidence, {"means": rows}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -182,74 +186,62 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Kernels as products of features",
-    source="001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)",
-    statements={
-        "polynomial": Statement(
-            r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
-        ),
-        "softmax": Statement(
-            r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, "
-            r"$\gamma = \frac{1}{2}$."
-        ),
-        "fourier": Statement(
-            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
-        ),
-        "any gamma": Statement(
-            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
-            r"also for $\gamma = 1$.",
-            expected="REFUTED",
-        ),
-        "any gamma, scaled": Statement(
-            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is "
-            r"$e^{-\gamma |x - y|^2}$.",
-            printed=False,
-        ),
-        "eq. (6)": Statement(
-            r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. "
-            "(8), (9), (15) of Ye's report.",
-            expected="REFUTED",
-        ),
-        "eq. (6), scaled": Statement(
-            r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor "
-            r"$1 / \sqrt{R}$.",
-            printed=False,
-        ),
-        "attention": Statement(
-            "The factor cancels in attention: with $z$ as printed it is that of "
-            "`random_feature_attention`.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Identities to rounding on random vectors; the empirical Bernstein bound of Maurer and "
-        "Pontil on means of products, which lie in [-1, 1]."
+TITLE = "Kernels as products of features"
+SOURCE = "001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)"
+STATEMENTS = {
+    "polynomial": suite.Statement(
+        r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
     ),
-    errata=(
-        Erratum(
-            "A law of frequencies for one gamma only",
-            ("any gamma",),
-            r"$K_\text{gauss} = \exp(-\gamma \|x_i - x_j\|^2)$ from frequencies "
-            r"$\omega \sim N(0, I)$.",
-            r"$\omega \sim N(0, 2 \gamma I)$, or $\gamma = \frac{1}{2}$ as in the appendix.",
-            r"The estimate is $e^{-|x - y|^2/2}$ whatever $\gamma$: a bandwidth that is set has no "
-            "effect.",
-            42,
-            source="001, Random Fourier Features",
-        ),
-        Erratum(
-            "Features without their scale",
-            ("eq. (6)",),
-            r"$K(x, y) \approx z(x)^\top z(y)$, with the $R$ entries of eqs. (8), (9) and (15).",
-            r"$z(x)^\top z(y) / R$: each $z$ lacks a factor $1 / \sqrt{R}$.",
-            r"Kernels come out $R$ times too large. Attention is a ratio and does not see it.",
-            40,
-            source="002, eq. (6)",
-        ),
+    "softmax": suite.Statement(
+        r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, $\gamma = "
+        r"\frac{1}{2}$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "fourier": suite.Statement(
+        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
+    ),
+    "any gamma": suite.refuted(
+        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
+        r"also for $\gamma = 1$."
+    ),
+    "any gamma, scaled": suite.derived(
+        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is $e^{-\gamma |x - "
+        "y|^2}$."
+    ),
+    "eq. (6)": suite.refuted(
+        r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. (8), "
+        "(9), (15) of Ye's report."
+    ),
+    "eq. (6), scaled": suite.derived(
+        r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor $1 / "
+        r"\sqrt{R}$."
+    ),
+    "attention": suite.derived(
+        "The factor cancels in attention: with $z$ as printed it is that of "
+        "`random_feature_attention`."
+    ),
+}
+METHOD = (
+    "Identities to rounding on random vectors; the empirical Bernstein bound of Maurer and Pontil "
+    "on means of products, which lie in [-1, 1]."
+)
+ERRATA = (
+    suite.Erratum(
+        "A law of frequencies for one gamma only",
+        ("any gamma",),
+        r"$K_\text{gauss} = \exp(-\gamma \|x_i - x_j\|^2)$ from frequencies $\omega \sim N(0, I)$.",
+        r"$\omega \sim N(0, 2 \gamma I)$, or $\gamma = \frac{1}{2}$ as in the appendix.",
+        r"The estimate is $e^{-|x - y|^2/2}$ whatever $\gamma$: a bandwidth that is set has no "
+        "effect.",
+        42,
+        source="001, Random Fourier Features",
+    ),
+    suite.Erratum(
+        "Features without their scale",
+        ("eq. (6)",),
+        r"$K(x, y) \approx z(x)^\top z(y)$, with the $R$ entries of eqs. (8), (9) and (15).",
+        r"$z(x)^\top z(y) / R$: each $z$ lacks a factor $1 / \sqrt{R}$.",
+        "Kernels come out $R$ times too large. Attention is a ratio and does not see it.",
+        40,
+        source="002, eq. (6)",
+    ),
 )

@@ -12,7 +12,6 @@ for c = n, else 0. The formula is written here from densities, and compared with
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,7 @@ from scipy import special, stats
 
 from refattn import estimators, linear_randomized_attention, sampling
 from refattn.typing import Weighting
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -32,7 +30,7 @@ WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
 KINDS = ("RFA, own", "RFA, balance", "RA", *WEIGHTINGS)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each size."""
     return [{"d": d, "n": n, "repeats": REPEATS[level]} for d, n in SIZES]
 
@@ -137,13 +135,13 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
     return {"d": d, "worst": worst, "dropped": dropped}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """All is arithmetic."""
-    found: dict[str, list[Compared]] = {"is RFA": [], "is RA": [], "formula": []}
+    found: dict[str, list[suite.Compared]] = {"is RFA": [], "is RA": [], "formula": []}
     for r in results:
         for kind, error in r["worst"].items():
             name = {"RFA": "is RFA", "RA": "is RA"}.get(kind.split(",")[0], "formula")
-            found[name].append(Compared(f"{kind}, d = {r['d']}", error, BOUND, UNIT))
+            found[name].append(suite.Compared(f"{kind}, d = {r['d']}", error, BOUND, UNIT))
     most = max(r["dropped"] for r in results)
     worst = max(e.value for e in (*found["is RFA"], *found["is RA"]))
     remark = (
@@ -153,7 +151,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "ratio, and shows no constant factor of the weights."
     )
     data = {"results": [{"d": r["d"], "worst": r["worst"]} for r in results]}
-    return Findings(found, data, remark)
+    return suite.Findings(found, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -170,26 +168,18 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="LARA has RFA and RA as special cases",
-    source="003, a unified view of LARA, RA, and RFA",
-    statements={
-        "is RFA": Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
-        "is RA": Statement(
-            r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
-        ),
-        "formula": Statement(
-            "`linear_randomized_attention` is the printed formula, with own, balance and query "
-            "weights.",
-            printed=False,
-        ),
-    },
-    method=(
-        "LARA written from the densities of $p_n$ and the proposals, against the package's LARA, "
-        "RFA and RA at the same frequencies, relative to the largest value."
+TITLE = "LARA has RFA and RA as special cases"
+SOURCE = "003, a unified view of LARA, RA, and RFA"
+STATEMENTS = {
+    "is RFA": suite.Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
+    "is RA": suite.Statement(
+        r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "formula": suite.derived(
+        "`linear_randomized_attention` is the printed formula, with own, balance and query weights."
+    ),
+}
+METHOD = (
+    "LARA written from the densities of $p_n$ and the proposals, against the package's LARA, RFA "
+    "and RA at the same frequencies, relative to the largest value."
 )

@@ -16,7 +16,7 @@ what they tend to is another mean. Mean and variance for any K follow from Lapla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,8 @@ from scipy import special
 
 from refattn import linear_randomized_attention, stats
 from refattn.typing import Weighting
-from validation import plotting
+from validation import plotting, suite
 from validation.claims import _ratios
-from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 200_000}
 WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
@@ -39,7 +38,7 @@ TARGET = 0.06  # of the largest value
 BATCH = 5000
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each weighting and number of samples, and for each exact law."""
     simulated = [
         {"weighting": weighting, "count": count, "draws": DRAWS[level] // (1 + (count > 16))}
@@ -109,31 +108,31 @@ def run(rng: np.random.Generator, weighting: Weighting, count: int, draws: int) 
     return {**about, "out": np.clip(np.concatenate(out), 0, 1), "mean": mean, "variance": variance}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bets against unbiasedness; exponents of the exact laws, which simulation must confirm."""
     exact = PROBLEM.exact
-    biased: list[Shown] = []
-    law: list[Tested | Compared] = []
-    consistent: list[Tested | Compared] = []
-    query: list[Tested | Compared] = []
+    biased: list[suite.Shown] = []
+    law: list[suite.Tested | suite.Compared] = []
+    consistent: list[suite.Tested | suite.Compared] = []
+    query: list[suite.Tested | suite.Compared] = []
     data: dict[str, Any] = {"counts": list(EXACT), "exact": {}, "simulated": []}
     for r in results:
         weighting, count = r["weighting"], r["count"]
         if count:
             x, name = r["out"], f"{weighting}, K = {count}"
             if count <= 4:
-                biased.append(Shown(name, stats.betting(x, exact)))
+                biased.append(suite.Shown(name, stats.betting(x, exact)))
             square = (x - exact) ** 2
             want = r["variance"] + (r["mean"] - exact) ** 2
-            found: list[Tested | Compared] = []
+            found: list[suite.Tested | suite.Compared] = []
             for label, y, mean, variance, unit in (
                 ("mean", x, r["mean"], r["variance"], "of the values"),
                 # A square in [0, 1] has at most its mean as variance.
                 ("mean square", square, want, want, "of squared values"),
             ):
-                detectable = detects(stats.empirical_bernstein, len(y), variance=variance)
+                detectable = suite.detects(stats.empirical_bernstein, len(y), variance=variance)
                 p = stats.empirical_bernstein(y, mean)
-                found.append(Tested(f"{label}, {name}", p, detectable, TARGET, unit))
+                found.append(suite.Tested(f"{label}, {name}", p, detectable, TARGET, unit))
             law += found
             if weighting != "query":
                 consistent += found
@@ -144,15 +143,15 @@ def judge(results: Sequence[Any]) -> Findings:
         errors = [variance + b * b for b, (_, variance) in zip(bias, r["laws"], strict=True)]
         data["exact"][weighting] = {"bias": bias, "mse": errors, "limit": r["limit"] - exact}
         off = abs(r["limit"] - exact)
-        law.append(Compared(f"integrals of two steps, {weighting}", r["gap"], 1e-5))
+        law.append(suite.Compared(f"integrals of two steps, {weighting}", r["gap"], 1e-5))
         found = query if weighting == "query" else consistent
-        found.append(Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
+        found.append(suite.Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
         if weighting != "query":
             grew = math.log(EXACT[-1] / EXACT[-3])
             for name, values in (("bias", bias), ("mean square", errors)):
                 slope = math.log(abs(values[-1] / values[-3])) / grew
                 label = f"exponent of K in the {name}, from -1, {weighting}"
-                found.append(Compared(label, abs(slope + 1), 0.05))
+                found.append(suite.Compared(label, abs(slope + 1), 0.05))
     first = data["exact"]["balance"]
     remark = (
         "LARA is biased and consistent, as the text says, if what grows is the number of samples "
@@ -162,9 +161,9 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N "
         "proposals, the form in the text, nothing tends to a limit."
     )
-    evidence: dict[str, Sequence[Tested | Shown | Compared]]
+    evidence: dict[str, Sequence[suite.Tested | suite.Shown | suite.Compared]]
     evidence = {"biased": biased, "law": law, "consistent": consistent, "query": query}
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -185,33 +184,24 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="LARA is biased but consistent",
-    source="003, conclusion and limitation",
-    statements={
-        "biased": Statement("LARA is a biased estimator for softmax attention."),
-        "law": Statement(
-            "`linear_randomized_attention` with 1 to 64 samples of each proposal has the exact "
-            "mean and mean squared error, with own, balance and query weights.",
-            printed=False,
-        ),
-        "consistent": Statement(
-            "It is consistent: as the samples of fixed proposals grow, with balance or own "
-            "weights, bias and mean squared error vanish as $1/K$."
-        ),
-        "query": Statement(
-            "It is consistent too with weights that depend on the query, negative ones dropped.",
-            expected="REFUTED",
-            printed=False,
-        ),
-    },
-    method=(
-        "Values in [0, 1], d = 1. Bets against the hypothesis that the mean is exact. Exact bias "
-        "and mean squared error for any number of samples from Laplace transforms, against "
-        "simulated ones by the empirical Bernstein bound, and their exponents."
+TITLE = "LARA is biased but consistent"
+SOURCE = "003, conclusion and limitation"
+STATEMENTS = {
+    "biased": suite.Statement("LARA is a biased estimator for softmax attention."),
+    "law": suite.derived(
+        "`linear_randomized_attention` with 1 to 64 samples of each proposal has the exact mean "
+        "and mean squared error, with own, balance and query weights."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "consistent": suite.Statement(
+        "It is consistent: as the samples of fixed proposals grow, with balance or own weights, "
+        "bias and mean squared error vanish as $1/K$."
+    ),
+    "query": suite.control(
+        "It is consistent too with weights that depend on the query, negative ones dropped."
+    ),
+}
+METHOD = (
+    "Values in [0, 1], d = 1. Bets against the hypothesis that the mean is exact. Exact bias and "
+    "mean squared error for any number of samples from Laplace transforms, against simulated ones "
+    "by the empirical Bernstein bound, and their exponents."
 )

@@ -9,7 +9,7 @@ d = 1000.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,7 @@ import numpy as np
 
 from refattn import linear_attention, softmax_attention
 from refattn.features import elu_features
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
 
 from ._clock import exponent, medians, peak
 
@@ -62,7 +61,7 @@ def inputs(tokens: int, d: int) -> Any:
     return np.random.default_rng(7).standard_normal((3, tokens, d), dtype=np.float32)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The times, and the memory at each length."""
     tokens, d = TIMED[level]
     memory = [{"tokens": n, "d": D_MODEL, "repeats": 0} for n in TOKENS[level]]
@@ -88,7 +87,7 @@ def whole(name: str, tokens: int, d: int) -> Any:
     return FORMS[name](q, k, v)
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Arithmetic, a ratio of times, and exponents of memory."""
     timed, memory = results[0], results[1:]
     seconds = timed["seconds"]
@@ -101,17 +100,17 @@ def judge(results: Sequence[Any]) -> Findings:
     one, other = NAMES[:2]
     evidence = {
         "operations": [
-            Compared("scaled-dot, |d N^2 - 16e9|", float(abs(d * n**2 - 16 * 10**9)), 0.0),
-            Compared("kernelised, |N d^2 - 4e9|", float(abs(n * d**2 - 4 * 10**9)), 0.0),
+            suite.Compared("scaled-dot, |d N^2 - 16e9|", float(abs(d * n**2 - 16 * 10**9)), 0.0),
+            suite.Compared("kernelised, |N d^2 - 4e9|", float(abs(n * d**2 - 4 * 10**9)), 0.0),
         ],
         # halfway, in ratios, between the reported 2.5 and no difference
-        "faster": [Compared("time, kernelised / scaled-dot", ratio[one], SPEEDUP**-0.5)],
+        "faster": [suite.Compared("time, kernelised / scaled-dot", ratio[one], SPEEDUP**-0.5)],
         "memory": [
-            Compared(f"{one}: exponent of N", slopes[one], 1.5),
-            Compared(f"2 - {other}: exponent of N", 2 - slopes[other], 0.5),
+            suite.Compared(f"{one}: exponent of N", slopes[one], 1.5),
+            suite.Compared(f"2 - {other}: exponent of N", 2 - slopes[other], 0.5),
         ],
         "memory of refattn": [
-            Compared(f"{name}: exponent of N", slopes[name], 1.5) for name in NAMES[2:]
+            suite.Compared(f"{name}: exponent of N", slopes[name], 1.5) for name in NAMES[2:]
         ],
     }
     at = next((r for r in memory if r["tokens"] == 4096), memory[-1])
@@ -126,7 +125,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"needs {at['memory'][NAMES[3]]:.0f} MiB: memory alone is no reason to give it up."
     )
     data = {"timed": timed, "memory": list(memory)}
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -159,32 +158,26 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="elu + 1 against scaled-dot attention: time and memory",
-    source="004, Experiment",
-    statements={
-        "operations": Statement(
-            "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
-            "(per product)."
-        ),
-        "faster": Statement(
-            "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times "
-            "as fast, halfway in ratios to the 2.5 times reported."
-        ),
-        "memory": Statement(
-            "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
-        ),
-        "memory of refattn": Statement(
-            "In blocks softmax attention needs memory linear in the length too.", printed=False
-        ),
-    },
-    method=(
-        "Medians of several runs, in turn and on one thread, and memory as NumPy allocates it, "
-        "against bounds halfway between what the reference says and its opposite."
+TITLE = "elu + 1 against scaled-dot attention: time and memory"
+SOURCE = "004, Experiment"
+STATEMENTS = {
+    "operations": suite.Statement(
+        "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
+        "(per product)."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    alone=True,
+    "faster": suite.Statement(
+        "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times as "
+        "fast, halfway in ratios to the 2.5 times reported."
+    ),
+    "memory": suite.Statement(
+        "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
+    ),
+    "memory of refattn": suite.derived(
+        "In blocks softmax attention needs memory linear in the length too."
+    ),
+}
+METHOD = (
+    "Medians of several runs, in turn and on one thread, and memory as NumPy allocates it, "
+    "against bounds halfway between what the reference says and its opposite."
 )
+ALONE = True

@@ -13,25 +13,13 @@ average with omega drawn from p_i (reference 003, RA).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
 from refattn import sampling, stats, theory
-from validation import plotting
-from validation.suite import (
-    REFUTED,
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Shown,
-    Statement,
-    Tested,
-    detects,
-)
+from validation import plotting, suite
 
 D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
 COUNTS = (1, 4, 16, 64, 128)  # frequencies S
@@ -47,7 +35,7 @@ def problem() -> tuple[Any, Any, Any]:
     return q, k, (k @ q.T > 0).astype(float)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each number of frequencies, with more draws where they say less."""
     return [{"count": count, "draws": DRAWS[level] * max(1, 10 // count)} for count in COUNTS]
 
@@ -72,15 +60,15 @@ def run(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
     return {"count": count, "size": size, **flat, **bounded}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Means against exact attention, and the biases of eqs. (10) and (12) against each other."""
     q, k, v = problem()
     exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
-    of_is: list[Tested] = []
-    of_ratios: list[Tested] = []
-    of_ra: list[Tested] = []
-    of_rfa: list[Shown] = []
-    less: list[Shown] = []
+    of_is: list[suite.Tested] = []
+    of_ratios: list[suite.Tested] = []
+    of_ra: list[suite.Tested] = []
+    of_rfa: list[suite.Shown] = []
+    less: list[suite.Shown] = []
     rows = []
     for r in results:
         count, n, name = r["count"], len(r["is"]), f"S = {r['count']}"
@@ -88,15 +76,15 @@ def judge(results: Sequence[Any]) -> Findings:
             theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0).variance[0, 0]
         )
         p = stats.catoni(r["is"], exact, variance)
-        of_is.append(Tested(name, p, detects(stats.catoni, n, variance=variance), 0.1))
+        of_is.append(suite.Tested(name, p, suite.detects(stats.catoni, n, variance=variance), 0.1))
         cap = float(
             theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0, 0]
         )
         p = stats.bernstein(r["ra"], exact, cap)
-        of_ra.append(Tested(name, p, detects(stats.bernstein, n, variance=cap), 0.1))
-        of_ratios.append(Tested(name, stats.betting(r["ratios"], exact)))
+        of_ra.append(suite.Tested(name, p, suite.detects(stats.bernstein, n, variance=cap), 0.1))
+        of_ratios.append(suite.Tested(name, stats.betting(r["ratios"], exact)))
         if count <= 4:
-            of_rfa.append(Shown(name, stats.betting(r["rfa"], exact)))
+            of_rfa.append(suite.Shown(name, stats.betting(r["rfa"], exact)))
         if count > 1:
             less.append(reduction(name, r["ratios"], r["rfa"], exact))
         bias = {e: float(np.mean(r[e])) - exact for e in ("is", "rfa", "ratios", "ra")}
@@ -114,13 +102,13 @@ def judge(results: Sequence[Any]) -> Findings:
     )
     laws = [(s, theory.attention_law(q, k, v, num_features=s, scale=1.0)) for s in range(10, 201)]
     first_order = [(s, float(law.bias[0, 0])) for s, law in laws if law.in_regime[0]]
-    return Findings(
+    return suite.Findings(
         {
             "importance sampling": of_is,
             "SNIS biased": of_rfa,
             "unbiased": of_ratios,
             "reduces": less,
-            "one frequency": [Compared("difference", gap, 16.0, "eps (1 + exponents)")],
+            "one frequency": [suite.Compared("difference", gap, 16.0, "eps (1 + exponents)")],
             "randomized": of_ra,
         },
         {"exact": exact, "rows": rows, "law": first_order},
@@ -128,7 +116,7 @@ def judge(results: Sequence[Any]) -> Findings:
     )
 
 
-def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> Shown:
+def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> suite.Shown:
     """Evidence on |E ratios - exact| < |E rfa - exact|, whatever the signs of both biases.
 
     With biases a and b, |a| < |b| if and only if b - a and b + a have one sign and neither is 0.
@@ -142,7 +130,7 @@ def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> Shown:
         sides.append((stats.empirical_bernstein(x, middle), float(np.mean(x)) > middle))
     p = max(p for p, _ in sides)
     same = sides[0][1] == sides[1][1]
-    return Shown(name, p if same else 1.0, 1.0 if same else p)
+    return suite.Shown(name, p if same else 1.0, 1.0 if same else p)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -190,51 +178,42 @@ def plot_bias(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Eq. (12) with frequencies from N(0, I) is not randomized attention",
-    source="002, eqs. (10) to (12)",
-    statements={
-        "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
-        "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
-        "unbiased": Statement(
-            r"Eq. (12) with $\omega \sim N(0, I)$ is randomized attention (which is unbiased).",
-            REFUTED,
-        ),
-        "reduces": Statement(
-            r"Eq. (12) with $\omega \sim N(0, I)$ reduces the bias of eq. (10), its absolute "
-            "value.",
-            REFUTED,
-        ),
-        "one frequency": Statement(
-            "With one frequency eqs. (10) and (12) are equal, for every frequency.", printed=False
-        ),
-        "randomized": Statement(
-            r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased.", printed=False
-        ),
-    },
-    method=(
-        "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "
-        "closed form, randomized attention by Bernstein's with that of exact attention, biased "
-        "means by betting. Biases of eqs. (10) and (12) at the same frequencies, $b$ and $a$, are "
-        "compared in absolute value, $|a| < |b|$ if and only if $b - a$ and $b + a$ have one sign, "
-        "each sign by the empirical Bernstein bound."
+TITLE = "Eq. (12) with frequencies from N(0, I) is not randomized attention"
+SOURCE = "002, eqs. (10) to (12)"
+STATEMENTS = {
+    "importance sampling": suite.Statement("Importance sampling, eq. (11), is unbiased."),
+    "SNIS biased": suite.Statement("Self-normalised importance sampling, eq. (10), is biased."),
+    "unbiased": suite.refuted(
+        r"Eq. (12) with $\omega \sim N(0, I)$ is randomized attention (which is unbiased)."
     ),
-    errata=(
-        Erratum(
-            "Eq. (12) is not randomized attention",
-            ("unbiased", "reduces"),
-            r"“To reduce the bias” of eq. (10), eq. (12) averages ratios, “drawing the weights "
-            r"directly from $p(w) = N(0, I)$”.",
-            r"Randomized attention draws them from $p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)$, the "
-            r"$\pi_{ij}$ being softmax attention. Then the average is unbiased.",
-            r"From $N(0, I)$ it keeps the bias of RFA with one frequency, whatever $S$, while that "
-            "of eq. (10) vanishes as $1/S$: more samples make the “reduced” bias the larger one.",
-            90,
-            plot_bias,
-        ),
+    "reduces": suite.refuted(
+        r"Eq. (12) with $\omega \sim N(0, I)$ reduces the bias of eq. (10), its absolute value."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "one frequency": suite.derived(
+        "With one frequency eqs. (10) and (12) are equal, for every frequency."
+    ),
+    "randomized": suite.derived(
+        r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased."
+    ),
+}
+METHOD = (
+    "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "
+    "closed form, randomized attention by Bernstein's with that of exact attention, biased means "
+    "by betting. Biases of eqs. (10) and (12) at the same frequencies, $b$ and $a$, are compared "
+    "in absolute value, $|a| < |b|$ if and only if $b - a$ and $b + a$ have one sign, each sign "
+    "by the empirical Bernstein bound."
+)
+ERRATA = (
+    suite.Erratum(
+        "Eq. (12) is not randomized attention",
+        ("unbiased", "reduces"),
+        "“To reduce the bias” of eq. (10), eq. (12) averages ratios, “drawing the weights "
+        "directly from $p(w) = N(0, I)$”.",
+        r"Randomized attention draws them from $p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)$, the "
+        r"$\pi_{ij}$ being softmax attention. Then the average is unbiased.",
+        "From $N(0, I)$ it keeps the bias of RFA with one frequency, whatever $S$, while that of "
+        "eq. (10) vanishes as $1/S$: more samples make the “reduced” bias the larger one.",
+        90,
+        plot_bias,
+    ),
 )

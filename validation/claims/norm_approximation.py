@@ -13,7 +13,6 @@ cancel, and what is estimated is softmax_j(q . k_j + |k_j|^2 / 2), for eq. (14) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,8 @@ import numpy as np
 import refattn
 from refattn import kernels, moments, sampling, stats, theory
 from refattn.typing import Features
-from validation import plotting
+from validation import plotting, suite
 from validation.claims.moments import law
-from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement, Tested, detects
 
 D, KEYS, NODES = 2, 12, 48
 DRAWS = {"tiny": 320, "quick": 200_000, "full": 1_000_000}
@@ -57,7 +55,7 @@ def constants(q: Any, k: Any) -> dict[str, tuple[float, float]]:
     }
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Norms, means of kernel estimates, and attention."""
     return [
         {"kind": "norms", "count": DRAWS[level]},
@@ -154,7 +152,7 @@ def limits(q: Any, k: Any, v: Any) -> dict[str, Any]:
     return {"limits": found}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Means of norms and of kernel estimates, the identity, and the limits."""
     norms, pairs = results[0], results[1 : 1 + PAIRS]
     attention, curve = results[1 + PAIRS], results[2 + PAIRS :]
@@ -163,31 +161,35 @@ def judge(results: Sequence[Any]) -> Findings:
     squares, n = norms["squares"], len(norms["squares"])
     truth = float(mean @ mean + np.trace(cov))
     variance = float(2 * np.sum(cov * cov) + 4 * mean @ cov @ mean) / truth**2
-    detectable = detects(stats.catoni, n, variance=variance)
+    detectable = suite.detects(stats.catoni, n, variance=variance)
     full = stats.catoni(squares / truth, 1.0, variance)
     without = stats.catoni(squares / truth, float(mean @ mean) / truth, variance)
-    expected: list[Tested | Compared] = [
-        Tested("mean of |x|^2", full, detectable, 0.1, "of the mean"),
-        Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
+    expected: list[suite.Tested | suite.Compared] = [
+        suite.Tested("mean of |x|^2", full, detectable, 0.1, "of the mean"),
+        suite.Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
     ]
-    of_kernel: list[Tested] = []
+    of_kernel: list[suite.Tested] = []
     for r in pairs:
         for name, one in r["found"].items():
             size = len(one["ratio"])
             spread = float(np.expm1(r["square"])) / EACH
             of_kernel.append(
-                Tested(
+                suite.Tested(
                     f"pair {r['pair']}, constants of eq. {name}",
                     stats.catoni(one["ratio"], 1.0, spread),
-                    detects(stats.catoni, size, variance=spread),
+                    suite.detects(stats.catoni, size, variance=spread),
                     0.5,
                     "of the mean",
                 )
             )
     found = attention["limits"]
-    limit = [Compared("identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)")]
-    limit += [Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found]
-    apart = [Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found]
+    limit = [
+        suite.Compared("identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)")
+    ]
+    limit += [suite.Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found]
+    apart = [
+        suite.Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found
+    ]
     biases = [one["bias"] for r in pairs for one in r["found"].values()]
     remark = (
         f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of $E|x|^2$ in "
@@ -206,10 +208,10 @@ def judge(results: Sequence[Any]) -> Findings:
         "limit": found["(15)"]["mean"],
         "log_bias": biases,
     }
-    return Findings(
+    return suite.Findings(
         {
             "expected norm": expected,
-            "mean only": [Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
+            "mean only": [suite.Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
             "kernel": of_kernel,
             "attention": apart,
             "limit": limit,
@@ -258,71 +260,58 @@ def plot_distance(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Constants in place of squared norms",
-    source="002, eqs. (13) to (15)",
-    statements={
-        "expected norm": Statement(
-            r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
-        ),
-        "mean only": Statement(
-            r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13)).",
-            REFUTED,
-        ),
-        "kernel": Statement(
-            "With constants for the norms the kernel estimate has the mean of the kernel times "
-            r"$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$.",
-            printed=False,
-        ),
-        "attention": Statement(
-            "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
-            "grows, as it does with those of eqs. (8) and (9).",
-            REFUTED,
-        ),
-        "limit": Statement(
-            r"As $R$ grows eqs. (14) and (15) converge to "
-            r"$\operatorname{softmax}_j(q \cdot k_j \mp \frac{1}{2} |k_j|^2)$, whatever the "
-            "constants.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
-        "closed form. Attention for each frequency drawn as arithmetic, and its limit with the "
-        f"nodes of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That "
-        "the matrix A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) "
-        "and (9) have; how near attention comes at finite R is tried apart, for the laws of "
-        "section V."
+TITLE = "Constants in place of squared norms"
+SOURCE = "002, eqs. (13) to (15)"
+STATEMENTS = {
+    "expected norm": suite.Statement(
+        r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
     ),
-    errata=(
-        Erratum(
-            "Constants in place of norms change the attention",
-            ("attention",),
-            r"To “approximate the brute-force attention matrix”, $z(k_n, w) = \exp(w^\top k_n - "
-            r"\frac{1}{2} k')$ with one $k'$ for all keys, eq. (15), and the like in eq. (14).",
-            r"The norm of each key stays: $\exp(\omega \cdot k_j - \frac{1}{2} |k_j|^2)$. That of "
-            "a query cancels.",
-            r"The constants cancel too, and eq. (15) tends to "
-            r"$\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$: long keys get too "
-            "much weight, with eq. (14) too little, and no number of frequencies mends it.",
-            85,
-            plot_distance,
-        ),
-        Erratum(
-            "A mean squared norm without its trace",
-            ("mean only",),
-            r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. "
-            "(13).",
-            r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
-            r"Estimates of the kernel are larger by "
-            r"$e^{(\operatorname{tr} \, \Sigma_q + \operatorname{tr} \, \Sigma_k)/2}$ than with "
-            "eq. (13), where the trace is most of the norm in the report's own law. Normalised "
-            "attention does not see it.",
-            25,
-        ),
+    "mean only": suite.refuted(
+        r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13))."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "kernel": suite.derived(
+        "With constants for the norms the kernel estimate has the mean of the kernel times "
+        "$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$."
+    ),
+    "attention": suite.refuted(
+        "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
+        "grows, as it does with those of eqs. (8) and (9)."
+    ),
+    "limit": suite.derived(
+        r"As $R$ grows eqs. (14) and (15) converge to $\operatorname{softmax}_j(q \cdot k_j \mp "
+        r"\frac{1}{2} |k_j|^2)$, whatever the constants."
+    ),
+}
+METHOD = (
+    "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
+    "closed form. Attention for each frequency drawn as arithmetic, and its limit with the "
+    f"nodes of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That "
+    "the matrix A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) "
+    "and (9) have; how near attention comes at finite R is tried apart, for the laws of "
+    "section V."
+)
+ERRATA = (
+    suite.Erratum(
+        "Constants in place of norms change the attention",
+        ("attention",),
+        r"To “approximate the brute-force attention matrix”, $z(k_n, w) = \exp(w^\top k_n - "
+        r"\frac{1}{2} k')$ with one $k'$ for all keys, eq. (15), and the like in eq. (14).",
+        r"The norm of each key stays: $\exp(\omega \cdot k_j - \frac{1}{2} |k_j|^2)$. That of a "
+        "query cancels.",
+        r"The constants cancel too, and eq. (15) tends to $\operatorname{softmax}_j(q \cdot k_j + "
+        r"\frac{1}{2} |k_j|^2)$: long keys get too much weight, with eq. (14) too little, and no "
+        "number of frequencies mends it.",
+        85,
+        plot_distance,
+    ),
+    suite.Erratum(
+        "A mean squared norm without its trace",
+        ("mean only",),
+        r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. (13).",
+        r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
+        r"Estimates of the kernel are larger by $e^{(\operatorname{tr} \, \Sigma_q + "
+        r"\operatorname{tr} \, \Sigma_k)/2}$ than with eq. (13), where the trace is most of the "
+        "norm in the report's own law. Normalised attention does not see it.",
+        25,
+    ),
 )

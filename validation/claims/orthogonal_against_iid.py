@@ -20,8 +20,7 @@ import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Coupling
-from validation import plotting
-from validation.suite import Claim, Erratum, Findings, Statement, more_often
+from validation import plotting, suite
 
 from ._performer import published_frequencies, published_inputs
 
@@ -37,7 +36,7 @@ MEAN = "mean of the values"
 OFTEN = 0.9
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The figure, more draws at its right end, of pairs too, and the kernel itself."""
     every, pair = (n // 4 or 1 for n in DRAWS[level])
     shown = min(SHOWN, DRAWS[level][0])
@@ -90,7 +89,7 @@ def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
     return found
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent draws."""
     sizes = sorted({r["size"] for r in results if "errors" in r})
     errors: dict[int, dict[str, Any]] = {size: {} for size in sizes}
@@ -104,17 +103,17 @@ def judge(results: Sequence[Any]) -> Findings:
     at = f"R = {LARGEST}"
     gains = {"2 pi": orthogonal < iid, "no 2 pi": last["orthogonal"] < last["iid"]}
     evidence = {
-        "figure": [more_often(f"published code, {at}", last["published"] < iid[:n])],
+        "figure": [suite.more_often(f"published code, {at}", last["published"] < iid[:n])],
         "small gain": [
-            more_often(f"{label}, {at}, does not win nine of ten", ~wins, 1 - OFTEN)
+            suite.more_often(f"{label}, {at}, does not win nine of ten", ~wins, 1 - OFTEN)
             for label, wins in gains.items()
         ],
-        "length": [more_often(f"iid, {at}", last[VARIANTS[1]] < iid[:n])],
+        "length": [suite.more_often(f"iid, {at}", last[VARIANTS[1]] < iid[:n])],
         "quite good": [
-            more_often(f"{label}, {at}", last[name] < last[MEAN][: len(last[name])])
+            suite.more_often(f"{label}, {at}", last[name] < last[MEAN][: len(last[name])])
             for label, name in (("2 pi", PAIR[1]), ("no 2 pi", "orthogonal"))
         ],
-        "kernel": [more_often(f"|x - y| = {CLOSE}", kernel["orthogonal"] < kernel["iid"])],
+        "kernel": [suite.more_often(f"|x - y| = {CLOSE}", kernel["orthogonal"] < kernel["iid"])],
     }
     ratios = law_ratio(DISTANCES)
     middle = {name: float(np.median(values)) for name, values in last.items()}
@@ -143,7 +142,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "ratios": ratios.tolist(),
         "measured": float(np.mean(kernel["orthogonal"]) / np.mean(kernel["iid"])),
     }
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def law_ratio(distances: Any) -> Any:
@@ -203,58 +202,48 @@ def plot_figure(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Orthogonal against iid frequencies, trigonometric features",
-    source="001, Orthogonal Random Features",
-    statements={
-        "figure": Statement(
-            "In the published code orthogonal frequencies err less than iid ones at $R = 192$."
-        ),
-        "small gain": Statement(
-            "Orthogonality alone gains little: with the law $N(0, I)$ orthogonal frequencies err "
-            r"less than iid ones in fewer than nine draws of ten at $R = 192$, with the factor "
-            r"$2 \pi$ of the code, and with the printed features, which have none.",
-            printed=False,
-        ),
-        "length": Statement(
-            r"The code wins by the length of its frequencies, $\sqrt{d/R}$: iid frequencies of "
-            r"that length err less than iid frequencies of the law $N(0, I)$ too.",
-            printed=False,
-        ),
-        "quite good": Statement(
-            "With orthogonal frequencies of the law $N(0, I)$ and a large enough $R$ (192) the "
-            "estimation is quite good. The criterion is ours, and mild: it errs less than the mean "
-            "of the values, which ignores queries and keys.",
-            expected="REFUTED",
-        ),
-        "kernel": Statement(
-            "Orthogonal frequencies estimate the kernel of a close pair, $|x - y| = 0.6$, better.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Exact sign tests over independent draws of inputs and frequencies, against the "
-        "probability 1/2, or 9/10 where the statement names it. They tell which of two errors is "
-        "more often the smaller, as medians do, and not which has the smaller mean, as the figure "
-        "shows: no test of means has a level here, since nothing bounds the errors. The law of the "
-        "kernel is in closed form."
+TITLE = "Orthogonal against iid frequencies, trigonometric features"
+SOURCE = "001, Orthogonal Random Features"
+STATEMENTS = {
+    "figure": suite.Statement(
+        "In the published code orthogonal frequencies err less than iid ones at $R = 192$."
     ),
-    errata=(
-        Erratum(
-            "Orthogonality alone does not make the estimate good",
-            ("quite good",),
-            "“the estimation is quite good for orthogonal random features with a large enough $R$”",
-            r"With $\omega \sim N(0, I)$, as the text says, orthogonal frequencies win little over "
-            r"iid ones at $R = 192$, and err more than the plain mean of the values.",
-            r"Who follows the text gets the error of the iid curve. The printed figure comes from "
-            r"frequencies of length $\sqrt{d/R}$ in the code, and iid ones of that length err less "
-            "too: they estimate another kernel.",
-            70,
-            plot_figure,
-        ),
+    "small gain": suite.derived(
+        "Orthogonality alone gains little: with the law $N(0, I)$ orthogonal frequencies err less "
+        r"than iid ones in fewer than nine draws of ten at $R = 192$, with the factor $2 \pi$ of "
+        "the code, and with the printed features, which have none."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "length": suite.derived(
+        r"The code wins by the length of its frequencies, $\sqrt{d/R}$: iid frequencies of that "
+        "length err less than iid frequencies of the law $N(0, I)$ too."
+    ),
+    "quite good": suite.refuted(
+        "With orthogonal frequencies of the law $N(0, I)$ and a large enough $R$ (192) the "
+        "estimation is quite good. The criterion is ours, and mild: it errs less than the mean of "
+        "the values, which ignores queries and keys."
+    ),
+    "kernel": suite.derived(
+        "Orthogonal frequencies estimate the kernel of a close pair, $|x - y| = 0.6$, better."
+    ),
+}
+METHOD = (
+    "Exact sign tests over independent draws of inputs and frequencies, against the probability "
+    "1/2, or 9/10 where the statement names it. They tell which of two errors is more often the "
+    "smaller, as medians do, and not which has the smaller mean, as the figure shows: no test of "
+    "means has a level here, since nothing bounds the errors. The law of the kernel is in closed "
+    "form."
+)
+ERRATA = (
+    suite.Erratum(
+        "Orthogonality alone does not make the estimate good",
+        ("quite good",),
+        "“the estimation is quite good for orthogonal random features with a large enough $R$”",
+        r"With $\omega \sim N(0, I)$, as the text says, orthogonal frequencies win little over "
+        "iid ones at $R = 192$, and err more than the plain mean of the values.",
+        "Who follows the text gets the error of the iid curve. The printed figure comes from "
+        r"frequencies of length $\sqrt{d/R}$ in the code, and iid ones of that length err less "
+        "too: they estimate another kernel.",
+        70,
+        plot_figure,
+    ),
 )

@@ -23,19 +23,7 @@ from scipy import special
 
 from refattn import kernels, sampling, stats, theory
 from refattn.typing import Features, KnownCoupling
-from validation import plotting
-from validation.suite import (
-    REFUTED,
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Shown,
-    Statement,
-    Tested,
-    detects,
-    more_often,
-)
+from validation import plotting, suite
 
 BATCHES = {"tiny": 2, "quick": 60, "full": 240}  # independent comparisons
 SETS = 500  # sets of d frequencies in each
@@ -58,7 +46,7 @@ def bare(rng: np.random.Generator, d: int, blocks: int) -> Any:
     return q * np.sqrt(rng.chisquare(d, (blocks, d, 1)))
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Comparisons in parts."""
     parts = 1 if level == "tiny" else 6
     return [{"batches": BATCHES[level] // parts}] * parts
@@ -87,7 +75,7 @@ def run(rng: np.random.Generator, batches: int) -> dict[str, Any]:
     return {"errors": errors, "means": means, "corner": omega[:, 0, 0] / lengths}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Closed forms over a grid, signs of differences, and tests of means."""
     errors = np.array([row for r in results for row in r["errors"]])
     means = {
@@ -99,7 +87,7 @@ def judge(results: Sequence[Any]) -> Findings:
     # The logarithms of theory are within 16 eps d (1 + their size + |x|^2); all are below 100.
     slack = 32 * EPS * max(DIMENSIONS) * 100
     below = [
-        Compared(f"log variance over that of iid, {f}", worst[f]["orthogonal"], slack)
+        suite.Compared(f"log variance over that of iid, {f}", worst[f]["orthogonal"], slack)
         for f in ("positive", "hyperbolic")
     ]
     simplex = max(
@@ -116,26 +104,26 @@ def judge(results: Sequence[Any]) -> Findings:
     law = float(
         theory.kernel_mean(constant(BIAS_D, BIAS_LENGTH), np.zeros(BIAS_D), coupling="regularised")
     )
-    evidence: dict[str, Sequence[Tested | Shown | Compared]] = {
-        "positive": [*below, more_often("orthogonal before iid", wins[0])],
+    evidence: dict[str, Sequence[suite.Tested | suite.Shown | suite.Compared]] = {
+        "positive": [*below, suite.more_often("orthogonal before iid", wins[0])],
         "every feature": [
-            Compared(f"log variance over that of iid, {f}", worst[f]["orthogonal"], slack)
+            suite.Compared(f"log variance over that of iid, {f}", worst[f]["orthogonal"], slack)
             for f in kernels.FEATURES
         ],
         "simplex": [
-            Compared("log variance over that of orthogonal, positive", simplex, slack),
-            more_often("simplex before orthogonal", wins[1]),
+            suite.Compared("log variance over that of orthogonal, positive", simplex, slack),
+            suite.more_often("simplex before orthogonal", wins[1]),
         ],
         "unbiased": [_catoni(means["orthogonal"], "orthogonal")],
         "unbiased simplex": [_catoni(means["simplex"], "simplex")],
         "any isotropic law": [
-            Tested(
+            suite.Tested(
                 "mean for fixed lengths sqrt(d)",
                 stats.empirical_bernstein(regularised, 1.0, 0.0, most),
             ),
-            Compared("closed form: bias", abs(law - 1), 4 * EPS),
+            suite.Compared("closed form: bias", abs(law - 1), 4 * EPS),
         ],
-        "bare factorisation": [_catoni(means["bare"], "bare"), Tested("first entry of Q", p)],
+        "bare factorisation": [_catoni(means["bare"], "bare"), suite.Tested("first entry of Q", p)],
     }
     averages = {name: float(np.mean(m)) for name, m in means.items()}
     peak = worst["trigonometric"]["orthogonal"]
@@ -156,7 +144,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "means": averages,
         "wins": [int(np.sum(w)) for w in wins],
     }
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def _grid(features: Features) -> list[dict[str, Any]]:
@@ -180,7 +168,7 @@ def _worst(rows: Sequence[Mapping[str, Any]], i: int) -> float:
     return float(max(max(row[COUPLINGS[i + 1]]) for row in rows))
 
 
-def _catoni(ratio: Any, name: KnownCoupling | Literal["bare"]) -> Tested:
+def _catoni(ratio: Any, name: KnownCoupling | Literal["bare"]) -> suite.Tested:
     """That a coupling is unbiased, with the variance that it should have."""
     coupling: KnownCoupling = "orthogonal" if name == "bare" else name
     variance = float(
@@ -192,8 +180,10 @@ def _catoni(ratio: Any, name: KnownCoupling | Literal["bare"]) -> Tested:
             num_features=BIAS_D,
         )
     )
-    power = detects(stats.catoni, len(ratio), variance=variance)
-    return Tested(f"mean, {name}", stats.catoni(ratio, 1.0, variance), power, 0.15, "of the kernel")
+    power = suite.detects(stats.catoni, len(ratio), variance=variance)
+    return suite.Tested(
+        f"mean, {name}", stats.catoni(ratio, 1.0, variance), power, 0.15, "of the kernel"
+    )
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -213,56 +203,42 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Orthogonal frequencies reduce the variance without bias",
-    source="001, orthogonal random features",
-    statements={
-        "every feature": Statement(
-            "Exactly orthogonal frequencies reduce the variance, whatever the features.", REFUTED
-        ),
-        "positive": Statement(
-            "They never raise that of positive and hyperbolic features.", printed=False
-        ),
-        "simplex": Statement(
-            "Simplex frequencies lower that of positive features further.", printed=False
-        ),
-        "unbiased": Statement(
-            "Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."
-        ),
-        "unbiased simplex": Statement(
-            "Simplex frequencies, with the lengths of $N(0, I)$, are unbiased.", printed=False
-        ),
-        "any isotropic law": Statement(
-            "Estimates of the softmax kernel are unbiased whatever isotropic law frequencies have.",
-            REFUTED,
-            printed=False,
-        ),
-        "bare factorisation": Statement(
-            "The rows of Q in a QR factorisation, as it comes, serve as orthogonal directions.",
-            REFUTED,
-            printed=False,
-        ),
-    },
-    method=(
-        "Closed forms over a grid of lengths and dimensions; sign tests of mean squared errors "
-        "over independent batches, exact; means by Catoni's bound with the variance of the closed "
-        "form, and by the empirical Bernstein bound where estimates are bounded."
+TITLE = "Orthogonal frequencies reduce the variance without bias"
+SOURCE = "001, orthogonal random features"
+STATEMENTS = {
+    "every feature": suite.refuted(
+        "Exactly orthogonal frequencies reduce the variance, whatever the features."
     ),
-    errata=(
-        Erratum(
-            "Orthogonality does not lower every variance",
-            ("every feature",),
-            "“To further reduce the variance of the estimator … we entangle different random "
-            "samples … to be exactly orthogonal”, after trigonometric features.",
-            "It never raises the variance of positive and hyperbolic features. It does raise that "
-            "of trigonometric ones, where $x$ and $y$ are far apart.",
-            "Who counts on the reduction for trigonometric features gets up to 1.5 % more variance "
-            "for far pairs.",
-            35,
-        ),
+    "positive": suite.derived("They never raise that of positive and hyperbolic features."),
+    "simplex": suite.derived("Simplex frequencies lower that of positive features further."),
+    "unbiased": suite.Statement(
+        "Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "unbiased simplex": suite.derived(
+        "Simplex frequencies, with the lengths of $N(0, I)$, are unbiased."
+    ),
+    "any isotropic law": suite.control(
+        "Estimates of the softmax kernel are unbiased whatever isotropic law frequencies have."
+    ),
+    "bare factorisation": suite.control(
+        "The rows of Q in a QR factorisation, as it comes, serve as orthogonal directions."
+    ),
+}
+METHOD = (
+    "Closed forms over a grid of lengths and dimensions; sign tests of mean squared errors over "
+    "independent batches, exact; means by Catoni's bound with the variance of the closed form, "
+    "and by the empirical Bernstein bound where estimates are bounded."
+)
+ERRATA = (
+    suite.Erratum(
+        "Orthogonality does not lower every variance",
+        ("every feature",),
+        "“To further reduce the variance of the estimator … we entangle different random samples "
+        "… to be exactly orthogonal”, after trigonometric features.",
+        "It never raises the variance of positive and hyperbolic features. It does raise that of "
+        "trigonometric ones, where $x$ and $y$ are far apart.",
+        "Who counts on the reduction for trigonometric features gets up to 1.5 % more variance "
+        "for far pairs.",
+        35,
+    ),
 )

@@ -12,15 +12,13 @@ standard deviation 1.5. Per frequency the variance of the estimate of the kernel
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Features
-from validation import plotting
-from validation.suite import Claim, Compared, Erratum, Findings, Statement, more_often
+from validation import plotting, suite
 
 from ._performer import published_frequencies, published_inputs
 
@@ -40,7 +38,7 @@ VARIANTS = (*OWN, "published trigonometric", "published positive")
 MEAN, BLIND = "mean of the values", "published positive, to the blind mean"
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Each number of frequencies and temperature, and the kernel itself."""
     found = [
         {
@@ -107,7 +105,7 @@ def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
     return {**errors, **signs}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent draws."""
     attention = [r for r in results if "errors" in r]
     kernel = next(r["kernel"] for r in results if "kernel" in r)
@@ -119,23 +117,23 @@ def judge(results: Sequence[Any]) -> Findings:
         if r["temperature"] == SHORT:
             if last:
                 evidence["short"] += [
-                    more_often(f"{name}, order", e["trigonometric"] < e["positive"]),
-                    more_often(f"{name}, against the mean", e["positive"] < e[MEAN]),
+                    suite.more_often(f"{name}, order", e["trigonometric"] < e["positive"]),
+                    suite.more_often(f"{name}, against the mean", e["positive"] < e[MEAN]),
                 ]
             continue
         if r["size"] <= LARGEST:
-            evidence["order"].append(more_often(name, e["positive"] < e["trigonometric"]))
+            evidence["order"].append(suite.more_often(name, e["positive"] < e["trigonometric"]))
         if last:
-            evidence["strong"].append(more_often(name, e["positive"] < e[MEAN]))
-            evidence["blind"].append(more_often(name, e[BLIND] < e["published positive"]))
+            evidence["strong"].append(suite.more_often(name, e["positive"] < e[MEAN]))
+            evidence["blind"].append(suite.more_often(name, e[BLIND] < e["published positive"]))
     trigonometric, positive = (kernel[name].T for name in OWN)
     evidence["kernel"] = [
-        more_often(f"positive, cosine {-NEAR}", positive[0] < trigonometric[0]),
-        more_often(f"trigonometric, cosine {NEAR}", trigonometric[1] < positive[1]),
+        suite.more_often(f"positive, cosine {-NEAR}", positive[0] < trigonometric[0]),
+        suite.more_often(f"trigonometric, cosine {NEAR}", trigonometric[1] < positive[1]),
     ]
     evidence["negative"] = [
-        Compared("lowest estimate, trigonometric", kernel["lowest trigonometric"], -1e-6),
-        Compared("-lowest estimate, positive", -kernel["lowest positive"], 0.0),
+        suite.Compared("lowest estimate, trigonometric", kernel["lowest trigonometric"], -1e-6),
+        suite.Compared("-lowest estimate, positive", -kernel["lowest positive"], 0.0),
     ]
     short, middle = (
         {
@@ -179,7 +177,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "law": law,
         "measured": measured,
     }
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -232,60 +230,50 @@ def plot_deviation(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Positive against trigonometric features, orthogonal frequencies",
-    source="001, Positive Random Features",
-    statements={
-        "order": Statement(
-            "With orthogonal frequencies positive features err less in attention than "
-            "trigonometric ones, for inputs of deviation 1 or 1.5 and $R$ up to 192."
-        ),
-        "strong": Statement(
-            "Positive features with orthogonal frequencies yield a strong estimation of attention: "
-            "at $R = 192$ they err less than the mean of the values does.",
-            expected="REFUTED",
-        ),
-        "short": Statement(
-            "For short queries and keys, of deviation 0.35, positive features err less than the "
-            "mean of the values does, and trigonometric ones less than both.",
-            printed=False,
-        ),
-        "blind": Statement(
-            "The estimate of the published code is nearer to a mean of the values that ignores the "
-            r"query, with weights $e^{-|k|^2/2}$, than to attention.",
-            printed=False,
-        ),
-        "negative": Statement(
-            "Trigonometric features can yield negative estimates of the kernel, where it is near "
-            "0; positive ones cannot."
-        ),
-        "kernel": Statement(
-            "Neither map is better for every pair: positive features estimate the kernel of nearly "
-            "opposite vectors better, trigonometric ones that of nearly equal vectors.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Exact sign tests over independent draws of inputs and frequencies; the sign of the lowest "
-        "estimate of the kernel of opposite vectors, of length 2."
+TITLE = "Positive against trigonometric features, orthogonal frequencies"
+SOURCE = "001, Positive Random Features"
+STATEMENTS = {
+    "order": suite.Statement(
+        "With orthogonal frequencies positive features err less in attention than trigonometric "
+        "ones, for inputs of deviation 1 or 1.5 and $R$ up to 192."
     ),
-    errata=(
-        Erratum(
-            "Positive features are no strong estimation there",
-            ("strong",),
-            "“the $z^{positive}$ feature map with random orthogonal features yields a strong "
-            "estimation of the full-rank attention mechanism”",
-            r"Queries and keys of deviation 1 and more ($d = 16$, $R = 192$) leave it with a "
-            "larger error than the plain mean of the values. Short ones, of deviation 0.35, do "
-            "not, and there trigonometric features err least.",
-            "The published estimate is nearer to a mean of the values that ignores the query than "
-            "to attention: a model gets the same average whatever it asks for.",
-            65,
-            plot_deviation,
-        ),
+    "strong": suite.refuted(
+        "Positive features with orthogonal frequencies yield a strong estimation of attention: at "
+        "$R = 192$ they err less than the mean of the values does."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "short": suite.derived(
+        "For short queries and keys, of deviation 0.35, positive features err less than the mean "
+        "of the values does, and trigonometric ones less than both."
+    ),
+    "blind": suite.derived(
+        "The estimate of the published code is nearer to a mean of the values that ignores the "
+        "query, with weights $e^{-|k|^2/2}$, than to attention."
+    ),
+    "negative": suite.Statement(
+        "Trigonometric features can yield negative estimates of the kernel, where it is near 0; "
+        "positive ones cannot."
+    ),
+    "kernel": suite.derived(
+        "Neither map is better for every pair: positive features estimate the kernel of nearly "
+        "opposite vectors better, trigonometric ones that of nearly equal vectors."
+    ),
+}
+METHOD = (
+    "Exact sign tests over independent draws of inputs and frequencies; the sign of the lowest "
+    "estimate of the kernel of opposite vectors, of length 2."
+)
+ERRATA = (
+    suite.Erratum(
+        "Positive features are no strong estimation there",
+        ("strong",),
+        "“the $z^{positive}$ feature map with random orthogonal features yields a strong "
+        "estimation of the full-rank attention mechanism”",
+        "Queries and keys of deviation 1 and more ($d = 16$, $R = 192$) leave it with a larger "
+        "error than the plain mean of the values. Short ones, of deviation 0.35, do not, and "
+        "there trigonometric features err least.",
+        "The published estimate is nearer to a mean of the values that ignores the query than to "
+        "attention: a model gets the same average whatever it asks for.",
+        65,
+        plot_deviation,
+    ),
 )

@@ -14,7 +14,7 @@ its component.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,7 @@ from scipy import stats as laws
 import refattn
 from refattn import estimators, sampling, stats, theory
 from refattn.conformance.checks.targets import _rosenblatt
-from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
+from validation import plotting, suite
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
@@ -38,7 +37,7 @@ CONTROLS = {"unbiased": 1.0, "no noise": 0.0, "small noise": 0.5}
 CONTROL_D = 16
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each length, and number of samples."""
     means = [{"d": 4, "count": count, "draws": DRAWS[level]} for count in COUNTS]
     law = [{"d": d, "count": 0, "draws": DRAWS[level]} for d in SIZES]
@@ -67,7 +66,13 @@ def run(
         omega = q + k[key] + CONTROLS[control] * rng.standard_normal((draws, d))
         rows = np.broadcast_to(q, (draws, d))
         out = estimators.randomized_attention(rows, k, v, omega=omega[:, None], scale=1.0)
-        return {"d": d, "count": 1, "control": control, "out": np.clip(out, 0, 1), "exact": exact}
+        return {
+            "d": d,
+            "count": 1,
+            "control": control,
+            "out": np.clip(out, 0, 1),
+            "exact": exact,
+        }
     if count == 0:
         omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
         return {"d": d, "count": 0, "z": _rosenblatt(omega, q + k, special.softmax(k @ q[0]))}
@@ -88,23 +93,23 @@ def run(
     return {"d": d, "count": count, "out": np.clip(out, 0, 1), "exact": exact, "bound": bound}
 
 
-def tested(name: str, p: float, detectable: Any, unit: str) -> Tested:
+def tested(name: str, p: float, detectable: Any, unit: str) -> suite.Tested:
     """A p-value with what must be detectable in that unit."""
-    return Tested(name, p, detectable, TARGETS[unit], unit)
+    return suite.Tested(name, p, detectable, TARGETS[unit], unit)
 
 
-def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -> Shown:
+def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -> suite.Shown:
     """The mean of x is below: for tests whose p-value falls as the sample mean moves away."""
     p = test(x, mean)
-    return Shown(name, p, 1.0) if np.mean(x) < mean else Shown(name, 1.0, p)
+    return suite.Shown(name, p, 1.0) if np.mean(x) < mean else suite.Shown(name, 1.0, p)
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bounds on means and variances, and exact tests of the law."""
-    unbiased: list[Tested] = []
-    law: list[Tested] = []
-    variance: list[Shown] = []
-    controls: dict[str, list[Tested]] = {name: [] for name in CONTROLS}
+    unbiased: list[suite.Tested] = []
+    law: list[suite.Tested] = []
+    variance: list[suite.Shown] = []
+    controls: dict[str, list[suite.Tested]] = {name: [] for name in CONTROLS}
     biases = dict.fromkeys(CONTROLS, 0.0)
     rows = []
     for r in results:
@@ -113,8 +118,8 @@ def judge(results: Sequence[Any]) -> Findings:
             for j, (x, mean) in enumerate(zip(r["out"].T, r["exact"].tolist(), strict=True)):
                 label = f"frequencies given, value {j}"
                 p = stats.empirical_bernstein(x, mean)
-                controls[name].append(Tested(f"{label}, bets", stats.betting(x, mean)))
-                controls[name].append(Tested(label, p))
+                controls[name].append(suite.Tested(f"{label}, bets", stats.betting(x, mean)))
+                controls[name].append(suite.Tested(label, p))
                 biases[name] = max(biases[name], abs(float(np.mean(x)) - mean))
             continue
         if r["count"] == 0:
@@ -122,9 +127,9 @@ def judge(results: Sequence[Any]) -> Findings:
             continue
         for j, (x, mean, bound) in enumerate(zip(r["out"].T, r["exact"], r["bound"], strict=True)):
             name, n, mean = f"S = {r['count']}, value {j}", len(x), float(mean)
-            unbiased.append(Tested(f"{name}, bets", stats.betting(x, mean)))
+            unbiased.append(suite.Tested(f"{name}, bets", stats.betting(x, mean)))
             p = stats.empirical_bernstein(x, mean)
-            detectable = detects(stats.empirical_bernstein, n, variance=float(bound))
+            detectable = suite.detects(stats.empirical_bernstein, n, variance=float(bound))
             unbiased.append(tested(name, p, detectable, "of the values"))
             square = (x - mean) ** 2
             variance.append(below(stats.empirical_bernstein, name, square, float(bound)))
@@ -151,25 +156,27 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{biases['no noise']:.2g} if the noise is dropped and by {biases['small noise']:.2g} if "
         "its standard deviation is 1 where queries and keys are not multiplied by $d^{-1/4}$."
     )
-    found: dict[str, Sequence[Tested | Shown | Compared]]
+    found: dict[str, Sequence[suite.Tested | suite.Shown | suite.Compared]]
     unbiased += controls.pop("unbiased")
     found = {"unbiased": unbiased, "law": law, "variance": variance, **controls}
-    return Findings(found, {"rows": rows}, remark)
+    return suite.Findings(found, {"rows": rows}, remark)
 
 
-def normal(name: str, z: Any) -> list[Tested]:
+def normal(name: str, z: Any) -> list[suite.Tested]:
     """All that is asked of rows that should be N(0, I)."""
     n, d = z.shape
     flat, length = z.ravel(), np.sum(z * z, -1)
-    ks, scale = detects(stats.ks, n * d), detects(stats.normal_scale, n * d)
+    ks, scale = suite.detects(stats.ks, n * d), suite.detects(stats.normal_scale, n * d)
     return [
         tested(f"{name}, coordinates", stats.ks(flat, special.ndtr), ks, "probability"),
-        tested(f"{name}, mean", stats.normal_mean(flat), detects(stats.normal_mean, n * d), "sd"),
+        tested(
+            f"{name}, mean", stats.normal_mean(flat), suite.detects(stats.normal_mean, n * d), "sd"
+        ),
         tested(f"{name}, scale", stats.normal_scale(flat), scale, "sd"),
         tested(
             f"{name}, lengths",
             stats.ks(length, laws.chi2(d).cdf),
-            detects(stats.ks, n),
+            suite.detects(stats.ks, n),
             "probability",
         ),
     ]
@@ -204,38 +211,25 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Randomized attention is unbiased",
-    source="003, randomized attention",
-    statements={
-        "unbiased": Statement("The mean of RA is softmax attention."),
-        "law": Statement(
-            "`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$.",
-            printed=False,
-        ),
-        "variance": Statement(
-            "The variance of RA is below that of attending to one key at random, over S.",
-            printed=False,
-        ),
-        "no noise": Statement(
-            "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise.",
-            expected=REFUTED,
-            printed=False,
-        ),
-        "small noise": Statement(
-            "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where "
-            "queries and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be "
-            "$d^{1/4}$).",
-            expected=REFUTED,
-            printed=False,
-        ),
-    },
-    method=(
-        "Outputs with values in [0, 1]: bets, and the empirical Bernstein bound, for the mean and "
-        "for squared errors. Draws: exact tests of their normal form (Rosenblatt)."
+TITLE = "Randomized attention is unbiased"
+SOURCE = "003, randomized attention"
+STATEMENTS = {
+    "unbiased": suite.Statement("The mean of RA is softmax attention."),
+    "law": suite.derived(
+        "`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "variance": suite.derived(
+        "The variance of RA is below that of attending to one key at random, over S."
+    ),
+    "no noise": suite.control(
+        "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise."
+    ),
+    "small noise": suite.control(
+        "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where queries "
+        "and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be $d^{1/4}$)."
+    ),
+}
+METHOD = (
+    "Outputs with values in [0, 1]: bets, and the empirical Bernstein bound, for the mean and for "
+    "squared errors. Draws: exact tests of their normal form (Rosenblatt)."
 )

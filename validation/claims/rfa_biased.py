@@ -14,16 +14,15 @@ so that the bias vanishes, but as 1/S.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
 from refattn import estimators, kernels, stats, theory
-from validation import plotting
+from validation import plotting, suite
 from validation.claims import _ratios
-from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 600_000}
 COUNTS = (1, 4, 16, 64)
@@ -33,7 +32,7 @@ D = 8
 TARGET = 0.05  # of the largest value; biases shown are larger
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each length and number of features, one for the law and one for kernels."""
     return [
         {"kind": "law", "d": 1, "count": 0, "draws": 0},
@@ -93,11 +92,11 @@ def run(rng: np.random.Generator, kind: str, d: int, count: int, draws: int) -> 
     return {**about, "out": np.clip(out, 0.0, 1.0)}  # a mean of values, to rounding
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bets against the mean, and the exact mean against the law."""
-    unbiased: list[Tested | Shown | Compared] = []
-    biased: list[Tested | Shown | Compared] = []
-    order: list[Tested | Shown | Compared] = []
+    unbiased: list[suite.Tested | suite.Shown | suite.Compared] = []
+    biased: list[suite.Tested | suite.Shown | suite.Compared] = []
+    order: list[suite.Tested | suite.Shown | suite.Compared] = []
     means = []
     for r in results:
         if r["kind"] == "law":
@@ -105,12 +104,14 @@ def judge(results: Sequence[Any]) -> Findings:
         elif r["kind"] == "kernels":
             for i, (x, square) in enumerate(zip(r["ratios"], r["lengths"], strict=True)):
                 variance = math.expm1(square)
-                detectable = detects(stats.catoni, len(x), variance=variance)
+                detectable = suite.detects(stats.catoni, len(x), variance=variance)
                 p = stats.catoni(x, 1.0, variance)
-                unbiased.append(Tested(f"kernel of key {i}", p, detectable, 1.0, "of the kernel"))
+                unbiased.append(
+                    suite.Tested(f"kernel of key {i}", p, detectable, 1.0, "of the kernel")
+                )
         else:
             x, name = r["out"], f"d = {r['d']}, S = {r['count']}"
-            biased.append(Shown(name, stats.betting(x, r["exact"])))
+            biased.append(suite.Shown(name, stats.betting(x, r["exact"])))
             mean, error = float(np.mean(x)), float(np.std(x)) / math.sqrt(len(x))
             means.append(
                 {"d": r["d"], "count": r["count"], "bias": mean - r["exact"], "error": error}
@@ -118,15 +119,15 @@ def judge(results: Sequence[Any]) -> Findings:
             if r["d"] == 1:
                 (want,), variance = exact_means([r["count"]]), 0.25
                 p = stats.empirical_bernstein(x, want)
-                detectable = detects(stats.empirical_bernstein, len(x), variance=variance)
-                order.append(Tested(f"mean, {name}", p, detectable, TARGET, "of the values"))
+                detectable = suite.detects(stats.empirical_bernstein, len(x), variance=variance)
+                order.append(suite.Tested(f"mean, {name}", p, detectable, TARGET, "of the values"))
     counts, bias = np.array(EXACT), np.array(law["bias"])
     excess = np.abs(counts * bias / law["law"] - 1)
     slope = math.log(excess[-1] / excess[-3]) / math.log(counts[-1] / counts[-3])
     order += [
-        Compared("integrals of two steps", law["gap"], 1e-9),
-        Compared("S bias over the law at the largest S, less 1", float(excess[-1]), 1e-3),
-        Compared("exponent of S in that difference, from -1", abs(slope + 1), 0.05),
+        suite.Compared("integrals of two steps", law["gap"], 1e-9),
+        suite.Compared("S bias over the law at the largest S, less 1", float(excess[-1]), 1e-3),
+        suite.Compared("exponent of S in that difference, from -1", abs(slope + 1), 0.05),
     ]
     remark = (
         f"As the text says, kernels are unbiased and RFA is not: with one feature it is off by "
@@ -140,7 +141,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "law": law["law"],
         "means": means,
     }
-    return Findings({"kernels": unbiased, "biased": biased, "order": order}, data, remark)
+    return suite.Findings({"kernels": unbiased, "biased": biased, "order": order}, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -166,25 +167,17 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="RFA is biased, although its kernels are not",
-    source="003, the biasedness of RFA",
-    statements={
-        "kernels": Statement("Estimates of single kernels are unbiased."),
-        "biased": Statement("RFA, a ratio of such estimates, is biased."),
-        "order": Statement(
-            "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Kernels: Catoni's bound. Ratios with values in [0, 1]: bets against the hypothesis that "
-        "the mean is exact attention, with S = 1 to 64. The exact bias at any S from Laplace "
-        "transforms, d = 1, against the law, and against simulated means by the empirical "
-        "Bernstein bound."
+TITLE = "RFA is biased, although its kernels are not"
+SOURCE = "003, the biasedness of RFA"
+STATEMENTS = {
+    "kernels": suite.Statement("Estimates of single kernels are unbiased."),
+    "biased": suite.Statement("RFA, a ratio of such estimates, is biased."),
+    "order": suite.derived(
+        "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    "Kernels: Catoni's bound. Ratios with values in [0, 1]: bets against the hypothesis that the "
+    "mean is exact attention, with S = 1 to 64. The exact bias at any S from Laplace transforms, "
+    "d = 1, against the law, and against simulated means by the empirical Bernstein bound."
 )

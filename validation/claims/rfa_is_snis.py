@@ -10,7 +10,6 @@ neither. With another Gaussian q the identity holds once features are weighted b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from scipy import special, stats
 
 from refattn import estimators, sampling
 from refattn.typing import Coupling
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -29,7 +27,7 @@ PROPOSALS = ("standard", "orthogonal", "shifted", "wide")
 SIZES = ((1, 1), (4, 8), (16, 64), (64, 256))  # d and the number of frequencies
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each proposal and dimension."""
     return [
         {"proposal": proposal, "d": d, "count": count, "repeats": REPEATS[level]}
@@ -84,20 +82,20 @@ def run(
     return {"proposal": proposal, "d": d, "points": points}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Largest differences in units of rounding."""
-    found: dict[str, list[Compared]] = {"standard": [], "other": []}
+    found: dict[str, list[suite.Compared]] = {"standard": [], "other": []}
     for r in results:
         name = "standard" if r["proposal"] in ("standard", "orthogonal") else "other"
         worst = max(error / exponents for exponents, error in r["points"]) / EPS
-        found[name].append(Compared(f"{r['proposal']}, d = {r['d']}", worst, BOUND, UNIT))
+        found[name].append(suite.Compared(f"{r['proposal']}, d = {r['d']}", worst, BOUND, UNIT))
     worst = max(e.value for e in found["standard"])
     remark = (
         "RFA is the SNIS estimate, as the text derives, for every draw and not on average: the "
         f"two differ by at most {worst:.2g} {UNIT}."
     )
     points = [{**r, "points": r["points"][:40]} for r in results]
-    return Findings(found, {"results": points}, remark)
+    return suite.Findings(found, {"results": points}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -115,22 +113,15 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="RFA is a self-normalised importance sampler",
-    source="003, RFA as SNIS",
-    statements={
-        "standard": Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
-        "other": Statement(
-            "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$.",
-            printed=False,
-        ),
-    },
-    method=(
-        "SNIS written from the densities of the mixture $p_n$ and of $q$, against "
-        "`random_feature_attention` at the same frequencies, relative to the largest value."
+TITLE = "RFA is a self-normalised importance sampler"
+SOURCE = "003, RFA as SNIS"
+STATEMENTS = {
+    "standard": suite.Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
+    "other": suite.derived(
+        "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    "SNIS written from the densities of the mixture $p_n$ and of $q$, against "
+    "`random_feature_attention` at the same frequencies, relative to the largest value."
 )

@@ -15,15 +15,13 @@ exp(x . y) for vectors: their inner product is 1 + sum_i (exp(x_i y_i) - 1). Ten
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from refattn import features, kernels, sampling
 from refattn.typing import Features
-from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement
+from validation import plotting, suite
 
 PAIRS = {"tiny": 5, "quick": 200, "full": 2000}
 DEGREES = {2: 20, 3: 16, 8: 6}  # of the Taylor series, by d
@@ -66,7 +64,7 @@ def elementwise(x: Any, degree: int) -> Any:
     return np.concatenate([np.ones_like(x[..., :1]), *powers], axis=-1)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Pairs of vectors in each dimension."""
     return [{"d": d, "pairs": PAIRS[level]} for d in DEGREES]
 
@@ -149,25 +147,29 @@ def remainder(t: Any, degree: int) -> Any:
     return power * np.exp(np.maximum(t, 0))
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Identities and integrals within rounding; elementwise powers and shifts are not."""
     unit, sums = "eps (1 + exponents)", "eps (1 + |x|^2 + |y|^2)"
-    general: list[Compared] = []
-    other: list[Compared] = []
+    general: list[suite.Compared] = []
+    other: list[suite.Compared] = []
     stationary, gaussian, plain, tensor = [], [], [], []
     for r in results:
         d = f"d = {r['d']}"
         for name in FORMS:
             evidence_of = general if name == "positive" else other
-            evidence_of.append(Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit))
-            evidence_of.append(Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums))
-        stationary.append(Compared(f"{d}, log kernel moved", r["shift"], 16, sums))
-        gaussian.append(Compared(f"{d}, log kernel moved", r["gaussian_shift"], 16, sums))
-        gaussian.append(Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums))
-        plain.append(Compared(f"{d}, error", r["elementwise"], 1.0, "bounds on the remainder"))
+            evidence_of.append(
+                suite.Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit)
+            )
+            evidence_of.append(suite.Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums))
+        stationary.append(suite.Compared(f"{d}, log kernel moved", r["shift"], 16, sums))
+        gaussian.append(suite.Compared(f"{d}, log kernel moved", r["gaussian_shift"], 16, sums))
+        gaussian.append(suite.Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums))
+        plain.append(
+            suite.Compared(f"{d}, error", r["elementwise"], 1.0, "bounds on the remainder")
+        )
         # The bound is attained as x . y tends to 0, so that the largest ratio is near 1.
         tight = f"{d}, error (near the bound for small x . y)"
-        tensor.append(Compared(tight, r["tensor"], 1.0, "bounds on the remainder"))
+        tensor.append(suite.Compared(tight, r["tensor"], 1.0, "bounds on the remainder"))
     evidence = {
         "general form": general,
         "other features": other,
@@ -184,7 +186,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of $e^2$ = {math.exp(2):.2f}, "
         "which tensor powers give."
     )
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def _figure() -> dict[str, Any]:
@@ -222,63 +224,51 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Random features of the general form, and the feature map of the softmax kernel",
-    source="000, Theorem 1",
-    statements={
-        "general form": Statement(
-            r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."
-        ),
-        "other features": Statement(
-            "It does with those of hyperbolic and of trigonometric features too.", printed=False
-        ),
-        "stationary": Statement(
-            r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one.",
-            REFUTED,
-        ),
-        "Bochner": Statement(
-            r"$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine.",
-            printed=False,
-        ),
-        "elementwise powers": Statement(
-            r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product "
-            r"$e^{x \cdot y}$, $x^n$ being read as elementwise powers, one of two readings.",
-            REFUTED,
-        ),
-        "tensor powers": Statement(
-            "It has, $x^n$ being read as tensor powers, the other reading.", printed=False
-        ),
-    },
-    method=(
-        "For random vectors and frequencies, features of the general form against those of the "
-        "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
-        "against Lagrange's bound on its remainder."
+TITLE = "Random features of the general form, and the feature map of the softmax kernel"
+SOURCE = "000, Theorem 1"
+STATEMENTS = {
+    "general form": suite.Statement(
+        r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."
     ),
-    errata=(
-        Erratum(
-            "Powers of a vector in the feature map",
-            ("elementwise powers",),
-            r"$\phi_\text{SM}(x) = [1, \; x, \; x^2 / \sqrt{2!}, \; x^3 / \sqrt{3!}, \; \ldots]$",
-            r"Tensor powers, $x^{\otimes n} / \sqrt{n!}$.",
-            r"Elementwise powers, the other reading, give $1 + \sum_i (e^{x_i y_i} - 1)$: 4.44 for "
-            r"$x = y = (1, 1)$, where $e^2 = 7.39$.",
-            30,
-        ),
-        Erratum(
-            "A theorem on stationary kernels for one that is not",
-            ("stationary",),
-            r"“A stationary kernel $\kappa(x, y)$ can be approximated as …” and the softmax kernel "
-            "“using the above theorem”.",
-            r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with "
-            r"$h = e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - "
-            "y|^2/2}$.",
-            r"Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
-            "queries and keys alike, as a stationary kernel allows, gets other weights.",
-            20,
-        ),
+    "other features": suite.derived(
+        "It does with those of hyperbolic and of trigonometric features too."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "stationary": suite.refuted(
+        r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one."
+    ),
+    "Bochner": suite.derived(
+        "$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine."
+    ),
+    "elementwise powers": suite.refuted(
+        r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product $e^{x \cdot "
+        "y}$, $x^n$ being read as elementwise powers, one of two readings."
+    ),
+    "tensor powers": suite.derived("It has, $x^n$ being read as tensor powers, the other reading."),
+}
+METHOD = (
+    "For random vectors and frequencies, features of the general form against those of the "
+    "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
+    "against Lagrange's bound on its remainder."
+)
+ERRATA = (
+    suite.Erratum(
+        "Powers of a vector in the feature map",
+        ("elementwise powers",),
+        r"$\phi_\text{SM}(x) = [1, \; x, \; x^2 / \sqrt{2!}, \; x^3 / \sqrt{3!}, \; \ldots]$",
+        r"Tensor powers, $x^{\otimes n} / \sqrt{n!}$.",
+        r"Elementwise powers, the other reading, give $1 + \sum_i (e^{x_i y_i} - 1)$: 4.44 for $x "
+        "= y = (1, 1)$, where $e^2 = 7.39$.",
+        30,
+    ),
+    suite.Erratum(
+        "A theorem on stationary kernels for one that is not",
+        ("stationary",),
+        r"“A stationary kernel $\kappa(x, y)$ can be approximated as …” and the softmax kernel "
+        "“using the above theorem”.",
+        r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with $h = "
+        r"e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - y|^2/2}$.",
+        "Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
+        "queries and keys alike, as a stationary kernel allows, gets other weights.",
+        20,
+    ),
 )

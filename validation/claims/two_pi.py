@@ -14,24 +14,14 @@ lacks a colon, tends to attention with another kernel.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from refattn import features, linear_attention, sampling, softmax_attention, stats
-from validation import plotting
-from validation.suite import (
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Statement,
-    Tested,
-    detects,
-    more_often,
-)
+from validation import plotting, suite
 
 D, LENGTHS = 4, (0.1, 0.2, 0.4)  # |x - y|
 DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
@@ -43,7 +33,7 @@ REPEATS = {"tiny": 2, "quick": 60, "full": 100}
 TO_SOFTMAX, TO_OTHER, CORRECTED = "printed, to attention", "printed, to its limit", "without 2 pi"
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each distance, and one for each number of frequencies of attention."""
     kernel = [{"length": length, "count": DRAWS[level]} for length in LENGTHS]
     return [*kernel, *({"size": size, "count": REPEATS[level]} for size in SIZES[level])]
@@ -112,10 +102,10 @@ def quadrature(length: float) -> float:
     return float(np.cos(2 * np.pi * length * z) @ weight / math.sqrt(2 * math.pi))
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bounded tests of both means, a quadrature, and sign tests of attention."""
-    printed: list[Tested | Compared] = []
-    corrected: list[Tested | Compared] = []
+    printed: list[suite.Tested | suite.Compared] = []
+    corrected: list[suite.Tested | suite.Compared] = []
     rows = []
     eps = float(np.finfo(float).eps)
     for r in (r for r in results if "cosine" in r):
@@ -124,14 +114,14 @@ def judge(results: Sequence[Any]) -> Findings:
             mean = math.exp(-factor * r["length"] ** 2 / 2)
             p = stats.empirical_bernstein(x, mean, -1, 1)
             variance = (1 - math.exp(-factor * r["length"] ** 2)) ** 2 / 2  # under the null
-            detectable = detects(
+            detectable = suite.detects(
                 stats.empirical_bernstein, n, variance=variance, low=-1.0, high=1.0
             )
-            found.append(Tested(name, p, detectable, TARGET, "of the scale"))
+            found.append(suite.Tested(name, p, detectable, TARGET, "of the scale"))
         mean = math.exp(-2 * math.pi**2 * r["length"] ** 2)
         error = abs(quadrature(r["length"]) - mean) / eps
-        corrected.append(Compared(f"{name}, quadrature", error, NODES, "eps"))
-        corrected.append(Compared(f"{name}, scale", abs(r["scale"]) / eps, 4.0 * D, "eps"))
+        corrected.append(suite.Compared(f"{name}, quadrature", error, NODES, "eps"))
+        corrected.append(suite.Compared(f"{name}, scale", abs(r["scale"]) / eps, 4.0 * D, "eps"))
         deviation = float(np.std(x)) / math.sqrt(n)
         rows.append({"length": r["length"], "mean": float(np.mean(x)), "error": deviation})
     attention = {r["size"]: r["errors"] for r in results if "errors" in r}
@@ -141,8 +131,8 @@ def judge(results: Sequence[Any]) -> Findings:
     evidence: dict[str, Sequence[Any]] = {
         "kernel": printed,
         "kernel with its law": corrected,
-        "attention": [more_often(name, e[TO_SOFTMAX] < e[TO_OTHER])],
-        "attention without it": [more_often(name, e[CORRECTED] < e[TO_SOFTMAX])],
+        "attention": [suite.more_often(name, e[TO_SOFTMAX] < e[TO_OTHER])],
+        "attention without it": [suite.more_often(name, e[CORRECTED] < e[TO_SOFTMAX])],
     }
     row = rows[-1]
     middle = {key: float(np.median(values)) for key, values in e.items()}
@@ -161,7 +151,7 @@ def judge(results: Sequence[Any]) -> Findings:
             for size, errors in attention.items()
         ],
     }
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -202,48 +192,36 @@ def plot_kernel(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="The factor 2 pi in the code of the trigonometric features",
-    source="001, z_sin_cos and attention_hat",
-    statements={
-        "kernel": Statement(
-            r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias.",
-            expected="REFUTED",
-        ),
-        "kernel with its law": Statement(
-            r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias.",
-            printed=False,
-        ),
-        "attention": Statement(
-            "The printed attention_hat estimates attention: with many frequencies it is nearer to "
-            "it than to attention with the kernel above.",
-            expected="REFUTED",
-        ),
-        "attention without it": Statement(
-            r"Without $2 \pi$ attention_hat is nearer to attention.", printed=False
-        ),
-    },
-    method=(
-        "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
-        "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
+TITLE = "The factor 2 pi in the code of the trigonometric features"
+SOURCE = "001, z_sin_cos and attention_hat"
+STATEMENTS = {
+    "kernel": suite.refuted(
+        r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias."
     ),
-    errata=(
-        Erratum(
-            "A factor of 2 pi in the code of the trigonometric features",
-            ("kernel", "attention"),
-            "`np.sin(2 * np.pi * x)` and `np.cos(2 * np.pi * x)` of products with "
-            "`omega = np.random.randn(random_dim, d)`.",
-            r"No $2\pi$, as in the formula above that code: "
-            r"$e^{|x|^2/2} \, [\cos(\omega \cdot x), \sin(\omega \cdot x)]$, $\omega \sim N(0, "
-            "I)$.",
-            r"With it the kernel is $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ and not "
-            r"$e^{x \cdot y}$: the more frequencies, the nearer to another attention.",
-            100,
-            plot_kernel,
-        ),
+    "kernel with its law": suite.derived(
+        r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "attention": suite.refuted(
+        "The printed attention_hat estimates attention: with many frequencies it is nearer to it "
+        "than to attention with the kernel above."
+    ),
+    "attention without it": suite.derived(r"Without $2 \pi$ attention_hat is nearer to attention."),
+}
+METHOD = (
+    "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
+    "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
+)
+ERRATA = (
+    suite.Erratum(
+        "A factor of 2 pi in the code of the trigonometric features",
+        ("kernel", "attention"),
+        "`np.sin(2 * np.pi * x)` and `np.cos(2 * np.pi * x)` of products with `omega = "
+        "np.random.randn(random_dim, d)`.",
+        r"No $2\pi$, as in the formula above that code: $e^{|x|^2/2} \, [\cos(\omega \cdot x), "
+        r"\sin(\omega \cdot x)]$, $\omega \sim N(0, I)$.",
+        r"With it the kernel is $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ and not $e^{x \cdot "
+        "y}$: the more frequencies, the nearer to another attention.",
+        100,
+        plot_kernel,
+    ),
 )

@@ -13,7 +13,7 @@ angles, and uniform directions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,8 @@ from scipy import special
 
 from refattn import kernels, sampling, stats, theory
 from refattn.typing import Coupling
-from validation import plotting
+from validation import plotting, suite
 from validation.claims._block_moments import moments
-from validation.suite import Claim, Compared, Findings, Statement, Tested, alpha, detects
 
 SETS = {
     "tiny": {2: 100, 4: 100},
@@ -55,7 +54,7 @@ def square(features: str) -> float:
     return DIFFERENCE**2 if features == "trigonometric" else SUM**2
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Sets of frequencies for each dimension and coupling, some at a time."""
     return [
         {"d": d, "coupling": coupling, "sets": min(PART, sets)}
@@ -93,11 +92,11 @@ def run(rng: np.random.Generator, d: int, coupling: Coupling, sets: int) -> dict
     return found
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Catoni's bound for means and variances, exact laws for lengths and directions."""
-    means: list[Tested | Compared] = []
-    variances: list[Tested | Compared] = []
-    frequencies: list[Tested | Compared] = []
+    means: list[suite.Tested | suite.Compared] = []
+    variances: list[suite.Tested | suite.Compared] = []
+    frequencies: list[suite.Tested | suite.Compared] = []
     rows = []
     for d, coupling in dict.fromkeys((r["d"], r["coupling"]) for r in results):
         parts = [r for r in results if (r["d"], r["coupling"]) == (d, coupling)]
@@ -114,21 +113,21 @@ def judge(results: Sequence[Any]) -> Findings:
             again, second, fourth = moments(features, coupling, d, square(features), count)
             spread = fourth - second**2  # variance of a squared deviation
             p = stats.catoni(ratio, mean, variance)
-            power = detects(stats.catoni, len(ratio), variance=variance)
+            power = suite.detects(stats.catoni, len(ratio), variance=variance)
             means.append(_tested(name, p, power, "of the kernel"))
             p = stats.catoni((ratio - mean) ** 2 / variance, 1.0, spread / variance**2)
-            power = detects(stats.catoni, len(ratio), variance=spread / variance**2)
+            power = suite.detects(stats.catoni, len(ratio), variance=spread / variance**2)
             variances.append(_tested(name, p, power, "of the variance"))
-            means.append(Compared(f"{name}, quadrature", abs(mean - again) / EPS, 500, "eps"))
+            means.append(suite.Compared(f"{name}, quadrature", abs(mean - again) / EPS, 500, "eps"))
             error = abs(variance - second) / EPS
-            variances.append(Compared(f"{name}, quadrature", error, 500, "eps"))
+            variances.append(suite.Compared(f"{name}, quadrature", error, 500, "eps"))
             _, iid, tail = moments(features, "iid", d, square(features), count)
             p_iid = stats.catoni((ratio - 1) ** 2 / iid, 1.0, tail / iid**2 - 1)
             rows.append(
                 {
                     "d": d,
                     **names,
-                    "told": bool(p_iid <= alpha()),
+                    "told": bool(p_iid <= suite.alpha()),
                     "mean": mean,
                     "law": count * variance,
                     "iid": count * iid,
@@ -151,11 +150,11 @@ def judge(results: Sequence[Any]) -> Findings:
         f"iid frequencies in {len(coupled) - len(alike)} of {len(coupled)} combinations with "
         f"another coupling, all but: {'; '.join(alike) or 'none'}."
     )
-    return Findings(evidence, {"rows": rows}, remark)
+    return suite.Findings(evidence, {"rows": rows}, remark)
 
 
-def _tested(name: str, p: float, detectable: Any, unit: str) -> Tested:
-    return Tested(name, p, detectable, TARGETS[unit], unit)
+def _tested(name: str, p: float, detectable: Any, unit: str) -> suite.Tested:
+    return suite.Tested(name, p, detectable, TARGETS[unit], unit)
 
 
 def _frequencies(parts: Sequence[Any], name: str) -> Any:
@@ -164,22 +163,22 @@ def _frequencies(parts: Sequence[Any], name: str) -> Any:
     lengths = np.concatenate([r["lengths"] for r in parts]).ravel()
     if coupling == "regularised":
         error = float(np.max(np.abs(lengths / d - 1))) / EPS / d
-        yield Compared(f"{name}, lengths", error, 16, "eps d")
+        yield suite.Compared(f"{name}, lengths", error, 16, "eps d")
     else:
         n, law = len(lengths), partial(special.chdtr, d)
-        p, power = stats.ks(lengths, law), detects(stats.ks, len(lengths))
+        p, power = stats.ks(lengths, law), suite.detects(stats.ks, len(lengths))
         yield _tested(f"{name}, lengths", p, power, "of a probability")
-        power = detects(stats.chi2, n, df=d)
+        power = suite.detects(stats.chi2, n, df=d)
         yield _tested(f"{name}, scale of lengths", stats.chi2(lengths, d), power, "log")
     if coupling != "iid":
-        yield Compared(f"{name}, angles", max(r["angle"] for r in parts), 16, "eps d")
+        yield suite.Compared(f"{name}, angles", max(r["angle"] for r in parts), 16, "eps d")
 
     def uniform(u: Any) -> Any:  # law of a coordinate of a uniform direction
         return special.betainc((d - 1) / 2, (d - 1) / 2, np.clip((1 + u) / 2, 0, 1))
 
     for i, each in enumerate(zip(*(r["directions"] for r in parts), strict=True)):
         u = np.concatenate(each)
-        power = detects(stats.ks, len(u))
+        power = suite.detects(stats.ks, len(u))
         yield _tested(f"{name}, direction {i + 1}", stats.ks(u, uniform), power, "of a probability")
 
 
@@ -207,38 +206,29 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Kernel estimates have the mean and variance of their closed forms",
-    source="000, Propositions 1 and 2, for other features and couplings",
-    statements={
-        "mean": Statement(
-            "The mean is the kernel, for all features and couplings but fixed lengths "
-            r"$\sqrt{d}$, and then that of the closed form.",
-            printed=False,
-        ),
-        "variance": Statement(
-            r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of "
-            "$b$: within rounding by quadrature, and within half of it by draws.",
-            printed=False,
-        ),
-        "frequencies": Statement(
-            "Blocks have independent chi-squared squared lengths (or fixed ones), fixed angles and "
-            "uniform directions; antithetic pairs are opposite.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Catoni's bound on the mean and on the mean squared deviation of estimates from many sets "
-        "of frequencies, with variances from quadrature over lengths; Kolmogorov-Smirnov and "
-        "chi-square for lengths and directions, exact. Where a coupling changes the variance by "
-        "little, draws do not tell it from that of iid frequencies, and quadrature does, given "
-        "the lengths, angles and directions: at level quick for orthogonal frequencies with "
-        "positive features at d = 2 and 4 (0.97 and 0.93 of that of iid ones) and with hyperbolic "
-        "ones at d = 2 (0.86), and for simplex frequencies with hyperbolic features at d = 2 "
-        "(1.14). The remark names those of the run."
+TITLE = "Kernel estimates have the mean and variance of their closed forms"
+SOURCE = "000, Propositions 1 and 2, for other features and couplings"
+STATEMENTS = {
+    "mean": suite.derived(
+        r"The mean is the kernel, for all features and couplings but fixed lengths $\sqrt{d}$, "
+        "and then that of the closed form."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "variance": suite.derived(
+        r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of $b$: "
+        "within rounding by quadrature, and within half of it by draws."
+    ),
+    "frequencies": suite.derived(
+        "Blocks have independent chi-squared squared lengths (or fixed ones), fixed angles and "
+        "uniform directions; antithetic pairs are opposite."
+    ),
+}
+METHOD = (
+    "Catoni's bound on the mean and on the mean squared deviation of estimates from many sets of "
+    "frequencies, with variances from quadrature over lengths; Kolmogorov-Smirnov and chi-square "
+    "for lengths and directions, exact. Where a coupling changes the variance by little, draws do "
+    "not tell it from that of iid frequencies, and quadrature does, given the lengths, angles and "
+    "directions: at level quick for orthogonal frequencies with positive features at d = 2 and 4 "
+    "(0.97 and 0.93 of that of iid ones) and with hyperbolic ones at d = 2 (0.86), and for "
+    "simplex frequencies with hyperbolic features at d = 2 (1.14). The remark names those of the "
+    "run."
 )
