@@ -35,6 +35,7 @@ __all__ = [
     "Claim",
     "Compared",
     "Erratum",
+    "Evidence",
     "Findings",
     "Results",
     "Shown",
@@ -42,10 +43,13 @@ __all__ = [
     "Tasks",
     "Tested",
     "alpha",
+    "catoni",
     "claims",
     "control",
     "derived",
     "detects",
+    "empirical_bernstein",
+    "evidence",
     "generator",
     "missing",
     "more_often",
@@ -113,6 +117,9 @@ class Compared(NamedTuple):
     value: float
     bound: float
     unit: str = ""
+
+
+Evidence: TypeAlias = dict[str, list[Tested | Shown | Compared]]  # by statement
 
 
 class Findings(NamedTuple):
@@ -223,6 +230,36 @@ def alpha() -> float:
 def detects(test: Callable[..., float], n: int, **parameters: Any) -> Callable[[float], float]:
     """What a test of `refattn.stats` detects in n draws, as a function of the level."""
     return lambda level: stats.min_discrepancy(test, n, alpha=level, beta=BETA, **parameters)
+
+
+def evidence(
+    name: str,
+    test: Callable[..., float],
+    x: Any,
+    *null: Any,
+    target: float = float("inf"),
+    unit: str = "",
+    **assumed: Any,
+) -> Tested:
+    """Evidence from a test of `refattn.stats` on draws, and what it detects under assumptions."""
+    return Tested(name, test(x, *null), detects(test, len(x), **assumed), target, unit)
+
+
+def catoni(
+    name: str, x: Any, mean: float, variance: float, target: float = float("inf"), unit: str = ""
+) -> Tested:
+    """Evidence on the mean of draws whose variance is known, heavy tails allowed."""
+    options: dict[str, Any] = {"target": target, "unit": unit, "variance": variance}
+    return evidence(name, stats.catoni, x, mean, variance, **options)
+
+
+def empirical_bernstein(
+    name: str, x: Any, mean: float, variance: float, target: float, unit: str, low: float = 0.0
+) -> Tested:
+    """Evidence on the mean of draws in [low, 1]; the variance is for what is detected."""
+    assumed = {"variance": variance, "low": low, "high": 1.0}
+    options: dict[str, Any] = {"target": target, "unit": unit, **assumed}
+    return evidence(name, stats.empirical_bernstein, x, mean, low, 1.0, **options)
 
 
 def more_often(name: str, wins: Any, share: float = 0.5) -> Shown:

@@ -10,7 +10,22 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["published_frequencies", "published_inputs"]
+from validation import suite
+
+TARGET = 0.05  # of the scale; means that are to be told apart differ by 0.12 and more
+
+__all__ = ["mean_cosine", "published_frequencies", "published_inputs"]
+
+
+def mean_cosine(
+    name: str, x: Any, square: float, count: int = 1, factor: float = 1.0
+) -> suite.Tested:
+    """Evidence that E cos(omega . D), |D|^2 = square, is e^(-square / 2), or that times a factor.
+
+    Each x is the mean of cosines at as many frequencies from N(0, I) as counted.
+    """
+    mean, variance = math.exp(-square / 2) * factor, (1 - math.exp(-square)) ** 2 / 2 / count
+    return suite.empirical_bernstein(name, x, mean, variance, TARGET, "of the scale", low=-1.0)
 
 
 def published_inputs(rng: np.random.Generator, length: int, d: int, temperature: float) -> Any:

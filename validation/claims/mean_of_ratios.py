@@ -64,34 +64,29 @@ def judge(results: suite.Results) -> suite.Findings:
     """Means against exact attention, and the biases of eqs. (10) and (12) against each other."""
     q, k, v = problem()
     exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
-    of_is: list[suite.Tested] = []
-    of_ratios: list[suite.Tested] = []
-    of_ra: list[suite.Tested] = []
-    of_rfa: list[suite.Shown] = []
-    less: list[suite.Shown] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     rows = []
     for r in results:
         count, n, name = r["count"], len(r["is"]), f"S = {r['count']}"
-        variance = float(
-            theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0).variance[0, 0]
-        )
-        p = stats.catoni(r["is"], exact, variance)
-        of_is.append(suite.Tested(name, p, suite.detects(stats.catoni, n, variance=variance), 0.1))
-        cap = float(
-            theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0, 0]
-        )
-        p = stats.bernstein(r["ra"], exact, cap)
-        of_ra.append(suite.Tested(name, p, suite.detects(stats.bernstein, n, variance=cap), 0.1))
-        of_ratios.append(suite.Tested(name, stats.betting(r["ratios"], exact)))
+        law = theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0)
+        variance = float(law.variance[0, 0])
+        evidence["importance sampling"].append(suite.catoni(name, r["is"], exact, variance, 0.1))
+        cap = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0)
+        variance = float(cap.variance[0, 0])
+        null = (stats.bernstein, r["ra"], exact, variance)
+        evidence["randomized"].append(suite.evidence(name, *null, target=0.1, variance=variance))
+        evidence["unbiased"].append(suite.Tested(name, stats.betting(r["ratios"], exact)))
         if count <= 4:
-            of_rfa.append(suite.Shown(name, stats.betting(r["rfa"], exact)))
+            evidence["SNIS biased"].append(suite.Shown(name, stats.betting(r["rfa"], exact)))
         if count > 1:
-            less.append(reduction(name, r["ratios"], r["rfa"], exact))
+            evidence["reduces"].append(reduction(name, r["ratios"], r["rfa"], exact))
         bias = {e: float(np.mean(r[e])) - exact for e in ("is", "rfa", "ratios", "ra")}
         error = {e: float(np.std(r[e])) / n**0.5 for e in bias}
         rows.append({"count": count, "bias": bias, "error": error})
     one = next(r for r in results if r["count"] == 1)
     gap = float(np.max(np.abs(one["rfa"] - one["ratios"]))) / (EPS * (1 + 2 * one["size"]))
+    identity = suite.Compared("difference", gap, 16.0, "eps (1 + exponents)")
+    evidence["one frequency"].append(identity)
     last = rows[-1]
     remark = (
         f"Exact attention is {exact:.3f}. At S = {last['count']} eq. (10) is off by "
@@ -102,18 +97,7 @@ def judge(results: suite.Results) -> suite.Findings:
     )
     laws = [(s, theory.attention_law(q, k, v, num_features=s, scale=1.0)) for s in range(10, 201)]
     first_order = [(s, float(law.bias[0, 0])) for s, law in laws if law.in_regime[0]]
-    return suite.Findings(
-        {
-            "importance sampling": of_is,
-            "SNIS biased": of_rfa,
-            "unbiased": of_ratios,
-            "reduces": less,
-            "one frequency": [suite.Compared("difference", gap, 16.0, "eps (1 + exponents)")],
-            "randomized": of_ra,
-        },
-        {"exact": exact, "rows": rows, "law": first_order},
-        remark,
-    )
+    return suite.Findings(evidence, {"exact": exact, "rows": rows, "law": first_order}, remark)
 
 
 def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> suite.Shown:
@@ -143,22 +127,12 @@ def plot(data: dict[str, Any]) -> Any:
         "is": "eq. (11), exact normaliser",
     }
     for shift, (name, label) in enumerate(names.items()):
-        axes.errorbar(
-            [r["count"] * 1.05**shift for r in data["rows"]],
-            [r["bias"][name] for r in data["rows"]],
-            [r["error"][name] for r in data["rows"]],
-            fmt="o-",
-            capsize=3,
-            label=label,
-        )
+        counts = [r["count"] * 1.05**shift for r in data["rows"]]
+        values = ([r[key][name] for r in data["rows"]] for key in ("bias", "error"))
+        axes.errorbar(counts, *values, fmt="o-", capsize=3, label=label)
     if data["law"]:
-        axes.plot(
-            *zip(*data["law"], strict=True),
-            "--",
-            color=plotting.INK,
-            linewidth=1,
-            label="eq. (10), law of first order",
-        )
+        style = {"color": plotting.INK, "linewidth": 1, "label": "eq. (10), law of first order"}
+        axes.plot(*zip(*data["law"], strict=True), "--", **style)
     axes.axhline(0.0, color=plotting.INK, linewidth=0.8)
     axes.set(xscale="log", xlabel="frequencies S", ylabel="mean output - exact attention")
     axes.legend()

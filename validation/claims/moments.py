@@ -90,43 +90,29 @@ def judge(results: suite.Results) -> suite.Findings:
     mean, root = law()
     r = len(means)
     p = stats.gaussian_estimates(means, covs, count=N, mean=mean, cov=root @ root.T)
-    uniforms = r * (D + D * (D + 1) // 2)
-    exact = [
-        suite.Tested("mean of means", p.location),
-        suite.Tested(
-            "mean, of unknown spread",
-            stats.hotelling(means, mean),
-            suite.detects(stats.hotelling, r, dimension=D),
-            0.2,
-            "sd of a mean",
-        ),
-        suite.Tested(
-            "spread of means", p.dispersion, suite.detects(stats.chi2, r, df=D), 0.08, "of log"
-        ),
-        suite.Tested(
-            "trace", p.trace, suite.detects(stats.chi2, r, df=D * (N - 1)), 0.04, "of log"
-        ),
-        suite.Tested(
-            "all factors", p.pooled, suite.detects(stats.ks, uniforms), 0.02, "of probability"
-        ),
-        suite.Tested("each factor", p.each, suite.detects(stats.ks, r), 0.15, "of probability"),
-    ]
-    found, rows = [], []
+    log, share = "of log", "of probability"
+    spread, trace = (suite.detects(stats.chi2, r, df=n) for n in (D, D * (N - 1)))
+    uniforms = suite.detects(stats.ks, r * (D + D * (D + 1) // 2))
+    options: dict[str, Any] = {"target": 0.2, "unit": "sd of a mean", "dimension": D}
+    evidence: suite.Evidence = {
+        "laws": [
+            suite.Tested("mean of means", p.location),
+            suite.evidence("mean, of unknown spread", stats.hotelling, means, mean, **options),
+            suite.Tested("spread of means", p.dispersion, spread, 0.08, log),
+            suite.Tested("trace", p.trace, trace, 0.04, log),
+            suite.Tested("all factors", p.pooled, uniforms, 0.02, share),
+            suite.Tested("each factor", p.each, suite.detects(stats.ks, r), 0.15, share),
+        ],
+        "pieces": [suite.Compared("merged and streamed", error, 16.0, "eps (1 + distance in sd)")],
+        "advice": [],
+    }
+    rows = []
     for (d, n), x in zip(SIZES, squared, strict=True):
         expected, variance = expected_error(d, n)
-        relative = variance / expected**2
-        found.append(
-            suite.Tested(
-                f"d = {d}, N = {n}",
-                stats.catoni(x / expected, 1.0, relative),
-                suite.detects(stats.catoni, len(x), variance=relative),
-                0.1,
-                "of the squared error",
-            )
-        )
-        rows.append(
-            {"d": d, "rows": n, "measured": math.sqrt(np.mean(x)), "expected": math.sqrt(expected)}
-        )
+        of_one = (x / expected, 1.0, variance / expected**2, 0.1, "of the squared error")
+        evidence["advice"].append(suite.catoni(f"d = {d}, N = {n}", *of_one))
+        measured, expected = math.sqrt(np.mean(x)), math.sqrt(expected)
+        rows.append({"d": d, "rows": n, "measured": measured, "expected": expected})
     advised = next(row for row in rows if row["rows"] == row["d"] ** 2 + 1)
     fewer = rows[-1]
     remark = (
@@ -137,17 +123,7 @@ def judge(results: suite.Results) -> suite.Findings:
         f"than $d^2$ = {fewer['d'] ** 2}: N in proportion to d is enough, and $N > d^2$ makes the "
         r"error fall as $1 / \sqrt{d}$."
     )
-    return suite.Findings(
-        {
-            "laws": exact,
-            "pieces": [
-                suite.Compared("merged and streamed", error, 16.0, "eps (1 + distance in sd)")
-            ],
-            "advice": found,
-        },
-        {"errors": rows},
-        remark,
-    )
+    return suite.Findings(evidence, {"errors": rows}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import kernels, moments, sampling, stats, theory
-from refattn.typing import Features
+from refattn import kernels, moments, sampling, theory
 from validation import plotting, suite
 from validation.claims.moments import law
 
@@ -130,19 +129,10 @@ def limits(q: Any, k: Any, v: Any) -> dict[str, Any]:
     exact = refattn.softmax_attention(q, k, v, scale=1.0)
     half = np.sum(k * k, axis=-1) / 2
     found = {}
-    maps: tuple[tuple[str, Features, int], ...]
-    maps = (("(15)", "positive", 1), ("(14)", "trigonometric", -1))
-    for name, features, sign in maps:
-        out = refattn.random_feature_attention(
-            q,
-            k,
-            v,
-            omega=omega,
-            log_weight=log_weight,
-            features=features,
-            square_norms=constants(q, k)["(15)"],
-            scale=1.0,
-        )
+    norms = {"square_norms": constants(q, k)["(15)"], "log_weight": log_weight, "scale": 1.0}
+    for name, features, sign in (("(15)", "positive", 1), ("(14)", "trigonometric", -1)):
+        options: dict[str, Any] = {"features": features, **norms}
+        out = refattn.random_feature_attention(q, k, v, omega=omega, **options)
         expected = refattn.softmax_attention(q, k, v, bias=sign * half, scale=1.0)
         found[name] = {
             "error": float(np.max(np.abs(out - expected))),
@@ -158,38 +148,36 @@ def judge(results: suite.Results) -> suite.Findings:
     attention, curve = results[1 + PAIRS], results[2 + PAIRS :]
     mean, root = law()
     cov = root @ root.T
-    squares, n = norms["squares"], len(norms["squares"])
-    truth = float(mean @ mean + np.trace(cov))
+    squares, truth = norms["squares"], float(mean @ mean + np.trace(cov))
     variance = float(2 * np.sum(cov * cov) + 4 * mean @ cov @ mean) / truth**2
-    detectable = suite.detects(stats.catoni, n, variance=variance)
-    full = stats.catoni(squares / truth, 1.0, variance)
-    without = stats.catoni(squares / truth, float(mean @ mean) / truth, variance)
-    expected: list[suite.Tested | suite.Compared] = [
-        suite.Tested("mean of |x|^2", full, detectable, 0.1, "of the mean"),
-        suite.Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
-    ]
-    of_kernel: list[suite.Tested] = []
-    for r in pairs:
-        for name, one in r["found"].items():
-            size = len(one["ratio"])
-            spread = float(np.expm1(r["square"])) / EACH
-            of_kernel.append(
-                suite.Tested(
-                    f"pair {r['pair']}, constants of eq. {name}",
-                    stats.catoni(one["ratio"], 1.0, spread),
-                    suite.detects(stats.catoni, size, variance=spread),
-                    0.5,
-                    "of the mean",
-                )
-            )
     found = attention["limits"]
-    limit = [
-        suite.Compared("identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)")
-    ]
-    limit += [suite.Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found]
-    apart = [
-        suite.Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found
-    ]
+    of_square = ("mean of |x|^2", squares / truth)
+    without = float(mean @ mean) / truth
+    evidence: suite.Evidence = {
+        "expected norm": [
+            suite.catoni(*of_square, 1.0, variance, 0.1, "of the mean"),
+            suite.Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
+        ],
+        "mean only": [suite.catoni(*of_square, without, variance, 0.1, "of E|x|^2")],
+        "kernel": [
+            suite.catoni(
+                f"pair {r['pair']}, constants of eq. {name}",
+                *(one["ratio"], 1.0, float(np.expm1(r["square"])) / EACH, 0.5, "of the mean"),
+            )
+            for r in pairs
+            for name, one in r["found"].items()
+        ],
+        "attention": [
+            suite.Compared(f"limit of eq. {a}, from softmax", one["distance"], 1e-9)
+            for a, one in found.items()
+        ],
+        "limit": [
+            suite.Compared(
+                "identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)"
+            ),
+            *(suite.Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found),
+        ],
+    }
     biases = [one["bias"] for r in pairs for one in r["found"].values()]
     remark = (
         f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of $E|x|^2$ in "
@@ -203,46 +191,20 @@ def judge(results: suite.Results) -> suite.Findings:
         "criterion for the figures of section V, a mean below 1/2, that is still an approximation "
         "of the attention, but one that more frequencies do not bring nearer."
     )
-    data = {
-        "curve": curve,
-        "limit": found["(15)"]["mean"],
-        "log_bias": biases,
-    }
-    return suite.Findings(
-        {
-            "expected norm": expected,
-            "mean only": [suite.Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
-            "kernel": of_kernel,
-            "attention": apart,
-            "limit": limit,
-        },
-        data,
-        remark,
-    )
+    data = {"curve": curve, "limit": found["(15)"]["mean"], "log_bias": biases}
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
     """Distance from softmax attention against the number of frequencies."""
     figure, ((axes,),) = plotting.panels()
     for name, label in (("(9)", "norms of each token, eq. (9)"), ("(15)", "constants, eq. (15)")):
-        axes.plot(
-            [r["features"] for r in data["curve"]],
-            [r["distance"][name] for r in data["curve"]],
-            "o-",
-            label=label,
-        )
-    axes.axhline(
-        data["limit"],
-        color=plotting.INK,
-        linestyle="--",
-        label="softmax(q·k + |k|²/2), the limit of eq. (15)",
-    )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="frequencies R",
-        ylabel="total variation from softmax",
-    )
+        counts = [r["features"] for r in data["curve"]]
+        axes.plot(counts, [r["distance"][name] for r in data["curve"]], "o-", label=label)
+    label = "softmax(q·k + |k|²/2), the limit of eq. (15)"
+    axes.axhline(data["limit"], color=plotting.INK, linestyle="--", label=label)
+    axes.set(xscale="log", yscale="log", xlabel="frequencies R")
+    axes.set(ylabel="total variation from softmax")
     axes.legend()
     return figure
 

@@ -20,7 +20,6 @@ from validation import plotting, suite
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0, 3.0), 4: (0.5, 1.0), 64: (0.5, 1.0, 2.0)}  # |x + y|, by m
 D = 8
-TARGETS = {"sd": 0.1, "of the kernel": 0.35}
 
 
 def pair(length: float) -> tuple[Any, Any]:
@@ -55,29 +54,24 @@ def run(rng: np.random.Generator, length: float, count: int, draws: int) -> dict
     return {"length": length, "count": count, "ratio": ratio, "z": z, "error": float(error.max())}
 
 
-def tested(name: str, p: float, detectable: Any, unit: str) -> suite.Tested:
-    """A p-value with what must be detectable in that unit."""
-    return suite.Tested(name, p, detectable, TARGETS[unit], unit)
-
-
 def judge(results: suite.Results) -> suite.Findings:
     """Exact tests at one frequency, bounded ones at more, and the identity."""
     found: list[suite.Tested | suite.Compared] = []
     means: list[dict[str, Any]] = []
     for r in results:
         name, n = f"|x + y| = {r['length']:g}, m = {r['count']}", len(r["ratio"])
-        if r["z"] is not None:
-            for label, p, test in (
-                ("distribution", stats.ks(r["z"], special.ndtr), stats.ks),
-                ("mean", stats.normal_mean(r["z"]), stats.normal_mean),
-                ("scale", stats.normal_scale(r["z"]), stats.normal_scale),
-            ):
-                found.append(tested(f"{name}, {label}", p, suite.detects(test, n), "sd"))
+        if r["count"] == 1:
+            z, options = r["z"], {"target": 0.1, "unit": "sd"}
+            found += [
+                suite.evidence(f"{name}, distribution", stats.ks, z, special.ndtr, **options),
+                suite.evidence(f"{name}, mean", stats.normal_mean, z, **options),
+                suite.evidence(f"{name}, scale", stats.normal_scale, z, **options),
+            ]
         else:
             variance = math.expm1(r["length"] ** 2) / r["count"]
-            p = stats.catoni(r["ratio"], 1.0, variance)
-            detectable = suite.detects(stats.catoni, n, variance=variance)
-            found.append(tested(f"{name}, mean", p, detectable, "of the kernel"))
+            found.append(
+                suite.catoni(f"{name}, mean", r["ratio"], 1.0, variance, 0.35, "of the kernel")
+            )
         mean, sd = float(np.mean(r["ratio"])), float(np.std(r["ratio"]))
         means.append(
             {"length": r["length"], "count": r["count"], "mean": mean, "error": sd / math.sqrt(n)}
@@ -97,14 +91,9 @@ def plot(data: dict[str, Any]) -> Any:
     figure, ((axes,),) = plotting.panels()
     for count in LENGTHS:
         rows = [m for m in data["means"] if m["count"] == count]
-        axes.errorbar(
-            [m["length"] * 1.02 ** (count > 1) for m in rows],
-            [m["mean"] for m in rows],
-            [m["error"] for m in rows],
-            fmt="o-",
-            capsize=3,
-            label=f"m = {count}",
-        )
+        length, mean, error = plotting.columns(rows, "length", "mean", "error")
+        at = length * 1.02 ** (count > 1)
+        axes.errorbar(at, mean, error, fmt="o-", capsize=3, label=f"m = {count}")
     axes.axhline(1.0, color=plotting.INK, linewidth=0.8)
     axes.set(xlabel="|x + y|", ylabel="mean estimate / kernel")
     axes.legend()

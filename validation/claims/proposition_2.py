@@ -167,28 +167,26 @@ def judge(results: suite.Results) -> suite.Findings:
 
 def _tests(r: Mapping[str, Any]) -> Any:
     """The law of estimates from m frequencies, by p-values and identities."""
-    name, n = f"|x + y| = {r['length']:g}, m = {r['count']}", len(r["ratio"])
-    z = r["z"]
-    for label, p, test, size in (
-        ("logarithms", stats.ks(z.ravel(), special.ndtr), stats.ks, z.size),
-        ("their mean", stats.normal_mean(z.ravel()), stats.normal_mean, z.size),
-        ("their scale", stats.normal_scale(z.ravel()), stats.normal_scale, z.size),
-    ):
-        yield suite.Tested(f"{name}, {label}", p, suite.detects(test, size), 0.1, "sd")
-    if r["count"] > 1:  # of two frequencies that are not independent it is not 1
-        p = stats.normal_scale((z[:, 0] + z[:, 1]) / math.sqrt(2))
-        power = suite.detects(stats.normal_scale, n)
-        yield suite.Tested(f"{name}, scale of sums of two", p, power, 0.15, "sd")
-    if r["count"] == 2:
-        p, power = (
-            stats.lognormal_pair(r["ratio"], r["length"]),
-            suite.detects(stats.lognormal_pair, n),
+    name, z = f"|x + y| = {r['length']:g}, m = {r['count']}", r["z"]
+    yield from (
+        suite.evidence(f"{name}, {label}", *test, target=0.1, unit="sd")
+        for label, *test in (
+            ("logarithms", stats.ks, z.ravel(), special.ndtr),
+            ("their mean", stats.normal_mean, z.ravel()),
+            ("their scale", stats.normal_scale, z.ravel()),
         )
-        yield suite.Tested(f"{name}, distribution", p, power, 0.1, "of a probability")
+    )
+    if r["count"] > 1:  # of two frequencies that are not independent it is not 1
+        sums, label = (z[:, 0] + z[:, 1]) / math.sqrt(2), f"{name}, scale of sums of two"
+        yield suite.evidence(label, stats.normal_scale, sums, target=0.15, unit="sd")
+    label, unit = f"{name}, distribution", "of a probability"
+    if r["count"] == 2:
+        yield suite.evidence(
+            label, stats.lognormal_pair, r["ratio"], r["length"], target=0.1, unit=unit
+        )
     if r["count"] > 2:
-        p = stats.dkwm_two_sample(r["ratio"], r["reference"])
-        power = suite.detects(stats.dkwm_two_sample, n, reference=len(r["reference"]))
-        yield suite.Tested(f"{name}, distribution", p, power, 0.15, "of a probability")
+        test, count = (stats.dkwm_two_sample, r["ratio"], r["reference"]), len(r["reference"])
+        yield suite.evidence(label, *test, target=0.15, unit=unit, reference=count)
     yield suite.Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
     yield suite.Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
 

@@ -14,7 +14,7 @@ its component.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,6 @@ DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
 SIZES = (2, 4, 16)
 KEYS = 6
-TARGETS = {"sd": 0.15, "of the values": 0.05, "probability": 0.08}
 ROWS = 4000  # queries at once
 # Standard deviations of the noise of frequencies that are given; 0.5 is d^(-1/4) for d = 16.
 CONTROLS = {"unbiased": 1.0, "no noise": 0.0, "small noise": 0.5}
@@ -76,26 +75,11 @@ def run(
     if count == 0:
         omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
         return {"d": d, "count": 0, "z": _rosenblatt(omega, q + k, special.softmax(k @ q[0]))}
-    out = np.concatenate(
-        [
-            estimators.randomized_attention(
-                np.broadcast_to(q, (min(ROWS, draws - i), d)),
-                k,
-                v,
-                num_samples=count,
-                rng=rng,
-                scale=1.0,
-            )
-            for i in range(0, draws, ROWS)
-        ]
-    )
+    options: dict[str, Any] = {"num_samples": count, "rng": rng, "scale": 1.0}
+    parts = [np.broadcast_to(q, (min(ROWS, draws - i), d)) for i in range(0, draws, ROWS)]
+    out = np.concatenate([estimators.randomized_attention(x, k, v, **options) for x in parts])
     bound = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0]
     return {"d": d, "count": count, "out": np.clip(out, 0, 1), "exact": exact, "bound": bound}
-
-
-def tested(name: str, p: float, detectable: Any, unit: str) -> suite.Tested:
-    """A p-value with what must be detectable in that unit."""
-    return suite.Tested(name, p, detectable, TARGETS[unit], unit)
 
 
 def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -> suite.Shown:
@@ -106,44 +90,30 @@ def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -
 
 def judge(results: suite.Results) -> suite.Findings:
     """Bounds on means and variances, and exact tests of the law."""
-    unbiased: list[suite.Tested] = []
-    law: list[suite.Tested] = []
-    variance: list[suite.Shown] = []
-    controls: dict[str, list[suite.Tested]] = {name: [] for name in CONTROLS}
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     biases = dict.fromkeys(CONTROLS, 0.0)
-    rows = []
+    rows, given = [], []
     for r in results:
-        if "control" in r:
-            name = r["control"]
-            for j, (x, mean) in enumerate(zip(r["out"].T, r["exact"].tolist(), strict=True)):
-                label = f"frequencies given, value {j}"
-                p = stats.empirical_bernstein(x, mean)
-                controls[name].append(suite.Tested(f"{label}, bets", stats.betting(x, mean)))
-                controls[name].append(suite.Tested(label, p))
-                biases[name] = max(biases[name], abs(float(np.mean(x)) - mean))
-            continue
         if r["count"] == 0:
-            law += normal(f"d = {r['d']}", r["z"])
+            evidence["law"] += normal(f"d = {r['d']}", r["z"])
             continue
-        for j, (x, mean, bound) in enumerate(zip(r["out"].T, r["exact"], r["bound"], strict=True)):
-            name, n, mean = f"S = {r['count']}, value {j}", len(x), float(mean)
-            unbiased.append(suite.Tested(f"{name}, bets", stats.betting(x, mean)))
-            p = stats.empirical_bernstein(x, mean)
-            detectable = suite.detects(stats.empirical_bernstein, n, variance=float(bound))
-            unbiased.append(tested(name, p, detectable, "of the values"))
-            square = (x - mean) ** 2
-            variance.append(below(stats.empirical_bernstein, name, square, float(bound)))
-            rows.append(
-                {
-                    "count": r["count"],
-                    "value": j,
-                    "exact": mean,
-                    "mean": float(np.mean(x)),
-                    "variance": float(np.mean(square)),
-                    "bound": float(bound),
-                    "n": n,
-                }
-            )
+        control = r.get("control")
+        for j, (x, mean) in enumerate(zip(r["out"].T, r["exact"].tolist(), strict=True)):
+            name = f"frequencies given, value {j}" if control else f"S = {r['count']}, value {j}"
+            bets = suite.Tested(f"{name}, bets", stats.betting(x, mean))
+            if control:
+                p = stats.empirical_bernstein(x, mean)
+                given.append((control, [bets, suite.Tested(name, p)]))
+                biases[control] = max(biases[control], abs(float(np.mean(x)) - mean))
+                continue
+            bound, square = float(r["bound"][j]), (x - mean) ** 2
+            whole = suite.empirical_bernstein(name, x, mean, bound, 0.05, "of the values")
+            evidence["unbiased"] += [bets, whole]
+            evidence["variance"].append(below(stats.empirical_bernstein, name, square, bound))
+            row = {"count": r["count"], "value": j, "exact": mean, "mean": float(np.mean(x))}
+            rows.append(row | {"variance": float(np.mean(square)), "bound": bound, "n": len(x)})
+    for control, two in given:
+        evidence[control] += two
     ratios = [row["variance"] / row["bound"] for row in rows]
     off = max(
         abs(row["mean"] - row["exact"]) / math.sqrt(row["variance"] / row["n"]) for row in rows
@@ -156,29 +126,18 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{biases['no noise']:.2g} if the noise is dropped and by {biases['small noise']:.2g} if "
         "its standard deviation is 1 where queries and keys are not multiplied by $d^{-1/4}$."
     )
-    found: dict[str, Sequence[suite.Tested | suite.Shown | suite.Compared]]
-    unbiased += controls.pop("unbiased")
-    found = {"unbiased": unbiased, "law": law, "variance": variance, **controls}
-    return suite.Findings(found, {"rows": rows}, remark)
+    return suite.Findings(evidence, {"rows": rows}, remark)
 
 
 def normal(name: str, z: Any) -> list[suite.Tested]:
     """All that is asked of rows that should be N(0, I)."""
-    n, d = z.shape
     flat, length = z.ravel(), np.sum(z * z, -1)
-    ks, scale = suite.detects(stats.ks, n * d), suite.detects(stats.normal_scale, n * d)
+    share, sd = {"target": 0.08, "unit": "probability"}, {"target": 0.15, "unit": "sd"}
     return [
-        tested(f"{name}, coordinates", stats.ks(flat, special.ndtr), ks, "probability"),
-        tested(
-            f"{name}, mean", stats.normal_mean(flat), suite.detects(stats.normal_mean, n * d), "sd"
-        ),
-        tested(f"{name}, scale", stats.normal_scale(flat), scale, "sd"),
-        tested(
-            f"{name}, lengths",
-            stats.ks(length, laws.chi2(d).cdf),
-            suite.detects(stats.ks, n),
-            "probability",
-        ),
+        suite.evidence(f"{name}, coordinates", stats.ks, flat, special.ndtr, **share),
+        suite.evidence(f"{name}, mean", stats.normal_mean, flat, **sd),
+        suite.evidence(f"{name}, scale", stats.normal_scale, flat, **sd),
+        suite.evidence(f"{name}, lengths", stats.ks, length, laws.chi2(z.shape[1]).cdf, **share),
     ]
 
 
@@ -189,15 +148,9 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["rows"] if r["value"] == j]
         at = [r["count"] * 1.06 ** (j - 1) for r in rows]
         colour = plotting.COLOURS[j]
-        left.errorbar(
-            at,
-            [r["mean"] - r["exact"] for r in rows],
-            [math.sqrt(r["variance"] / r["n"]) for r in rows],
-            fmt="o",
-            capsize=3,
-            color=colour,
-            label=f"weight of key {j}",
-        )
+        mean, exact, variance, n = plotting.columns(rows, "mean", "exact", "variance", "n")
+        style = {"color": colour, "label": f"weight of key {j}"}
+        left.errorbar(at, mean - exact, np.sqrt(variance / n), fmt="o", capsize=3, **style)
         right.loglog(at, [r["variance"] for r in rows], "o", color=colour)
         label = "bound" if j == 0 else None
         right.loglog(at, [r["bound"] for r in rows], "--", color=colour, label=label)

@@ -86,45 +86,31 @@ def run(rng: np.random.Generator, kind: str, d: int, count: int, draws: int) -> 
     for i in range(0, draws, 10_000):
         omega = rng.standard_normal((min(10_000, draws - i), count, d))
         queries = np.broadcast_to(q, (len(omega), 1, d))
-        out[i : i + 10_000] = estimators.random_feature_attention(
-            queries, k, v, omega=omega, scale=1.0
-        )[:, 0, 0]
+        some = estimators.random_feature_attention(queries, k, v, omega=omega, scale=1.0)
+        out[i : i + 10_000] = some[:, 0, 0]
     return {**about, "out": np.clip(out, 0.0, 1.0)}  # a mean of values, to rounding
 
 
 def judge(results: suite.Results) -> suite.Findings:
     """Bets against the mean, and the exact mean against the law."""
-    unbiased: list[suite.Tested | suite.Shown | suite.Compared] = []
-    biased: list[suite.Tested | suite.Shown | suite.Compared] = []
-    order: list[suite.Tested | suite.Shown | suite.Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     means = []
-    for r in results:
-        if r["kind"] == "law":
-            law = r
-        elif r["kind"] == "kernels":
-            for i, (x, square) in enumerate(zip(r["ratios"], r["lengths"], strict=True)):
-                variance = math.expm1(square)
-                detectable = suite.detects(stats.catoni, len(x), variance=variance)
-                p = stats.catoni(x, 1.0, variance)
-                unbiased.append(
-                    suite.Tested(f"kernel of key {i}", p, detectable, 1.0, "of the kernel")
-                )
-        else:
-            x, name = r["out"], f"d = {r['d']}, S = {r['count']}"
-            biased.append(suite.Shown(name, stats.betting(x, r["exact"])))
-            mean, error = float(np.mean(x)), float(np.std(x)) / math.sqrt(len(x))
-            means.append(
-                {"d": r["d"], "count": r["count"], "bias": mean - r["exact"], "error": error}
-            )
-            if r["d"] == 1:
-                (want,), variance = exact_means([r["count"]]), 0.25
-                p = stats.empirical_bernstein(x, want)
-                detectable = suite.detects(stats.empirical_bernstein, len(x), variance=variance)
-                order.append(suite.Tested(f"mean, {name}", p, detectable, TARGET, "of the values"))
+    law, kernel, *ratios = results
+    for i, (x, square) in enumerate(zip(kernel["ratios"], kernel["lengths"], strict=True)):
+        of_one = (x, 1.0, math.expm1(square), 1.0, "of the kernel")
+        evidence["kernels"].append(suite.catoni(f"kernel of key {i}", *of_one))
+    for r in ratios:
+        x, name, count = r["out"], f"d = {r['d']}, S = {r['count']}", r["count"]
+        evidence["biased"].append(suite.Shown(name, stats.betting(x, r["exact"])))
+        bias, error = float(np.mean(x)) - r["exact"], float(np.std(x)) / math.sqrt(len(x))
+        means.append({"d": r["d"], "count": count, "bias": bias, "error": error})
+        if r["d"] == 1:
+            of_one = (x, *exact_means([count]), 0.25, TARGET, "of the values")
+            evidence["order"].append(suite.empirical_bernstein(f"mean, {name}", *of_one))
     counts, bias = np.array(EXACT), np.array(law["bias"])
     excess = np.abs(counts * bias / law["law"] - 1)
     slope = math.log(excess[-1] / excess[-3]) / math.log(counts[-1] / counts[-3])
-    order += [
+    evidence["order"] += [
         suite.Compared("integrals of two steps", law["gap"], 1e-9),
         suite.Compared("S bias over the law at the largest S, less 1", float(excess[-1]), 1e-3),
         suite.Compared("exponent of S in that difference, from -1", abs(slope + 1), 0.05),
@@ -135,13 +121,9 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{law['law']:.2g} / S, which the text does not say: at S = {counts[-1]} it is "
         f"{bias[-1]:.2g}."
     )
-    data = {
-        "counts": list(EXACT),
-        "exact": [float(b) for b in bias],
-        "law": law["law"],
-        "means": means,
-    }
-    return suite.Findings({"kernels": unbiased, "biased": biased, "order": order}, data, remark)
+    exact = [float(b) for b in bias]
+    data = {"counts": list(EXACT), "exact": exact, "law": law["law"], "means": means}
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -153,15 +135,9 @@ def plot(data: dict[str, Any]) -> Any:
     axes.loglog(counts[4:], line[4:], "--", color=plotting.INK, linewidth=0.9, label="law, 1/S")
     for i, d in enumerate((1, D)):
         rows = [m for m in data["means"] if m["d"] == d]
-        axes.errorbar(
-            [m["count"] for m in rows],
-            [abs(m["bias"]) for m in rows],
-            [m["error"] for m in rows],
-            fmt="o",
-            capsize=3,
-            color=plotting.COLOURS[i],
-            label=f"simulated, d = {d}",
-        )
+        count, bias, error = plotting.columns(rows, "count", "bias", "error")
+        style = {"color": plotting.COLOURS[i], "label": f"simulated, d = {d}"}
+        axes.errorbar(count, np.abs(bias), error, fmt="o", capsize=3, **style)
     axes.set(xlabel="number of features S", ylabel="|bias|, values in [0, 1]")
     axes.legend()
     return figure
