@@ -62,8 +62,7 @@ def run(rng: np.random.Generator, kind: str, d: int, length: float, repeats: int
     """Largest errors over random queries and keys, in units of eps (1 + exponents)."""
     each = {"grid": grid, "two keys": two_keys, "responsibilities": responsibilities}[kind]
     found = [each(rng, d, length) for _ in range(repeats)]
-    worst: dict[str, Any] = {}
-    worst |= {key: max(one[key] for one in found) for key in ("error", "mass") if key in found[0]}
+    worst = {key: max(one[key] for one in found) for key in ("error", "mass") if key in found[0]}
     return {"kind": kind, "d": d, "length": length, "path": found[0].get("path"), **worst}
 
 
@@ -128,11 +127,7 @@ def responsibilities(rng: np.random.Generator, d: int, length: float) -> dict[st
 
 def judge(results: suite.Results) -> suite.Findings:
     """All is arithmetic."""
-    found: dict[str, list[suite.Compared]] = {
-        "expectation": [],
-        "density": [],
-        "responsibilities": [],
-    }
+    found: dict[str, list[Any]] = {name: [] for name in STATEMENTS}
     for r in results:
         if r["kind"] == "grid":
             name = f"grid, d = {r['d']}, keys of length {r['length']:g}"
@@ -140,9 +135,8 @@ def judge(results: suite.Results) -> suite.Findings:
             found["density"].append(suite.Compared(name, r["mass"], BOUND, UNIT))
         else:
             name = "expectation" if r["kind"] == "two keys" else "responsibilities"
-            found[name].append(
-                suite.Compared(f"{r['kind']}, d = {r['d']}", r["error"], BOUND, UNIT)
-            )
+            label = f"{r['kind']}, d = {r['d']}"
+            found[name].append(suite.Compared(label, r["error"], BOUND, UNIT))
     paths = [{"d": r["d"], "length": r["length"], "path": r["path"]} for r in results if r["path"]]
     worst = max(e.value for e in found["expectation"])
     remark = (
@@ -157,13 +151,12 @@ def plot(data: dict[str, Any]) -> Any:
     figure, ((axes,),) = plotting.panels()
     for i, one in enumerate(data["paths"]):
         steps, errors = zip(*one["path"], strict=True)
-        axes.loglog(
-            steps,
-            np.maximum(errors, 1e-17),
+        dashes, colour = (
             "o-" if one["d"] == 1 else "s--",
-            color=plotting.COLOURS[i % len(plotting.COLOURS)],
-            label=f"d = {one['d']}, keys of length {one['length']:g}",
+            plotting.COLOURS[i % len(plotting.COLOURS)],
         )
+        label = f"d = {one['d']}, keys of length {one['length']:g}"
+        axes.loglog(steps, np.maximum(errors, 1e-17), dashes, color=colour, label=label)
     axes.axhline(EPS, color=plotting.INK, linewidth=0.8, linestyle=":", label="eps")
     axes.set(xlabel="step of the grid", ylabel="error of the integral")
     axes.set_xticks(STEPS[:6], [f"{step:g}" for step in STEPS[:6]])

@@ -65,23 +65,14 @@ def tasks(level: str) -> suite.Tasks:
     """Maps of all tokens for each figure, draws in pieces, and draws of one method alone."""
     size = DRAWS[level] // PIECES[level]
     queries, keys = ROWS[level]
-    maps = [
-        {"figure": f, "kind": "maps", "counts": COUNTS if level != "tiny" else COUNTS[:3]}
-        for f in FIGURES
-    ]
-    return [
-        *maps,
-        *(
-            {"figure": f, "kind": "draws", "draws": size, "queries": queries, "keys": keys}
-            for f in FIGURES
-            for _ in range(PIECES[level])
-        ),
-        *(
-            {"figure": f, "kind": "more", "draws": MORE_OF_TASK, "queries": queries, "keys": keys}
-            for f, more in MORE[level].items()
-            for _ in range(more // MORE_OF_TASK)
-        ),
-    ]
+    counts, rows = COUNTS if level != "tiny" else COUNTS[:3], {"queries": queries, "keys": keys}
+    found: list[dict[str, Any]] = [{"figure": f, "kind": "maps", "counts": counts} for f in FIGURES]
+    for f in FIGURES:
+        found += [{"figure": f, "kind": "draws", "draws": size, **rows}] * PIECES[level]
+    for f, more in MORE[level].items():
+        one = {"figure": f, "kind": "more", "draws": MORE_OF_TASK, **rows}
+        found += [one] * (more // MORE_OF_TASK)
+    return found
 
 
 def run(
@@ -138,12 +129,8 @@ def distances(
         method: [variation(estimate(rng, method, q, k, v, r, of), exact) for r in COUNTS]
         for method in METHODS
     }
-    return {
-        **found,
-        "limit": [variation(limit, exact)],
-        "needed": needed(q, k),
-        "size": size(rng, q, k, of),
-    }
+    found["limit"] = [variation(limit, exact)]
+    return {**found, "needed": needed(q, k), "size": size(rng, q, k, of)}
 
 
 def last_distance(rng: np.random.Generator, q: Any, k: Any, queries: int, keys: int) -> float:
@@ -213,7 +200,7 @@ def judge(results: suite.Results) -> suite.Findings:
     all_last = {f: np.append(last[constant][f], more[f]) for f in FIGURES}
     gain = {m: average(first[m]) - average(last[m]) for m in (exact, constant)}
     others = [f for f in FIGURES if f != 3]
-    evidence: dict[str, Sequence[suite.Shown | suite.Compared]] = {
+    evidence: suite.Evidence = {
         "increase": [suite.more_often("mean of the figures", gain[constant] > NEARER)],
         "increase, eq. (9)": [suite.more_often("mean of the figures", gain[exact] > NEARER)],
         "others": [suite.more_often(f"figure {f}", all_last[f] < CLOSE) for f in others],
@@ -245,12 +232,9 @@ def judge(results: suite.Results) -> suite.Findings:
     }
     gained = {m: float(np.median(g)) for m, g in gain.items()}
     share = {f: float(np.mean(all_last[f] < CLOSE)) for f in FIGURES}
-    data = {
-        "maps": {str(r["figure"]): r["maps"] for r in results[: len(FIGURES)]},
-        "curves": curves,
-        "gained": gained,
-        "share": {str(f): share[f] for f in FIGURES},
-    }
+    maps = {str(r["figure"]): r["maps"] for r in results[: len(FIGURES)]}
+    shares = {str(f): share[f] for f in FIGURES}
+    data = {"maps": maps, "curves": curves, "gained": gained, "share": shares}
     return suite.Findings(evidence, data, remark(curves, needs, gained, share))
 
 
@@ -259,12 +243,7 @@ def average(x: Mapping[int, Any]) -> Any:
     return np.mean(list(x.values()), axis=0)
 
 
-def remark(
-    curves: Any,
-    needs: Mapping[int, Any],
-    gained: Mapping[str, float],
-    share: Mapping[int, float],
-) -> str:
+def remark(curves: Any, needs: Any, gained: Any, share: Mapping[int, float]) -> str:
     """How each figure agrees with the reference, and why."""
     exact, constant, _ = METHODS
     said = [
@@ -317,10 +296,8 @@ def plot(data: dict[str, Any]) -> Any:
         curves, ax = data["curves"][str(f)], row[-1]
         for method in METHODS:
             ax.plot(COUNTS, curves[method], "o-", markersize=3, label=method)
-        ax.axhline(
-            curves["limit"][0], color=plotting.INK, linestyle="--", linewidth=1,
-            label="limit of eq. (15)",
-        )  # fmt: skip
+        style = {"linestyle": "--", "linewidth": 1, "label": "limit of eq. (15)"}
+        ax.axhline(curves["limit"][0], color=plotting.INK, **style)
         ax.set(xscale="log", ylim=(0, 1), ylabel="total variation")
     axes[-1][-1].set_xlabel("frequencies R")
     axes[0][-1].set_title("distance from softmax")

@@ -90,17 +90,10 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
         rfa = estimators.random_feature_attention(q, k, v, omega=omega, scale=1.0)
         standard = stats.norm.logpdf(omega).sum(-1)
         formula = lara(q, k, v, omega, np.zeros((n, count)), standard, log_target(q, k, omega))
-        for weighting in ("own", "balance"):
-            got = linear_randomized_attention(
-                q,
-                k,
-                v,
-                omega=omega,
-                centres=np.zeros((count, d)),
-                weighting=weighting,
-                scale=1.0,
-            )
-            keep(f"RFA, {weighting}", got, omega, rfa, formula)
+        for kind in ("own", "balance"):
+            options: dict[str, Any] = {"centres": np.zeros((count, d)), "weighting": kind}
+            got = linear_randomized_attention(q, k, v, omega=omega, scale=1.0, **options)
+            keep(f"RFA, {kind}", got, omega, rfa, formula)
         # RA: C = n, and alpha picks for each query its own frequency.
         own = sampling.draw_target(q, k, num_samples=1, rng=rng, scale=1.0)
         ra = estimators.randomized_attention(q, k, v, omega=own, scale=1.0)

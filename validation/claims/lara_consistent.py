@@ -16,7 +16,6 @@ what they tend to is another mean. Mean and variance for any K follow from Lapla
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,21 +88,13 @@ def run(rng: np.random.Generator, weighting: Weighting, count: int, draws: int) 
         return {**about, "laws": laws, "limit": limit(weighting, step / 2), "gap": gap}
     q, k, v = QUERIES[:, None], PROBLEM.k[:, None], PROBLEM.v[:, None]
     centres = np.repeat(CENTRES, count)[:, None]
+    options: dict[str, Any] = {"centres": CENTRES[:, None], "weighting": weighting, "scale": 1.0}
     out = []
     for i in range(0, draws, BATCH):
         size = min(BATCH, draws - i)
         omega = centres + rng.standard_normal((size, len(centres), 1))
-        out.append(
-            linear_randomized_attention(
-                np.broadcast_to(q, (size, *q.shape)),
-                k,
-                v,
-                centres=CENTRES[:, None],
-                omega=omega,
-                weighting=weighting,
-                scale=1.0,
-            )[:, 0, 0]
-        )
+        queries = np.broadcast_to(q, (size, *q.shape))
+        out.append(linear_randomized_attention(queries, k, v, omega=omega, **options)[:, 0, 0])
     ((mean, variance),) = _ratios.moments(groups(weighting, step), [count])
     return {**about, "out": np.clip(np.concatenate(out), 0, 1), "mean": mean, "variance": variance}
 
@@ -111,47 +102,42 @@ def run(rng: np.random.Generator, weighting: Weighting, count: int, draws: int) 
 def judge(results: suite.Results) -> suite.Findings:
     """Bets against unbiasedness; exponents of the exact laws, which simulation must confirm."""
     exact = PROBLEM.exact
-    biased: list[suite.Shown] = []
-    law: list[suite.Tested | suite.Compared] = []
-    consistent: list[suite.Tested | suite.Compared] = []
-    query: list[suite.Tested | suite.Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     data: dict[str, Any] = {"counts": list(EXACT), "exact": {}, "simulated": []}
     for r in results:
         weighting, count = r["weighting"], r["count"]
+        tends = evidence["query" if weighting == "query" else "consistent"]
         if count:
             x, name = r["out"], f"{weighting}, K = {count}"
             if count <= 4:
-                biased.append(suite.Shown(name, stats.betting(x, exact)))
+                evidence["biased"].append(suite.Shown(name, stats.betting(x, exact)))
             square = (x - exact) ** 2
             want = r["variance"] + (r["mean"] - exact) ** 2
-            found: list[suite.Tested | suite.Compared] = []
-            for label, y, mean, variance, unit in (
-                ("mean", x, r["mean"], r["variance"], "of the values"),
-                # A square in [0, 1] has at most its mean as variance.
-                ("mean square", square, want, want, "of squared values"),
-            ):
-                detectable = suite.detects(stats.empirical_bernstein, len(y), variance=variance)
-                p = stats.empirical_bernstein(y, mean)
-                found.append(suite.Tested(f"{label}, {name}", p, detectable, TARGET, unit))
-            law += found
+            of_mean = (x, r["mean"], r["variance"], TARGET, "of the values")
+            # A square in [0, 1] has at most its mean as variance.
+            of_square = (square, want, want, TARGET, "of squared values")
+            found = [
+                suite.empirical_bernstein(f"mean, {name}", *of_mean),
+                suite.empirical_bernstein(f"mean square, {name}", *of_square),
+            ]
+            evidence["law"] += found
             if weighting != "query":
-                consistent += found
+                tends += found
             mse = float(np.mean(square))
             data["simulated"].append({"weighting": weighting, "count": count, "mse": mse})
             continue
         bias = [mean - exact for mean, _ in r["laws"]]
         errors = [variance + b * b for b, (_, variance) in zip(bias, r["laws"], strict=True)]
         data["exact"][weighting] = {"bias": bias, "mse": errors, "limit": r["limit"] - exact}
-        off = abs(r["limit"] - exact)
-        law.append(suite.Compared(f"integrals of two steps, {weighting}", r["gap"], 1e-5))
-        found = query if weighting == "query" else consistent
-        found.append(suite.Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
+        gap, off = r["gap"], abs(r["limit"] - exact)
+        evidence["law"].append(suite.Compared(f"integrals of two steps, {weighting}", gap, 1e-5))
+        tends.append(suite.Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
         if weighting != "query":
             grew = math.log(EXACT[-1] / EXACT[-3])
             for name, values in (("bias", bias), ("mean square", errors)):
                 slope = math.log(abs(values[-1] / values[-3])) / grew
                 label = f"exponent of K in the {name}, from -1, {weighting}"
-                found.append(suite.Compared(label, abs(slope + 1), 0.05))
+                tends.append(suite.Compared(label, abs(slope + 1), 0.05))
     first = data["exact"]["balance"]
     remark = (
         "LARA is biased and consistent, as the text says, if what grows is the number of samples "
@@ -161,8 +147,6 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N "
         "proposals, the form in the text, nothing tends to a limit."
     )
-    evidence: dict[str, Sequence[suite.Tested | suite.Shown | suite.Compared]]
-    evidence = {"biased": biased, "law": law, "consistent": consistent, "query": query}
     return suite.Findings(evidence, data, remark)
 
 
@@ -174,7 +158,7 @@ def plot(data: dict[str, Any]) -> Any:
         colour = plotting.COLOURS[i]
         axes.loglog(counts, data["exact"][weighting]["mse"], color=colour, label=weighting)
         rows = [r for r in data["simulated"] if r["weighting"] == weighting]
-        axes.loglog([r["count"] for r in rows], [r["mse"] for r in rows], "o", color=colour)
+        axes.loglog(*plotting.columns(rows, "count", "mse"), "o", color=colour)
     off = data["exact"]["query"]["limit"] ** 2
     axes.axhline(off, color=plotting.INK, linestyle=":", linewidth=0.9, label="limit of query")
     line = data["exact"]["balance"]["mse"][-1] * counts[-1] / counts

@@ -31,29 +31,14 @@ SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 EPS = float(np.finfo(float).eps)
 
 
-def minus_half_square(x: Any) -> Any:
-    """log h for positive features."""
-    return -np.sum(x * x, -1) / 2
-
-
 def half_square(x: Any) -> Any:
-    """log h for trigonometric features."""
+    """log h for trigonometric features, and less it for positive ones."""
     return np.sum(x * x, -1) / 2
 
 
-def both_signs(x: Any) -> Any:
-    """log h for hyperbolic features."""
-    return minus_half_square(x) - math.log(2) / 2
-
-
-def exp_minus(u: Any) -> Any:
-    """f_2 of hyperbolic features."""
-    return np.exp(-u)
-
-
 FORMS: dict[Features, tuple[Any, Any]] = {  # f_1, ..., f_l and log h
-    "positive": ((np.exp,), minus_half_square),
-    "hyperbolic": ((np.exp, exp_minus), both_signs),
+    "positive": ((np.exp,), lambda x: -half_square(x)),
+    "hyperbolic": ((np.exp, lambda u: np.exp(-u)), lambda x: -half_square(x) - math.log(2) / 2),
     "trigonometric": ((np.cos, np.sin), half_square),
 }
 
@@ -150,34 +135,26 @@ def remainder(t: Any, degree: int) -> Any:
 def judge(results: suite.Results) -> suite.Findings:
     """Identities and integrals within rounding; elementwise powers and shifts are not."""
     unit, sums = "eps (1 + exponents)", "eps (1 + |x|^2 + |y|^2)"
-    general: list[suite.Compared] = []
-    other: list[suite.Compared] = []
-    stationary, gaussian, plain, tensor = [], [], [], []
+    lagrange = (1.0, "bounds on the remainder")
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     for r in results:
         d = f"d = {r['d']}"
+        moved = f"{d}, log kernel moved"
         for name in FORMS:
-            evidence_of = general if name == "positive" else other
-            evidence_of.append(
-                suite.Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit)
-            )
-            evidence_of.append(suite.Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums))
-        stationary.append(suite.Compared(f"{d}, log kernel moved", r["shift"], 16, sums))
-        gaussian.append(suite.Compared(f"{d}, log kernel moved", r["gaussian_shift"], 16, sums))
-        gaussian.append(suite.Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums))
-        plain.append(
-            suite.Compared(f"{d}, error", r["elementwise"], 1.0, "bounds on the remainder")
-        )
+            evidence["general form" if name == "positive" else "other features"] += [
+                suite.Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit),
+                suite.Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums),
+            ]
+        evidence["stationary"].append(suite.Compared(moved, r["shift"], 16, sums))
+        evidence["Bochner"] += [
+            suite.Compared(moved, r["gaussian_shift"], 16, sums),
+            suite.Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums),
+        ]
+        error = suite.Compared(f"{d}, error", r["elementwise"], *lagrange)
+        evidence["elementwise powers"].append(error)
         # The bound is attained as x . y tends to 0, so that the largest ratio is near 1.
         tight = f"{d}, error (near the bound for small x . y)"
-        tensor.append(suite.Compared(tight, r["tensor"], 1.0, "bounds on the remainder"))
-    evidence = {
-        "general form": general,
-        "other features": other,
-        "stationary": stationary,
-        "Bochner": gaussian,
-        "elementwise powers": plain,
-        "tensor powers": tensor,
-    }
+        evidence["tensor powers"].append(suite.Compared(tight, r["tensor"], *lagrange))
     data = _figure()
     remark = (
         r"The general form gives $e^{x \cdot y}$, for which Theorem 1 is used though it is not "

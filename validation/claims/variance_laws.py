@@ -35,7 +35,6 @@ PART = 6000  # sets of a task
 SUM, DIFFERENCE = 0.7, 1.5  # |x + y| and |x - y|
 BLOCKS = ("orthogonal", "regularised", "simplex")
 EPS = float(np.finfo(float).eps)
-TARGETS = {"of the kernel": 0.3, "of the variance": 0.5, "of a probability": 0.15, "log": 0.1}
 
 
 def pair(d: int) -> tuple[Any, Any]:
@@ -94,48 +93,40 @@ def run(rng: np.random.Generator, d: int, coupling: Coupling, sets: int) -> dict
 
 def judge(results: suite.Results) -> suite.Findings:
     """Catoni's bound for means and variances, exact laws for lengths and directions."""
-    means: list[suite.Tested | suite.Compared] = []
-    variances: list[suite.Tested | suite.Compared] = []
-    frequencies: list[suite.Tested | suite.Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     rows = []
     for d, coupling in dict.fromkeys((r["d"], r["coupling"]) for r in results):
         parts = [r for r in results if (r["d"], r["coupling"]) == (d, coupling)]
-        frequencies += list(_frequencies(parts, f"d = {d}, {coupling}"))
+        evidence["frequencies"] += _frequencies(parts, f"d = {d}, {coupling}")
         x, y = pair(d)
-        kernel = float(kernels.softmax_kernel(x, y))
+        kernel, count = float(kernels.softmax_kernel(x, y)), size(coupling, d)
         for features in kernels.FEATURES:
             name = f"d = {d}, {coupling}, {features}"
             names: dict[str, Any] = {"features": features, "coupling": coupling}
-            count = size(coupling, d)
             mean = float(theory.kernel_mean(x, y, **names)) / kernel
             variance = float(theory.kernel_variance(x, y, num_features=count, **names)) / kernel**2
             ratio = np.concatenate([r["ratios"][features] for r in parts])
             again, second, fourth = moments(features, coupling, d, square(features), count)
             spread = fourth - second**2  # variance of a squared deviation
-            p = stats.catoni(ratio, mean, variance)
-            power = suite.detects(stats.catoni, len(ratio), variance=variance)
-            means.append(_tested(name, p, power, "of the kernel"))
-            p = stats.catoni((ratio - mean) ** 2 / variance, 1.0, spread / variance**2)
-            power = suite.detects(stats.catoni, len(ratio), variance=spread / variance**2)
-            variances.append(_tested(name, p, power, "of the variance"))
-            means.append(suite.Compared(f"{name}, quadrature", abs(mean - again) / EPS, 500, "eps"))
-            error = abs(variance - second) / EPS
-            variances.append(suite.Compared(f"{name}, quadrature", error, 500, "eps"))
+            share, spread_share = (ratio - mean) ** 2 / variance, spread / variance**2
+            of_mean = (ratio, mean, variance, 0.3, "of the kernel")
+            of_variance = (share, 1.0, spread_share, 0.5, "of the variance")
+            for key, one, error in (
+                ("mean", of_mean, abs(mean - again) / EPS),
+                ("variance", of_variance, abs(variance - second) / EPS),
+            ):
+                other = suite.Compared(f"{name}, quadrature", error, 500, "eps")
+                evidence[key] += [suite.catoni(name, *one), other]
             _, iid, tail = moments(features, "iid", d, square(features), count)
             p_iid = stats.catoni((ratio - 1) ** 2 / iid, 1.0, tail / iid**2 - 1)
-            rows.append(
-                {
-                    "d": d,
-                    **names,
-                    "told": bool(p_iid <= suite.alpha()),
-                    "mean": mean,
-                    "law": count * variance,
-                    "iid": count * iid,
-                    "measured": count * float(np.mean((ratio - mean) ** 2)),
-                    "error": count * math.sqrt(spread / len(ratio)),
-                }
-            )
-    evidence = {"mean": means, "variance": variances, "frequencies": frequencies}
+            row = {"d": d, **names, "told": bool(p_iid <= suite.alpha()), "mean": mean}
+            numbers = {
+                "law": variance,
+                "iid": iid,
+                "measured": float(np.mean((ratio - mean) ** 2)),
+                "error": math.sqrt(spread / len(ratio)),
+            }
+            rows.append(row | {key: count * value for key, value in numbers.items()})
     off = max(abs(r["measured"] / r["law"] - 1) for r in rows)
     coupled = [r for r in rows if r["coupling"] != "iid"]
     alike = [
@@ -153,23 +144,19 @@ def judge(results: suite.Results) -> suite.Findings:
     return suite.Findings(evidence, {"rows": rows}, remark)
 
 
-def _tested(name: str, p: float, detectable: Any, unit: str) -> suite.Tested:
-    return suite.Tested(name, p, detectable, TARGETS[unit], unit)
-
-
 def _frequencies(parts: Sequence[Any], name: str) -> Any:
     """Lengths, angles and directions of the frequencies of one coupling."""
     d, coupling = parts[0]["d"], parts[0]["coupling"]
+    share: dict[str, Any] = {"target": 0.15, "unit": "of a probability"}
     lengths = np.concatenate([r["lengths"] for r in parts]).ravel()
     if coupling == "regularised":
         error = float(np.max(np.abs(lengths / d - 1))) / EPS / d
         yield suite.Compared(f"{name}, lengths", error, 16, "eps d")
     else:
-        n, law = len(lengths), partial(special.chdtr, d)
-        p, power = stats.ks(lengths, law), suite.detects(stats.ks, len(lengths))
-        yield _tested(f"{name}, lengths", p, power, "of a probability")
-        power = suite.detects(stats.chi2, n, df=d)
-        yield _tested(f"{name}, scale of lengths", stats.chi2(lengths, d), power, "log")
+        law = partial(special.chdtr, d)
+        yield suite.evidence(f"{name}, lengths", stats.ks, lengths, law, **share)
+        label, options = f"{name}, scale of lengths", {"target": 0.1, "df": d}
+        yield suite.evidence(label, stats.chi2, lengths, d, unit="log", **options)
     if coupling != "iid":
         yield suite.Compared(f"{name}, angles", max(r["angle"] for r in parts), 16, "eps d")
 
@@ -177,9 +164,8 @@ def _frequencies(parts: Sequence[Any], name: str) -> Any:
         return special.betainc((d - 1) / 2, (d - 1) / 2, np.clip((1 + u) / 2, 0, 1))
 
     for i, each in enumerate(zip(*(r["directions"] for r in parts), strict=True)):
-        u = np.concatenate(each)
-        power = suite.detects(stats.ks, len(u))
-        yield _tested(f"{name}, direction {i + 1}", stats.ks(u, uniform), power, "of a probability")
+        label = f"{name}, direction {i + 1}"
+        yield suite.evidence(label, stats.ks, np.concatenate(each), uniform, **share)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -191,12 +177,11 @@ def plot(data: dict[str, Any]) -> Any:
             rows = [
                 r for r in data["rows"] if (r["features"], r["coupling"]) == (features, coupling)
             ]
-            d = [r["d"] * 1.04 ** (i - 2) for r in rows]
-            colour = plotting.COLOURS[i]
-            axes.plot(d, [r["law"] / r["iid"] for r in rows], color=colour, label=coupling)
-            points = [r["measured"] / r["iid"] for r in rows]
-            errors = [r["error"] / r["iid"] for r in rows]
-            axes.errorbar(d, points, errors, fmt="o", color=colour, markersize=4, capsize=2)
+            colour, d = plotting.COLOURS[i], [r["d"] * 1.04 ** (i - 2) for r in rows]
+            law, points, iid, errors = plotting.columns(rows, "law", "measured", "iid", "error")
+            axes.plot(d, law / iid, color=colour, label=coupling)
+            style = {"fmt": "o", "color": colour, "markersize": 4, "capsize": 2}
+            axes.errorbar(d, points / iid, errors / iid, **style)
         axes.set(xscale="log", yscale="log", xlabel="d", title=features)
         axes.set_xticks(dimensions, [str(k) for k in dimensions])
         axes.set_yticks((0.05, 0.1, 0.2, 0.5, 1, 2), ("0.05", "0.1", "0.2", "0.5", "1", "2"))
