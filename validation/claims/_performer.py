@@ -6,15 +6,18 @@ Its figures come from github.com/teddykoker/performer, which the post links.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from validation import suite
+from validation import plotting, suite
 
 TARGET = 0.05  # of the scale; means that are to be told apart differ by 0.12 and more
 
-__all__ = ["mean_cosine", "published_frequencies", "published_inputs"]
+MEAN = "mean of the values"
+
+__all__ = ["MEAN", "curve", "mean_cosine", "published_frequencies", "published_inputs", "small"]
 
 
 def mean_cosine(
@@ -41,3 +44,24 @@ def published_frequencies(count: int, d: int, rng: np.random.Generator) -> Any:
     """
     squares = [np.linalg.qr(rng.standard_normal((d, d)))[0].T for _ in range(-(-count // d))]
     return np.vstack(squares)[:count] / math.sqrt(count / d)
+
+
+def curve(axes: Any, name: str, sizes: Any, moments: Any, dashes: str = "-") -> None:
+    """Draw errors by number of frequencies: means, and a standard deviation to both sides."""
+    mean, sd, *_ = moments
+    style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"linestyle": dashes}
+    (line,) = axes.plot(sizes, mean, marker="o", markersize=3, label=name, **style)
+    low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
+    axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
+
+
+def small(sizes: Any, means: Mapping[str, Any]) -> Any:
+    """Make a small figure of mean errors by number of frequencies; the last is that of MEAN."""
+    figure, axes = plotting.small()
+    *_, last = means
+    for label, mean in means.items():
+        style = {"linestyle": "--", "color": plotting.INK} if label == last else {"marker": "o"}
+        axes.plot(sizes, mean, markersize=3, label=label, **style)
+    axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
+    plotting.key(axes)
+    return figure

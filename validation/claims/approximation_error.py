@@ -76,9 +76,8 @@ def run(
             one["RFA"][count] = error(estimators.random_feature_attention(q, k, v, omega=omega))
             if count <= TOKENS:
                 for weighting in WEIGHTINGS:
-                    out = linear_randomized_attention(
-                        q, k, v, num_proposals=count, weighting=weighting, rng=rng
-                    )
+                    options: dict[str, Any] = {"weighting": weighting, "rng": rng}
+                    out = linear_randomized_attention(q, k, v, num_proposals=count, **options)
                     one.setdefault(lara(weighting), {})[count] = error(out)
             if count in ra:
                 out = estimators.randomized_attention(q, k, v, num_samples=count, rng=rng)
@@ -190,13 +189,8 @@ def plot(data: dict[str, Any]) -> Any:
         label = f"{method}: S^{data['slopes'][method]:.2f}"
         axes.loglog(counts, rows["mean"], "o-", markersize=3, color=colour, label=label)
         axes.fill_between(counts, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
-    axes.axhline(
-        data["uniform"],
-        color=plotting.INK,
-        linewidth=0.8,
-        linestyle=":",
-        label="mean of all values",
-    )
+    style = {"color": plotting.INK, "linewidth": 0.8, "linestyle": ":"}
+    axes.axhline(data["uniform"], label="mean of all values", **style)
     axes.set(xlabel="samples S, of LARA proposals", ylabel="mean squared error")
     axes.legend()
     return figure

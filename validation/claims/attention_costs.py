@@ -20,7 +20,7 @@ import numpy as np
 from refattn import estimators, linear_randomized_attention, softmax_attention
 from validation import plotting, suite
 
-from ._clock import exponent, medians
+from ._clock import exponent, seconds
 
 D, C = 64, 64
 ROWS = 128  # at once, so that what is timed is not the making of large arrays
@@ -30,13 +30,7 @@ MARGINAL = math.sqrt(0.1)  # between a tenth, and all, the overhead of RA over s
 ROOT = math.sqrt(2.0)  # in ratios, halfway between no difference and twice
 DENSE, LINEAR = {"tiny": (96, 192), "quick": (768, 1536, 3072), "full": (1024, 2048, 4096)}, 4
 REPEATS = {"tiny": 1, "quick": 3, "full": 7}
-SOFTMAX, RA, BALANCE, QUERY, RFA = (
-    "softmax",
-    "RA",
-    "LARA, balance",
-    "LARA, query",
-    "RFA",
-)
+SOFTMAX, RA, RFA, BALANCE, QUERY = "softmax", "RA", "RFA", "LARA, balance", "LARA, query"
 TEXTBOOK = {SOFTMAX: "textbook softmax", RA: "textbook RA"}
 
 
@@ -70,24 +64,17 @@ def forms(rng: np.random.Generator, n: int, c: int, dense: bool) -> dict[str, Ca
     """Calls on n queries and keys: the linear forms, or all that are compared with softmax."""
     q, k, v = rng.standard_normal((3, n, D)) / D**0.25
     lara = partial(linear_randomized_attention, q, k, v, num_proposals=c, rng=rng, scale=1.0)
+    omega = rng.standard_normal((c, D))
     calls: dict[str, Callable[[], Any]] = {
-        RFA: partial(
-            estimators.random_feature_attention,
-            q,
-            k,
-            v,
-            omega=rng.standard_normal((c, D)),
-            scale=1.0,
-        ),
+        RFA: partial(estimators.random_feature_attention, q, k, v, omega=omega, scale=1.0),
         BALANCE: partial(lara, weighting="balance"),
         QUERY: partial(lara, weighting="query"),
     }
     if dense:
+        options: dict[str, Any] = {"num_samples": 1, "rng": rng, "scale": 1.0}
         calls |= {
             SOFTMAX: partial(softmax_attention, q, k, v, scale=1.0),
-            RA: partial(
-                estimators.randomized_attention, q, k, v, num_samples=1, rng=rng, scale=1.0
-            ),
+            RA: partial(estimators.randomized_attention, q, k, v, **options),
             TEXTBOOK[SOFTMAX]: partial(textbook_softmax, q, k, v),
             TEXTBOOK[RA]: partial(textbook_randomized, q, k, v, rng),
         }
@@ -114,18 +101,10 @@ def run(
     dense: bool = False,
 ) -> dict[str, Any]:
     """Seconds of each form and size."""
-    calls: dict[str, Callable[[], Any]] = {}
-    for size in sizes:
-        n, c = (size, C) if axis == "N" else (length, size)
-        calls |= {f"{name}|{size}": call for name, call in forms(rng, n, c, dense).items()}
-    seconds = medians(calls, repeats)
-    names = list(dict.fromkeys(key.split("|")[0] for key in calls))
-    return {
-        "axis": axis,
-        "dense": dense,
-        "sizes": list(sizes),
-        "seconds": {name: [seconds[f"{name}|{size}"] for size in sizes] for name in names},
-    }
+    shapes = {size: (size, C) if axis == "N" else (length, size) for size in sizes}
+    calls = {size: forms(rng, *shape, dense) for size, shape in shapes.items()}
+    found = seconds(calls, repeats)
+    return {"axis": axis, "dense": dense, "sizes": list(sizes), "seconds": found}
 
 
 def judge(results: suite.Results) -> suite.Findings:
@@ -136,7 +115,7 @@ def judge(results: suite.Results) -> suite.Findings:
         for r in results
         for name, values in r["seconds"].items()
     }
-    seconds = {name: values[-1] for name, values in dense["seconds"].items()}
+    last = {name: values[-1] for name, values in dense["seconds"].items()}
 
     # The middle of the ratios at all lengths: each alone is at the mercy of the machine.
     def ratio(r: Mapping[str, Any], name: str, other: str) -> float:
@@ -145,7 +124,7 @@ def judge(results: suite.Results) -> suite.Findings:
     twice = ratio(dense, TEXTBOOK[RA], TEXTBOOK[SOFTMAX])
     ours = ratio(dense, RA, SOFTMAX)
     over = {name: ratio(linear, name, RFA) for name in (BALANCE, QUERY)}
-    share = {name: (seconds[name] - seconds[RFA]) / seconds[SOFTMAX] for name in (BALANCE, QUERY)}
+    share = {name: (last[name] - last[RFA]) / last[SOFTMAX] for name in (BALANCE, QUERY)}
     evidence = {
         "RA quadratic": [
             suite.Compared(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
@@ -159,7 +138,7 @@ def judge(results: suite.Results) -> suite.Findings:
         "twice": around("textbook RA / softmax", twice),
         "twice, refattn": around("RA / softmax", ours),
         "much faster": [
-            suite.Compared(f"{name} / {other}", seconds[name] / seconds[other], HALF)
+            suite.Compared(f"{name} / {other}", last[name] / last[other], HALF)
             for name in (BALANCE, QUERY)
             for other in (SOFTMAX, RA)
         ],
@@ -173,8 +152,8 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{n} tokens, one sample of RA for each query: RA takes {twice:.1f} times as long as "
         f"softmax attention as the two are written down, and {ours:.1f} times in refattn, where "
         f"softmax attention is faster. LARA ({C} proposals) takes "
-        f"{seconds[BALANCE] / seconds[SOFTMAX]:.2g} (balance) and "
-        f"{seconds[QUERY] / seconds[SOFTMAX]:.2g} (query) of softmax attention; and "
+        f"{last[BALANCE] / last[SOFTMAX]:.2g} (balance) and "
+        f"{last[QUERY] / last[SOFTMAX]:.2g} (query) of softmax attention; and "
         f"{over[BALANCE]:.2g} and {over[QUERY]:.2g} times as long as RFA, an "
         f"overhead of {share[BALANCE]:.2g} and {share[QUERY]:.2g} of softmax attention."
     )
@@ -192,13 +171,8 @@ def around(name: str, ratio: float) -> list[suite.Compared]:
 def plot(data: dict[str, Any]) -> Any:
     """Seconds against N and C."""
     figure, ((left, right),) = plotting.panels(1, 2, size=(8.4, 3.8))
-    colours = dict(
-        zip(
-            (SOFTMAX, RA, RFA, BALANCE, QUERY, *TEXTBOOK.values()),
-            (*plotting.COLOURS, *plotting.COLOURS),
-            strict=False,
-        )
-    )
+    names = (SOFTMAX, RA, RFA, BALANCE, QUERY, *TEXTBOOK.values())
+    colours = dict(zip(names, 2 * (*plotting.COLOURS,), strict=False))
     for r in data["runs"]:
         axes = left if r["axis"] == "N" else right
         for name, values in r["seconds"].items():

@@ -97,6 +97,13 @@ def judge(results: suite.Results) -> suite.Findings:
     return suite.Findings(evidence, {"errors": errors}, remark)
 
 
+def over_windows(axes: Any, top: float | None) -> None:
+    """Label axes of errors against the window."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
+    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, top))
+
+
 def plot(data: dict[str, Any]) -> Any:
     """Error against the window."""
     figure, ((axes,),) = plotting.panels(size=(5.0, 3.0))
@@ -105,9 +112,7 @@ def plot(data: dict[str, Any]) -> Any:
         drawn = plotting.mark(i)
         axes.plot(WINDOWS, errors, **drawn)
         labels.append(plotting.Label(name, (WINDOWS[-1], errors[-1]), drawn))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
-    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, None))
+    over_windows(axes, None)
     plotting.beside({axes: labels})
     return figure
 
@@ -117,9 +122,7 @@ def plot_windows(data: dict[str, Any]) -> Any:
     figure, axes = plotting.small()
     for name, colour in (("with its size", 0), ("as printed", 1)):
         axes.plot(WINDOWS, data["errors"][name], "o-", color=plotting.COLOURS[colour], label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(WINDOWS, [str(x) for x in WINDOWS])
-    axes.set(xlabel="window, keys", ylabel="relative error", ylim=(0, 1))
+    over_windows(axes, 1)
     plotting.key(axes, loc="lower left")
     return figure
 

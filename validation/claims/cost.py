@@ -16,11 +16,12 @@ import numpy as np
 from refattn import random_feature_attention, sampling, softmax_attention
 from validation import plotting, suite
 
-from ._clock import exponent, medians, peak
+from ._clock import exponent, peak, seconds
 
 BETWEEN = 1.5  # halfway between linear and quadratic
 HALF = 0.5  # halfway between constant and linear
 D, R = 64, 64
+PARAMETERS = {"L": "length", "r": "r", "D": "d"}  # of `forms`, by axis
 REPEATS = {"tiny": 1, "quick": 5, "full": 11}
 TOP = {"tiny": 8, "quick": 11, "full": 12}  # sequences of dense forms have up to 3 * 2^top
 LINEAR, DENSE = ("textbook, random features", "refattn, random features"), ("textbook", "refattn")
@@ -75,63 +76,43 @@ def tasks(level: str) -> suite.Tasks:
 
 
 def run(
-    rng: np.random.Generator,
-    axis: str,
-    sizes: Sequence[int],
-    dense: bool,
-    repeats: int,
-    length: int = 0,
+    rng: Any, axis: str, sizes: Sequence[int], dense: bool, repeats: int, length: int = 0
 ) -> dict[str, Any]:
     """Seconds, or MiB where nothing is repeated, of each form and size."""
-    calls: dict[tuple[str, int], Callable[[], Any]] = {}
-    for size in sizes:
-        shape = {"length": length, "d": D, "r": R} | {
-            {"L": "length", "r": "r", "D": "d"}[axis]: size
-        }
-        calls |= {(name, size): call for name, call in forms(dense=dense, **shape).items()}
+    shape = {"length": length, "d": D, "r": R}
+    calls = {size: forms(dense=dense, **shape | {PARAMETERS[axis]: size}) for size in sizes}
     if repeats:
-        named = medians({f"{name}|{size}": call for (name, size), call in calls.items()}, repeats)
-        values = {key: named["|".join(map(str, key))] for key in calls}
-    else:
-        # without the result, L x D, which every form returns
-        values = {key: peak(call) - 4 * key[1] * D / 2**20 for key, call in calls.items()}
-    names = list(dict.fromkeys(name for name, _ in calls))
-    return {
-        "axis": axis,
-        "unit": "s" if repeats else "MiB",
-        "sizes": list(sizes),
-        "values": {name: [values[name, size] for size in sizes] for name in names},
-    }
+        values = seconds(calls, repeats)
+    else:  # without the result, L x D, which every form returns
+        values = {
+            name: [peak(calls[size][name]) - 4 * size * D / 2**20 for size in sizes]
+            for name in calls[sizes[0]]
+        }
+    unit = "s" if repeats else "MiB"
+    return {"axis": axis, "unit": unit, "sizes": list(sizes), "values": values}
 
 
 def judge(results: suite.Results) -> suite.Findings:
     """Exponents against the middle between two claims."""
-    evidence: dict[str, list[Any]] = {
-        name: [] for name in ("time", "dense time", "memory", "dense memory", "memory of refattn")
-    }
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     found = {}
     for r in results:
         for name, values in r["values"].items():
             slope = exponent(r["sizes"], np.maximum(values, 1e-9))
             found[r["unit"], r["axis"], name] = slope
-            label = f"{name}: exponent of {r['axis']}"
-            at_most = suite.Compared(label, slope, BETWEEN)
-            at_least = suite.Compared(f"2 - {label}", 2 - slope, 2 - BETWEEN)
+            label, linear = f"{name}: exponent of {r['axis']}", name in LINEAR
+            row = (label, slope, BETWEEN)
             if r["unit"] == "s":
-                if name in LINEAR:
-                    key, row = "time", at_most
-                elif r["axis"] == "L":  # from the middle of 1 and 2 to that of 2 and 3
-                    key, row = (
-                        "dense time",
-                        suite.Compared(f"{label}, from 2", abs(slope - 2), HALF),
-                    )
-                else:
-                    key, row = "dense time", at_most
+                key = "time" if linear else "dense time"
+                if r["axis"] == "L" and not linear:  # from the middle of 1 and 2 to that of 2 and 3
+                    row = (f"{label}, from 2", abs(slope - 2), HALF)
             elif "refattn" in name:
-                key, row = "memory of refattn", suite.Compared(label, slope, HALF)
+                key, row = "memory of refattn", (label, slope, HALF)
+            elif linear:
+                key = "memory"
             else:
-                key, row = ("memory", at_most) if name in LINEAR else ("dense memory", at_least)
-            evidence[key].append(row)
+                key, row = "dense memory", (f"2 - {label}", 2 - slope, 2 - BETWEEN)
+            evidence[key].append(suite.Compared(*row))
     time, space = (
         [found[unit, "L", name] for name in (LINEAR[0], LINEAR[1], DENSE[0])]
         for unit in ("s", "MiB")

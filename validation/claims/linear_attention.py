@@ -88,25 +88,19 @@ def of_the_map() -> dict[str, Any]:
         ):
             lost[f"{name}, alpha = {alpha:g}"] = (np.abs(values - truth) / truth).tolist()
     x = np.random.default_rng(4).standard_normal((500, D))
+    maps = {f"{alpha:g}": features.elu_features(x, alpha) for alpha in ALPHAS}
+    weights = {name: phi @ phi.T for name, phi in maps.items()}
+    weights["softmax"] = np.exp(x @ x.T / np.sqrt(D))
     spread = {}
-    for alpha in ALPHAS:
-        phi = features.elu_features(x, alpha)
-        kernel = phi @ phi.T
+    for name, kernel in weights.items():
         share = kernel / np.mean(kernel, axis=-1, keepdims=True)
-        spread[f"{alpha:g}"] = [float(np.min(phi)), float(np.std(share)), float(np.max(share))]
-    softmax = np.exp(x @ x.T / np.sqrt(D))
-    share = softmax / np.mean(softmax, axis=-1, keepdims=True)
-    spread["softmax"] = [0.0, float(np.std(share)), float(np.max(share))]
+        least = float(np.min(maps.get(name, 0.0)))
+        spread[name] = [least, float(np.std(share)), float(np.max(share))]
+    printed = {d: ~np.isfinite(printed_elu_plus_one(x, PRINTED_ALPHA)) for d, x in large.items()}
+    values_of = [features.elu_features(x, alpha) for x in large.values() for alpha in ALPHAS]
     return {
-        "printed not finite": {
-            dtype: float(np.sum(~np.isfinite(printed_elu_plus_one(x, PRINTED_ALPHA))))
-            for dtype, x in large.items()
-        },
-        "not finite": sum(
-            float(np.sum(~np.isfinite(features.elu_features(x, alpha))))
-            for x in large.values()
-            for alpha in ALPHAS
-        ),
+        "printed not finite": {dtype: float(np.sum(x)) for dtype, x in printed.items()},
+        "not finite": sum(float(np.sum(~np.isfinite(values))) for values in values_of),
         "lost": lost,
         "worst": {name: max(values) / eps for name, values in lost.items()},
         "spread": spread,

@@ -19,7 +19,7 @@ from refattn import linear_attention, softmax_attention
 from refattn.features import elu_features
 from validation import plotting, suite
 
-from ._clock import exponent, medians, peak
+from ._clock import exponent, peak, seconds
 
 TIMED = {"tiny": (200, 32), "quick": (4000, 1024), "full": (4000, 1024)}  # tokens, d_model
 REPEATS = {"tiny": 1, "quick": 3, "full": 9}
@@ -32,7 +32,6 @@ MATERIALISED = 6 * 4096  # beyond, the textbook form does not fit; and refattn t
 D_MODEL = 64
 TABLE = {4096: (12.0, 132.0), 6 * 4096: (72.0, 4096.0)}  # MB: kernelised, scaled-dot
 SPEEDUP = 2.5  # reported
-NAMES = ("kernelised", "scaled-dot", "refattn.linear_attention", "refattn.softmax_attention")
 
 
 def kernelised(q: Any, k: Any, v: Any) -> Any:
@@ -51,9 +50,13 @@ def scaled_dot(q: Any, k: Any, v: Any) -> Any:
     return weights @ v
 
 
-FORMS: dict[str, Callable[..., Any]] = dict(
-    zip(NAMES, (kernelised, scaled_dot, linear_attention, softmax_attention), strict=True)
-)
+FORMS: dict[str, Callable[..., Any]] = {
+    "kernelised": kernelised,
+    "scaled-dot": scaled_dot,
+    "refattn.linear_attention": linear_attention,
+    "refattn.softmax_attention": softmax_attention,
+}
+NAMES = tuple(FORMS)
 
 
 def inputs(tokens: int, d: int) -> Any:
@@ -72,11 +75,8 @@ def run(rng: np.random.Generator, tokens: int, d: int, repeats: int) -> dict[str
     """Seconds of each form, or its memory in MiB with arguments and result."""
     if repeats:
         q, k, v = inputs(tokens, d)
-        return {
-            "tokens": tokens,
-            "d": d,
-            "seconds": medians({n: partial(f, q, k, v) for n, f in FORMS.items()}, repeats),
-        }
+        times = seconds({tokens: {n: partial(f, q, k, v) for n, f in FORMS.items()}}, repeats)
+        return {"tokens": tokens, "d": d, "seconds": {name: x for name, (x,) in times.items()}}
     names = NAMES if tokens <= MATERIALISED else NAMES[::2]
     return {"tokens": tokens, "memory": {n: peak(partial(whole, n, tokens, d)) for n in names}}
 
@@ -90,15 +90,14 @@ def whole(name: str, tokens: int, d: int) -> Any:
 def judge(results: suite.Results) -> suite.Findings:
     """Arithmetic, a ratio of times, and exponents of memory."""
     timed, memory = results[0], results[1:]
-    seconds = timed["seconds"]
-    ratio = {name: seconds[name] / seconds["scaled-dot"] for name in NAMES}
+    ratio = {name: x / timed["seconds"]["scaled-dot"] for name, x in timed["seconds"].items()}
     n, d = 4000, 1000
     slopes = {}
     for name in NAMES:
         rows = [r for r in memory if name in r["memory"]]
         slopes[name] = exponent([r["tokens"] for r in rows], [r["memory"][name] for r in rows])
     one, other = NAMES[:2]
-    evidence = {
+    evidence: suite.Evidence = {
         "operations": [
             suite.Compared("scaled-dot, |d N^2 - 16e9|", float(abs(d * n**2 - 16 * 10**9)), 0.0),
             suite.Compared("kernelised, |N d^2 - 4e9|", float(abs(n * d**2 - 4 * 10**9)), 0.0),
@@ -124,8 +123,7 @@ def judge(results: suite.Results) -> suite.Findings:
         f"that count the table's 4096 MB would be {scaled:.0f} MB. In blocks softmax attention "
         f"needs {at['memory'][NAMES[3]]:.0f} MiB: memory alone is no reason to give it up."
     )
-    data = {"timed": timed, "memory": list(memory)}
-    return suite.Findings(evidence, data, remark)
+    return suite.Findings(evidence, {"timed": timed, "memory": list(memory)}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -143,15 +141,11 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["memory"] if name in r["memory"]]
         x, y = [r["tokens"] for r in rows], [r["memory"][name] for r in rows]
         right.plot(x, y, "o-", markersize=4, label=name)
-    for i in range(2):
-        right.plot(
-            list(TABLE),
-            [row[i] for row in TABLE.values()],
-            "x",
-            color=plotting.COLOURS[i],
-            markersize=8,
-            label=f"post, {NAMES[i]}",
-        )
+    for name, colour, values in zip(
+        NAMES, plotting.COLOURS, zip(*TABLE.values(), strict=True), strict=False
+    ):
+        style = {"color": colour, "markersize": 8, "label": f"post, {name}"}
+        right.plot(list(TABLE), values, "x", **style)
     right.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MiB", title="d_model 64")
     right.tick_params(which="minor", labelbottom=False)
     right.legend(fontsize=7)

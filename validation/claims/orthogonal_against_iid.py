@@ -22,7 +22,7 @@ from refattn import kernels, random_feature_attention, sampling, softmax_attenti
 from refattn.typing import Coupling
 from validation import plotting, suite
 
-from ._performer import published_frequencies, published_inputs
+from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
 L, D, SHOWN = 1024, 16, 15
 LARGEST = 192  # frequencies at the right end of the figure
@@ -32,7 +32,6 @@ CLOSE, DISTANCES = 0.6, np.linspace(0.1, 5, 50)  # |x - y|
 KERNEL_DRAWS = {"tiny": 20, "quick": 400, "full": 4000}
 PAIR = ("iid, 2 pi", "orthogonal, 2 pi")
 VARIANTS = ("published", "iid of the published length", "iid", "orthogonal")
-MEAN = "mean of the values"
 OFTEN = 0.9
 
 
@@ -167,13 +166,7 @@ def plot(data: dict[str, Any]) -> Any:
         (middle, "without 2 pi", VARIANTS[2:]),
     ):
         for name in (*names, MEAN):
-            mean, sd, _ = np.array([data["errors"][str(size)][name] for size in sizes]).T
-            dashes = "--" if name == MEAN else "-"
-            (line,) = axes.plot(sizes, mean, dashes, marker="o", markersize=3, label=name)
-            if name == MEAN:
-                line.set_color(plotting.INK)
-            low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
-            axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
+            curve(axes, name, sizes, np.array([data["errors"][str(n)][name] for n in sizes]).T)
         axes.set(yscale="log", xlabel="frequencies R", title=f"attention, {title}")
         axes.legend(fontsize=7)
         if max(sizes) > 2 * LARGEST:
@@ -190,16 +183,10 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_figure(data: dict[str, Any]) -> Any:
     """Attention, with the factor 2 pi of the code."""
-    figure, axes = plotting.small()
     names = {"published": "code", "orthogonal, 2 pi": "text", MEAN: "mean"}
     sizes = [size for size in data["sizes"] if size <= LARGEST]
-    for name, label in names.items():
-        mean = [data["errors"][str(size)][name][0] for size in sizes]
-        style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
-        axes.plot(sizes, mean, markersize=3, label=label, **style)
-    axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    plotting.key(axes)
-    return figure
+    of_name = {label: [data["errors"][str(n)][x][0] for n in sizes] for x, label in names.items()}
+    return small(sizes, of_name)
 
 
 TITLE = "Orthogonal against iid frequencies, trigonometric features"

@@ -20,7 +20,7 @@ from refattn import kernels, random_feature_attention, sampling, softmax_attenti
 from refattn.typing import Features
 from validation import plotting, suite
 
-from ._performer import published_frequencies, published_inputs
+from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
 L, D = 1024, 16
 LARGEST = 192  # frequencies at the right end of the figure
@@ -35,7 +35,7 @@ SIGN_LENGTH = 2.0  # of opposite vectors, whose kernel is near 0
 NEAR = 0.9  # |cosine| of the pairs that are drawn
 OWN: tuple[Features, ...] = ("trigonometric", "positive")
 VARIANTS = (*OWN, "published trigonometric", "published positive")
-MEAN, BLIND = "mean of the values", "published positive, to the blind mean"
+BLIND = "published positive, to the blind mean"
 
 
 def tasks(level: str) -> suite.Tasks:
@@ -90,19 +90,14 @@ def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
     omega = np.stack(
         [sampling.draw(D, D, coupling="orthogonal", rng=rng).omega for _ in range(draws)]
     )[:, None]
-    estimates = {name: kernels.estimate(x, y, omega, features=name) for name in OWN}
-    x = SIGN_LENGTH / LENGTH * x[:1]
-    y = -x
-    signs = {
-        f"lowest {name}": float(np.min(kernels.estimate(x, y, omega, features=name)))
-        for name in OWN
-    }
-    x, y = pairs(np.array([-NEAR, NEAR]))
-    errors: dict[str, Any] = {
-        name: (estimate / kernels.softmax_kernel(x, y) - 1) ** 2
-        for name, estimate in estimates.items()
-    }
-    return {**errors, **signs}
+    kernel = kernels.softmax_kernel(x, y)
+    found: dict[str, Any] = {}
+    for name in OWN:
+        found[name] = (kernels.estimate(x, y, omega, features=name) / kernel - 1) ** 2
+        apart = SIGN_LENGTH / LENGTH * x[:1]
+        lowest = np.min(kernels.estimate(apart, -apart, omega, features=name))
+        found[f"lowest {name}"] = float(lowest)
+    return found
 
 
 def judge(results: suite.Results) -> suite.Findings:
@@ -171,12 +166,7 @@ def judge(results: suite.Results) -> suite.Findings:
         }
         for r in attention
     ]
-    data = {
-        "errors": errors,
-        "cosines": COSINES.tolist(),
-        "law": law,
-        "measured": measured,
-    }
+    data = {"errors": errors, "cosines": COSINES.tolist(), "law": law, "measured": measured}
     return suite.Findings(evidence, data, remark)
 
 
@@ -188,13 +178,8 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["errors"] if r["temperature"] == temperature]
         sizes = [r["size"] for r in rows]
         for name in (*VARIANTS, MEAN):
-            mean, sd = np.array([r[name] for r in rows]).T
-            dashes = "--" if name == MEAN else ":" if "published" in name else "-"
-            (line,) = axes.plot(sizes, mean, dashes, marker="o", markersize=3, label=name)
-            if name == MEAN:
-                line.set_color(plotting.INK)
-            low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
-            axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
+            dashes = ":" if "published" in name else "-"
+            curve(axes, name, sizes, np.array([r[name] for r in rows]).T, dashes)
         title = f"attention, deviation {temperature:g}"
         axes.set(yscale="log", xlabel="frequencies R", title=title)
         if max(sizes) > 2 * LARGEST:
@@ -217,17 +202,10 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_deviation(data: dict[str, Any]) -> Any:
     """Attention, inputs of deviation 1.5."""
-    figure, axes = plotting.small()
-    rows = [
-        r for r in data["errors"] if r["temperature"] == TEMPERATURES[-1] and r["size"] <= LARGEST
-    ]
-    for name in (*VARIANTS[:2], MEAN):
-        mean = [r[name][0] for r in rows]
-        style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
-        axes.plot([r["size"] for r in rows], mean, markersize=3, label=name, **style)
-    axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    plotting.key(axes)
-    return figure
+    last = TEMPERATURES[-1]
+    rows = [r for r in data["errors"] if r["temperature"] == last and r["size"] <= LARGEST]
+    sizes = [r["size"] for r in rows]
+    return small(sizes, {name: [r[name][0] for r in rows] for name in (*VARIANTS[:2], MEAN)})
 
 
 TITLE = "Positive against trigonometric features, orthogonal frequencies"

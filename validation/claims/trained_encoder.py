@@ -16,20 +16,16 @@ import numpy as np
 import refattn
 from refattn.registry import ESTIMATORS
 from validation import plotting, suite
+from validation.claims import few_keys
 from validation.model import measure, metrics, minilm
 
-TRIALS = {"tiny": 2, "quick": 40, "full": 60}
-CHUNK = 10
 KEPT = 0.99  # cosine
 ERROR = 0.2  # relative, of attention, where estimators are compared at the same one
 RA, RFA, ADAPTED = ("ra", 32), ("rfa-iid", 128), ("rfa-adapted", 128)
 LINEAR = (RFA, ("rfa-orthogonal", 128), ("lara-own", 128), ("lara-balance", 128))
 
 
-def tasks(level: str) -> suite.Tasks:
-    """Trials in chunks."""
-    chunk = min(CHUNK, TRIALS[level])
-    return [{"trials": chunk}] * (TRIALS[level] // chunk)
+tasks = few_keys.tasks
 
 
 @cache
