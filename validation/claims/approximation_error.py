@@ -1,12 +1,7 @@
 r"""Reference 003, experimental results: approximation errors of RA, LARA and RFA.
 
-The text says that of the three RA has the lowest mean squared error, that the error of RFA is
-large and stops falling early, however many samples are drawn, and that the error of LARA is much
-lower and falls as long as proposals are added. Its figure is of a vision model. Here queries, keys
-and values are those of 8 heads of a sentence encoder, 128 tokens; the error of a seed is the mean
-square over heads, tokens and values. Seeds are independent, heads need not be: a method has
-the lower error in more than half of all draws if it has in so many of the seeds that a fair coin
-would not.
+Queries, keys and values are those of 8 heads of a sentence encoder; the error of a seed is the mean
+square over heads, tokens and values. Seeds are independent, heads need not be.
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ import refattn
 from refattn import estimators, linear_randomized_attention
 from refattn.typing import Weighting
 from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 DATA = Path(__file__).parent.parent / "data" / "minilm_zen128_slice.npz"
 SEEDS = {"tiny": 2, "quick": 200, "full": 300}  # RFA and LARA, all numbers of samples
@@ -213,26 +209,24 @@ def plot_order(data: dict[str, Any]) -> Any:
 TITLE = "Approximation errors of RA, LARA and RFA"
 SOURCE = "003, experimental results"
 STATEMENTS = {
-    "RA lowest": suite.refuted(
-        "Of RA, LARA and RFA, RA has the lowest MSE at every number of samples."
-    ),
-    "RA lowest, several": suite.derived(
+    "RA lowest": refuted("Of RA, LARA and RFA, RA has the lowest MSE at every number of samples."),
+    "RA lowest, several": derived(
         "RA has the lowest MSE of the three with 2 samples and more, not with one."
     ),
-    "RFA plateaus": suite.refuted(
+    "RFA plateaus": refuted(
         "The error of RFA stops falling early, however many samples are drawn: 512 are no better "
         "than 8, nor than 32."
     ),
-    "RFA falls": suite.derived(
+    "RFA falls": derived(
         "The MSE of RFA falls from 8 to 512 features, and from 32 to 512, by less than the root "
         "of their ratio."
     ),
-    "LARA much below": suite.refuted(
+    "LARA much below": refuted(
         "The MSE of LARA is much below that of RFA: half of it, with 8, 32 and 128 samples, and "
         "balance, own and query weights."
     ),
-    "LARA below": suite.derived("LARA (balance) has lower MSE than RFA with 64 and 128 samples."),
-    "LARA decreases": suite.Statement(
+    "LARA below": derived("LARA (balance) has lower MSE than RFA with 64 and 128 samples."),
+    "LARA decreases": Statement(
         "The error of LARA falls as long as proposals are added, in steps of four from 1 to 128, "
         "with balance, own and query weights."
     ),

@@ -1,14 +1,8 @@
 r"""Reference 003, softmax attention as an expectation of random feature attention.
 
-.. math::
-    \mathrm{SoftmaxAttn}(q_n, K, V) = E_{p_n}[f_n(\omega)], \qquad
-    p_n = \sum_m \pi_{nm} N(q_n + k_m, I), \qquad
-    f_n(\omega) = \frac{\sum_m \xi(k_m, \omega) v_m}{\sum_m \xi(k_m, \omega)}
-
 Sums over equidistant points integrate analytic functions that vanish at infinity with an error
 that falls exponentially in 1 / step; Gauss-Hermite nodes, a polynomial rule, are slow where keys
-are far apart. The step is halved until two sums agree. Two keys in any dimension leave an integral
-over one, the logit of f_n, and the weights of the keys are the responsibilities of the components.
+are far apart. Two keys in any dimension leave an integral over one, the logit of f_n.
 """
 
 from __future__ import annotations
@@ -22,6 +16,7 @@ from scipy import special
 import refattn
 from refattn import sampling
 from validation import plotting, suite
+from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -168,9 +163,9 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Softmax attention is an expectation of random feature attention"
 SOURCE = "003, softmax attention as an expectation"
 STATEMENTS = {
-    "expectation": suite.Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
-    "density": suite.Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
-    "responsibilities": suite.derived(
+    "expectation": Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
+    "density": Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
+    "responsibilities": derived(
         r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$."
     ),
 }

@@ -1,11 +1,8 @@
-r"""Reference 003, what randomized attention, LARA, RFA and softmax attention cost.
+"""What randomized attention, LARA, RFA and softmax attention cost, by reference 003 on a GPU.
 
-The text says that RA costs O(N M) and LARA, with C < N proposals, O(C N + C M); and, of models on a
-GPU, that RA takes nearly twice as long as softmax attention, LARA much less, and little more than
-RFA. Here attention alone is timed, on one thread, with one sample of RA
-for each query, in the forms of `refattn` and, where two quadratic forms are compared, as they are
-written down too. `refattn` draws exactly and evaluates any number of samples, in blocks, and so
-costs more.
+Here attention alone is timed, on one thread, with one sample of RA for each query, in the forms of
+`refattn` and, where two quadratic forms are compared, as they are written down. `refattn` draws
+exactly and evaluates any number of samples, in blocks, and so costs more.
 """
 
 from __future__ import annotations
@@ -19,6 +16,7 @@ import numpy as np
 
 from refattn import estimators, linear_randomized_attention, softmax_attention
 from validation import plotting, suite
+from validation.suite import Statement, control
 
 from ._clock import exponent, seconds
 
@@ -189,19 +187,17 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "What RA, LARA, RFA and softmax attention cost"
 SOURCE = "003, efficiency"
 STATEMENTS = {
-    "RA quadratic": suite.Statement("The cost of RA is quadratic, $O(N M)$."),
-    "LARA linear": suite.Statement("The cost of LARA is linear, $O(C N + C M)$."),
-    "twice": suite.Statement(
+    "RA quadratic": Statement("The cost of RA is quadratic, $O(N M)$."),
+    "LARA linear": Statement("The cost of LARA is linear, $O(C N + C M)$."),
+    "twice": Statement(
         "RA takes nearly twice as long as softmax attention (one sample for each query, both as "
         "they are written down)."
     ),
-    "twice, refattn": suite.control(
-        "In refattn too RA takes about twice as long as softmax attention."
-    ),
-    "much faster": suite.Statement(
+    "twice, refattn": control("In refattn too RA takes about twice as long as softmax attention."),
+    "much faster": Statement(
         "LARA runs much faster than softmax attention and RA: in less than half the time."
     ),
-    "marginal": suite.Statement(
+    "marginal": Statement(
         "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
         "nearer to a tenth of its time than to all of it."
     ),

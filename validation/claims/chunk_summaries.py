@@ -13,6 +13,7 @@ import numpy as np
 import refattn
 from refattn import eva_attention, second_order_attention, softmax_attention
 from validation import plotting, suite
+from validation.suite import derived, refuted
 
 WINDOWS = (8, 16, 32)
 ROUNDING = 1e-13  # relative to the values; a formula that differs is above 1e-2 here
@@ -130,22 +131,22 @@ def plot_windows(data: dict[str, Any]) -> Any:
 TITLE = "Summaries of chunks, and how many keys each counts for"
 SOURCE = "arXiv:2302.04542, EVA"
 STATEMENTS = {
-    "as accurate": suite.refuted(
+    "as accurate": refuted(
         r"A summary whose score is $q \cdot \bar k_c$, $\bar k_c$ the mean key, approximates "
         "attention to its chunk on trained tensors as well as one that counts for all of its keys."
     ),
-    "size": suite.derived(
+    "size": derived(
         "With the logarithm of the number of keys added to the score the error is smaller at each "
         "window."
     ),
-    "second order": suite.derived(
+    "second order": derived(
         "With means and covariances of a chunk in place of a random feature it is smaller still."
     ),
-    "equal keys": suite.refuted(
+    "equal keys": refuted(
         "Where the keys of each chunk are equal, the summary as printed is exact."
     ),
-    "equal keys, size": suite.derived("With the number of keys it is exact there."),
-    "limits": suite.derived(
+    "equal keys, size": derived("With the number of keys it is exact there."),
+    "limits": derived(
         "With one chunk of all tokens, and with one for each, every form is exact attention."
     ),
 }

@@ -1,9 +1,4 @@
-r"""What attention costs: O(L r D) for random features against O(L^2 D), reference 000.
-
-In memory O(L r + r D + L D) against O(L^2 + L D) for the forms as they are written down
-(reference 001 too says that both are linear in L). `refattn` works in blocks:
-beyond its arguments and its result it needs memory that does not depend on L.
-"""
+"""What attention costs, in time and in memory, with random features and without: reference 000."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import numpy as np
 
 from refattn import random_feature_attention, sampling, softmax_attention
 from validation import plotting, suite
+from validation.suite import Statement, derived
 
 from ._clock import exponent, peak, seconds
 
@@ -154,13 +150,11 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Random features take time and memory linear in the length"
 SOURCE = "000, KernelizedAttention, time complexity"
 STATEMENTS = {
-    "time": suite.Statement("Attention with $r$ random features takes time $O(L r D)$."),
-    "dense time": suite.Statement("Softmax attention takes time $O(L^2 D)$."),
-    "memory": suite.Statement("Random features as written down need memory linear in L."),
-    "dense memory": suite.Statement(
-        "Softmax attention as written down needs memory of order $L^2$."
-    ),
-    "memory of refattn": suite.derived(
+    "time": Statement("Attention with $r$ random features takes time $O(L r D)$."),
+    "dense time": Statement("Softmax attention takes time $O(L^2 D)$."),
+    "memory": Statement("Random features as written down need memory linear in L."),
+    "dense memory": Statement("Softmax attention as written down needs memory of order $L^2$."),
+    "memory of refattn": derived(
         "refattn needs memory that does not depend on L beside its arguments and result."
     ),
 }

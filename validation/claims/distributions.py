@@ -1,20 +1,10 @@
 r"""The experiment of reference 002, section V: five laws of queries and keys, figures 1 to 5.
 
-The reference names eq. (9), then eq. (15), for its features, and eq. (6) for the attention matrix,
-without the sums that normalise rows. Its sentences are tried with eq. (15), normalised, and again
-with eq. (9); eq. (6) alone is tried by the size of the estimates.
-
-Rows q ~ N(q_0, A A^T), k ~ N(k_0, B B^T), with N = 1000 and D = 10, as they are (no division by
-sqrt(D)), and R in {1, 10, ..., 10000} frequencies. The reference shows attention maps, from which
-it concludes that more frequencies are better and that figure 3 is an exception. Here maps are
-compared by the total variation between their rows and those of softmax attention, of keys in
-`BINS` groups. What positive features can do is known in closed form: the estimate of one entry
-has
-
-.. math:: \mathrm{Var} / \kappa^2 = (e^{|q + k|^2} - 1) / R
-
-(reference 000, Proposition 2), so that R must be of order e^{|q + k|^2}. The means alone make
-|q + k|^2 = 360 in figure 3, and the covariances make it large in every figure.
+Rows q ~ N(q_0, A A^T), k ~ N(k_0, B B^T), as they are (no division by sqrt(D)). The reference shows
+attention maps; here maps are compared by the total variation between their rows and those of
+softmax attention, of keys in `BINS` groups. Var / kappa^2 = (e^{|q + k|^2} - 1) / R for positive
+features (reference 000, Proposition 2), so that R must be of order e^{|q + k|^2}. The means alone
+make |q + k|^2 = 360 in figure 3, and the covariances make it large in every figure.
 """
 
 from __future__ import annotations
@@ -28,6 +18,7 @@ import numpy as np
 import refattn
 from refattn import adapt, moments, sampling, theory
 from validation import plotting, suite
+from validation.suite import Statement, control, derived, refuted
 
 D, TOKENS, BINS = 10, 1000, 25
 FIGURES = (1, 2, 3, 4, 5)
@@ -310,36 +301,36 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Attention maps for five laws of queries and keys"
 SOURCE = "002, section V and figures 1 to 5"
 STATEMENTS = {
-    "increase": suite.Statement(
+    "increase": Statement(
         "An increase in $R$, from 1 to 10000, generally leads to better approximation: with eq. "
         "(15) the distance, mean of the figures, falls by more than 0.1 in most experiments."
     ),
-    "increase, eq. (9)": suite.control("So it does with the norms of eq. (9)."),
-    "others": suite.Statement(
+    "increase, eq. (9)": control("So it does with the norms of eq. (9)."),
+    "others": Statement(
         "In figures 1, 2, 4 and 5, which are no exception, $R = 10000$ approximates the attention "
         "in most experiments (eq. (15))."
     ),
-    "others, eq. (9)": suite.control("So it does with the norms of eq. (9)."),
-    "figure 3": suite.refuted(
+    "others, eq. (9)": control("So it does with the norms of eq. (9)."),
+    "figure 3": refuted(
         "In figure 3, $q_0 = k_0 = 3$, $R = 10000$ fails to approximate the attention in most "
         "experiments (eq. (15); normalised, unlike eq. (6), for which see below)."
     ),
-    "figure 3, eq. (9)": suite.derived("So it does with the norms of eq. (9)."),
-    "law": suite.derived(
+    "figure 3, eq. (9)": derived("So it does with the norms of eq. (9)."),
+    "law": derived(
         "In every figure $R = 10000$ is too few for eq. (9): by the law of its variance a median "
         "entry of the kernel needs more."
     ),
-    "size": suite.derived(
+    "size": derived(
         "Without normalisation, eq. (6) with eq. (15), the estimate vanishes in figure 3, below "
         "$10^{-20}$ of the kernel for a median pair in most experiments, and not in figures 1, 2 "
         "and 4. (Not tried in figure 5: there it is many orders of magnitude above the kernel or "
         "below, from experiment to experiment.)"
     ),
-    "normalised": suite.derived(
+    "normalised": derived(
         "Normalised attention is nearer to softmax with the constants of eq. (15) than with the "
         "norms of eq. (9), in figure 3 as in the others."
     ),
-    "adapted": suite.derived(
+    "adapted": derived(
         "At $R = 10000$ a Gaussian proposal with a gauge, fitted to the four moments, is nearer "
         "than $N(0, I)$ with eq. (9) and with eq. (15)."
     ),

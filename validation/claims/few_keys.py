@@ -18,6 +18,7 @@ from refattn.naive import coreset_attention as formula
 from refattn.typing import KEY_LAWS
 from validation import plotting, suite
 from validation.claims.chunk_summaries import relative_error
+from validation.suite import control, derived
 
 TRIALS = {"tiny": 2, "quick": 40, "full": 60}
 CHUNK = 10
@@ -131,14 +132,14 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "A few keys in place of all: coresets, samples and landmarks"
 SOURCE = "arXiv:2602.10056, key coresets; arXiv:2102.03902, landmarks"
 STATEMENTS = {
-    "centred": suite.derived(
+    "centred": derived(
         "Subtracting their mean from the keys makes the error of a coreset smaller."
     ),
-    "coreset": suite.derived(
+    "coreset": derived(
         "A coreset has a smaller error than as many keys drawn uniformly or by norms."
     ),
-    "RA": suite.derived("RA has a smaller error than as many keys drawn from the softmax itself."),
-    "landmarks": suite.control(
+    "RA": derived("RA has a smaller error than as many keys drawn from the softmax itself."),
+    "landmarks": control(
         "Nystrom attention with landmarks is nearer to softmax attention than the mean of the "
         "values is, on trained tensors that it was not trained with."
     ),

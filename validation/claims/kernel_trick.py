@@ -1,16 +1,7 @@
 r"""Kernels as products of features: reference 001, from the kernel trick to the softmax kernel.
 
-.. math::
-    \varphi(x) = (x_1^2, x_2^2, \sqrt2 x_1 x_2): \; \varphi(x) \cdot \varphi(y) = (x \cdot y)^2,
-    \qquad e^{x \cdot y} = e^{|x|^2/2} K_\mathrm{gauss}(x, y) \, e^{|y|^2/2}, \; \gamma = 1/2
-
-and Fourier features cos(omega.x), sin(omega.x), whose product over one omega has the mean
-exp(-|x - y|^2/2) for omega ~ N(0, I). The post writes K_gauss = exp(-gamma |x - y|^2) beside
-that law: it needs gamma = 1/2, or omega ~ N(0, 2 gamma I).
-
-Reference 002, eq. (6), has K(x, y) ~ z(x) . z(y) with z of length R, made of the maps of its
-eqs. (8), (9) and (15), without a factor 1 / sqrt(R): as printed it estimates R K(x, y). Attention
-is a ratio, in which the factor cancels.
+The post writes K_gauss = exp(-gamma |x - y|^2) beside omega ~ N(0, I), which needs gamma = 1/2. The
+maps of eqs. (8), (9) and (15) of reference 002 lack a factor 1 / sqrt(R), for its eq. (6).
 """
 
 from __future__ import annotations
@@ -23,6 +14,7 @@ import numpy as np
 import refattn
 from refattn import features, kernels, sampling
 from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 from ._performer import mean_cosine
 
@@ -157,33 +149,33 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Kernels as products of features"
 SOURCE = "001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)"
 STATEMENTS = {
-    "polynomial": suite.Statement(
+    "polynomial": Statement(
         r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
     ),
-    "softmax": suite.Statement(
+    "softmax": Statement(
         r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, $\gamma = "
         r"\frac{1}{2}$."
     ),
-    "fourier": suite.Statement(
+    "fourier": Statement(
         r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
     ),
-    "any gamma": suite.refuted(
+    "any gamma": refuted(
         r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
         r"also for $\gamma = 1$."
     ),
-    "any gamma, scaled": suite.derived(
+    "any gamma, scaled": derived(
         r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is $e^{-\gamma |x - "
         "y|^2}$."
     ),
-    "eq. (6)": suite.refuted(
+    "eq. (6)": refuted(
         r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. (8), "
         "(9), (15) of Ye's report."
     ),
-    "eq. (6), scaled": suite.derived(
+    "eq. (6), scaled": derived(
         r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor $1 / "
         r"\sqrt{R}$."
     ),
-    "attention": suite.derived(
+    "attention": derived(
         "The factor cancels in attention: with $z$ as printed it is that of "
         "`random_feature_attention`."
     ),

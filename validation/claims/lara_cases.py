@@ -20,6 +20,7 @@ from scipy import special, stats
 from refattn import estimators, linear_randomized_attention, sampling
 from refattn.typing import Weighting
 from validation import plotting, suite
+from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -164,11 +165,11 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "LARA has RFA and RA as special cases"
 SOURCE = "003, a unified view of LARA, RA, and RFA"
 STATEMENTS = {
-    "is RFA": suite.Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
-    "is RA": suite.Statement(
+    "is RFA": Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
+    "is RA": Statement(
         r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
     ),
-    "formula": suite.derived(
+    "formula": derived(
         "`linear_randomized_attention` is the printed formula, with own, balance and query weights."
     ),
 }

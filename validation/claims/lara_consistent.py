@@ -2,15 +2,9 @@ r"""Reference 003, the limitations of LARA: "still a biased (but consistent) est
 
 With one sample of each proposal and no more proposals than tokens, LARA has no sample size that
 grows. Here the proposals q_c = N(mu_c, 1) are fixed and K samples are drawn of each. With
-alpha_c = q_c / sum_c' q_c' (balance) or 1 / C (own) the sums of LARA tend to
-
-.. math:: \sum_c \int q_c \, \alpha_c \frac{p_n}{q_c} f_n = \int p_n f_n \sum_c \alpha_c
-          = \mathrm{SoftmaxAttn}
-
-and to 1, the bias and the mean squared error as 1/K. Weights that depend on the query, with
-negative ones dropped as they must be for the result to be a mean of values, no longer sum to 1, and
-what they tend to is another mean. Mean and variance for any K follow from Laplace transforms (see
-`_ratios`).
+alpha_c = q_c / sum_c' q_c' (balance) or 1 / C (own) the sums of LARA tend to softmax attention and
+to 1. Weights that depend on the query, with negative ones dropped as they must be for the result to
+be a mean of values, no longer sum to 1. See `_ratios` for the mean and the variance at any K.
 """
 
 from __future__ import annotations
@@ -25,6 +19,7 @@ from refattn import linear_randomized_attention, stats
 from refattn.typing import Weighting
 from validation import plotting, suite
 from validation.claims import _ratios
+from validation.suite import Statement, control, derived
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 200_000}
 WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
@@ -171,16 +166,16 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "LARA is biased but consistent"
 SOURCE = "003, conclusion and limitation"
 STATEMENTS = {
-    "biased": suite.Statement("LARA is a biased estimator for softmax attention."),
-    "law": suite.derived(
+    "biased": Statement("LARA is a biased estimator for softmax attention."),
+    "law": derived(
         "`linear_randomized_attention` with 1 to 64 samples of each proposal has the exact mean "
         "and mean squared error, with own, balance and query weights."
     ),
-    "consistent": suite.Statement(
+    "consistent": Statement(
         "It is consistent: as the samples of fixed proposals grow, with balance or own weights, "
         "bias and mean squared error vanish as $1/K$."
     ),
-    "query": suite.control(
+    "query": control(
         "It is consistent too with weights that depend on the query, negative ones dropped."
     ),
 }

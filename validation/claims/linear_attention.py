@@ -1,12 +1,8 @@
 r"""Attention linear in features, and the map elu + 1: reference 004.
 
-.. math::
-    \frac{\phi(Q) \, (\phi(K)^\top V)}{\phi(Q) \, (\phi(K)^\top 1)}
-    = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}{\sum_j \phi(q_i) \cdot \phi(k_j)}
-
-for every map. As printed elu is mask x + (1 - mask) alpha (e^x - 1), which for large x is
-x + 0 inf, not a number; and adding 1 to alpha (e^x - 1) loses e^x below eps, which matters for
-alpha = 1, where nothing else is left, and not for the printed alpha = 0.1.
+As printed elu is mask x + (1 - mask) alpha (e^x - 1), which for large x is x + 0 inf, not a number;
+and adding 1 to alpha (e^x - 1) loses e^x below eps, which matters for alpha = 1, where nothing else
+is left, and not for the printed alpha = 0.1.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ from refattn import features, linear_attention
 from refattn.conformance.truth.digits import formulas
 from refattn.streaming import LinearState
 from validation import plotting, suite
+from validation.suite import Statement, control, derived
 
 TOKENS, D = {"tiny": (12, 40), "quick": (40, 400), "full": (100, 3000)}, 8  # exact, dense
 PRINTED_ALPHA, ALPHAS = 0.1, (0.1, 1.0)
@@ -185,20 +182,20 @@ def plot_finite(data: dict[str, Any]) -> Any:
 TITLE = "Linear attention with elu + 1"
 SOURCE = "004, kernel_attn and elu"
 STATEMENTS = {
-    "linear": suite.Statement(
+    "linear": Statement(
         r"$\phi(Q) \, (\phi(K)^\top V)$ over $\phi(Q) \, (\phi(K)^\top 1)$ is attention with the "
         r"kernel $\phi(q) \cdot \phi(k)$."
     ),
-    "recurrent": suite.derived("It can be computed token by token, from sums of fixed size."),
-    "finite": suite.control("elu as the code computes it is finite for every finite x."),
-    "finite, rewritten": suite.derived(
+    "recurrent": derived("It can be computed token by token, from sums of fixed size."),
+    "finite": control("elu as the code computes it is finite for every finite x."),
+    "finite, rewritten": derived(
         r"With the exponential of $\min(x, 0)$ alone elu + 1 is finite for every finite $x$."
     ),
-    "digits": suite.derived(
+    "digits": derived(
         r"elu(x) + 1 as composed has full relative precision for the $\alpha = 0.1$ of the code."
     ),
-    "digits, alpha = 1": suite.control(r"So it has for $\alpha = 1$, the usual elu."),
-    "digits, rewritten": suite.derived(
+    "digits, alpha = 1": control(r"So it has for $\alpha = 1$, the usual elu."),
+    "digits, rewritten": derived(
         r"elu(x) + 1 computed as $1 - \alpha + \alpha e^x$ for $x \le 0$ has full relative "
         "precision for both."
     ),

@@ -18,6 +18,7 @@ import numpy as np
 from refattn import linear_attention, softmax_attention
 from refattn.features import elu_features
 from validation import plotting, suite
+from validation.suite import Statement, derived
 
 from ._clock import exponent, peak, seconds
 
@@ -155,18 +156,18 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "elu + 1 against scaled-dot attention: time and memory"
 SOURCE = "004, Experiment"
 STATEMENTS = {
-    "operations": suite.Statement(
+    "operations": Statement(
         "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
         "(per product)."
     ),
-    "faster": suite.Statement(
+    "faster": Statement(
         "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times as "
         "fast, halfway in ratios to the 2.5 times reported."
     ),
-    "memory": suite.Statement(
+    "memory": Statement(
         "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
     ),
-    "memory of refattn": suite.derived(
+    "memory of refattn": derived(
         "In blocks softmax attention needs memory linear in the length too."
     ),
 }

@@ -1,14 +1,7 @@
 r"""Importance sampling, its self-normalised form, and reference 002, eqs. (10) to (12).
 
-.. math::
-    \mathrm{IS} = \frac1S \sum_s \frac{p_i(\omega_s)}{N(\omega_s; 0, I)} f(\omega_s), \qquad
-    \mathrm{RFA} = \frac{\sum_s \xi(q, \omega_s) \sum_j \xi(k_j, \omega_s) v_j}
-                        {\sum_s \xi(q, \omega_s) \sum_j \xi(k_j, \omega_s)}, \qquad
-    \mathrm{(12)} = \frac1S \sum_s f(\omega_s)
-
-with f the ratio at one frequency, in which xi(q, omega) cancels. Eq. (12) draws omega from
-N(0, I): its mean is that of RFA with one frequency, whatever S. Randomized attention is the same
-average with omega drawn from p_i (reference 003, RA).
+Eq. (12) averages ratios at single frequencies, in which xi(q, omega) cancels. Drawn from N(0, I)
+its mean is that of RFA with one frequency, whatever S; drawn from p_i it is randomized attention.
 """
 
 from __future__ import annotations
@@ -20,6 +13,7 @@ import numpy as np
 import refattn
 from refattn import sampling, stats, theory
 from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
 COUNTS = (1, 4, 16, 64, 128)  # frequencies S
@@ -155,20 +149,18 @@ def plot_bias(data: dict[str, Any]) -> Any:
 TITLE = "Eq. (12) with frequencies from N(0, I) is not randomized attention"
 SOURCE = "002, eqs. (10) to (12)"
 STATEMENTS = {
-    "importance sampling": suite.Statement("Importance sampling, eq. (11), is unbiased."),
-    "SNIS biased": suite.Statement("Self-normalised importance sampling, eq. (10), is biased."),
-    "unbiased": suite.refuted(
+    "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
+    "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
+    "unbiased": refuted(
         r"Eq. (12) with $\omega \sim N(0, I)$ is randomized attention (which is unbiased)."
     ),
-    "reduces": suite.refuted(
+    "reduces": refuted(
         r"Eq. (12) with $\omega \sim N(0, I)$ reduces the bias of eq. (10), its absolute value."
     ),
-    "one frequency": suite.derived(
+    "one frequency": derived(
         "With one frequency eqs. (10) and (12) are equal, for every frequency."
     ),
-    "randomized": suite.derived(
-        r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased."
-    ),
+    "randomized": derived(r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased."),
 }
 METHOD = (
     "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "

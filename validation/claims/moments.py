@@ -27,6 +27,7 @@ import numpy as np
 
 from refattn import moments, stats
 from validation import plotting, suite
+from validation.suite import Statement, derived
 
 D, N = 10, 12  # few rows: a divisor N in place of N - 1 changes the covariance by a twelfth
 REPLICATES = {"tiny": 40, "quick": 6_000, "full": 100_000}
@@ -146,11 +147,9 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Sample means and covariances of queries and keys"
 SOURCE = "002, eqs. (1) and (2)"
 STATEMENTS = {
-    "laws": suite.Statement(
-        "The mean and the covariance with divisor N - 1 are unbiased estimates."
-    ),
-    "pieces": suite.derived("Estimates of pieces of the rows merge into that of all."),
-    "advice": suite.derived(
+    "laws": Statement("The mean and the covariance with divisor N - 1 are unbiased estimates."),
+    "pieces": derived("Estimates of pieces of the rows merge into that of all."),
+    "advice": derived(
         r"In coordinates where it is $I$, the covariance of $N$ rows has relative error $\sqrt{(d "
         r"+ 1) / (N - 1)}$, about $1 / \sqrt{d}$ at the advised $N > d^2$."
     ),

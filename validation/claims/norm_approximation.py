@@ -1,14 +1,7 @@
 r"""Squared norms replaced by constants, reference 002, eqs. (13) to (15).
 
-.. math:: E|x|^2 = |\mu|^2 + \mathrm{tr}\,\Sigma
-
-is eq. (13); eqs. (14) and (15) take q' = |mu_q|^2 and k' = |mu_k|^2, without the traces. With
-either constant the mean of a kernel estimate becomes
-
-.. math:: \kappa(q, k) \, e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}
-
-(eq. (15); the sign of the exponent is the opposite for eq. (14)). In attention q', k' and |q|^2
-cancel, and what is estimated is softmax_j(q . k_j + |k_j|^2 / 2), for eq. (14) with a minus.
+In attention q', k' and |q|^2 cancel, and what is estimated is softmax_j(q . k_j + |k_j|^2 / 2), for
+eq. (14) with a minus.
 """
 
 from __future__ import annotations
@@ -21,6 +14,7 @@ import refattn
 from refattn import kernels, moments, sampling, theory
 from validation import plotting, suite
 from validation.claims.moments import law
+from validation.suite import Statement, derived, refuted
 
 D, KEYS, NODES = 2, 12, 48
 DRAWS = {"tiny": 320, "quick": 200_000, "full": 1_000_000}
@@ -225,21 +219,21 @@ def plot_distance(data: dict[str, Any]) -> Any:
 TITLE = "Constants in place of squared norms"
 SOURCE = "002, eqs. (13) to (15)"
 STATEMENTS = {
-    "expected norm": suite.Statement(
+    "expected norm": Statement(
         r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
     ),
-    "mean only": suite.refuted(
+    "mean only": refuted(
         r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13))."
     ),
-    "kernel": suite.derived(
+    "kernel": derived(
         "With constants for the norms the kernel estimate has the mean of the kernel times "
         "$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$."
     ),
-    "attention": suite.refuted(
+    "attention": refuted(
         "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
         "grows, as it does with those of eqs. (8) and (9)."
     ),
-    "limit": suite.derived(
+    "limit": derived(
         r"As $R$ grows eqs. (14) and (15) converge to $\operatorname{softmax}_j(q \cdot k_j \mp "
         r"\frac{1}{2} |k_j|^2)$, whatever the constants."
     ),

@@ -21,6 +21,7 @@ import numpy as np
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Coupling
 from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
@@ -192,24 +193,24 @@ def plot_figure(data: dict[str, Any]) -> Any:
 TITLE = "Orthogonal against iid frequencies, trigonometric features"
 SOURCE = "001, Orthogonal Random Features"
 STATEMENTS = {
-    "figure": suite.Statement(
+    "figure": Statement(
         "In the published code orthogonal frequencies err less than iid ones at $R = 192$."
     ),
-    "small gain": suite.derived(
+    "small gain": derived(
         "Orthogonality alone gains little: with the law $N(0, I)$ orthogonal frequencies err less "
         r"than iid ones in fewer than nine draws of ten at $R = 192$, with the factor $2 \pi$ of "
         "the code, and with the printed features, which have none."
     ),
-    "length": suite.derived(
+    "length": derived(
         r"The code wins by the length of its frequencies, $\sqrt{d/R}$: iid frequencies of that "
         "length err less than iid frequencies of the law $N(0, I)$ too."
     ),
-    "quite good": suite.refuted(
+    "quite good": refuted(
         "With orthogonal frequencies of the law $N(0, I)$ and a large enough $R$ (192) the "
         "estimation is quite good. The criterion is ours, and mild: it errs less than the mean of "
         "the values, which ignores queries and keys."
     ),
-    "kernel": suite.derived(
+    "kernel": derived(
         "Orthogonal frequencies estimate the kernel of a close pair, $|x - y| = 0.6$, better."
     ),
 }

@@ -1,15 +1,11 @@
 r"""Orthogonal frequencies reduce the variance without bias: for which features, and which laws.
 
-Reference 001, orthogonal random features, quotes its source: exactly orthogonal samples reduce the
-variance further, and leave the estimate unbiased if the distribution D is isotropic. For positive
-features the covariance of two estimates of a block is, with z = x + y and K ~ Poisson(|z|^2),
+For positive features the covariance of two estimates of a block is, with z = x + y and
+K ~ Poisson(|z|^2),
 
 .. math:: C = \kappa^2 \, E \Big( \prod_{i < K} \frac{d + i}{d + 2i} - 1 \Big) \le 0,
 
 each factor being at most 1. Trigonometric features have no such form, and far apart C is positive.
-What stays unbiased is the estimate of the kernel that D itself has: of the softmax kernel for
-D = N(0, I), not for directions that are isotropic with fixed lengths sqrt(d). And the rows of Q in
-a QR factorisation are not isotropic unless the signs of R are fixed.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from scipy import special
 from refattn import kernels, sampling, stats, theory
 from refattn.typing import Features, KnownCoupling
 from validation import plotting, suite
+from validation.suite import Statement, control, derived, refuted
 
 BATCHES = {"tiny": 2, "quick": 60, "full": 240}  # independent comparisons
 SETS = 500  # sets of d frequencies in each
@@ -183,21 +180,19 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Orthogonal frequencies reduce the variance without bias"
 SOURCE = "001, orthogonal random features"
 STATEMENTS = {
-    "every feature": suite.refuted(
+    "every feature": refuted(
         "Exactly orthogonal frequencies reduce the variance, whatever the features."
     ),
-    "positive": suite.derived("They never raise that of positive and hyperbolic features."),
-    "simplex": suite.derived("Simplex frequencies lower that of positive features further."),
-    "unbiased": suite.Statement(
-        "Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."
-    ),
-    "unbiased simplex": suite.derived(
+    "positive": derived("They never raise that of positive and hyperbolic features."),
+    "simplex": derived("Simplex frequencies lower that of positive features further."),
+    "unbiased": Statement("Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."),
+    "unbiased simplex": derived(
         "Simplex frequencies, with the lengths of $N(0, I)$, are unbiased."
     ),
-    "any isotropic law": suite.control(
+    "any isotropic law": control(
         "Estimates of the softmax kernel are unbiased whatever isotropic law frequencies have."
     ),
-    "bare factorisation": suite.control(
+    "bare factorisation": control(
         "The rows of Q in a QR factorisation, as it comes, serve as orthogonal directions."
     ),
 }

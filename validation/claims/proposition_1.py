@@ -16,6 +16,7 @@ from scipy import special
 
 from refattn import kernels, sampling, stats
 from validation import plotting, suite
+from validation.suite import Statement
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0, 3.0), 4: (0.5, 1.0), 64: (0.5, 1.0, 2.0)}  # |x + y|, by m
@@ -103,7 +104,7 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Positive features estimate the softmax kernel without bias"
 SOURCE = "000, Proposition 1"
 STATEMENTS = {
-    "unbiased": suite.Statement(
+    "unbiased": Statement(
         r"The mean of the estimate of $e^{x \cdot y}$ over $\omega \sim N(0, I)$ is it."
     ),
 }

@@ -4,10 +4,8 @@ r"""Proposition 2 of reference 000: the mean squared error of the positive estim
     m \, \mathrm{MSE} = \kappa^2 (e^{|x + y|^2} - 1) = e^E (1 - e^{-|x + y|^2}), \qquad
     E = |x|^2 + |y|^2 + 4 x \cdot y
 
-as printed. What is said to follow does not: that the error vanishes as the kernel does. If the
-kernel vanishes, the error does if and only if E tends to -infinity, for if E does not,
-|x + y|^2 = E - 2 x . y grows. (Where the kernel does not vanish, the error also does for x + y
-tending to 0.) Consistency is in m.
+If the kernel vanishes, the error does if and only if E tends to -infinity, for if E does not,
+|x + y|^2 = E - 2 x . y grows.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from scipy import special
 from refattn import features, kernels, sampling, stats, theory
 from validation import plotting, suite
 from validation.claims.proposition_1 import D, pair
+from validation.suite import Statement, derived, refuted
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0), 2: (0.5, 1.0, 2.0), 16: (1.0,)}  # |x + y|, by m
@@ -283,15 +282,15 @@ def plot_error(data: dict[str, Any]) -> Any:
 TITLE = "The mean squared error of the positive estimate"
 SOURCE = "000, Proposition 2"
 STATEMENTS = {
-    "error": suite.Statement(
+    "error": Statement(
         r"The mean squared error is $\kappa^2 (e^{|x + y|^2} - 1) / m$, $\kappa = e^{x \cdot y}$."
     ),
-    "small kernel": suite.refuted("It vanishes as the kernel does."),
-    "condition": suite.derived(
+    "small kernel": refuted("It vanishes as the kernel does."),
+    "condition": derived(
         r"Where the kernel vanishes, it does if and only if $|x|^2 + |y|^2 + 4 \, x \cdot y \to "
         r"-\infty$."
     ),
-    "consistent": suite.derived(
+    "consistent": derived(
         "Consistency is in $m$: more frequencies err less, 256 than 16 in most draws."
     ),
 }

@@ -1,14 +1,8 @@
 r"""Reference 003, randomized attention (RA): an unbiased estimator for softmax attention.
 
-.. math::
-    \mathrm{RA} = \frac1S \sum_s f_n(\omega_s), \qquad
-    \omega_s \sim p_n = \sum_m \pi_{nm} N(q_n + k_m, I), \qquad
-    \mathrm{Var}\,\mathrm{RA} \le \frac1S \sum_m \pi_{nm} (v_m - \mu_n)^2
-
-It is unbiased if frequencies are drawn from p_n exactly: means alone show little of noise that is
-a little off, so that the law of the draws is tested too. Rosenblatt's transform makes them normal.
-The bound holds since f_n is the mean of v_m given omega, if m is drawn from pi_n and omega from
-its component.
+Means alone show little of noise that is a little off, so that the law of the draws is tested too:
+Rosenblatt's transform makes them normal. The variance has its bound since f_n is the mean of v_m
+given omega, if m is drawn from pi_n and omega from its component.
 """
 
 from __future__ import annotations
@@ -25,6 +19,7 @@ import refattn
 from refattn import estimators, sampling, stats, theory
 from refattn.conformance.checks.targets import _rosenblatt
 from validation import plotting, suite
+from validation.suite import Statement, control, derived
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
@@ -167,17 +162,15 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Randomized attention is unbiased"
 SOURCE = "003, randomized attention"
 STATEMENTS = {
-    "unbiased": suite.Statement("The mean of RA is softmax attention."),
-    "law": suite.derived(
-        "`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$."
-    ),
-    "variance": suite.derived(
+    "unbiased": Statement("The mean of RA is softmax attention."),
+    "law": derived("`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$."),
+    "variance": derived(
         "The variance of RA is below that of attending to one key at random, over S."
     ),
-    "no noise": suite.control(
+    "no noise": control(
         "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise."
     ),
-    "small noise": suite.control(
+    "small noise": control(
         "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where queries "
         "and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be $d^{1/4}$)."
     ),

@@ -1,14 +1,7 @@
 r"""Reference 003, the biasedness of RFA: estimates of kernels are unbiased, their ratio is not.
 
-The mean of the ratio follows from Laplace transforms for any number S of features (see `_ratios`),
-where queries, keys and values have length 1. To first order it is that of
-`refattn.theory.attention_law`,
-
-.. math:: E\,\mathrm{RFA} - \mu \approx
-          -\frac1S \sum_{jj'} (v_j - \mu) \frac{E_{jj'}}{Z^2}, \qquad
-          E_{jj'} = e^{|q|^2 + 2 q \cdot k_j + 2 q \cdot k_{j'} + k_j \cdot k_{j'}},
-
-so that the bias vanishes, but as 1/S.
+The mean of the ratio follows from Laplace transforms for any number of features (see `_ratios`),
+where queries, keys and values have length 1; to first order it is that of `theory.attention_law`.
 """
 
 from __future__ import annotations
@@ -23,6 +16,7 @@ import refattn
 from refattn import estimators, kernels, stats, theory
 from validation import plotting, suite
 from validation.claims import _ratios
+from validation.suite import Statement, derived
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 600_000}
 COUNTS = (1, 4, 16, 64)
@@ -146,9 +140,9 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "RFA is biased, although its kernels are not"
 SOURCE = "003, the biasedness of RFA"
 STATEMENTS = {
-    "kernels": suite.Statement("Estimates of single kernels are unbiased."),
-    "biased": suite.Statement("RFA, a ratio of such estimates, is biased."),
-    "order": suite.derived(
+    "kernels": Statement("Estimates of single kernels are unbiased."),
+    "biased": Statement("RFA, a ratio of such estimates, is biased."),
+    "order": derived(
         "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`."
     ),
 }

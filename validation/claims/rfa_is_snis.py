@@ -18,6 +18,7 @@ from scipy import special, stats
 from refattn import estimators, sampling
 from refattn.typing import Coupling
 from validation import plotting, suite
+from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -116,8 +117,8 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "RFA is a self-normalised importance sampler"
 SOURCE = "003, RFA as SNIS"
 STATEMENTS = {
-    "standard": suite.Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
-    "other": suite.derived(
+    "standard": Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
+    "other": derived(
         "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$."
     ),
 }

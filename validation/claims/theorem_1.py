@@ -4,12 +4,8 @@ r"""Theorem 1 of reference 000: random features of the general form, and kernels
     \xi(x) = \frac{h(x)}{\sqrt m} [f_1(\omega_1 \cdot x), \ldots, f_l(\omega_m \cdot x)], \qquad
     \kappa(x, y) = E \, \xi(x) \cdot \xi(y)
 
-It is named after Bochner and stated for stationary kernels, which functions of x - y are.
-exp(x . y) is none; the theorem holds for it all the same, with h = exp(-|x|^2/2) and f = exp.
-Bochner's is about such as exp(-|x - y|^2/2), with h = 1 and f_1 = cos, f_2 = sin.
-
-The feature map without randomness has entries x^n / sqrt(n!). Elementwise powers do not give
-exp(x . y) for vectors: their inner product is 1 + sum_i (exp(x_i y_i) - 1). Tensor powers do.
+with h = exp(-|x|^2/2) and f = exp for exp(x . y). Elementwise powers in place of tensor powers in
+the map without randomness give 1 + sum_i (exp(x_i y_i) - 1).
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import numpy as np
 from refattn import features, kernels, sampling
 from refattn.typing import Features
 from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 PAIRS = {"tiny": 5, "quick": 200, "full": 2000}
 DEGREES = {2: 20, 3: 16, 8: 6}  # of the Taylor series, by d
@@ -204,23 +201,21 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Random features of the general form, and the feature map of the softmax kernel"
 SOURCE = "000, Theorem 1"
 STATEMENTS = {
-    "general form": suite.Statement(
-        r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."
-    ),
-    "other features": suite.derived(
+    "general form": Statement(r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."),
+    "other features": derived(
         "It does with those of hyperbolic and of trigonometric features too."
     ),
-    "stationary": suite.refuted(
+    "stationary": refuted(
         r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one."
     ),
-    "Bochner": suite.derived(
+    "Bochner": derived(
         "$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine."
     ),
-    "elementwise powers": suite.refuted(
+    "elementwise powers": refuted(
         r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product $e^{x \cdot "
         "y}$, $x^n$ being read as elementwise powers, one of two readings."
     ),
-    "tensor powers": suite.derived("It has, $x^n$ being read as tensor powers, the other reading."),
+    "tensor powers": derived("It has, $x^n$ being read as tensor powers, the other reading."),
 }
 METHOD = (
     "For random vectors and frequencies, features of the general form against those of the "

@@ -1,9 +1,7 @@
 r"""Reference 003, experimental results: RA, LARA and RFA in place of trained softmax attention.
 
-The reference trains models with them. Here nothing is trained: the attention of all layers of a
-sentence encoder is replaced, and its embeddings are compared with the exact ones. A trial is a text
-drawn at random, and random numbers of its own; trials are independent. An estimator keeps a text if
-the cosine of its embedding to the exact one is at least .99.
+The reference trains models with them. Here the attention of all layers of a trained sentence
+encoder is replaced, and its embeddings are compared with the exact ones.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from refattn.registry import ESTIMATORS
 from validation import plotting, suite
 from validation.claims import few_keys
 from validation.model import measure, metrics, minilm
+from validation.suite import control, derived
 
 KEPT = 0.99  # cosine
 ERROR = 0.2  # relative, of attention, where estimators are compared at the same one
@@ -113,27 +112,25 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Which estimator keeps a trained encoder, at which cost"
 SOURCE = "003, experimental results, without training"
 STATEMENTS = {
-    "RA keeps": suite.derived(
+    "RA keeps": derived(
         "With RA of 32 samples in all layers, embeddings of more than half of the texts have a "
         "cosine of .99 or more to the exact ones."
     ),
-    "linear keep": suite.control(
+    "linear keep": control(
         "So have those with RFA and LARA of 128 samples, which are more than any text has tokens."
     ),
-    "linear lose": suite.derived(
+    "linear lose": derived(
         "With RFA and LARA of 128 samples more than half of the texts have a lower one."
     ),
-    "adapted": suite.derived(
+    "adapted": derived(
         "RFA of 128 samples from the Gaussian that suits queries and keys best keeps more than "
         "RFA and LARA with given laws, in more than half of the texts."
     ),
-    "kind of error": suite.derived(
+    "kind of error": derived(
         f"At the same relative error of attention, {ERROR:g}, more than half of the texts "
         "lose less by RA than by RFA."
     ),
-    "RA costs": suite.derived(
-        "RA of 32 samples takes more time than exact attention on these texts."
-    ),
+    "RA costs": derived("RA of 32 samples takes more time than exact attention on these texts."),
 }
 METHOD = (
     "All 6 layers of all-MiniLM-L6-v2; texts of 11 to 98 tokens, drawn with replacement from 208. "

@@ -1,14 +1,7 @@
 r"""The code of reference 001 has sin(2 pi omega.x), cos(2 pi omega.x) with omega ~ N(0, I).
 
-Its formula for z_sin/cos has no 2 pi. With it, for D = x - y, the mean of the estimate is
-
-.. math::
-    e^{(|x|^2 + |y|^2) / 2} \; E \cos(2 \pi \omega \cdot D)
-    = e^{(|x|^2 + |y|^2) / 2 - 2 \pi^2 |D|^2},
-
-and not exp(x . y), which needs -|D|^2/2: the convention of a Fourier transform with 2 pi in the
-exponent goes with frequencies of variance 1 / (4 pi^2). So `attention_hat`, whose definition also
-lacks a colon, tends to attention with another kernel.
+Its formula for z_sin/cos has no 2 pi: the convention of a Fourier transform with 2 pi in the
+exponent goes with frequencies of variance 1 / (4 pi^2).
 """
 
 from __future__ import annotations
@@ -21,6 +14,7 @@ import numpy as np
 
 from refattn import features, linear_attention, sampling, softmax_attention
 from validation import plotting, suite
+from validation.suite import derived, refuted
 
 from ._performer import mean_cosine
 
@@ -167,17 +161,15 @@ def plot_kernel(data: dict[str, Any]) -> Any:
 TITLE = "The factor 2 pi in the code of the trigonometric features"
 SOURCE = "001, z_sin_cos and attention_hat"
 STATEMENTS = {
-    "kernel": suite.refuted(
-        r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias."
-    ),
-    "kernel with its law": suite.derived(
+    "kernel": refuted(r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias."),
+    "kernel with its law": derived(
         r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias."
     ),
-    "attention": suite.refuted(
+    "attention": refuted(
         "The printed attention_hat estimates attention: with many frequencies it is nearer to it "
         "than to attention with the kernel above."
     ),
-    "attention without it": suite.derived(r"Without $2 \pi$ attention_hat is nearer to attention."),
+    "attention without it": derived(r"Without $2 \pi$ attention_hat is nearer to attention."),
 }
 METHOD = (
     "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "

@@ -1,13 +1,9 @@
 r"""Mean and variance of kernel estimates, for all features and couplings with a closed form.
 
-Reference 000, Propositions 1 and 2, and reference 001, orthogonal random features, ask for them;
-`refattn.theory.kernel_mean` and `kernel_variance` have them. A set has one full block of
-frequencies and a part of one, or, antithetic, a pair and one more. Catoni's bound tests the mean
-of the estimate, and that of its squared deviation: heavy tails allowed, but their variances must be
-known, and are, by `_block_moments`, which finds the second moments again in another way.
-
-Frequencies in blocks are tested one by one too: independent chi-square squared lengths, fixed
-angles, and uniform directions.
+`refattn.theory.kernel_mean` and `kernel_variance` have them, as reference 000, Propositions 1 and
+2, and reference 001, orthogonal random features, ask. A set has one full block of frequencies and a
+part of one, or, antithetic, a pair and one more. The variances that Catoni's bound needs are those
+of `_block_moments`.
 """
 
 from __future__ import annotations
@@ -24,6 +20,7 @@ from refattn import kernels, sampling, stats, theory
 from refattn.typing import Coupling
 from validation import plotting, suite
 from validation.claims._block_moments import moments
+from validation.suite import derived
 
 SETS = {
     "tiny": {2: 100, 4: 100},
@@ -194,15 +191,15 @@ def plot(data: dict[str, Any]) -> Any:
 TITLE = "Kernel estimates have the mean and variance of their closed forms"
 SOURCE = "000, Propositions 1 and 2, for other features and couplings"
 STATEMENTS = {
-    "mean": suite.derived(
+    "mean": derived(
         r"The mean is the kernel, for all features and couplings but fixed lengths $\sqrt{d}$, "
         "and then that of the closed form."
     ),
-    "variance": suite.derived(
+    "variance": derived(
         r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of $b$: "
         "within rounding by quadrature, and within half of it by draws."
     ),
-    "frequencies": suite.derived(
+    "frequencies": derived(
         "Blocks have independent chi-squared squared lengths (or fixed ones), fixed angles and "
         "uniform directions; antithetic pairs are opposite."
     ),
