@@ -106,7 +106,7 @@ SOURCE = "000, Proposition 1"
 STATEMENTS = {
     "unbiased": Statement(
         r"The mean of the estimate of $e^{x \cdot y}$ over $\omega \sim N(0, I)$ is it."
-    ),
+    )
 }
 METHOD = (
     "One frequency: the log estimate is normal with known mean and variance (Kolmogorov-Smirnov, "

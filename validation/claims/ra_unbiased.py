@@ -60,13 +60,7 @@ def run(
         omega = q + k[key] + CONTROLS[control] * rng.standard_normal((draws, d))
         rows = np.broadcast_to(q, (draws, d))
         out = estimators.randomized_attention(rows, k, v, omega=omega[:, None], scale=1.0)
-        return {
-            "d": d,
-            "count": 1,
-            "control": control,
-            "out": np.clip(out, 0, 1),
-            "exact": exact,
-        }
+        return {"d": d, "count": 1, "control": control, "out": np.clip(out, 0, 1), "exact": exact}
     if count == 0:
         omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
         return {"d": d, "count": 0, "z": _rosenblatt(omega, q + k, special.softmax(k @ q[0]))}
