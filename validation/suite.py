@@ -237,20 +237,22 @@ def evidence(
     test: Callable[..., float],
     x: Any,
     *null: Any,
-    target: float = float("inf"),
-    unit: str = "",
+    target: tuple[float, str] = (float("inf"), ""),
     **assumed: Any,
 ) -> Tested:
-    """Evidence from a test of `refattn.stats` on draws, and what it detects under assumptions."""
-    return Tested(name, test(x, *null), detects(test, len(x), **assumed), target, unit)
+    """Evidence from a test of `refattn.stats` on draws, and what it detects under assumptions.
+
+    The target is the largest discrepancy that may go unseen, and its unit.
+    """
+    return Tested(name, test(x, *null), detects(test, len(x), **assumed), *target)
 
 
 def catoni(
     name: str, x: Any, mean: float, variance: float, target: float = float("inf"), unit: str = ""
 ) -> Tested:
     """Evidence on the mean of draws whose variance is known, heavy tails allowed."""
-    options: dict[str, Any] = {"target": target, "unit": unit, "variance": variance}
-    return evidence(name, stats.catoni, x, mean, variance, **options)
+    null, to = (stats.catoni, x, mean, variance), (target, unit)
+    return evidence(name, *null, target=to, variance=variance)
 
 
 def empirical_bernstein(
@@ -258,8 +260,8 @@ def empirical_bernstein(
 ) -> Tested:
     """Evidence on the mean of draws in [low, 1]; the variance is for what is detected."""
     assumed = {"variance": variance, "low": low, "high": 1.0}
-    options: dict[str, Any] = {"target": target, "unit": unit, **assumed}
-    return evidence(name, stats.empirical_bernstein, x, mean, low, 1.0, **options)
+    null = (stats.empirical_bernstein, x, mean, low, 1.0)
+    return evidence(name, *null, target=(target, unit), **assumed)
 
 
 def more_often(name: str, wins: Any, share: float = 0.5) -> Shown:

@@ -57,7 +57,7 @@ def run(rng: np.random.Generator, kind: str, d: int, length: float, repeats: int
     """Largest errors over random queries and keys, in units of eps (1 + exponents)."""
     each = {"grid": grid, "two keys": two_keys, "responsibilities": responsibilities}[kind]
     found = [each(rng, d, length) for _ in range(repeats)]
-    worst = {key: max(one[key] for one in found) for key in ("error", "mass") if key in found[0]}
+    worst = {k: max(one[k] for one in found) for k in found[0] if k != "path"}
     return {"kind": kind, "d": d, "length": length, "path": found[0].get("path"), **worst}
 
 

@@ -142,11 +142,9 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["memory"] if name in r["memory"]]
         x, y = [r["tokens"] for r in rows], [r["memory"][name] for r in rows]
         right.plot(x, y, "o-", markersize=4, label=name)
-    for name, colour, values in zip(
-        NAMES, plotting.COLOURS, zip(*TABLE.values(), strict=True), strict=False
-    ):
-        style = {"color": colour, "markersize": 8, "label": f"post, {name}"}
-        right.plot(list(TABLE), values, "x", **style)
+    for i, values_of in enumerate(zip(*TABLE.values(), strict=True)):
+        style = {"color": plotting.COLOURS[i], "markersize": 8, "label": f"post, {NAMES[i]}"}
+        right.plot(list(TABLE), values_of, "x", **style)
     right.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MiB", title="d_model 64")
     right.tick_params(which="minor", labelbottom=False)
     right.legend(fontsize=7)

@@ -68,7 +68,9 @@ def judge(results: suite.Results) -> suite.Findings:
         cap = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0)
         variance = float(cap.variance[0, 0])
         null = (stats.bernstein, r["ra"], exact, variance)
-        evidence["randomized"].append(suite.evidence(name, *null, target=0.1, variance=variance))
+        evidence["randomized"].append(
+            suite.evidence(name, *null, target=(0.1, ""), variance=variance)
+        )
         evidence["unbiased"].append(suite.Tested(name, stats.betting(r["ratios"], exact)))
         if count <= 4:
             evidence["SNIS biased"].append(suite.Shown(name, stats.betting(r["rfa"], exact)))

@@ -94,11 +94,11 @@ def judge(results: suite.Results) -> suite.Findings:
     log, share = "of log", "of probability"
     spread, trace = (suite.detects(stats.chi2, r, df=n) for n in (D, D * (N - 1)))
     uniforms = suite.detects(stats.ks, r * (D + D * (D + 1) // 2))
-    options: dict[str, Any] = {"target": 0.2, "unit": "sd of a mean", "dimension": D}
+    null, to = (stats.hotelling, means, mean), (0.2, "sd of a mean")
     evidence: suite.Evidence = {
         "laws": [
             suite.Tested("mean of means", p.location),
-            suite.evidence("mean, of unknown spread", stats.hotelling, means, mean, **options),
+            suite.evidence("mean, of unknown spread", *null, target=to, dimension=D),
             suite.Tested("spread of means", p.dispersion, spread, 0.08, log),
             suite.Tested("trace", p.trace, trace, 0.04, log),
             suite.Tested("all factors", p.pooled, uniforms, 0.02, share),

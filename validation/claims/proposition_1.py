@@ -62,11 +62,11 @@ def judge(results: suite.Results) -> suite.Findings:
     for r in results:
         name, n = f"|x + y| = {r['length']:g}, m = {r['count']}", len(r["ratio"])
         if r["count"] == 1:
-            z, options = r["z"], {"target": 0.1, "unit": "sd"}
+            z, to = r["z"], (0.1, "sd")
             found += [
-                suite.evidence(f"{name}, distribution", stats.ks, z, special.ndtr, **options),
-                suite.evidence(f"{name}, mean", stats.normal_mean, z, **options),
-                suite.evidence(f"{name}, scale", stats.normal_scale, z, **options),
+                suite.evidence(f"{name}, distribution", stats.ks, z, special.ndtr, target=to),
+                suite.evidence(f"{name}, mean", stats.normal_mean, z, target=to),
+                suite.evidence(f"{name}, scale", stats.normal_scale, z, target=to),
             ]
         else:
             variance = math.expm1(r["length"] ** 2) / r["count"]

@@ -144,7 +144,7 @@ def judge(results: suite.Results) -> suite.Findings:
     (moment,) = [r for r in results if r["part"] == "moment"]
     growth = _growth(moment["logs"])
     wins = more["wins"]
-    evidence: dict[str, Sequence[suite.Tested | suite.Shown | suite.Compared]] = {
+    evidence: suite.Evidence = {
         "error": [*(e for r in laws for e in _tests(r)), _closed_form()],
         "small kernel": [
             suite.Compared(f"growth of log MSE as the kernel falls, {way}", value, 0.0)
@@ -168,7 +168,7 @@ def _tests(r: Mapping[str, Any]) -> Any:
     """The law of estimates from m frequencies, by p-values and identities."""
     name, z = f"|x + y| = {r['length']:g}, m = {r['count']}", r["z"]
     yield from (
-        suite.evidence(f"{name}, {label}", *test, target=0.1, unit="sd")
+        suite.evidence(f"{name}, {label}", *test, target=(0.1, "sd"))
         for label, *test in (
             ("logarithms", stats.ks, z.ravel(), special.ndtr),
             ("their mean", stats.normal_mean, z.ravel()),
@@ -177,15 +177,14 @@ def _tests(r: Mapping[str, Any]) -> Any:
     )
     if r["count"] > 1:  # of two frequencies that are not independent it is not 1
         sums, label = (z[:, 0] + z[:, 1]) / math.sqrt(2), f"{name}, scale of sums of two"
-        yield suite.evidence(label, stats.normal_scale, sums, target=0.15, unit="sd")
+        yield suite.evidence(label, stats.normal_scale, sums, target=(0.15, "sd"))
     label, unit = f"{name}, distribution", "of a probability"
     if r["count"] == 2:
-        yield suite.evidence(
-            label, stats.lognormal_pair, r["ratio"], r["length"], target=0.1, unit=unit
-        )
+        test = (stats.lognormal_pair, r["ratio"], r["length"])
+        yield suite.evidence(label, *test, target=(0.1, unit))
     if r["count"] > 2:
         test, count = (stats.dkwm_two_sample, r["ratio"], r["reference"]), len(r["reference"])
-        yield suite.evidence(label, *test, target=0.15, unit=unit, reference=count)
+        yield suite.evidence(label, *test, target=(0.15, unit), reference=count)
     yield suite.Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
     yield suite.Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
 

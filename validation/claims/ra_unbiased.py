@@ -121,12 +121,14 @@ def judge(results: suite.Results) -> suite.Findings:
 def normal(name: str, z: Any) -> list[suite.Tested]:
     """All that is asked of rows that should be N(0, I)."""
     flat, length = z.ravel(), np.sum(z * z, -1)
-    share, sd = {"target": 0.08, "unit": "probability"}, {"target": 0.15, "unit": "sd"}
+    share, sd = (0.08, "probability"), (0.15, "sd")
     return [
-        suite.evidence(f"{name}, coordinates", stats.ks, flat, special.ndtr, **share),
-        suite.evidence(f"{name}, mean", stats.normal_mean, flat, **sd),
-        suite.evidence(f"{name}, scale", stats.normal_scale, flat, **sd),
-        suite.evidence(f"{name}, lengths", stats.ks, length, laws.chi2(z.shape[1]).cdf, **share),
+        suite.evidence(f"{name}, coordinates", stats.ks, flat, special.ndtr, target=share),
+        suite.evidence(f"{name}, mean", stats.normal_mean, flat, target=sd),
+        suite.evidence(f"{name}, scale", stats.normal_scale, flat, target=sd),
+        suite.evidence(
+            f"{name}, lengths", stats.ks, length, laws.chi2(z.shape[1]).cdf, target=share
+        ),
     ]
 
 

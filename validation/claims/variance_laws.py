@@ -144,16 +144,16 @@ def judge(results: suite.Results) -> suite.Findings:
 def _frequencies(parts: Sequence[Any], name: str) -> Any:
     """Lengths, angles and directions of the frequencies of one coupling."""
     d, coupling = parts[0]["d"], parts[0]["coupling"]
-    share: dict[str, Any] = {"target": 0.15, "unit": "of a probability"}
+    share = (0.15, "of a probability")
     lengths = np.concatenate([r["lengths"] for r in parts]).ravel()
     if coupling == "regularised":
         error = float(np.max(np.abs(lengths / d - 1))) / EPS / d
         yield suite.Compared(f"{name}, lengths", error, 16, "eps d")
     else:
         law = partial(special.chdtr, d)
-        yield suite.evidence(f"{name}, lengths", stats.ks, lengths, law, **share)
-        label, options = f"{name}, scale of lengths", {"target": 0.1, "df": d}
-        yield suite.evidence(label, stats.chi2, lengths, d, unit="log", **options)
+        yield suite.evidence(f"{name}, lengths", stats.ks, lengths, law, target=share)
+        null = (stats.chi2, lengths, d)
+        yield suite.evidence(f"{name}, scale of lengths", *null, target=(0.1, "log"), df=d)
     if coupling != "iid":
         yield suite.Compared(f"{name}, angles", max(r["angle"] for r in parts), 16, "eps d")
 
@@ -162,7 +162,7 @@ def _frequencies(parts: Sequence[Any], name: str) -> Any:
 
     for i, each in enumerate(zip(*(r["directions"] for r in parts), strict=True)):
         label = f"{name}, direction {i + 1}"
-        yield suite.evidence(label, stats.ks, np.concatenate(each), uniform, **share)
+        yield suite.evidence(label, stats.ks, np.concatenate(each), uniform, target=share)
 
 
 def plot(data: dict[str, Any]) -> Any:
