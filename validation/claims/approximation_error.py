@@ -90,15 +90,10 @@ def lara(weighting: str) -> str:
 def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over seeds."""
     rows = [one for result in results for one in result]
-    methods = list(rows[0])
-    error: dict[str, dict[int, Any]] = {
-        method: {
-            count: np.array([row[method].get(count, math.nan) for row in rows])
-            for count in COUNTS
-            if any(count in row[method] for row in rows)
-        }
-        for method in methods
-    }
+    error: dict[str, dict[int, Any]] = {method: {} for method in rows[0]}
+    for method, by in error.items():
+        for count in (c for c in COUNTS if any(c in row[method] for row in rows)):
+            by[count] = np.array([row[method].get(count, math.nan) for row in rows])
 
     def lower(
         method: str, count: int, other: str, of_other: int, factor: float = 1.0, times: str = ""
@@ -109,10 +104,10 @@ def judge(results: suite.Results) -> suite.Findings:
         name = f"{method}, {count} below {times}{other}, {of_other}"
         return suite.more_often(name, a[both] < factor * b[both])
 
-    others = [m for m in methods if m != "RA"]
+    others = [m for m in error if m != "RA"]
     most = COUNTS[-1]
     starts = (8, 32)
-    evidence = {
+    evidence: suite.Evidence = {
         "RA lowest": [lower("RA", s, other, s) for s in error["RA"] for other in others],
         "RA lowest, several": [
             lower("RA", s, other, s) for s in error["RA"] if s > 1 for other in others
@@ -152,19 +147,12 @@ def judge(results: suite.Results) -> suite.Findings:
         f"falls as the text says, but is not much below RFA here: with {TOKENS} samples {much}, "
         f"against {means['RFA'][TOKENS]:.2g}."
     )
-    data = {
-        "uniform": uniform,
-        "slopes": slopes,
-        "methods": {
-            m: {
-                "counts": list(by),
-                "mean": list(means[m].values()),
-                "low": [float(np.nanquantile(x, 0.1)) for x in by.values()],
-                "high": [float(np.nanquantile(x, 0.9)) for x in by.values()],
-            }
-            for m, by in error.items()
-        },
-    }
+    shown: dict[str, Any] = {}
+    for m, by in error.items():
+        shown[m] = {"counts": list(by), "mean": list(means[m].values())}
+        for name, share in (("low", 0.1), ("high", 0.9)):
+            shown[m][name] = [float(np.nanquantile(x, share)) for x in by.values()]
+    data = {"uniform": uniform, "slopes": slopes, "methods": shown}
     return suite.Findings(evidence, data, remark)
 
 

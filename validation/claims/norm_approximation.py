@@ -90,14 +90,13 @@ def kernel(rng: np.random.Generator, x: Any, y: Any, primes: Any, count: int) ->
     """Estimates with constant norms, of EACH frequencies, over the mean they should have."""
     omega = sampling.draw(count, D, rng=rng).omega.reshape(-1, EACH, D)
     found = {}
-    for name, (square_x, square_y) in primes.items():
-        phi = [
+    for name, squares in primes.items():
+        (f, log_f), (g, log_g) = (
             refattn.features.positive_features(a[None], omega, square_norm=b)
-            for a, b in ((x, square_x), (y, square_y))
-        ]
-        scale = np.exp(phi[0].log_scale + phi[1].log_scale)[..., None]
-        estimate = np.sum(phi[0].values * phi[1].values * scale, axis=(-2, -1))
-        bias = float(theory.log_norm_approximation_bias(x, y, square_x, square_y))
+            for a, b in zip((x, y), squares, strict=True)
+        )
+        estimate = np.sum(f * g * np.exp(log_f + log_g)[..., None], axis=(-2, -1))
+        bias = float(theory.log_norm_approximation_bias(x, y, *squares))
         mean = float(kernels.softmax_kernel(x, y)) * np.exp(bias)
         found[name] = {"ratio": estimate / mean, "bias": bias}
     return {"square": float(np.sum((x + y) ** 2)), "found": found}
@@ -144,7 +143,7 @@ def judge(results: suite.Results) -> suite.Findings:
     cov = root @ root.T
     squares, truth = norms["squares"], float(mean @ mean + np.trace(cov))
     variance = float(2 * np.sum(cov * cov) + 4 * mean @ cov @ mean) / truth**2
-    found = attention["limits"]
+    found, error = attention["limits"], attention["error"]
     of_square = ("mean of |x|^2", squares / truth)
     without = float(mean @ mean) / truth
     evidence: suite.Evidence = {
@@ -166,9 +165,7 @@ def judge(results: suite.Results) -> suite.Findings:
             for a, one in found.items()
         ],
         "limit": [
-            suite.Compared(
-                "identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)"
-            ),
+            suite.Compared("identity for every frequency", error, 32.0, "eps (1 + exp.)"),
             *(suite.Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found),
         ],
     }
@@ -192,26 +189,29 @@ def judge(results: suite.Results) -> suite.Findings:
 def plot(data: dict[str, Any]) -> Any:
     """Distance from softmax attention against the number of frequencies."""
     figure, ((axes,),) = plotting.panels()
-    for name, label in (("(9)", "norms of each token, eq. (9)"), ("(15)", "constants, eq. (15)")):
-        counts = [r["features"] for r in data["curve"]]
-        axes.plot(counts, [r["distance"][name] for r in data["curve"]], "o-", label=label)
+    curves(axes, data, "norms of each token, eq. (9)", "constants, eq. (15)")
     label = "softmax(q·k + |k|²/2), the limit of eq. (15)"
     axes.axhline(data["limit"], color=plotting.INK, linestyle="--", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="frequencies R")
     axes.set(ylabel="total variation from softmax")
     axes.legend()
     return figure
 
 
+def curves(axes: Any, data: dict[str, Any], *labels: str, **options: Any) -> None:
+    """Distances with norms of each token, and with constants."""
+    counts = [r["features"] for r in data["curve"]]
+    for name, label in zip(("(9)", "(15)"), labels, strict=True):
+        distance = [r["distance"][name] for r in data["curve"]]
+        axes.plot(counts, distance, "o-", label=label, **options)
+    axes.set(xscale="log", yscale="log", xlabel="frequencies R")
+
+
 def plot_distance(data: dict[str, Any]) -> Any:
     """Total variation from softmax; dashed: limit."""
     figure, axes = plotting.small()
-    counts = [r["features"] for r in data["curve"]]
-    for name, label in (("(9)", "own norms"), ("(15)", "constants")):
-        distance = [r["distance"][name] for r in data["curve"]]
-        axes.plot(counts, distance, "o-", markersize=3, label=label)
+    curves(axes, data, "own norms", "constants", markersize=3)
     axes.axhline(data["limit"], color=plotting.INK, linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="frequencies R", ylabel="distance")
+    axes.set(ylabel="distance")
     plotting.key(axes, loc="lower left")
     return figure
 

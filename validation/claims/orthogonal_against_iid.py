@@ -102,7 +102,7 @@ def judge(results: suite.Results) -> suite.Findings:
     kernel = next(r["kernel"] for r in results if "kernel" in r)
     at = f"R = {LARGEST}"
     gains = {"2 pi": orthogonal < iid, "no 2 pi": last["orthogonal"] < last["iid"]}
-    evidence = {
+    evidence: suite.Evidence = {
         "figure": [suite.more_often(f"published code, {at}", last["published"] < iid[:n])],
         "small gain": [
             suite.more_often(f"{label}, {at}, does not win nine of ten", ~wins, 1 - OFTEN)
@@ -129,30 +129,25 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{middle[MEAN]:.2g} of the mean of the values. At the distance of a typical pair here, "
         f"$|x - y|^2 = d/2$, orthogonality leaves {gain:.3f} of the variance."
     )
-    data = {
-        "sizes": sizes,
-        "errors": {
-            str(size): {
-                name: [float(np.mean(v[:SHOWN])), float(np.std(v[:SHOWN])), float(np.median(v))]
-                for name, v in errors[size].items()
-            }
-            for size in sizes
-        },
-        "distances": DISTANCES.tolist(),
-        "ratios": ratios.tolist(),
-        "measured": float(np.mean(kernel["orthogonal"]) / np.mean(kernel["iid"])),
+    shown = {
+        str(size): {
+            name: [float(np.mean(v[:SHOWN])), float(np.std(v[:SHOWN])), float(np.median(v))]
+            for name, v in by.items()
+        }
+        for size, by in errors.items()
     }
-    return suite.Findings(evidence, data, remark)
+    measured = float(np.mean(kernel["orthogonal"]) / np.mean(kernel["iid"]))
+    lines = {"distances": DISTANCES.tolist(), "ratios": ratios.tolist(), "measured": measured}
+    return suite.Findings(evidence, {"sizes": sizes, "errors": shown, **lines}, remark)
 
 
 def law_ratio(distances: Any) -> Any:
     """Variance with D orthogonal frequencies over that with D iid ones."""
     x = np.zeros((len(distances), D))
     x[:, 0] = distances / 2
+    options: dict[str, Any] = {"features": "trigonometric", "num_features": D}
     orthogonal, iid = (
-        theory.log_kernel_variance(
-            x, -x, features="trigonometric", coupling=coupling, num_features=D
-        )
+        theory.log_kernel_variance(x, -x, coupling=coupling, **options)
         for coupling in ("orthogonal", "iid")
     )
     return np.exp(orthogonal - iid)

@@ -36,14 +36,11 @@ BLIND = "published positive, to the blind mean"
 
 def tasks(level: str) -> suite.Tasks:
     """Each number of frequencies and temperature, and the kernel itself."""
+    draws = {n: DRAWS[level] if n <= LARGEST else FIGURE_DRAWS for n in {*SIZES[level], LARGEST}}
     found = [
-        {
-            "size": size,
-            "temperature": temperature,
-            "draws": DRAWS[level] if size <= LARGEST else FIGURE_DRAWS,
-        }
+        {"size": size, "temperature": temperature, "draws": draws[size]}
         for temperature in TEMPERATURES
-        for size in sorted({*SIZES[level], LARGEST})
+        for size in sorted(draws)
     ]
     return [*found, {"size": D, "temperature": 0.0, "draws": KERNEL_DRAWS[level]}]
 
@@ -100,7 +97,7 @@ def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent draws."""
     attention = [r for r in results if "errors" in r]
     kernel = next(r["kernel"] for r in results if "kernel" in r)
-    evidence: dict[str, list[Any]] = {name: [] for name in ("order", "strong", "blind", "short")}
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     for r in attention:
         name = f"R = {r['size']}, deviation {r['temperature']:g}"
         e = {key: np.array(values) for key, values in r["errors"].items()}
@@ -126,13 +123,9 @@ def judge(results: suite.Results) -> suite.Findings:
         suite.Compared("lowest estimate, trigonometric", kernel["lowest trigonometric"], -1e-6),
         suite.Compared("-lowest estimate, positive", -kernel["lowest positive"], 0.0),
     ]
+    at_largest = {r["temperature"]: r["errors"] for r in attention if r["size"] == LARGEST}
     short, middle = (
-        {
-            name: float(np.median(values))
-            for r in attention
-            if (r["size"], r["temperature"]) == (LARGEST, temperature)
-            for name, values in r["errors"].items()
-        }
+        {name: float(np.median(values)) for name, values in at_largest[temperature].items()}
         for temperature in (SHORT, TEMPERATURES[-1])
     )
     remark = (
@@ -147,21 +140,16 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{short['trigonometric']:.2g}."
     )
     x, y = pairs(COSINES)
-    law = {}
+    law, block = {}, {"coupling": "orthogonal", "num_features": D}
     for name in OWN:
-        log_variance = theory.log_kernel_variance(
-            x, y, features=name, coupling="orthogonal", num_features=D
-        )
+        options: dict[str, Any] = {"features": name, **block}
+        log_variance = theory.log_kernel_variance(x, y, **options)
         law[name] = np.exp(np.maximum(log_variance / 2 - np.sum(x * y, -1), -20)).tolist()
     measured = {name: np.sqrt(kernel[name].mean(0)).tolist() for name in OWN}
-    errors = [
-        {
-            "size": r["size"],
-            "temperature": r["temperature"],
-            **{key: [float(np.mean(e)), float(np.std(e))] for key, e in r["errors"].items()},
-        }
-        for r in attention
-    ]
+    errors: list[dict[str, Any]] = []
+    for r in attention:
+        of_each = {key: [float(np.mean(e)), float(np.std(e))] for key, e in r["errors"].items()}
+        errors.append({"size": r["size"], "temperature": r["temperature"], **of_each})
     data = {"errors": errors, "cosines": COSINES.tolist(), "law": law, "measured": measured}
     return suite.Findings(evidence, data, remark)
 

@@ -139,11 +139,8 @@ def _path(rng: np.random.Generator, path: str, draws: int) -> dict[str, Any]:
 
 def judge(results: suite.Results) -> suite.Findings:
     """Exact laws at one and two frequencies, bounds at more, and arithmetic for the limits."""
-    laws = [r for r in results if r["part"] == "law"]
-    (more,) = [r for r in results if r["part"] == "more"]
-    (moment,) = [r for r in results if r["part"] == "moment"]
-    growth = _growth(moment["logs"])
-    wins = more["wins"]
+    *laws, more, moment = (r for r in results if r["part"] != "path")
+    growth, wins = _growth(moment["logs"]), more["wins"]
     evidence: suite.Evidence = {
         "error": [*(e for r in laws for e in _tests(r)), _closed_form()],
         "small kernel": [
@@ -253,9 +250,8 @@ def plot(data: dict[str, Any]) -> Any:
     figure, ((axes,),) = plotting.panels()
     for colour, (path, line) in zip(plotting.COLOURS, data["lines"].items(), strict=False):
         axes.plot(np.exp(line["log_kernel"]), np.exp(line["log_mse"]), color=colour, label=path)
-        rows = data["points"][path]
-        kernel, mse, error = (np.array([r[k] for r in rows]) for k in ("kernel", "mse", "error"))
-        axes.errorbar(kernel, mse, error, fmt="o", color=colour, capsize=2, markersize=4)
+        at = plotting.columns(data["points"][path], "kernel", "mse", "error")
+        axes.errorbar(*at, fmt="o", color=colour, capsize=2, markersize=4)
     kernel, mse = np.exp(data["counter_example"])
     label = f"x = (1, 0), y = (-{KEYS[1]:g}, 0)"
     axes.plot(kernel, mse, "*", color=plotting.COLOURS[2], markersize=12, label=label)

@@ -120,15 +120,13 @@ def judge(results: suite.Results) -> suite.Findings:
 
 def normal(name: str, z: Any) -> list[suite.Tested]:
     """All that is asked of rows that should be N(0, I)."""
-    flat, length = z.ravel(), np.sum(z * z, -1)
+    flat, length, law = z.ravel(), np.sum(z * z, -1), laws.chi2(z.shape[1])
     share, sd = (0.08, "probability"), (0.15, "sd")
     return [
         suite.evidence(f"{name}, coordinates", stats.ks, flat, special.ndtr, target=share),
         suite.evidence(f"{name}, mean", stats.normal_mean, flat, target=sd),
         suite.evidence(f"{name}, scale", stats.normal_scale, flat, target=sd),
-        suite.evidence(
-            f"{name}, lengths", stats.ks, length, laws.chi2(z.shape[1]).cdf, target=share
-        ),
+        suite.evidence(f"{name}, lengths", stats.ks, length, law.cdf, target=share),
     ]
 
 
