@@ -259,7 +259,7 @@ def empirical_bernstein(
     name: str, x: Any, mean: float, variance: float, target: float, unit: str, low: float = 0.0
 ) -> Tested:
     """Evidence on the mean of draws in [low, 1]; the variance is for what is detected."""
-    assumed = {"variance": variance, "low": low, "high": 1.0}
+    assumed: dict[str, Any] = {"variance": variance, "low": low, "high": 1.0}
     null = (stats.empirical_bernstein, x, mean, low, 1.0)
     return evidence(name, *null, target=(target, unit), **assumed)
 

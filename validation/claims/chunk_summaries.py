@@ -69,21 +69,15 @@ def _limits(q: Any, k: Any, v: Any) -> dict[str, float]:
 def judge(results: suite.Results) -> suite.Findings:
     """Errors side by side."""
     ((errors, equal, limits),) = ((r["errors"], r["equal"], r["limits"]) for r in results)
-    pairs = {
-        name: [
-            suite.Compared(f"windows of {window}", a, b)
-            for window, a, b in zip(WINDOWS, errors[name], errors[other], strict=True)
-        ]
-        for name, other in (
-            ("as printed", "with its size"),
-            ("with its size", "as printed"),
-            ("second order", "with its size"),
-        )
-    }
-    evidence: dict[str, list[Any]] = {
-        "as accurate": pairs["as printed"],
-        "size": pairs["with its size"],
-        "second order": pairs["second order"],
+
+    def below(name: str, other: str) -> list[Any]:
+        rows = zip(WINDOWS, errors[name], errors[other], strict=True)
+        return [suite.Compared(f"windows of {window}", a, b) for window, a, b in rows]
+
+    evidence: suite.Evidence = {
+        "as accurate": below("as printed", "with its size"),
+        "size": below("with its size", "as printed"),
+        "second order": below("second order", "with its size"),
         "equal keys": [suite.Compared("as printed", equal["as printed"], ROUNDING)],
         "equal keys, size": [
             suite.Compared(name, equal[name], ROUNDING)

@@ -55,34 +55,23 @@ def tokens(rng: np.random.Generator, figure: int) -> tuple[Any, Any]:
 def tasks(level: str) -> suite.Tasks:
     """Maps of all tokens for each figure, draws in pieces, and draws of one method alone."""
     size = DRAWS[level] // PIECES[level]
-    queries, keys = ROWS[level]
-    counts, rows = COUNTS if level != "tiny" else COUNTS[:3], {"queries": queries, "keys": keys}
+    counts, rows = COUNTS if level != "tiny" else COUNTS[:3], ROWS[level]
     found: list[dict[str, Any]] = [{"figure": f, "kind": "maps", "counts": counts} for f in FIGURES]
     for f in FIGURES:
-        found += [{"figure": f, "kind": "draws", "draws": size, **rows}] * PIECES[level]
+        found += [{"figure": f, "kind": "draws", "draws": size, "rows": rows}] * PIECES[level]
     for f, more in MORE[level].items():
-        one = {"figure": f, "kind": "more", "draws": MORE_OF_TASK, **rows}
+        one = {"figure": f, "kind": "more", "draws": MORE_OF_TASK, "rows": rows}
         found += [one] * (more // MORE_OF_TASK)
     return found
 
 
-def run(
-    rng: np.random.Generator,
-    figure: int,
-    kind: str,
-    draws: int = 1,
-    queries: int = TOKENS,
-    keys: int = TOKENS,
-    counts: Sequence[int] = COUNTS,
-) -> dict[str, Any]:
+def run(rng: np.random.Generator, figure: int, kind: str, **task: Any) -> dict[str, Any]:
     """Maps of one experiment, or distances from softmax attention of several."""
     if kind == "maps":
-        return {"figure": figure, **maps(rng, *tokens(rng, figure), counts)}
-    if kind == "more":
-        more = [last_distance(rng, *tokens(rng, figure), queries, keys) for _ in range(draws)]
-        return {"figure": figure, "more": more}
-    found = [distances(rng, *tokens(rng, figure), queries, keys) for _ in range(draws)]
-    return {"figure": figure, "draws": found}
+        return {"figure": figure, "maps": maps(rng, *tokens(rng, figure), task["counts"])}
+    each = {"more": last_distance, "draws": distances}[kind]
+    found = [each(rng, *tokens(rng, figure), *task["rows"]) for _ in range(task["draws"])]
+    return {"figure": figure, kind: found}
 
 
 def groups(keys: int) -> Any:
@@ -107,9 +96,7 @@ def variation(a: Any, b: Any) -> float:
     return float(np.mean(np.sum(np.abs(a - b), axis=-1)) / 2)
 
 
-def distances(
-    rng: np.random.Generator, q: Any, k: Any, queries: int, keys: int
-) -> dict[str, list[float]]:
+def distances(rng: np.random.Generator, q: Any, k: Any, queries: int, keys: int) -> Any:
     """Distance of each method and R, the attention being that of the first tokens."""
     of = moments.estimate(q), moments.estimate(k)
     q, k, v = q[:queries], k[:keys], groups(keys)
@@ -168,12 +155,10 @@ def maps(rng: np.random.Generator, q: Any, k: Any, counts: Sequence[int]) -> dic
         return np.rint(100 * rows @ a).astype(int).tolist()
 
     found = {"softmax": small(refattn.softmax_attention(q, k, v, scale=1.0))}
-    for r in counts:
-        found[f"eq. (15), R = {r}"] = small(estimate(rng, "eq. (15)", q, k, v, r, of))
-    for method in ("eq. (9)", "adapted"):
-        r = counts[-1]
+    last = [(method, counts[-1]) for method in ("eq. (9)", "adapted")]
+    for method, r in [*(("eq. (15)", r) for r in counts), *last]:
         found[f"{method}, R = {r}"] = small(estimate(rng, method, q, k, v, r, of))
-    return {"maps": found}
+    return found
 
 
 def judge(results: suite.Results) -> suite.Findings:
@@ -245,10 +230,8 @@ def remark(curves: Any, needs: Any, gained: Any, share: Mapping[int, float]) -> 
         c = curves[str(f)]
         far, near, best = (c[m][-1] for m in METHODS)
         # The reference sees failure in figure 3 only.
-        agrees = [
-            "agrees" if fails == (f == 3) else "disagrees"
-            for fails in (share[f] < 0.5, far > CLOSE)
-        ]
+        fails = (share[f] < 0.5, far > CLOSE)
+        agrees = ["agrees" if x == (f == 3) else "disagrees" for x in fails]
         said.append(
             f"Figure {f} {agrees[0]} for eq. (15), {near:.2f} (limit {c['limit'][0]:.2f}; below "
             f"{CLOSE} in {share[f]:.0%} of experiments), and {agrees[1]} for eq. (9), {far:.2f}, "
@@ -271,12 +254,9 @@ def remark(curves: Any, needs: Any, gained: Any, share: Mapping[int, float]) -> 
 def plot(data: dict[str, Any]) -> Any:
     """Maps for each figure of the reference and R, and the distances from softmax attention."""
     names = list(data["maps"]["1"])
-    figure, axes = plotting.panels(
-        len(FIGURES),
-        len(names) + 1,
-        size=(15.5, 9.5),
-        gridspec_kw={"width_ratios": [1.0] * len(names) + [1.7]},
-    )
+    options = {"gridspec_kw": {"width_ratios": [1.0] * len(names) + [1.7]}}
+    shape = (len(FIGURES), len(names) + 1)
+    figure, axes = plotting.panels(*shape, size=(15.5, 9.5), **options)
     for row, f in zip(axes, FIGURES, strict=True):
         for ax, name in zip(row[:-1], names, strict=True):
             ax.imshow(data["maps"][str(f)][name], vmin=0, vmax=50, cmap="viridis", aspect="equal")

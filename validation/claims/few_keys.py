@@ -100,7 +100,7 @@ def judge(results: suite.Results) -> suite.Findings:
     error = {name: np.array([one[name] for one in trials]) for name in trials[0]}
     landmarks = {n: relative_error(_landmarks(q, k, v, n), exact) for n in LANDMARKS}
     nothing = relative_error(np.broadcast_to(v.mean(-2, keepdims=True), v.shape), exact)
-    evidence: dict[str, list[Any]] = {
+    evidence: suite.Evidence = {
         "centred": [suite.more_often("centred", error["centred"] < error["as they are"])],
         "coreset": [
             suite.more_often(f"below {law}", error["gaussian"] < error[law])

@@ -107,7 +107,7 @@ def of_the_map() -> dict[str, Any]:
 def judge(results: suite.Results) -> suite.Findings:
     """Identities by rounding, and counter-examples."""
     found = next(r["map"] for r in results if "map" in r)
-    evidence: dict[str, list[Any]] = {"linear": [], "recurrent": []}
+    evidence: suite.Evidence = {"linear": [], "recurrent": []}
     rows = []
     for r in (r for r in results if "errors" in r):
         # Features are positive: products and sums of n terms, three roundings each at most.

@@ -176,12 +176,13 @@ def _tests(r: Mapping[str, Any]) -> Any:
         sums, label = (z[:, 0] + z[:, 1]) / math.sqrt(2), f"{name}, scale of sums of two"
         yield suite.evidence(label, stats.normal_scale, sums, target=(0.15, "sd"))
     label, unit = f"{name}, distribution", "of a probability"
+    test: tuple[Any, ...]
     if r["count"] == 2:
         test = (stats.lognormal_pair, r["ratio"], r["length"])
         yield suite.evidence(label, *test, target=(0.1, unit))
     if r["count"] > 2:
-        test, count = (stats.dkwm_two_sample, r["ratio"], r["reference"]), len(r["reference"])
-        yield suite.evidence(label, *test, target=(0.15, unit), reference=count)
+        test, size = (stats.dkwm_two_sample, r["ratio"], r["reference"]), len(r["reference"])
+        yield suite.evidence(label, *test, target=(0.15, unit), reference=size)
     yield suite.Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
     yield suite.Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
 

@@ -39,16 +39,11 @@ def tasks(level: str) -> suite.Tasks:
 
 def snis(q: Any, k: Any, v: Any, omega: Any, log_proposal: Any) -> Any:
     """Self-normalised importance sampling of f_n under p_n, one query after another."""
-    log_keys = omega @ k.T - np.sum(k * k, -1) / 2
-    value = special.softmax(log_keys, -1) @ v
+    value = special.softmax(omega @ k.T - np.sum(k * k, -1) / 2, -1) @ v
     out = []
     for query in q:
-        log_share = special.log_softmax(k @ query)
-        parts = [
-            share + stats.norm.logpdf(omega, query + key).sum(-1)
-            for share, key in zip(log_share, k, strict=True)
-        ]
-        log_p = special.logsumexp(parts, axis=0)
+        each = stats.norm.logpdf(omega, (query + k)[:, None]).sum(-1)
+        log_p = special.logsumexp(special.log_softmax(k @ query)[:, None] + each, axis=0)
         out.append(special.softmax(log_p - log_proposal) @ value)
     return np.stack(out)
 
@@ -62,16 +57,15 @@ def run(
         length = rng.uniform(0.2, 3.0) / np.sqrt(d)
         q, k = length * rng.standard_normal((3, d)), length * rng.standard_normal((7, d))
         v = rng.standard_normal((7, 2))
-        law = None
+        mean, variance, law = np.zeros(d), np.ones(d), None
         if proposal == "shifted":
-            law = sampling.Gaussian(q.mean(0) + k.mean(0))
+            mean = q.mean(0) + k.mean(0)
+            law = sampling.Gaussian(mean)
         elif proposal == "wide":
-            law = sampling.Gaussian(q.mean(0), np.diag(rng.uniform(0.8, 2.0, d)))
+            mean, variance = q.mean(0), rng.uniform(0.8, 2.0, d)
+            law = sampling.Gaussian(mean, np.diag(variance))
         coupling: Coupling = "orthogonal" if proposal == "orthogonal" else "iid"
         omega, log_weight = sampling.draw(count, d, proposal=law, coupling=coupling, rng=rng)
-        mean, variance = np.zeros(d), np.ones(d)
-        if law is not None:
-            mean, variance = law.mean, np.ones(d) if law.cov is None else np.diag(law.cov)
         log_proposal = stats.norm.logpdf(omega, mean, np.sqrt(variance)).sum(-1)
         want = snis(q, k, v, omega, log_proposal)
         got = estimators.random_feature_attention(

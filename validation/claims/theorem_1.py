@@ -70,17 +70,12 @@ def run(rng: np.random.Generator, d: int, pairs: int) -> dict[str, Any]:
         error = np.abs(np.sum(values[:, 0] * values[:, 1], -1) - estimate) / scale / size
         maps = np.abs(own - values) / np.max(np.abs(values), -1, keepdims=True)
         found["form"][name] = float(max(error.max(), (maps.max((1, 2)) / size).max())) / EPS
-        found["mean"][name] = max(
-            quadrature(a, b, functions, log_h, kernels.softmax_kernel(a, b))
-            for a, b in zip(x[:10], y[:10], strict=True)
-        )
-    found["gaussian"] = max(
-        quadrature(a, b, (np.cos, np.sin), None, kernels.gaussian_kernel(a, b))
-        for a, b in zip(x[:10], y[:10], strict=True)
-    )
+        found["mean"][name] = quadrature(x, y, functions, log_h, kernels.softmax_kernel)
+    waves = (np.cos, np.sin)
+    found["gaussian"] = quadrature(x, y, waves, None, kernels.gaussian_kernel)
     shift = rng.standard_normal((pairs, d)) / math.sqrt(d)
-    found |= {"shift": moved(kernels.softmax_kernel, x, y, shift)}
-    found |= {"gaussian_shift": moved(kernels.gaussian_kernel, x, y, shift)}
+    found["shift"] = moved(kernels.softmax_kernel, x, y, shift)
+    found["gaussian_shift"] = moved(kernels.gaussian_kernel, x, y, shift)
     degree, t = DEGREES[d], np.sum(x * y, -1)
     kernel, most = kernels.softmax_kernel(x, y), np.exp(np.sum(np.abs(x * y), -1))
     plain = np.sum(elementwise(x, degree) * elementwise(y, degree), -1)
@@ -95,19 +90,27 @@ def run(rng: np.random.Generator, d: int, pairs: int) -> dict[str, Any]:
 
 
 def quadrature(x: Any, y: Any, functions: Any, log_h: Any, kernel: Any) -> float:
-    """Error of the mean over frequencies in the plane of x and y, by Gauss and Hermite.
+    """Largest error of means over frequencies in the plane of a pair, by Gauss and Hermite.
 
-    The features of one pair depend on no other part of omega.
+    The features of one pair depend on no other part of omega. Ten pairs are enough.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    plane = np.linalg.qr(np.stack([x, y], 1))[0].T
     grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
     weight = np.outer(weights, weights).ravel() / (2 * math.pi)
-    both = np.broadcast_to(np.stack([x, y]), (len(grid), 2, len(x)))
-    phi = features.random_features(both, (grid @ plane)[:, None], functions, log_h=log_h)
-    products = np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
-    size = np.sum(weight * np.abs(products)) * (1 + x @ x + y @ y)
-    return float(np.abs(weight @ products - kernel) / size) / EPS
+    errors = []
+    for pair in np.stack([x, y], 1)[:10]:
+        omega = grid @ np.linalg.qr(pair.T)[0].T
+        both = np.broadcast_to(pair, (len(grid), *pair.shape))
+        phi = features.random_features(both, omega[:, None], functions, log_h=log_h)
+        products = inner(phi)
+        size = np.sum(weight * np.abs(products)) * (1 + pair[0] @ pair[0] + pair[1] @ pair[1])
+        errors.append(float(np.abs(weight @ products - kernel(*pair)) / size) / EPS)
+    return max(errors)
+
+
+def inner(phi: features.Features) -> Any:
+    """Inner products of the features of pairs."""
+    return np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
 
 
 def moved(kernel: Any, x: Any, y: Any, shift: Any) -> float:
@@ -119,8 +122,7 @@ def moved(kernel: Any, x: Any, y: Any, shift: Any) -> float:
 
 def taylor(both: Any, degree: int) -> Any:
     """Inner products of pairs by tensor powers, as far as the degree."""
-    phi = features.taylor_features(both, degree=degree)
-    return np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
+    return inner(features.taylor_features(both, degree=degree))
 
 
 def remainder(t: Any, degree: int) -> Any:
@@ -186,9 +188,8 @@ def plot(data: dict[str, Any]) -> Any:
     for name, style in (("elementwise", "s-"), ("tensor", "o")):
         errors = np.abs(np.array(data[name]) - math.exp(2))
         left.plot(data["degrees"], np.maximum(errors, 1e-16), style, label=f"{name} powers")
-    left.plot(
-        data["degrees"], data["remainder"], color=plotting.COLOURS[1], label="remainder's bound"
-    )
+    style = {"color": plotting.COLOURS[1], "label": "remainder's bound"}
+    left.plot(data["degrees"], data["remainder"], **style)
     left.set(yscale="log", xlabel="degree", ylabel="error for x = y = (1, 1)")
     left.legend()
     right.plot(data["shifts"], data["softmax"], "o-", label="exp(x . y)")

@@ -68,7 +68,7 @@ def judge(results: suite.Results) -> suite.Findings:
     seconds = {name: sum(one["seconds"][name] for one in trials) for name in trials[0]["seconds"]}
     ratio = seconds[RA[0]] / seconds[measure.EXACT]
     linear = {f"{name}, {s}": cosine[name] for name, s in LINEAR}
-    evidence: dict[str, list[Any]] = {
+    evidence: suite.Evidence = {
         "RA keeps": [suite.more_often("ra, 32 keeps", cosine["ra"] >= KEPT)],
         "linear keep": [suite.more_often(f"{name} keeps", x >= KEPT) for name, x in linear.items()],
         "linear lose": [
