@@ -139,13 +139,12 @@ def judge(results: suite.Results) -> suite.Findings:
     one = {m: by.get(1, math.nan) for m, by in means.items()}
     much = ", ".join(f"{means[lara(w)][TOKENS]:.2g} ({w})" for w in WEIGHTINGS)
     remark = (
-        f"On these tensors RA is best by far from 2 samples on, as the text says, but with one "
+        "On these tensors RA is best by far from 2 samples on, as the text says, but with one "
         f"sample it is the worst: {one['RA']:.3g} against {one['RFA']:.3g} of RFA and "
-        f"{one[lara('balance')]:.3g} of LARA. RFA does improve, from "
-        f"{means['RFA'][8]:.2g} with 8 features to {means['RFA'][most]:.2g} with {most}, but "
-        f"only as S^{slopes['RFA']:.2f}; averaging all values would give {uniform:.2g}. LARA "
-        f"falls as the text says, but is not much below RFA here: with {TOKENS} samples {much}, "
-        f"against {means['RFA'][TOKENS]:.2g}."
+        f"{one[lara('balance')]:.3g} of LARA. RFA does improve, from {means['RFA'][8]:.2g} with 8 "
+        f"features to {means['RFA'][most]:.2g} with {most}, but only as S^{slopes['RFA']:.2f}; "
+        f"averaging all values would give {uniform:.2g}. LARA falls as the text says, but is not "
+        f"much below RFA here: with {TOKENS} samples {much}, against {means['RFA'][TOKENS]:.2g}."
     )
     shown: dict[str, Any] = {}
     for m, by in error.items():

@@ -150,10 +150,10 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{n} tokens, one sample of RA for each query: RA takes {twice:.1f} times as long as "
         f"softmax attention as the two are written down, and {ours:.1f} times in refattn, where "
         f"softmax attention is faster. LARA ({C} proposals) takes "
-        f"{last[BALANCE] / last[SOFTMAX]:.2g} (balance) and "
-        f"{last[QUERY] / last[SOFTMAX]:.2g} (query) of softmax attention; and "
-        f"{over[BALANCE]:.2g} and {over[QUERY]:.2g} times as long as RFA, an "
-        f"overhead of {share[BALANCE]:.2g} and {share[QUERY]:.2g} of softmax attention."
+        f"{last[BALANCE] / last[SOFTMAX]:.2g} (balance) and {last[QUERY] / last[SOFTMAX]:.2g} "
+        f"(query) of softmax attention; and {over[BALANCE]:.2g} and {over[QUERY]:.2g} times as "
+        f"long as RFA, an overhead of {share[BALANCE]:.2g} and {share[QUERY]:.2g} of softmax "
+        "attention."
     )
     return suite.Findings(evidence, {"runs": list(results)}, remark)
 

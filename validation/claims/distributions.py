@@ -235,16 +235,15 @@ def remark(curves: Any, needs: Any, gained: Any, share: Mapping[int, float]) -> 
         said.append(
             f"Figure {f} {agrees[0]} for eq. (15), {near:.2f} (limit {c['limit'][0]:.2f}; below "
             f"{CLOSE} in {share[f]:.0%} of experiments), and {agrees[1]} for eq. (9), {far:.2f}, "
-            f"adapted {best:.3f}; eq. (15) without "
-            f"normalisation is 1e{c['size'][1]:+.0f} times the kernel; by the law R = "
-            f"1e{needs[f][0]:.0f} for a median pair, 1e{needs[f][1]:.0f} for the key attended to "
-            "most."
+            f"adapted {best:.3f}; eq. (15) without normalisation is 1e{c['size'][1]:+.0f} times "
+            f"the kernel; by the law R = 1e{needs[f][0]:.0f} for a median pair, "
+            f"1e{needs[f][1]:.0f} for the key attended to most."
         )
     said.append(
         "What sets figure 3 apart is the size of the kernel with q' = k' = 90: by eq. (6) alone "
         "the estimate vanishes, which would look as the reference says; normalisation cancels it. "
-        "Eq. (15) tends to another attention, near this one where keys of large norm take "
-        "nearly all of both. From R = 1 to R = 10000 the mean of the figures' distances falls by "
+        "Eq. (15) tends to another attention, near this one where keys of large norm take nearly "
+        "all of both. From R = 1 to R = 10000 the mean of the figures' distances falls by "
         f"{gained[constant]:.2f} with eq. (15), and with eq. (9) by {gained[exact]:.3f}, in the "
         "median experiment."
     )

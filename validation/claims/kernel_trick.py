@@ -120,11 +120,11 @@ def judge(results: suite.Results) -> suite.Findings:
         rows.append(row)
     remark = (
         f"Both identities hold to rounding ({found['polynomial']:.1f} and {found['softmax']:.1f} "
-        f"units). Fourier features with omega ~ N(0, I) give "
-        f"{rows[1]['printed']:.3f} at |x - y| = {rows[1]['length']:g}, which is "
-        f"$e^{{-|x - y|^2/2}}$ = {math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: "
-        f"the law named beside gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's "
-        f"report estimates R times the kernel with the maps as printed; attention does not see it."
+        f"units). Fourier features with omega ~ N(0, I) give {rows[1]['printed']:.3f} at |x - y| = "
+        f"{rows[1]['length']:g}, which is $e^{{-|x - y|^2/2}}$ = "
+        f"{math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: the law named beside "
+        "gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's report estimates R times "
+        "the kernel with the maps as printed; attention does not see it."
     )
     return suite.Findings(evidence, {"means": rows}, remark)
 

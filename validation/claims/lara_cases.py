@@ -139,10 +139,10 @@ def judge(results: suite.Results) -> suite.Findings:
     most = max(r["dropped"] for r in results)
     worst = max(e.value for e in (*found["is RFA"], *found["is RA"]))
     remark = (
-        f"LARA is RFA and RA in the cases that the text names, to {worst:.2g} {UNIT}. "
-        "Weights that depend on the query sum to 1, as the text asks, only while some are "
-        f"negative: once these are dropped, the sum is up to {1 + most:.2g}. The result is a "
-        "ratio, and shows no constant factor of the weights."
+        f"LARA is RFA and RA in the cases that the text names, to {worst:.2g} {UNIT}. Weights that "
+        "depend on the query sum to 1, as the text asks, only while some are negative: once these "
+        f"are dropped, the sum is up to {1 + most:.2g}. The result is a ratio, and shows no "
+        "constant factor of the weights."
     )
     data = {"results": [{"d": r["d"], "worst": r["worst"]} for r in results]}
     return suite.Findings(found, data, remark)

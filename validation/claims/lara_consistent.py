@@ -139,8 +139,8 @@ def judge(results: suite.Results) -> suite.Findings:
         f"of fixed proposals: with balance weights the bias is {first['bias'][0]:.2g} for one "
         f"sample of each and {first['bias'][-1]:.2g} for {EXACT[-1]}. It is not with "
         "query-dependent weights once negative ones are dropped: the limit is off by "
-        f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N "
-        "proposals, the form in the text, nothing tends to a limit."
+        f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N proposals, "
+        "the form in the text, nothing tends to a limit."
     )
     return suite.Findings(evidence, data, remark)
 

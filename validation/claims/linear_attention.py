@@ -133,9 +133,9 @@ def judge(results: suite.Results) -> suite.Findings:
     evidence["digits, alpha = 1"] = [digits["printed, alpha = 1"]]
     evidence["digits, rewritten"] = [digits[f"refattn, alpha = {alpha:g}"] for alpha in ALPHAS]
     remark = (
-        f"The rearrangement is exact, also for causal attention, which the post calls not trivial "
+        "The rearrangement is exact, also for causal attention, which the post calls not trivial "
         f"to do fast. As printed elu is not a number at {single:g} of {count:g} large x in single "
-        f"precision (beyond 88.7). With the post's alpha = 0.1 features are at least "
+        "precision (beyond 88.7). With the post's alpha = 0.1 features are at least "
         f"{spread['0.1'][0]:.2f}, and weights of normal queries and keys deviate from uniform by "
         f"{spread['0.1'][1]:.0%}, with alpha = 1 by {spread['1'][1]:.0%}, with softmax by "
         f"{spread['softmax'][1]:.0%}."

@@ -120,9 +120,9 @@ def judge(results: suite.Results) -> suite.Findings:
         f"{1 / ratio[one]:.1f} times as fast on one core (operations: "
         f"{timed['tokens'] / timed['d']:.1f}; reported on a GPU: {SPEEDUP}). At {at['tokens']} "
         f"tokens memory is {at['memory'][one]:.0f} against {at['memory'][other]:.0f} MiB, where "
-        f"the table has 12 and 132 MB at 4096. The 132 MB are two matrices and four arrays; by "
-        f"that count the table's 4096 MB would be {scaled:.0f} MB. In blocks softmax attention "
-        f"needs {at['memory'][NAMES[3]]:.0f} MiB: memory alone is no reason to give it up."
+        "the table has 12 and 132 MB at 4096. The 132 MB are two matrices and four arrays; by that "
+        f"count the table's 4096 MB would be {scaled:.0f} MB. In blocks softmax attention needs "
+        f"{at['memory'][NAMES[3]]:.0f} MiB: memory alone is no reason to give it up."
     )
     return suite.Findings(evidence, {"timed": timed, "memory": list(memory)}, remark)
 

@@ -155,8 +155,7 @@ STATEMENTS = {
     ),
 }
 METHOD = (
-    f"Gaussian rows, d = {D}. Many estimates of {N} rows each against their exact laws "
-    "(Bartlett's factors, chi-square, Hotelling); merging as arithmetic; squared errors by "
-    "Catoni's bound, with the variance of "
-    r"$\operatorname{tr} W^2$ of a Wishart matrix $W$."
+    f"Gaussian rows, d = {D}. Many estimates of {N} rows each against their exact laws (Bartlett's "
+    "factors, chi-square, Hotelling); merging as arithmetic; squared errors by Catoni's bound, "
+    r"with the variance of $\operatorname{tr} W^2$ of a Wishart matrix $W$."
 )

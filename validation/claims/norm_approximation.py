@@ -172,15 +172,15 @@ def judge(results: suite.Results) -> suite.Findings:
     biases = [one["bias"] for r in pairs for one in r["found"].values()]
     remark = (
         f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of $E|x|^2$ in "
-        rf"the experiment's own law, and eqs. (14) and (15) leave it out: $|\mu|^2$ is "
+        r"the experiment's own law, and eqs. (14) and (15) leave it out: $|\mu|^2$ is "
         f"{float(mean @ mean):.1f}, $E|x|^2$ is {truth:.1f}. In attention it makes no difference, "
         "since both constants cancel, but $|k_j|^2$ is then missing: as $R$ grows eq. (15) tends "
-        r"to $\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$, "
-        f"up to {found['(15)']['distance']:.2f} in total "
-        f"variation from softmax attention ({found['(15)']['mean']:.2f} on average over queries), "
-        f"and eq. (14) up to {found['(14)']['distance']:.2f} ({found['(14)']['mean']:.2f}). By the "
-        "criterion for the figures of section V, a mean below 1/2, that is still an approximation "
-        "of the attention, but one that more frequencies do not bring nearer."
+        r"to $\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$, up to "
+        f"{found['(15)']['distance']:.2f} in total variation from softmax attention "
+        f"({found['(15)']['mean']:.2f} on average over queries), and eq. (14) up to "
+        f"{found['(14)']['distance']:.2f} ({found['(14)']['mean']:.2f}). By the criterion for the "
+        "figures of section V, a mean below 1/2, that is still an approximation of the attention, "
+        "but one that more frequencies do not bring nearer."
     )
     data = {"curve": curve, "limit": found["(15)"]["mean"], "log_bias": biases}
     return suite.Findings(evidence, data, remark)
@@ -240,11 +240,10 @@ STATEMENTS = {
 }
 METHOD = (
     "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
-    "closed form. Attention for each frequency drawn as arithmetic, and its limit with the "
-    f"nodes of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That "
-    "the matrix A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) "
-    "and (9) have; how near attention comes at finite R is tried apart, for the laws of "
-    "section V."
+    "closed form. Attention for each frequency drawn as arithmetic, and its limit with the nodes "
+    f"of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That the matrix "
+    "A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) and (9) have; "
+    "how near attention comes at finite R is tried apart, for the laws of section V."
 )
 ERRATA = (
     suite.Erratum(

@@ -124,10 +124,10 @@ def judge(results: suite.Results) -> suite.Findings:
         r"orthogonal ones are shorter by $\sqrt{R}$, and iid ones of that length have "
         f"{middle[VARIANTS[1]]:.2g}. With the law N(0, I), as in the text, orthogonal frequencies "
         f"win {np.mean(gains['2 pi']):.0%} of the draws with the factor 2 pi and "
-        f"{np.mean(gains['no 2 pi']):.0%} without it, where "
-        f"their median error is {middle['orthogonal']:.2g} (iid {middle['iid']:.2g}), above the "
-        f"{middle[MEAN]:.2g} of the mean of the values. At the distance of a typical pair here, "
-        f"$|x - y|^2 = d/2$, orthogonality leaves {gain:.3f} of the variance."
+        f"{np.mean(gains['no 2 pi']):.0%} without it, where their median error is "
+        f"{middle['orthogonal']:.2g} (iid {middle['iid']:.2g}), above the {middle[MEAN]:.2g} of "
+        "the mean of the values. At the distance of a typical pair here, $|x - y|^2 = d/2$, "
+        f"orthogonality leaves {gain:.3f} of the variance."
     )
     shown = {
         str(size): {

@@ -130,13 +130,12 @@ def judge(results: suite.Results) -> suite.Findings:
     )
     remark = (
         f"As the figure shows, positive features err less: at R = {LARGEST} and deviation 1.5 the "
-        f"median squared error is {middle['positive']:.2g} against "
-        f"{middle['trigonometric']:.2g}. It is no strong estimation: the mean of the values "
-        f"has {middle[MEAN]:.2g}. The "
+        f"median squared error is {middle['positive']:.2g} against {middle['trigonometric']:.2g}. "
+        f"It is no strong estimation: the mean of the values has {middle[MEAN]:.2g}. The "
         f"{middle['published positive']:.2g} of the published code comes from frequencies that "
-        f"shrink as R grows: its estimate is only {middle[BLIND]:.2g} from a mean that "
-        f"ignores the query. For short vectors, of deviation {SHORT:g}, both maps beat the mean of "
-        f"the values, and the order is the other one: {short['positive']:.2g} against "
+        f"shrink as R grows: its estimate is only {middle[BLIND]:.2g} from a mean that ignores the "
+        f"query. For short vectors, of deviation {SHORT:g}, both maps beat the mean of the values, "
+        f"and the order is the other one: {short['positive']:.2g} against "
         f"{short['trigonometric']:.2g}."
     )
     x, y = pairs(COSINES)

@@ -151,12 +151,12 @@ def judge(results: suite.Results) -> suite.Findings:
         "consistent": [suite.more_often(f"error at m = {MORE} below that at m = {FEW}", wins)],
     }
     remark = (
-        "The mean squared error is as printed, but does not vanish with the kernel: from "
-        f"y = (-{KEYS[0]:g}, 0) to (-{KEYS[-1]:g}, 0), at x = (1, 0), the kernel falls from "
+        "The mean squared error is as printed, but does not vanish with the kernel: from y = "
+        f"(-{KEYS[0]:g}, 0) to (-{KEYS[-1]:g}, 0), at x = (1, 0), the kernel falls from "
         f"{math.exp(-KEYS[0]):.1e} to {math.exp(-KEYS[-1]):.1e}, and the logarithm of the error "
-        f"rises by {growth['closed form']:.0f}. "
-        r"It vanishes where $|x|^2 + |y|^2 + 4 \, x \cdot y \to -\infty$. "
-        f"Consistency is in m: {MORE} frequencies beat {FEW} in {wins.sum()} of {len(wins)} draws."
+        rf"rises by {growth['closed form']:.0f}. It vanishes where $|x|^2 + |y|^2 + 4 \, x \cdot y "
+        rf"\to -\infty$. Consistency is in m: {MORE} frequencies beat {FEW} in {wins.sum()} of "
+        f"{len(wins)} draws."
     )
     return suite.Findings(evidence, _figure(results), remark)
 

@@ -110,10 +110,10 @@ def judge(results: suite.Results) -> suite.Findings:
     remark = (
         "RA is unbiased, as the text says, and its frequencies have the law p_n: the largest of "
         f"{len(rows)} differences from softmax attention is {off:.2g} standard errors. Its "
-        f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key "
-        "drawn from the attention weights, per sample. Means are off by up to "
-        f"{biases['no noise']:.2g} if the noise is dropped and by {biases['small noise']:.2g} if "
-        "its standard deviation is 1 where queries and keys are not multiplied by $d^{-1/4}$."
+        f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key drawn "
+        f"from the attention weights, per sample. Means are off by up to {biases['no noise']:.2g} "
+        f"if the noise is dropped and by {biases['small noise']:.2g} if its standard deviation is "
+        "1 where queries and keys are not multiplied by $d^{-1/4}$."
     )
     return suite.Findings(evidence, {"rows": rows}, remark)
 

@@ -110,7 +110,7 @@ def judge(results: suite.Results) -> suite.Findings:
         suite.Compared("exponent of S in that difference, from -1", abs(slope + 1), 0.05),
     ]
     remark = (
-        f"As the text says, kernels are unbiased and RFA is not: with one feature it is off by "
+        "As the text says, kernels are unbiased and RFA is not: with one feature it is off by "
         f"{bias[0]:.2g} where the exact value is {law['exact']:.2g}. The bias vanishes as "
         f"{law['law']:.2g} / S, which the text does not say: at S = {counts[-1]} it is "
         f"{bias[-1]:.2g}."

@@ -111,10 +111,10 @@ def judge(results: suite.Results) -> suite.Findings:
     remark = (
         f"At |x - y| = {row['length']:g} the code's features have the mean {row['mean']:.3f} "
         r"before scaling, where $e^{x \cdot y}$ calls for "
-        f"{math.exp(-(row['length'] ** 2) / 2):.3f} and "
-        f"2 pi for {math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} "
-        f"`attention_hat` is {middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from "
-        f"that of the other kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
+        f"{math.exp(-(row['length'] ** 2) / 2):.3f} and 2 pi for "
+        f"{math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} `attention_hat` is "
+        f"{middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from that of the other "
+        f"kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
     )
     data = {
         "kernel": rows,

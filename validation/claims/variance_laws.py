@@ -133,7 +133,7 @@ def judge(results: suite.Results) -> suite.Findings:
     ]
     remark = (
         f"The variances of {len(rows)} combinations of features, coupling and dimension agree with "
-        f"closed forms, of which reference 000 has one (positive, iid): measured ones are within "
+        "closed forms, of which reference 000 has one (positive, iid): measured ones are within "
         f"{off:.0%} of them, and quadrature within rounding. Draws alone refute the variance of "
         f"iid frequencies in {len(coupled) - len(alike)} of {len(coupled)} combinations with "
         f"another coupling, all but: {'; '.join(alike) or 'none'}."
