@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["exponent", "peak", "seconds"]
+__all__ = ["exponent", "linear_form", "peak", "seconds"]
 
 
 def seconds(
@@ -47,3 +47,8 @@ def peak(call: Callable[[], Any]) -> float:
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Slope of log value over log size, by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def linear_form(phi_q: Any, phi_k: Any, v: Any) -> Any:
+    """Attention from features as it is written down, all in memory."""
+    return (phi_q @ (phi_k.T @ v)) / (phi_q @ phi_k.sum(0)[:, None])

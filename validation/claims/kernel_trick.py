@@ -17,6 +17,7 @@ from validation import plotting, suite
 from validation.suite import Statement, derived, refuted
 
 from ._performer import mean_cosine
+from .cost import textbook_features
 
 D, LENGTHS = 8, (0.5, 1.0, 2.0)  # |x - y|
 GAMMA = 1.0  # other than 1/2
@@ -70,8 +71,7 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     softmax = np.abs(log - np.log(kernels.softmax_kernel(x, y))) / (1 + 4 * squares)
     q, k, v = rng.standard_normal((3, 2 * D, D)) / math.sqrt(D)
     omega = sampling.draw(FEATURES, D, rng=rng).omega
-    z_q, z_k = (np.exp(a @ omega.T - np.sum(a * a, -1, keepdims=True) / 2) for a in (q, k))
-    by_formula = z_q @ (z_k.T @ v) / (z_q @ z_k.sum(0)[:, None])
+    by_formula = textbook_features(q, k, v, omega)
     attention = refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0)
     length = np.max(np.sum(omega * omega, -1))
     off = np.abs(by_formula - attention) / (1 + length) / np.max(np.abs(v))
