@@ -25,8 +25,8 @@ LINEAR, DENSE = ("textbook, random features", "refattn, random features"), ("tex
 
 def textbook_features(q: Any, k: Any, v: Any, omega: Any) -> Any:
     """Positive features, all in memory."""
-    phi = (np.exp(x @ omega.T - np.sum(x * x, axis=-1, keepdims=True) / 2) for x in (q, k))
-    return linear_form(*phi, v)
+    phi_q, phi_k = (np.exp(x @ omega.T - np.sum(x * x, axis=-1, keepdims=True) / 2) for x in (q, k))
+    return linear_form(phi_q, phi_k, v)
 
 
 def textbook_softmax(q: Any, k: Any, v: Any) -> Any:

@@ -253,7 +253,7 @@ def remark(curves: Any, needs: Any, gained: Any, share: Mapping[int, float]) -> 
 def plot(data: dict[str, Any]) -> Any:
     """Maps for each figure of the reference and R, and the distances from softmax attention."""
     names = list(data["maps"]["1"])
-    options = {"gridspec_kw": {"width_ratios": [1.0] * len(names) + [1.7]}}
+    options: dict[str, Any] = {"gridspec_kw": {"width_ratios": [1.0] * len(names) + [1.7]}}
     shape = (len(FIGURES), len(names) + 1)
     figure, axes = plotting.panels(*shape, size=(15.5, 9.5), **options)
     for row, f in zip(axes, FIGURES, strict=True):

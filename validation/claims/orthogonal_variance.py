@@ -134,8 +134,9 @@ def _grid(features: Features) -> list[dict[str, Any]]:
         x = np.outer(LENGTHS, constant(d, 1.0))
         of_d: dict[str, Any] = {"features": features, "num_features": d}
         iid, *logs = (theory.log_kernel_variance(x, 0 * x, coupling=c, **of_d) for c in COUPLINGS)
-        ratios = {c: (v - iid).tolist() for c, v in zip(COUPLINGS[1:], logs, strict=True)}
-        rows.append({"d": d, **ratios})
+        row: dict[str, Any] = {"d": d}
+        row.update((c, (v - iid).tolist()) for c, v in zip(COUPLINGS[1:], logs, strict=True))
+        rows.append(row)
     return rows
 
 

@@ -188,8 +188,8 @@ def plot(data: dict[str, Any]) -> Any:
     for name, style in (("elementwise", "s-"), ("tensor", "o")):
         errors = np.abs(np.array(data[name]) - math.exp(2))
         left.plot(data["degrees"], np.maximum(errors, 1e-16), style, label=f"{name} powers")
-    style = {"color": plotting.COLOURS[1], "label": "remainder's bound"}
-    left.plot(data["degrees"], data["remainder"], **style)
+    bound: dict[str, Any] = {"color": plotting.COLOURS[1], "label": "remainder's bound"}
+    left.plot(data["degrees"], data["remainder"], **bound)
     left.set(yscale="log", xlabel="degree", ylabel="error for x = y = (1, 1)")
     left.legend()
     right.plot(data["shifts"], data["softmax"], "o-", label="exp(x . y)")
