@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from refattn.cli.show import style as show_style
 from refattn.cli.show.style import (
@@ -32,6 +35,7 @@ __all__ = [
     "PALE",
     "Label",
     "beside",
+    "columns",
     "decades",
     "few",
     "key",
@@ -56,6 +60,11 @@ def panels(
     """Make a figure of panels, an array (rows, columns) of axes, in the style of the suite."""
     with style():
         return show_style.panels(rows, columns, size=size, **options)
+
+
+def columns(rows: Sequence[Mapping[str, Any]], *keys: str) -> list[Any]:
+    """Return the values of each key in all rows."""
+    return [np.array([row[key] for row in rows]) for key in keys]
 
 
 def tidy(figure: Figure) -> None:

@@ -1,6 +1,7 @@
 """A claim of the references: what it states, how it is tried, and what came of it.
 
-Each module of `validation.claims` holds one `Claim`. Its tasks run anywhere and in any order, with
+Each module of `validation.claims` is one `Claim`: its functions have the names of the fields, and
+its texts are constants with these names in capitals. Its tasks run anywhere and in any order, with
 random numbers that depend only on the seed, the claim and the place of the task; `judge` turns
 their results into evidence for or against each statement, and the verdicts follow by the rules
 here. The tests are those of `refattn.stats`.
@@ -11,11 +12,11 @@ from __future__ import annotations
 import pkgutil
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,23 +35,35 @@ __all__ = [
     "Claim",
     "Compared",
     "Erratum",
+    "Evidence",
     "Findings",
+    "Results",
     "Shown",
     "Statement",
+    "Tasks",
     "Tested",
     "alpha",
+    "catoni",
     "claims",
+    "control",
+    "derived",
     "detects",
+    "empirical_bernstein",
+    "evidence",
     "generator",
     "missing",
     "more_often",
     "record",
+    "refuted",
 ]
 
 ALPHA = 1e-6  # probability that the p-values of a run give any wrong verdict
 BETA = 1e-6  # probability of missing a discrepancy of the size called detectable
 LEVELS = ("tiny", "quick", "full")  # tiny runs the code, and promises no power
 HOLDS, REFUTED, UNDERPOWERED = "HOLDS", "REFUTED", "UNDERPOWERED"
+
+Tasks: TypeAlias = Sequence[Mapping[str, Any]]
+Results: TypeAlias = Sequence[Any]
 
 
 class Statement(NamedTuple):
@@ -64,6 +77,11 @@ class Statement(NamedTuple):
     text: str
     expected: str = HOLDS
     printed: bool = True
+
+
+refuted = partial(Statement, expected=REFUTED)
+derived = partial(Statement, printed=False)
+control = partial(Statement, expected=REFUTED, printed=False)
 
 
 class Tested(NamedTuple):
@@ -99,6 +117,9 @@ class Compared(NamedTuple):
     value: float
     bound: float
     unit: str = ""
+
+
+Evidence: TypeAlias = dict[str, list[Tested | Shown | Compared]]  # by statement
 
 
 class Findings(NamedTuple):
@@ -165,9 +186,9 @@ class Claim:
     source: str
     statements: Mapping[str, Statement]
     method: str
-    tasks: Callable[[str], Sequence[Mapping[str, Any]]]
+    tasks: Callable[[str], Tasks]
     run: Callable[..., Any]
-    judge: Callable[[Sequence[Any]], Findings]
+    judge: Callable[[Results], Findings]
     plot: Callable[[dict[str, Any]], Figure] | None = None
     errata: Sequence[Erratum] = ()
     alone: bool = False
@@ -179,12 +200,16 @@ class Claim:
 def claims() -> Mapping[str, Claim]:
     """All claims by name, in the order of their sources."""
     package = import_module("validation.claims")
-    found = []
-    for module in pkgutil.iter_modules(package.__path__):
-        if not module.name.startswith("_"):
-            claim = import_module(f"validation.claims.{module.name}").CLAIM
-            found.append(replace(claim, name=module.name))
+    names = [m.name for m in pkgutil.iter_modules(package.__path__) if m.name[0] != "_"]
+    found = [_claim(name) for name in names]
     return {claim.name: claim for claim in sorted(found, key=lambda c: (c.source, c.name))}
+
+
+def _claim(name: str) -> Claim:
+    """Make the claim of a module from its functions, and its texts in capitals."""
+    module = vars(import_module(f"validation.claims.{name}"))
+    parts = {f.name: module.get(f.name.upper(), module.get(f.name)) for f in fields(Claim)}
+    return Claim(**{k: v for k, v in parts.items() if v is not None} | {"name": name})
 
 
 def missing(needs: Sequence[str]) -> list[str]:
@@ -205,6 +230,38 @@ def alpha() -> float:
 def detects(test: Callable[..., float], n: int, **parameters: Any) -> Callable[[float], float]:
     """What a test of `refattn.stats` detects in n draws, as a function of the level."""
     return lambda level: stats.min_discrepancy(test, n, alpha=level, beta=BETA, **parameters)
+
+
+def evidence(
+    name: str,
+    test: Callable[..., float],
+    x: Any,
+    *null: Any,
+    target: tuple[float, str] = (float("inf"), ""),
+    **assumed: Any,
+) -> Tested:
+    """Evidence from a test of `refattn.stats` on draws, and what it detects under assumptions.
+
+    The target is the largest discrepancy that may go unseen, and its unit.
+    """
+    return Tested(name, test(x, *null), detects(test, len(x), **assumed), *target)
+
+
+def catoni(
+    name: str, x: Any, mean: float, variance: float, target: float = float("inf"), unit: str = ""
+) -> Tested:
+    """Evidence on the mean of draws whose variance is known, heavy tails allowed."""
+    null, to = (stats.catoni, x, mean, variance), (target, unit)
+    return evidence(name, *null, target=to, variance=variance)
+
+
+def empirical_bernstein(
+    name: str, x: Any, mean: float, variance: float, target: float, unit: str, low: float = 0.0
+) -> Tested:
+    """Evidence on the mean of draws in [low, 1]; the variance is for what is detected."""
+    assumed: dict[str, Any] = {"variance": variance, "low": low, "high": 1.0}
+    null = (stats.empirical_bernstein, x, mean, low, 1.0)
+    return evidence(name, *null, target=(target, unit), **assumed)
 
 
 def more_often(name: str, wins: Any, share: float = 0.5) -> Shown:

@@ -10,19 +10,24 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["exponent", "medians", "peak"]
+__all__ = ["exponent", "linear_form", "peak", "seconds"]
 
 
-def medians(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each call; all run in turn, so that a busy machine slows them alike."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(repeats + 1):
-        for name, call in calls.items():
+def seconds(
+    calls: Mapping[int, Mapping[str, Callable[[], Any]]], repeats: int
+) -> dict[str, list[float]]:
+    """Median seconds of each named call, by size; all run in turn, as a busy machine slows all."""
+    each = [(name, call) for forms in calls.values() for name, call in forms.items()]
+    times = np.empty((repeats + 1, len(each)))
+    for row in times:
+        for i, (_, call) in enumerate(each):
             start = time.perf_counter()
             call()
-            if i > 0:  # the first run warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: float(np.median(seconds)) for name, seconds in times.items()}
+            row[i] = time.perf_counter() - start
+    found: dict[str, list[float]] = {name: [] for name, _ in each}
+    for (name, _), median in zip(each, np.median(times[1:], axis=0), strict=True):
+        found[name].append(float(median))  # without the first run, which warms up
+    return found
 
 
 def peak(call: Callable[[], Any]) -> float:
@@ -42,3 +47,8 @@ def peak(call: Callable[[], Any]) -> float:
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Slope of log value over log size, by least squares."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def linear_form(phi_q: Any, phi_k: Any, v: Any) -> Any:
+    """Attention from features as it is written down, all in memory."""
+    return (phi_q @ (phi_k.T @ v)) / (phi_q @ phi_k.sum(0)[:, None])

@@ -1,12 +1,7 @@
 r"""Reference 003, experimental results: approximation errors of RA, LARA and RFA.
 
-The text says that of the three RA has the lowest mean squared error, that the error of RFA is
-large and stops falling early, however many samples are drawn, and that the error of LARA is much
-lower and falls as long as proposals are added. Its figure is of a vision model. Here queries, keys
-and values are those of 8 heads of a sentence encoder, 128 tokens; the error of a seed is the mean
-square over heads, tokens and values. Seeds are independent, heads need not be: a method has
-the lower error in more than half of all draws if it has in so many of the seeds that a fair coin
-would not.
+Queries, keys and values are those of 8 heads of a sentence encoder; the error of a seed is the mean
+square over heads, tokens and values. Seeds are independent, heads need not be.
 """
 
 from __future__ import annotations
@@ -22,8 +17,8 @@ import numpy as np
 import refattn
 from refattn import estimators, linear_randomized_attention
 from refattn.typing import Weighting
-from validation import plotting
-from validation.suite import REFUTED, Claim, Erratum, Findings, Shown, Statement, more_often
+from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 DATA = Path(__file__).parent.parent / "data" / "minilm_zen128_slice.npz"
 SEEDS = {"tiny": 2, "quick": 200, "full": 300}  # RFA and LARA, all numbers of samples
@@ -38,7 +33,7 @@ MUCH = 0.5  # "much lower": at most this share
 STEP = 4  # of the number of proposals
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Seeds in chunks: with RA, without, and with the cheapest numbers of samples only."""
     plans: list[dict[str, Any]] = []
     for seeds, chunk, counts, ra in (
@@ -77,9 +72,8 @@ def run(
             one["RFA"][count] = error(estimators.random_feature_attention(q, k, v, omega=omega))
             if count <= TOKENS:
                 for weighting in WEIGHTINGS:
-                    out = linear_randomized_attention(
-                        q, k, v, num_proposals=count, weighting=weighting, rng=rng
-                    )
+                    options: dict[str, Any] = {"weighting": weighting, "rng": rng}
+                    out = linear_randomized_attention(q, k, v, num_proposals=count, **options)
                     one.setdefault(lara(weighting), {})[count] = error(out)
             if count in ra:
                 out = estimators.randomized_attention(q, k, v, num_samples=count, rng=rng)
@@ -93,32 +87,27 @@ def lara(weighting: str) -> str:
     return f"LARA, {weighting}"
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over seeds."""
     rows = [one for result in results for one in result]
-    methods = list(rows[0])
-    error: dict[str, dict[int, Any]] = {
-        method: {
-            count: np.array([row[method].get(count, math.nan) for row in rows])
-            for count in COUNTS
-            if any(count in row[method] for row in rows)
-        }
-        for method in methods
-    }
+    error: dict[str, dict[int, Any]] = {method: {} for method in rows[0]}
+    for method, by in error.items():
+        for count in (c for c in COUNTS if any(c in row[method] for row in rows)):
+            by[count] = np.array([row[method].get(count, math.nan) for row in rows])
 
     def lower(
         method: str, count: int, other: str, of_other: int, factor: float = 1.0, times: str = ""
-    ) -> Shown:
+    ) -> suite.Shown:
         """One error below another times a factor, in the seeds that have both."""
         a, b = error[method][count], error[other][of_other]
         both = ~np.isnan(a + b)
         name = f"{method}, {count} below {times}{other}, {of_other}"
-        return more_often(name, a[both] < factor * b[both])
+        return suite.more_often(name, a[both] < factor * b[both])
 
-    others = [m for m in methods if m != "RA"]
+    others = [m for m in error if m != "RA"]
     most = COUNTS[-1]
     starts = (8, 32)
-    evidence = {
+    evidence: suite.Evidence = {
         "RA lowest": [lower("RA", s, other, s) for s in error["RA"] for other in others],
         "RA lowest, several": [
             lower("RA", s, other, s) for s in error["RA"] if s > 1 for other in others
@@ -150,28 +139,20 @@ def judge(results: Sequence[Any]) -> Findings:
     one = {m: by.get(1, math.nan) for m, by in means.items()}
     much = ", ".join(f"{means[lara(w)][TOKENS]:.2g} ({w})" for w in WEIGHTINGS)
     remark = (
-        f"On these tensors RA is best by far from 2 samples on, as the text says, but with one "
+        "On these tensors RA is best by far from 2 samples on, as the text says, but with one "
         f"sample it is the worst: {one['RA']:.3g} against {one['RFA']:.3g} of RFA and "
-        f"{one[lara('balance')]:.3g} of LARA. RFA does improve, from "
-        f"{means['RFA'][8]:.2g} with 8 features to {means['RFA'][most]:.2g} with {most}, but "
-        f"only as S^{slopes['RFA']:.2f}; averaging all values would give {uniform:.2g}. LARA "
-        f"falls as the text says, but is not much below RFA here: with {TOKENS} samples {much}, "
-        f"against {means['RFA'][TOKENS]:.2g}."
+        f"{one[lara('balance')]:.3g} of LARA. RFA does improve, from {means['RFA'][8]:.2g} with 8 "
+        f"features to {means['RFA'][most]:.2g} with {most}, but only as S^{slopes['RFA']:.2f}; "
+        f"averaging all values would give {uniform:.2g}. LARA falls as the text says, but is not "
+        f"much below RFA here: with {TOKENS} samples {much}, against {means['RFA'][TOKENS]:.2g}."
     )
-    data = {
-        "uniform": uniform,
-        "slopes": slopes,
-        "methods": {
-            m: {
-                "counts": list(by),
-                "mean": list(means[m].values()),
-                "low": [float(np.nanquantile(x, 0.1)) for x in by.values()],
-                "high": [float(np.nanquantile(x, 0.9)) for x in by.values()],
-            }
-            for m, by in error.items()
-        },
-    }
-    return Findings(evidence, data, remark)
+    shown: dict[str, Any] = {}
+    for m, by in error.items():
+        shown[m] = {"counts": list(by), "mean": list(means[m].values())}
+        for name, share in (("low", 0.1), ("high", 0.9)):
+            shown[m][name] = [float(np.nanquantile(x, share)) for x in by.values()]
+    data = {"uniform": uniform, "slopes": slopes, "methods": shown}
+    return suite.Findings(evidence, data, remark)
 
 
 def slope(by: Mapping[int, float]) -> float:
@@ -191,13 +172,8 @@ def plot(data: dict[str, Any]) -> Any:
         label = f"{method}: S^{data['slopes'][method]:.2f}"
         axes.loglog(counts, rows["mean"], "o-", markersize=3, color=colour, label=label)
         axes.fill_between(counts, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
-    axes.axhline(
-        data["uniform"],
-        color=plotting.INK,
-        linewidth=0.8,
-        linestyle=":",
-        label="mean of all values",
-    )
+    style = {"color": plotting.INK, "linewidth": 0.8, "linestyle": ":"}
+    axes.axhline(data["uniform"], label="mean of all values", **style)
     axes.set(xlabel="samples S, of LARA proposals", ylabel="mean squared error")
     axes.legend()
     return figure
@@ -217,65 +193,49 @@ def plot_order(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Approximation errors of RA, LARA and RFA",
-    source="003, experimental results",
-    statements={
-        "RA lowest": Statement(
-            "Of RA, LARA and RFA, RA has the lowest MSE at every number of samples.",
-            expected=REFUTED,
-        ),
-        "RA lowest, several": Statement(
-            "RA has the lowest MSE of the three with 2 samples and more, not with one.",
-            printed=False,
-        ),
-        "RFA plateaus": Statement(
-            "The error of RFA stops falling early, however many samples are drawn: 512 are no "
-            "better than 8, nor than 32.",
-            expected=REFUTED,
-        ),
-        "RFA falls": Statement(
-            "The MSE of RFA falls from 8 to 512 features, and from 32 to 512, by less than the "
-            "root of their ratio.",
-            printed=False,
-        ),
-        "LARA much below": Statement(
-            "The MSE of LARA is much below that of RFA: half of it, with 8, 32 and 128 samples, "
-            "and balance, own and query weights.",
-            expected=REFUTED,
-        ),
-        "LARA below": Statement(
-            "LARA (balance) has lower MSE than RFA with 64 and 128 samples.", printed=False
-        ),
-        "LARA decreases": Statement(
-            "The error of LARA falls as long as proposals are added, in "
-            "steps of four from 1 to 128, with balance, own and query weights."
-        ),
-    },
-    method=(
-        "Queries, keys and values of 8 heads of MiniLM, 128 tokens. Exact sign tests over "
-        "independent seeds: of the MSE of two methods, which is lower in more than half of all "
-        "draws. This is the median of their difference, not the mean; steps of two are too small "
-        "for the seeds of a run. The text's own figure is of another model (DeiT)."
+TITLE = "Approximation errors of RA, LARA and RFA"
+SOURCE = "003, experimental results"
+STATEMENTS = {
+    "RA lowest": refuted("Of RA, LARA and RFA, RA has the lowest MSE at every number of samples."),
+    "RA lowest, several": derived(
+        "RA has the lowest MSE of the three with 2 samples and more, not with one."
     ),
-    errata=(
-        Erratum(
-            "The order of RA, RFA and LARA is not that of every model",
-            ("RA lowest", "RFA plateaus", "LARA much below"),
-            "“RA, achieves the lowest MSE among these three methods”; “RFA (Performer) soon "
-            "plateaus at large approximation error and does not improve even with more samples”; "
-            "“LARA exhibits much lower MSE than RFA”. (Of DeiT.)",
-            "On tensors of MiniLM: RA from 2 samples on, not with one; RFA keeps falling, more "
-            r"slowly than $S^{-1/2}$; LARA (balance) is below RFA with 64 and 128 samples, but not "
-            "by half.",
-            "Who takes the order over picks the wrong estimator for one sample, gives up RFA where "
-            "more features would help, and expects more of LARA than it has.",
-            60,
-            plot_order,
-        ),
+    "RFA plateaus": refuted(
+        "The error of RFA stops falling early, however many samples are drawn: 512 are no better "
+        "than 8, nor than 32."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "RFA falls": derived(
+        "The MSE of RFA falls from 8 to 512 features, and from 32 to 512, by less than the root "
+        "of their ratio."
+    ),
+    "LARA much below": refuted(
+        "The MSE of LARA is much below that of RFA: half of it, with 8, 32 and 128 samples, and "
+        "balance, own and query weights."
+    ),
+    "LARA below": derived("LARA (balance) has lower MSE than RFA with 64 and 128 samples."),
+    "LARA decreases": Statement(
+        "The error of LARA falls as long as proposals are added, in steps of four from 1 to 128, "
+        "with balance, own and query weights."
+    ),
+}
+METHOD = (
+    "Queries, keys and values of 8 heads of MiniLM, 128 tokens. Exact sign tests over independent "
+    "seeds: of the MSE of two methods, which is lower in more than half of all draws. This is the "
+    "median of their difference, not the mean; steps of two are too small for the seeds of a run. "
+    "The text's own figure is of another model (DeiT)."
+)
+ERRATA = (
+    suite.Erratum(
+        "The order of RA, RFA and LARA is not that of every model",
+        ("RA lowest", "RFA plateaus", "LARA much below"),
+        "“RA, achieves the lowest MSE among these three methods”; “RFA (Performer) soon plateaus "
+        "at large approximation error and does not improve even with more samples”; “LARA "
+        "exhibits much lower MSE than RFA”. (Of DeiT.)",
+        "On tensors of MiniLM: RA from 2 samples on, not with one; RFA keeps falling, more slowly "
+        "than $S^{-1/2}$; LARA (balance) is below RFA with 64 and 128 samples, but not by half.",
+        "Who takes the order over picks the wrong estimator for one sample, gives up RFA where "
+        "more features would help, and expects more of LARA than it has.",
+        60,
+        plot_order,
+    ),
 )

@@ -1,20 +1,13 @@
 r"""Reference 003, softmax attention as an expectation of random feature attention.
 
-.. math::
-    \mathrm{SoftmaxAttn}(q_n, K, V) = E_{p_n}[f_n(\omega)], \qquad
-    p_n = \sum_m \pi_{nm} N(q_n + k_m, I), \qquad
-    f_n(\omega) = \frac{\sum_m \xi(k_m, \omega) v_m}{\sum_m \xi(k_m, \omega)}
-
 Sums over equidistant points integrate analytic functions that vanish at infinity with an error
 that falls exponentially in 1 / step; Gauss-Hermite nodes, a polynomial rule, are slow where keys
-are far apart. The step is halved until two sums agree. Two keys in any dimension leave an integral
-over one, the logit of f_n, and the weights of the keys are the responsibilities of the components.
+are far apart. Two keys in any dimension leave an integral over one, the logit of f_n.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +15,8 @@ from scipy import special
 
 import refattn
 from refattn import sampling
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -35,7 +28,7 @@ KEYS = 5
 STEPS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.125, 0.0625)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Grids in one and two dimensions, two keys in more, and responsibilities."""
     grids = [
         {"kind": "grid", "d": d, "length": length, "repeats": REPEATS[level] if d == 1 else 1}
@@ -64,8 +57,7 @@ def run(rng: np.random.Generator, kind: str, d: int, length: float, repeats: int
     """Largest errors over random queries and keys, in units of eps (1 + exponents)."""
     each = {"grid": grid, "two keys": two_keys, "responsibilities": responsibilities}[kind]
     found = [each(rng, d, length) for _ in range(repeats)]
-    worst: dict[str, Any] = {}
-    worst |= {key: max(one[key] for one in found) for key in ("error", "mass") if key in found[0]}
+    worst = {k: max(one[k] for one in found) for k in found[0] if k != "path"}
     return {"kind": kind, "d": d, "length": length, "path": found[0].get("path"), **worst}
 
 
@@ -128,24 +120,25 @@ def responsibilities(rng: np.random.Generator, d: int, length: float) -> dict[st
     return {"error": float(np.max(np.abs(got - want)) / (EPS * (1 + far**2)))}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """All is arithmetic."""
-    found: dict[str, list[Compared]] = {"expectation": [], "density": [], "responsibilities": []}
+    found: dict[str, list[Any]] = {name: [] for name in STATEMENTS}
     for r in results:
         if r["kind"] == "grid":
             name = f"grid, d = {r['d']}, keys of length {r['length']:g}"
-            found["expectation"].append(Compared(name, r["error"], BOUND, UNIT))
-            found["density"].append(Compared(name, r["mass"], BOUND, UNIT))
+            found["expectation"].append(suite.Compared(name, r["error"], BOUND, UNIT))
+            found["density"].append(suite.Compared(name, r["mass"], BOUND, UNIT))
         else:
             name = "expectation" if r["kind"] == "two keys" else "responsibilities"
-            found[name].append(Compared(f"{r['kind']}, d = {r['d']}", r["error"], BOUND, UNIT))
+            label = f"{r['kind']}, d = {r['d']}"
+            found[name].append(suite.Compared(label, r["error"], BOUND, UNIT))
     paths = [{"d": r["d"], "length": r["length"], "path": r["path"]} for r in results if r["path"]]
     worst = max(e.value for e in found["expectation"])
     remark = (
         "Softmax attention is the expectation that the text states: integrals agree to "
         f"{worst:.2g} {UNIT}, in one and two dimensions and for two keys in 64."
     )
-    return Findings(found, {"paths": paths}, remark)
+    return suite.Findings(found, {"paths": paths}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -153,13 +146,12 @@ def plot(data: dict[str, Any]) -> Any:
     figure, ((axes,),) = plotting.panels()
     for i, one in enumerate(data["paths"]):
         steps, errors = zip(*one["path"], strict=True)
-        axes.loglog(
-            steps,
-            np.maximum(errors, 1e-17),
+        dashes, colour = (
             "o-" if one["d"] == 1 else "s--",
-            color=plotting.COLOURS[i % len(plotting.COLOURS)],
-            label=f"d = {one['d']}, keys of length {one['length']:g}",
+            plotting.COLOURS[i % len(plotting.COLOURS)],
         )
+        label = f"d = {one['d']}, keys of length {one['length']:g}"
+        axes.loglog(steps, np.maximum(errors, 1e-17), dashes, color=colour, label=label)
     axes.axhline(EPS, color=plotting.INK, linewidth=0.8, linestyle=":", label="eps")
     axes.set(xlabel="step of the grid", ylabel="error of the integral")
     axes.set_xticks(STEPS[:6], [f"{step:g}" for step in STEPS[:6]])
@@ -168,24 +160,17 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Softmax attention is an expectation of random feature attention",
-    source="003, softmax attention as an expectation",
-    statements={
-        "expectation": Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
-        "density": Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
-        "responsibilities": Statement(
-            r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Sums over grids in one and two dimensions, their step halved until two agree; two keys "
-        "in 64 dimensions, where $f_n$ is a sigmoid of normal variables; Bayes' rule at "
-        "frequencies drawn. Errors are compared with rounding."
+TITLE = "Softmax attention is an expectation of random feature attention"
+SOURCE = "003, softmax attention as an expectation"
+STATEMENTS = {
+    "expectation": Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
+    "density": Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
+    "responsibilities": derived(
+        r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    "Sums over grids in one and two dimensions, their step halved until two agree; two keys in 64 "
+    "dimensions, where $f_n$ is a sigmoid of normal variables; Bayes' rule at frequencies drawn. "
+    "Errors are compared with rounding."
 )

@@ -1,11 +1,8 @@
-r"""Reference 003, what randomized attention, LARA, RFA and softmax attention cost.
+"""What randomized attention, LARA, RFA and softmax attention cost, by reference 003 on a GPU.
 
-The text says that RA costs O(N M) and LARA, with C < N proposals, O(C N + C M); and, of models on a
-GPU, that RA takes nearly twice as long as softmax attention, LARA much less, and little more than
-RFA. Here attention alone is timed, on one thread, with one sample of RA
-for each query, in the forms of `refattn` and, where two quadratic forms are compared, as they are
-written down too. `refattn` draws exactly and evaluates any number of samples, in blocks, and so
-costs more.
+Here attention alone is timed, on one thread, with one sample of RA for each query, in the forms of
+`refattn` and, where two quadratic forms are compared, as they are written down. `refattn` draws
+exactly and evaluates any number of samples, in blocks, and so costs more.
 """
 
 from __future__ import annotations
@@ -18,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from refattn import estimators, linear_randomized_attention, softmax_attention
-from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, control
 
-from ._clock import exponent, medians
+from ._clock import exponent, seconds
 
 D, C = 64, 64
 ROWS = 128  # at once, so that what is timed is not the making of large arrays
@@ -31,13 +28,7 @@ MARGINAL = math.sqrt(0.1)  # between a tenth, and all, the overhead of RA over s
 ROOT = math.sqrt(2.0)  # in ratios, halfway between no difference and twice
 DENSE, LINEAR = {"tiny": (96, 192), "quick": (768, 1536, 3072), "full": (1024, 2048, 4096)}, 4
 REPEATS = {"tiny": 1, "quick": 3, "full": 7}
-SOFTMAX, RA, BALANCE, QUERY, RFA = (
-    "softmax",
-    "RA",
-    "LARA, balance",
-    "LARA, query",
-    "RFA",
-)
+SOFTMAX, RA, RFA, BALANCE, QUERY = "softmax", "RA", "RFA", "LARA, balance", "LARA, query"
 TEXTBOOK = {SOFTMAX: "textbook softmax", RA: "textbook RA"}
 
 
@@ -71,31 +62,24 @@ def forms(rng: np.random.Generator, n: int, c: int, dense: bool) -> dict[str, Ca
     """Calls on n queries and keys: the linear forms, or all that are compared with softmax."""
     q, k, v = rng.standard_normal((3, n, D)) / D**0.25
     lara = partial(linear_randomized_attention, q, k, v, num_proposals=c, rng=rng, scale=1.0)
+    omega = rng.standard_normal((c, D))
     calls: dict[str, Callable[[], Any]] = {
-        RFA: partial(
-            estimators.random_feature_attention,
-            q,
-            k,
-            v,
-            omega=rng.standard_normal((c, D)),
-            scale=1.0,
-        ),
+        RFA: partial(estimators.random_feature_attention, q, k, v, omega=omega, scale=1.0),
         BALANCE: partial(lara, weighting="balance"),
         QUERY: partial(lara, weighting="query"),
     }
     if dense:
+        options: dict[str, Any] = {"num_samples": 1, "rng": rng, "scale": 1.0}
         calls |= {
             SOFTMAX: partial(softmax_attention, q, k, v, scale=1.0),
-            RA: partial(
-                estimators.randomized_attention, q, k, v, num_samples=1, rng=rng, scale=1.0
-            ),
+            RA: partial(estimators.randomized_attention, q, k, v, **options),
             TEXTBOOK[SOFTMAX]: partial(textbook_softmax, q, k, v),
             TEXTBOOK[RA]: partial(textbook_randomized, q, k, v, rng),
         }
     return calls
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """All forms over N, the linear ones over greater N, and over C."""
     dense, repeats = DENSE[level], REPEATS[level]
     top = LINEAR * dense[-1]
@@ -115,21 +99,13 @@ def run(
     dense: bool = False,
 ) -> dict[str, Any]:
     """Seconds of each form and size."""
-    calls: dict[str, Callable[[], Any]] = {}
-    for size in sizes:
-        n, c = (size, C) if axis == "N" else (length, size)
-        calls |= {f"{name}|{size}": call for name, call in forms(rng, n, c, dense).items()}
-    seconds = medians(calls, repeats)
-    names = list(dict.fromkeys(key.split("|")[0] for key in calls))
-    return {
-        "axis": axis,
-        "dense": dense,
-        "sizes": list(sizes),
-        "seconds": {name: [seconds[f"{name}|{size}"] for size in sizes] for name in names},
-    }
+    shapes = {size: (size, C) if axis == "N" else (length, size) for size in sizes}
+    calls = {size: forms(rng, *shape, dense) for size, shape in shapes.items()}
+    found = seconds(calls, repeats)
+    return {"axis": axis, "dense": dense, "sizes": list(sizes), "seconds": found}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Exponents and ratios against the middle between two claims."""
     dense, linear = results[:2]
     slopes = {
@@ -137,7 +113,7 @@ def judge(results: Sequence[Any]) -> Findings:
         for r in results
         for name, values in r["seconds"].items()
     }
-    seconds = {name: values[-1] for name, values in dense["seconds"].items()}
+    last = {name: values[-1] for name, values in dense["seconds"].items()}
 
     # The middle of the ratios at all lengths: each alone is at the mercy of the machine.
     def ratio(r: Mapping[str, Any], name: str, other: str) -> float:
@@ -146,26 +122,27 @@ def judge(results: Sequence[Any]) -> Findings:
     twice = ratio(dense, TEXTBOOK[RA], TEXTBOOK[SOFTMAX])
     ours = ratio(dense, RA, SOFTMAX)
     over = {name: ratio(linear, name, RFA) for name in (BALANCE, QUERY)}
-    share = {name: (seconds[name] - seconds[RFA]) / seconds[SOFTMAX] for name in (BALANCE, QUERY)}
+    share = {name: (last[name] - last[RFA]) / last[SOFTMAX] for name in (BALANCE, QUERY)}
     evidence = {
         "RA quadratic": [
-            Compared(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
+            suite.Compared(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
             for name in (RA, TEXTBOOK[RA])
         ],
         "LARA linear": [
-            Compared(f"exponent of {axis}, {name}", slopes[axis, name], BETWEEN)
+            suite.Compared(f"exponent of {axis}, {name}", slopes[axis, name], BETWEEN)
             for axis in ("N", "C")
             for name in (BALANCE, QUERY)
         ],
         "twice": around("textbook RA / softmax", twice),
         "twice, refattn": around("RA / softmax", ours),
         "much faster": [
-            Compared(f"{name} / {other}", seconds[name] / seconds[other], HALF)
+            suite.Compared(f"{name} / {other}", last[name] / last[other], HALF)
             for name in (BALANCE, QUERY)
             for other in (SOFTMAX, RA)
         ],
         "marginal": [
-            Compared(f"({name} - RFA) / softmax", value, MARGINAL) for name, value in share.items()
+            suite.Compared(f"({name} - RFA) / softmax", value, MARGINAL)
+            for name, value in share.items()
         ],
     }
     n = dense["sizes"][-1]
@@ -173,29 +150,27 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{n} tokens, one sample of RA for each query: RA takes {twice:.1f} times as long as "
         f"softmax attention as the two are written down, and {ours:.1f} times in refattn, where "
         f"softmax attention is faster. LARA ({C} proposals) takes "
-        f"{seconds[BALANCE] / seconds[SOFTMAX]:.2g} (balance) and "
-        f"{seconds[QUERY] / seconds[SOFTMAX]:.2g} (query) of softmax attention; and "
-        f"{over[BALANCE]:.2g} and {over[QUERY]:.2g} times as long as RFA, an "
-        f"overhead of {share[BALANCE]:.2g} and {share[QUERY]:.2g} of softmax attention."
+        f"{last[BALANCE] / last[SOFTMAX]:.2g} (balance) and {last[QUERY] / last[SOFTMAX]:.2g} "
+        f"(query) of softmax attention; and {over[BALANCE]:.2g} and {over[QUERY]:.2g} times as "
+        f"long as RFA, an overhead of {share[BALANCE]:.2g} and {share[QUERY]:.2g} of softmax "
+        "attention."
     )
-    return Findings(evidence, {"runs": list(results)}, remark)
+    return suite.Findings(evidence, {"runs": list(results)}, remark)
 
 
-def around(name: str, ratio: float) -> list[Compared]:
+def around(name: str, ratio: float) -> list[suite.Compared]:
     """Nearer to 2 than to 1 and to 4, in ratios."""
-    return [Compared(name, ratio, 2 * ROOT), Compared(f"1 / ({name})", 1 / ratio, 1 / ROOT)]
+    return [
+        suite.Compared(name, ratio, 2 * ROOT),
+        suite.Compared(f"1 / ({name})", 1 / ratio, 1 / ROOT),
+    ]
 
 
 def plot(data: dict[str, Any]) -> Any:
     """Seconds against N and C."""
     figure, ((left, right),) = plotting.panels(1, 2, size=(8.4, 3.8))
-    colours = dict(
-        zip(
-            (SOFTMAX, RA, RFA, BALANCE, QUERY, *TEXTBOOK.values()),
-            (*plotting.COLOURS, *plotting.COLOURS),
-            strict=False,
-        )
-    )
+    names = (SOFTMAX, RA, RFA, BALANCE, QUERY, *TEXTBOOK.values())
+    colours = dict(zip(names, 2 * (*plotting.COLOURS,), strict=False))
     for r in data["runs"]:
         axes = left if r["axis"] == "N" else right
         for name, values in r["seconds"].items():
@@ -209,37 +184,27 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="What RA, LARA, RFA and softmax attention cost",
-    source="003, efficiency",
-    statements={
-        "RA quadratic": Statement("The cost of RA is quadratic, $O(N M)$."),
-        "LARA linear": Statement("The cost of LARA is linear, $O(C N + C M)$."),
-        "twice": Statement(
-            "RA takes nearly twice as long as softmax attention (one sample for each query, both "
-            "as they are written down)."
-        ),
-        "twice, refattn": Statement(
-            "In refattn too RA takes about twice as long as softmax attention.",
-            expected=REFUTED,
-            printed=False,
-        ),
-        "much faster": Statement(
-            "LARA runs much faster than softmax attention and RA: in less than half the time."
-        ),
-        "marginal": Statement(
-            "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
-            "nearer to a tenth of its time than to all of it."
-        ),
-    },
-    method=(
-        "Medians of several runs, in turn and on one thread. Exponents against the middle between "
-        "1 and 2 (and 2 and 3); ratios against the geometric middle: between 1, 2 and 4 for "
-        "twice, between a tenth and all of softmax attention for an overhead."
+TITLE = "What RA, LARA, RFA and softmax attention cost"
+SOURCE = "003, efficiency"
+STATEMENTS = {
+    "RA quadratic": Statement("The cost of RA is quadratic, $O(N M)$."),
+    "LARA linear": Statement("The cost of LARA is linear, $O(C N + C M)$."),
+    "twice": Statement(
+        "RA takes nearly twice as long as softmax attention (one sample for each query, both as "
+        "they are written down)."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    alone=True,
+    "twice, refattn": control("In refattn too RA takes about twice as long as softmax attention."),
+    "much faster": Statement(
+        "LARA runs much faster than softmax attention and RA: in less than half the time."
+    ),
+    "marginal": Statement(
+        "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
+        "nearer to a tenth of its time than to all of it."
+    ),
+}
+METHOD = (
+    "Medians of several runs, in turn and on one thread. Exponents against the middle between 1 "
+    "and 2 (and 2 and 3); ratios against the geometric middle: between 1, 2 and 4 for twice, "
+    "between a tenth and all of softmax attention for an overhead."
 )
+ALONE = True

@@ -1,27 +1,23 @@
-r"""What attention costs: O(L r D) for random features against O(L^2 D), reference 000.
-
-In memory O(L r + r D + L D) against O(L^2 + L D) for the forms as they are written down
-(reference 001 too says that both are linear in L). `refattn` works in blocks:
-beyond its arguments and its result it needs memory that does not depend on L.
-"""
+"""What attention costs, in time and in memory, with random features and without: reference 000."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from refattn import random_feature_attention, sampling, softmax_attention
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, derived
 
-from ._clock import exponent, medians, peak
+from ._clock import exponent, linear_form, peak, seconds
 
 BETWEEN = 1.5  # halfway between linear and quadratic
 HALF = 0.5  # halfway between constant and linear
 D, R = 64, 64
+PARAMETERS = {"L": "length", "r": "r", "D": "d"}  # of `forms`, by axis
 REPEATS = {"tiny": 1, "quick": 5, "full": 11}
 TOP = {"tiny": 8, "quick": 11, "full": 12}  # sequences of dense forms have up to 3 * 2^top
 LINEAR, DENSE = ("textbook, random features", "refattn, random features"), ("textbook", "refattn")
@@ -30,7 +26,7 @@ LINEAR, DENSE = ("textbook, random features", "refattn, random features"), ("tex
 def textbook_features(q: Any, k: Any, v: Any, omega: Any) -> Any:
     """Positive features, all in memory."""
     phi_q, phi_k = (np.exp(x @ omega.T - np.sum(x * x, axis=-1, keepdims=True) / 2) for x in (q, k))
-    return (phi_q @ (phi_k.T @ v)) / (phi_q @ phi_k.sum(0)[:, None])
+    return linear_form(phi_q, phi_k, v)
 
 
 def textbook_softmax(q: Any, k: Any, v: Any) -> Any:
@@ -57,7 +53,7 @@ def forms(length: int, d: int, r: int, dense: bool) -> dict[str, Callable[[], An
     }
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Time over each size and memory over the length."""
     top, repeats = TOP[level], REPEATS[level]
     dense = [3 * 2**p for p in range(top - 3, top + 1)]
@@ -76,60 +72,43 @@ def tasks(level: str) -> Sequence[Mapping[str, Any]]:
 
 
 def run(
-    rng: np.random.Generator,
-    axis: str,
-    sizes: Sequence[int],
-    dense: bool,
-    repeats: int,
-    length: int = 0,
+    rng: Any, axis: str, sizes: Sequence[int], dense: bool, repeats: int, length: int = 0
 ) -> dict[str, Any]:
     """Seconds, or MiB where nothing is repeated, of each form and size."""
-    calls: dict[tuple[str, int], Callable[[], Any]] = {}
-    for size in sizes:
-        shape = {"length": length, "d": D, "r": R} | {
-            {"L": "length", "r": "r", "D": "d"}[axis]: size
-        }
-        calls |= {(name, size): call for name, call in forms(dense=dense, **shape).items()}
+    shape = {"length": length, "d": D, "r": R}
+    calls = {size: forms(dense=dense, **shape | {PARAMETERS[axis]: size}) for size in sizes}
     if repeats:
-        named = medians({f"{name}|{size}": call for (name, size), call in calls.items()}, repeats)
-        values = {key: named["|".join(map(str, key))] for key in calls}
-    else:
-        # without the result, L x D, which every form returns
-        values = {key: peak(call) - 4 * key[1] * D / 2**20 for key, call in calls.items()}
-    names = list(dict.fromkeys(name for name, _ in calls))
-    return {
-        "axis": axis,
-        "unit": "s" if repeats else "MiB",
-        "sizes": list(sizes),
-        "values": {name: [values[name, size] for size in sizes] for name in names},
-    }
+        values = seconds(calls, repeats)
+    else:  # without the result, L x D, which every form returns
+        values = {
+            name: [peak(calls[size][name]) - 4 * size * D / 2**20 for size in sizes]
+            for name in calls[sizes[0]]
+        }
+    unit = "s" if repeats else "MiB"
+    return {"axis": axis, "unit": unit, "sizes": list(sizes), "values": values}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Exponents against the middle between two claims."""
-    evidence: dict[str, list[Any]] = {
-        name: [] for name in ("time", "dense time", "memory", "dense memory", "memory of refattn")
-    }
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     found = {}
     for r in results:
         for name, values in r["values"].items():
             slope = exponent(r["sizes"], np.maximum(values, 1e-9))
             found[r["unit"], r["axis"], name] = slope
-            label = f"{name}: exponent of {r['axis']}"
-            at_most = Compared(label, slope, BETWEEN)
-            at_least = Compared(f"2 - {label}", 2 - slope, 2 - BETWEEN)
+            label, linear = f"{name}: exponent of {r['axis']}", name in LINEAR
+            row = (label, slope, BETWEEN)
             if r["unit"] == "s":
-                if name in LINEAR:
-                    key, row = "time", at_most
-                elif r["axis"] == "L":  # from the middle of 1 and 2 to that of 2 and 3
-                    key, row = "dense time", Compared(f"{label}, from 2", abs(slope - 2), HALF)
-                else:
-                    key, row = "dense time", at_most
+                key = "time" if linear else "dense time"
+                if r["axis"] == "L" and not linear:  # from the middle of 1 and 2 to that of 2 and 3
+                    row = (f"{label}, from 2", abs(slope - 2), HALF)
             elif "refattn" in name:
-                key, row = "memory of refattn", Compared(label, slope, HALF)
+                key, row = "memory of refattn", (label, slope, HALF)
+            elif linear:
+                key = "memory"
             else:
-                key, row = ("memory", at_most) if name in LINEAR else ("dense memory", at_least)
-            evidence[key].append(row)
+                key, row = "dense memory", (f"2 - {label}", 2 - slope, 2 - BETWEEN)
+            evidence[key].append(suite.Compared(*row))
     time, space = (
         [found[unit, "L", name] for name in (LINEAR[0], LINEAR[1], DENSE[0])]
         for unit in ("s", "MiB")
@@ -140,7 +119,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"arguments and result as {space[0]:.2f} and {space[2]:.2f} in the textbook forms, and as "
         f"{space[1]:.2f} in refattn, which works in blocks."
     )
-    return Findings(evidence, {"runs": list(results)}, remark)
+    return suite.Findings(evidence, {"runs": list(results)}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -168,27 +147,20 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Random features take time and memory linear in the length",
-    source="000, KernelizedAttention, time complexity",
-    statements={
-        "time": Statement("Attention with $r$ random features takes time $O(L r D)$."),
-        "dense time": Statement("Softmax attention takes time $O(L^2 D)$."),
-        "memory": Statement("Random features as written down need memory linear in L."),
-        "dense memory": Statement("Softmax attention as written down needs memory of order $L^2$."),
-        "memory of refattn": Statement(
-            "refattn needs memory that does not depend on L beside its arguments and result.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
-        "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not "
-        "grow); memory as NumPy allocates it."
+TITLE = "Random features take time and memory linear in the length"
+SOURCE = "000, KernelizedAttention, time complexity"
+STATEMENTS = {
+    "time": Statement("Attention with $r$ random features takes time $O(L r D)$."),
+    "dense time": Statement("Softmax attention takes time $O(L^2 D)$."),
+    "memory": Statement("Random features as written down need memory linear in L."),
+    "dense memory": Statement("Softmax attention as written down needs memory of order $L^2$."),
+    "memory of refattn": derived(
+        "refattn needs memory that does not depend on L beside its arguments and result."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    alone=True,
+}
+METHOD = (
+    "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
+    "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not grow); "
+    "memory as NumPy allocates it."
 )
+ALONE = True

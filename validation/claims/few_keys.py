@@ -6,7 +6,6 @@ trained sentence encoder; trials are independent, and an error is the mean over 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,9 +16,9 @@ from refattn import coreset_attention, sampled_key_attention, softmax_attention
 from refattn.estimators import key_sampling
 from refattn.naive import coreset_attention as formula
 from refattn.typing import KEY_LAWS
-from validation import plotting
+from validation import plotting, suite
 from validation.claims.chunk_summaries import relative_error
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement, more_often
+from validation.suite import control, derived
 
 TRIALS = {"tiny": 2, "quick": 40, "full": 60}
 CHUNK = 10
@@ -27,7 +26,7 @@ KEYS = 32
 LANDMARKS = (8, 16, 32)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Trials in chunks."""
     chunk = min(CHUNK, TRIALS[level])
     return [{"trials": chunk}] * (TRIALS[level] // chunk)
@@ -94,21 +93,21 @@ def _landmarks(q: Any, k: Any, v: Any, count: int) -> Any:
     return weights(q, means[1]) @ (middle @ softmax_attention(means[0], k, v, scale=scale))
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over trials, and errors of landmarks, in which nothing is random."""
     q, k, v, exact = tensors()
     trials = [one for result in results for one in result]
     error = {name: np.array([one[name] for one in trials]) for name in trials[0]}
     landmarks = {n: relative_error(_landmarks(q, k, v, n), exact) for n in LANDMARKS}
     nothing = relative_error(np.broadcast_to(v.mean(-2, keepdims=True), v.shape), exact)
-    evidence: dict[str, list[Any]] = {
-        "centred": [more_often("centred", error["centred"] < error["as they are"])],
+    evidence: suite.Evidence = {
+        "centred": [suite.more_often("centred", error["centred"] < error["as they are"])],
         "coreset": [
-            more_often(f"below {law}", error["gaussian"] < error[law])
+            suite.more_often(f"below {law}", error["gaussian"] < error[law])
             for law in ("uniform", "norms")
         ],
-        "RA": [more_often("ra below softmax", error["ra"] < error["softmax"])],
-        "landmarks": [Compared(f"{n} landmarks", x, nothing) for n, x in landmarks.items()],
+        "RA": [suite.more_often("ra below softmax", error["ra"] < error["softmax"])],
+        "landmarks": [suite.Compared(f"{n} landmarks", x, nothing) for n, x in landmarks.items()],
     }
     means = ", ".join(f"{np.mean(x):.2f} ({name})" for name, x in error.items())
     printed = ", ".join(f"{x:.2f} ({n})" for n, x in landmarks.items())
@@ -116,7 +115,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"Mean relative errors at S = {KEYS}: {means}. Nystrom attention: {printed}, where the "
         f"mean of the values has {nothing:.2f}."
     )
-    return Findings(evidence, {"error": {n: x.tolist() for n, x in error.items()}}, remark)
+    return suite.Findings(evidence, {"error": {n: x.tolist() for n, x in error.items()}}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -130,35 +129,22 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="A few keys in place of all: coresets, samples and landmarks",
-    source="arXiv:2602.10056, key coresets; arXiv:2102.03902, landmarks",
-    statements={
-        "centred": Statement(
-            "Subtracting their mean from the keys makes the error of a coreset smaller.",
-            printed=False,
-        ),
-        "coreset": Statement(
-            "A coreset has a smaller error than as many keys drawn uniformly or by norms.",
-            printed=False,
-        ),
-        "RA": Statement(
-            "RA has a smaller error than as many keys drawn from the softmax itself.",
-            printed=False,
-        ),
-        "landmarks": Statement(
-            "Nystrom attention with landmarks is nearer to softmax attention than the mean of the "
-            "values is, on trained tensors that it was not trained with.",
-            expected=REFUTED,
-            printed=False,
-        ),
-    },
-    method=(
-        f"8 heads of all-MiniLM-L6-v2 on 128 tokens; S = {KEYS}. Exact sign tests over independent "
-        "draws. Landmarks are means of segments and their inverse is an exact one."
+TITLE = "A few keys in place of all: coresets, samples and landmarks"
+SOURCE = "arXiv:2602.10056, key coresets; arXiv:2102.03902, landmarks"
+STATEMENTS = {
+    "centred": derived(
+        "Subtracting their mean from the keys makes the error of a coreset smaller."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "coreset": derived(
+        "A coreset has a smaller error than as many keys drawn uniformly or by norms."
+    ),
+    "RA": derived("RA has a smaller error than as many keys drawn from the softmax itself."),
+    "landmarks": control(
+        "Nystrom attention with landmarks is nearer to softmax attention than the mean of the "
+        "values is, on trained tensors that it was not trained with."
+    ),
+}
+METHOD = (
+    f"8 heads of all-MiniLM-L6-v2 on 128 tokens; S = {KEYS}. Exact sign tests over independent "
+    "draws. Landmarks are means of segments and their inverse is an exact one."
 )

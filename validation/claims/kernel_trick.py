@@ -1,41 +1,33 @@
 r"""Kernels as products of features: reference 001, from the kernel trick to the softmax kernel.
 
-.. math::
-    \varphi(x) = (x_1^2, x_2^2, \sqrt2 x_1 x_2): \; \varphi(x) \cdot \varphi(y) = (x \cdot y)^2,
-    \qquad e^{x \cdot y} = e^{|x|^2/2} K_\mathrm{gauss}(x, y) \, e^{|y|^2/2}, \; \gamma = 1/2
-
-and Fourier features cos(omega.x), sin(omega.x), whose product over one omega has the mean
-exp(-|x - y|^2/2) for omega ~ N(0, I). The post writes K_gauss = exp(-gamma |x - y|^2) beside
-that law: it needs gamma = 1/2, or omega ~ N(0, 2 gamma I).
-
-Reference 002, eq. (6), has K(x, y) ~ z(x) . z(y) with z of length R, made of the maps of its
-eqs. (8), (9) and (15), without a factor 1 / sqrt(R): as printed it estimates R K(x, y). Attention
-is a ratio, in which the factor cancels.
+The post writes K_gauss = exp(-gamma |x - y|^2) beside omega ~ N(0, I), which needs gamma = 1/2. The
+maps of eqs. (8), (9) and (15) of reference 002 lack a factor 1 / sqrt(R), for its eq. (6).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
-from refattn import features, kernels, sampling, stats
-from validation import plotting
-from validation.suite import Claim, Compared, Erratum, Findings, Statement, Tested, detects
+from refattn import features, kernels, sampling
+from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
+
+from ._performer import mean_cosine
+from .cost import textbook_features
 
 D, LENGTHS = 8, (0.5, 1.0, 2.0)  # |x - y|
 GAMMA = 1.0  # other than 1/2
 DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
 PAIRS = {"tiny": 100, "quick": 10_000, "full": 100_000}
-TARGET = 0.05  # for gamma = 1/2 and 1 the means differ by 0.12 and more
 FEATURES = 8  # R
 MEANS = {"1/2": (0.5, 1.0), "printed": (GAMMA, 1.0), "scaled": (GAMMA, math.sqrt(2 * GAMMA))}
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The identities, and one task for each distance."""
     random = [{"length": length, "count": DRAWS[level]} for length in LENGTHS]
     return [{"count": PAIRS[level]}, *random]
@@ -79,8 +71,7 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     softmax = np.abs(log - np.log(kernels.softmax_kernel(x, y))) / (1 + 4 * squares)
     q, k, v = rng.standard_normal((3, 2 * D, D)) / math.sqrt(D)
     omega = sampling.draw(FEATURES, D, rng=rng).omega
-    z_q, z_k = (np.exp(a @ omega.T - np.sum(a * a, -1, keepdims=True) / 2) for a in (q, k))
-    by_formula = z_q @ (z_k.T @ v) / (z_q @ z_k.sum(0)[:, None])
+    by_formula = textbook_features(q, k, v, omega)
     attention = refattn.random_feature_attention(q, k, v, omega=omega, scale=1.0)
     length = np.max(np.sum(omega * omega, -1))
     off = np.abs(by_formula - attention) / (1 + length) / np.max(np.abs(v))
@@ -92,164 +83,125 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
     }
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Identities by rounding, means by a bound."""
-    found = results[0]
-    tests: dict[str, list[Tested]] = {name: [] for name in MEANS}
-    sums: dict[str, list[Tested]] = {"eq. (6)": [], "eq. (6), scaled": []}
+    found, unit = results[0], "eps (1 + exponents)"
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence |= {
+        "polynomial": [
+            suite.Compared(
+                "product of features", found["polynomial"], 8.0, "eps of the absolute terms"
+            ),
+            suite.Compared("features by hand", found["map"], 4.0, "eps of the largest"),
+        ],
+        "softmax": [
+            suite.Compared("softmax from Gaussian kernel", found["softmax"], float(D), unit)
+        ],
+        "attention": [
+            suite.Compared("attention by eqs. (9) and (10)", found["attention"], 8.0, unit)
+        ],
+    }
     rows = []
     for r in results[1:]:
-        x = r["cosine"]["1/2"]
+        name, x, row = f"|x - y| = {r['length']:g}", r["cosine"]["1/2"], {"length": r["length"]}
         blocks = x[: len(x) // FEATURES * FEATURES].reshape(-1, FEATURES).mean(-1)  # z . z / R
-        square = r["length"] ** 2
-        kernel = math.exp(-square / 2)
-        for name, mean in (("eq. (6)", kernel / FEATURES), ("eq. (6), scaled", kernel)):
-            detectable = detects(
-                stats.empirical_bernstein,
-                len(blocks),
-                variance=(1 - math.exp(-square)) ** 2 / 2 / FEATURES,
-                low=-1.0,
-                high=1.0,
-            )
-            p = stats.empirical_bernstein(blocks, mean, -1, 1)
-            label = f"|x - y| = {r['length']:g}, R = {FEATURES}"
-            sums[name].append(Tested(label, p, detectable, TARGET, "of the scale"))
-        row = {"length": r["length"]}
-        for name, (gamma, scale) in MEANS.items():
-            x = r["cosine"][name]
-            # E cos^2 - (E cos)^2 under the law that the statement names
-            square = 2 * gamma * r["length"] ** 2
-            p = stats.empirical_bernstein(x, math.exp(-square / 2), -1, 1)
-            detectable = detects(
-                stats.empirical_bernstein,
-                len(x),
-                variance=(1 - math.exp(-square)) ** 2 / 2,
-                low=-1.0,
-                high=1.0,
-            )
-            tests[name].append(
-                Tested(f"|x - y| = {r['length']:g}", p, detectable, TARGET, "of the scale")
-            )
-            row[name] = float(np.mean(x))
-            row[f"{name}, error"] = float(np.std(x)) / math.sqrt(len(x))
-            row[f"{name}, scale"] = scale
+        for of, factor in (("eq. (6)", 1 / FEATURES), ("eq. (6), scaled", 1.0)):
+            label = f"{name}, R = {FEATURES}"
+            row_of = mean_cosine(label, blocks, r["length"] ** 2, FEATURES, factor)
+            evidence[of].append(row_of)
+        for (kind, (gamma, scale)), of in zip(
+            MEANS.items(), ("fourier", "any gamma", "any gamma, scaled"), strict=True
+        ):
+            x = r["cosine"][kind]
+            evidence[of].append(mean_cosine(name, x, 2 * gamma * r["length"] ** 2))
+            row[kind] = float(np.mean(x))
+            row[f"{kind}, error"] = float(np.std(x)) / math.sqrt(len(x))
+            row[f"{kind}, scale"] = scale
         rows.append(row)
-    unit = "eps (1 + exponents)"
-    evidence: dict[str, list[Any]] = {
-        "polynomial": [
-            Compared("product of features", found["polynomial"], 8.0, "eps of the absolute terms"),
-            Compared("features by hand", found["map"], 4.0, "eps of the largest"),
-        ],
-        "softmax": [Compared("softmax from Gaussian kernel", found["softmax"], float(D), unit)],
-        "fourier": tests["1/2"],
-        "any gamma": tests["printed"],
-        "any gamma, scaled": tests["scaled"],
-        **sums,
-        "attention": [Compared("attention by eqs. (9) and (10)", found["attention"], 8.0, unit)],
-    }
     remark = (
         f"Both identities hold to rounding ({found['polynomial']:.1f} and {found['softmax']:.1f} "
-        f"units). Fourier features with omega ~ N(0, I) give "
-        f"{rows[1]['printed']:.3f} at |x - y| = {rows[1]['length']:g}, which is "
-        f"$e^{{-|x - y|^2/2}}$ = {math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: "
-        f"the law named beside gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's "
-        f"report estimates R times the kernel with the maps as printed; attention does not see it."
+        f"units). Fourier features with omega ~ N(0, I) give {rows[1]['printed']:.3f} at |x - y| = "
+        f"{rows[1]['length']:g}, which is $e^{{-|x - y|^2/2}}$ = "
+        f"{math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: the law named beside "
+        "gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's report estimates R times "
+        "the kernel with the maps as printed; attention does not see it."
     )
-    return Findings(evidence, {"means": rows}, remark)
+    return suite.Findings(evidence, {"means": rows}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
     """Means of products of Fourier features beside Gaussian kernels."""
     figure, ((axes,),) = plotting.panels()
     t = np.linspace(0, 2.5, 100)
-    lengths = [r["length"] for r in data["means"]]
     for i, (gamma, name, law) in enumerate(
         ((0.5, "1/2", "N(0, I)"), (GAMMA, "scaled", "N(0, 2 gamma I)"))
     ):
         colour = plotting.COLOURS[i]
         axes.plot(t, np.exp(-gamma * t * t), color=colour, label=f"kernel, gamma = {gamma:g}")
-        axes.errorbar(
-            lengths,
-            [r[name] for r in data["means"]],
-            [5 * r[f"{name}, error"] for r in data["means"]],
-            fmt="o",
-            capsize=3,
-            color=colour,
-            label=f"features, omega ~ {law}",
-        )
+        length, mean, error = plotting.columns(data["means"], "length", name, f"{name}, error")
+        label = f"features, omega ~ {law}"
+        axes.errorbar(length, mean, 5 * error, fmt="o", capsize=3, color=colour, label=label)
     axes.set(xlabel="|x - y|", ylabel="mean product of features (5 standard errors)")
     axes.legend()
     return figure
 
 
-CLAIM = Claim(
-    title="Kernels as products of features",
-    source="001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)",
-    statements={
-        "polynomial": Statement(
-            r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
-        ),
-        "softmax": Statement(
-            r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, "
-            r"$\gamma = \frac{1}{2}$."
-        ),
-        "fourier": Statement(
-            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
-        ),
-        "any gamma": Statement(
-            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
-            r"also for $\gamma = 1$.",
-            expected="REFUTED",
-        ),
-        "any gamma, scaled": Statement(
-            r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is "
-            r"$e^{-\gamma |x - y|^2}$.",
-            printed=False,
-        ),
-        "eq. (6)": Statement(
-            r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. "
-            "(8), (9), (15) of Ye's report.",
-            expected="REFUTED",
-        ),
-        "eq. (6), scaled": Statement(
-            r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor "
-            r"$1 / \sqrt{R}$.",
-            printed=False,
-        ),
-        "attention": Statement(
-            "The factor cancels in attention: with $z$ as printed it is that of "
-            "`random_feature_attention`.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Identities to rounding on random vectors; the empirical Bernstein bound of Maurer and "
-        "Pontil on means of products, which lie in [-1, 1]."
+TITLE = "Kernels as products of features"
+SOURCE = "001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)"
+STATEMENTS = {
+    "polynomial": Statement(
+        r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
     ),
-    errata=(
-        Erratum(
-            "A law of frequencies for one gamma only",
-            ("any gamma",),
-            r"$K_\text{gauss} = \exp(-\gamma \|x_i - x_j\|^2)$ from frequencies "
-            r"$\omega \sim N(0, I)$.",
-            r"$\omega \sim N(0, 2 \gamma I)$, or $\gamma = \frac{1}{2}$ as in the appendix.",
-            r"The estimate is $e^{-|x - y|^2/2}$ whatever $\gamma$: a bandwidth that is set has no "
-            "effect.",
-            42,
-            source="001, Random Fourier Features",
-        ),
-        Erratum(
-            "Features without their scale",
-            ("eq. (6)",),
-            r"$K(x, y) \approx z(x)^\top z(y)$, with the $R$ entries of eqs. (8), (9) and (15).",
-            r"$z(x)^\top z(y) / R$: each $z$ lacks a factor $1 / \sqrt{R}$.",
-            r"Kernels come out $R$ times too large. Attention is a ratio and does not see it.",
-            40,
-            source="002, eq. (6)",
-        ),
+    "softmax": Statement(
+        r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, $\gamma = "
+        r"\frac{1}{2}$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "fourier": Statement(
+        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
+    ),
+    "any gamma": refuted(
+        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
+        r"also for $\gamma = 1$."
+    ),
+    "any gamma, scaled": derived(
+        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is $e^{-\gamma |x - "
+        "y|^2}$."
+    ),
+    "eq. (6)": refuted(
+        r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. (8), "
+        "(9), (15) of Ye's report."
+    ),
+    "eq. (6), scaled": derived(
+        r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor $1 / "
+        r"\sqrt{R}$."
+    ),
+    "attention": derived(
+        "The factor cancels in attention: with $z$ as printed it is that of "
+        "`random_feature_attention`."
+    ),
+}
+METHOD = (
+    "Identities to rounding on random vectors; the empirical Bernstein bound of Maurer and Pontil "
+    "on means of products, which lie in [-1, 1]."
+)
+ERRATA = (
+    suite.Erratum(
+        "A law of frequencies for one gamma only",
+        ("any gamma",),
+        r"$K_\text{gauss} = \exp(-\gamma \|x_i - x_j\|^2)$ from frequencies $\omega \sim N(0, I)$.",
+        r"$\omega \sim N(0, 2 \gamma I)$, or $\gamma = \frac{1}{2}$ as in the appendix.",
+        r"The estimate is $e^{-|x - y|^2/2}$ whatever $\gamma$: a bandwidth that is set has no "
+        "effect.",
+        42,
+        source="001, Random Fourier Features",
+    ),
+    suite.Erratum(
+        "Features without their scale",
+        ("eq. (6)",),
+        r"$K(x, y) \approx z(x)^\top z(y)$, with the $R$ entries of eqs. (8), (9) and (15).",
+        r"$z(x)^\top z(y) / R$: each $z$ lacks a factor $1 / \sqrt{R}$.",
+        "Kernels come out $R$ times too large. Attention is a ratio and does not see it.",
+        40,
+        source="002, eq. (6)",
+    ),
 )

@@ -12,7 +12,6 @@ for c = n, else 0. The formula is written here from densities, and compared with
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,8 @@ from scipy import special, stats
 
 from refattn import estimators, linear_randomized_attention, sampling
 from refattn.typing import Weighting
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -32,7 +31,7 @@ WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
 KINDS = ("RFA, own", "RFA, balance", "RA", *WEIGHTINGS)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each size."""
     return [{"d": d, "n": n, "repeats": REPEATS[level]} for d, n in SIZES]
 
@@ -92,17 +91,10 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
         rfa = estimators.random_feature_attention(q, k, v, omega=omega, scale=1.0)
         standard = stats.norm.logpdf(omega).sum(-1)
         formula = lara(q, k, v, omega, np.zeros((n, count)), standard, log_target(q, k, omega))
-        for weighting in ("own", "balance"):
-            got = linear_randomized_attention(
-                q,
-                k,
-                v,
-                omega=omega,
-                centres=np.zeros((count, d)),
-                weighting=weighting,
-                scale=1.0,
-            )
-            keep(f"RFA, {weighting}", got, omega, rfa, formula)
+        for kind in ("own", "balance"):
+            options: dict[str, Any] = {"centres": np.zeros((count, d)), "weighting": kind}
+            got = linear_randomized_attention(q, k, v, omega=omega, scale=1.0, **options)
+            keep(f"RFA, {kind}", got, omega, rfa, formula)
         # RA: C = n, and alpha picks for each query its own frequency.
         own = sampling.draw_target(q, k, num_samples=1, rng=rng, scale=1.0)
         ra = estimators.randomized_attention(q, k, v, omega=own, scale=1.0)
@@ -137,23 +129,23 @@ def run(rng: np.random.Generator, d: int, n: int, repeats: int) -> dict[str, Any
     return {"d": d, "worst": worst, "dropped": dropped}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """All is arithmetic."""
-    found: dict[str, list[Compared]] = {"is RFA": [], "is RA": [], "formula": []}
+    found: dict[str, list[suite.Compared]] = {"is RFA": [], "is RA": [], "formula": []}
     for r in results:
         for kind, error in r["worst"].items():
             name = {"RFA": "is RFA", "RA": "is RA"}.get(kind.split(",")[0], "formula")
-            found[name].append(Compared(f"{kind}, d = {r['d']}", error, BOUND, UNIT))
+            found[name].append(suite.Compared(f"{kind}, d = {r['d']}", error, BOUND, UNIT))
     most = max(r["dropped"] for r in results)
     worst = max(e.value for e in (*found["is RFA"], *found["is RA"]))
     remark = (
-        f"LARA is RFA and RA in the cases that the text names, to {worst:.2g} {UNIT}. "
-        "Weights that depend on the query sum to 1, as the text asks, only while some are "
-        f"negative: once these are dropped, the sum is up to {1 + most:.2g}. The result is a "
-        "ratio, and shows no constant factor of the weights."
+        f"LARA is RFA and RA in the cases that the text names, to {worst:.2g} {UNIT}. Weights that "
+        "depend on the query sum to 1, as the text asks, only while some are negative: once these "
+        f"are dropped, the sum is up to {1 + most:.2g}. The result is a ratio, and shows no "
+        "constant factor of the weights."
     )
     data = {"results": [{"d": r["d"], "worst": r["worst"]} for r in results]}
-    return Findings(found, data, remark)
+    return suite.Findings(found, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -170,26 +162,18 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="LARA has RFA and RA as special cases",
-    source="003, a unified view of LARA, RA, and RFA",
-    statements={
-        "is RFA": Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
-        "is RA": Statement(
-            r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
-        ),
-        "formula": Statement(
-            "`linear_randomized_attention` is the printed formula, with own, balance and query "
-            "weights.",
-            printed=False,
-        ),
-    },
-    method=(
-        "LARA written from the densities of $p_n$ and the proposals, against the package's LARA, "
-        "RFA and RA at the same frequencies, relative to the largest value."
+TITLE = "LARA has RFA and RA as special cases"
+SOURCE = "003, a unified view of LARA, RA, and RFA"
+STATEMENTS = {
+    "is RFA": Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
+    "is RA": Statement(
+        r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "formula": derived(
+        "`linear_randomized_attention` is the printed formula, with own, balance and query weights."
+    ),
+}
+METHOD = (
+    "LARA written from the densities of $p_n$ and the proposals, against the package's LARA, RFA "
+    "and RA at the same frequencies, relative to the largest value."
 )

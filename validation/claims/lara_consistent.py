@@ -2,21 +2,14 @@ r"""Reference 003, the limitations of LARA: "still a biased (but consistent) est
 
 With one sample of each proposal and no more proposals than tokens, LARA has no sample size that
 grows. Here the proposals q_c = N(mu_c, 1) are fixed and K samples are drawn of each. With
-alpha_c = q_c / sum_c' q_c' (balance) or 1 / C (own) the sums of LARA tend to
-
-.. math:: \sum_c \int q_c \, \alpha_c \frac{p_n}{q_c} f_n = \int p_n f_n \sum_c \alpha_c
-          = \mathrm{SoftmaxAttn}
-
-and to 1, the bias and the mean squared error as 1/K. Weights that depend on the query, with
-negative ones dropped as they must be for the result to be a mean of values, no longer sum to 1, and
-what they tend to is another mean. Mean and variance for any K follow from Laplace transforms (see
-`_ratios`).
+alpha_c = q_c / sum_c' q_c' (balance) or 1 / C (own) the sums of LARA tend to softmax attention and
+to 1. Weights that depend on the query, with negative ones dropped as they must be for the result to
+be a mean of values, no longer sum to 1. See `_ratios` for the mean and the variance at any K.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +17,9 @@ from scipy import special
 
 from refattn import linear_randomized_attention, stats
 from refattn.typing import Weighting
-from validation import plotting
+from validation import plotting, suite
 from validation.claims import _ratios
-from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
+from validation.suite import Statement, control, derived
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 200_000}
 WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
@@ -39,7 +32,7 @@ TARGET = 0.06  # of the largest value
 BATCH = 5000
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each weighting and number of samples, and for each exact law."""
     simulated = [
         {"weighting": weighting, "count": count, "draws": DRAWS[level] // (1 + (count > 16))}
@@ -90,81 +83,66 @@ def run(rng: np.random.Generator, weighting: Weighting, count: int, draws: int) 
         return {**about, "laws": laws, "limit": limit(weighting, step / 2), "gap": gap}
     q, k, v = QUERIES[:, None], PROBLEM.k[:, None], PROBLEM.v[:, None]
     centres = np.repeat(CENTRES, count)[:, None]
+    options: dict[str, Any] = {"centres": CENTRES[:, None], "weighting": weighting, "scale": 1.0}
     out = []
     for i in range(0, draws, BATCH):
         size = min(BATCH, draws - i)
         omega = centres + rng.standard_normal((size, len(centres), 1))
-        out.append(
-            linear_randomized_attention(
-                np.broadcast_to(q, (size, *q.shape)),
-                k,
-                v,
-                centres=CENTRES[:, None],
-                omega=omega,
-                weighting=weighting,
-                scale=1.0,
-            )[:, 0, 0]
-        )
+        queries = np.broadcast_to(q, (size, *q.shape))
+        out.append(linear_randomized_attention(queries, k, v, omega=omega, **options)[:, 0, 0])
     ((mean, variance),) = _ratios.moments(groups(weighting, step), [count])
     return {**about, "out": np.clip(np.concatenate(out), 0, 1), "mean": mean, "variance": variance}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bets against unbiasedness; exponents of the exact laws, which simulation must confirm."""
     exact = PROBLEM.exact
-    biased: list[Shown] = []
-    law: list[Tested | Compared] = []
-    consistent: list[Tested | Compared] = []
-    query: list[Tested | Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     data: dict[str, Any] = {"counts": list(EXACT), "exact": {}, "simulated": []}
     for r in results:
         weighting, count = r["weighting"], r["count"]
+        tends = evidence["query" if weighting == "query" else "consistent"]
         if count:
             x, name = r["out"], f"{weighting}, K = {count}"
             if count <= 4:
-                biased.append(Shown(name, stats.betting(x, exact)))
+                evidence["biased"].append(suite.Shown(name, stats.betting(x, exact)))
             square = (x - exact) ** 2
             want = r["variance"] + (r["mean"] - exact) ** 2
-            found: list[Tested | Compared] = []
-            for label, y, mean, variance, unit in (
-                ("mean", x, r["mean"], r["variance"], "of the values"),
-                # A square in [0, 1] has at most its mean as variance.
-                ("mean square", square, want, want, "of squared values"),
-            ):
-                detectable = detects(stats.empirical_bernstein, len(y), variance=variance)
-                p = stats.empirical_bernstein(y, mean)
-                found.append(Tested(f"{label}, {name}", p, detectable, TARGET, unit))
-            law += found
+            of_mean = (x, r["mean"], r["variance"], TARGET, "of the values")
+            # A square in [0, 1] has at most its mean as variance.
+            of_square = (square, want, want, TARGET, "of squared values")
+            found = [
+                suite.empirical_bernstein(f"mean, {name}", *of_mean),
+                suite.empirical_bernstein(f"mean square, {name}", *of_square),
+            ]
+            evidence["law"] += found
             if weighting != "query":
-                consistent += found
+                tends += found
             mse = float(np.mean(square))
             data["simulated"].append({"weighting": weighting, "count": count, "mse": mse})
             continue
         bias = [mean - exact for mean, _ in r["laws"]]
         errors = [variance + b * b for b, (_, variance) in zip(bias, r["laws"], strict=True)]
         data["exact"][weighting] = {"bias": bias, "mse": errors, "limit": r["limit"] - exact}
-        off = abs(r["limit"] - exact)
-        law.append(Compared(f"integrals of two steps, {weighting}", r["gap"], 1e-5))
-        found = query if weighting == "query" else consistent
-        found.append(Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
+        gap, off = r["gap"], abs(r["limit"] - exact)
+        evidence["law"].append(suite.Compared(f"integrals of two steps, {weighting}", gap, 1e-5))
+        tends.append(suite.Compared(f"limit, {weighting}", off, 1e-4, "of the values"))
         if weighting != "query":
             grew = math.log(EXACT[-1] / EXACT[-3])
             for name, values in (("bias", bias), ("mean square", errors)):
                 slope = math.log(abs(values[-1] / values[-3])) / grew
                 label = f"exponent of K in the {name}, from -1, {weighting}"
-                found.append(Compared(label, abs(slope + 1), 0.05))
+                tends.append(suite.Compared(label, abs(slope + 1), 0.05))
     first = data["exact"]["balance"]
     remark = (
         "LARA is biased and consistent, as the text says, if what grows is the number of samples "
         f"of fixed proposals: with balance weights the bias is {first['bias'][0]:.2g} for one "
         f"sample of each and {first['bias'][-1]:.2g} for {EXACT[-1]}. It is not with "
         "query-dependent weights once negative ones are dropped: the limit is off by "
-        f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N "
-        "proposals, the form in the text, nothing tends to a limit."
+        f"{data['exact']['query']['limit']:.2g}. With one sample of each of at most N proposals, "
+        "the form in the text, nothing tends to a limit."
     )
-    evidence: dict[str, Sequence[Tested | Shown | Compared]]
-    evidence = {"biased": biased, "law": law, "consistent": consistent, "query": query}
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -175,7 +153,7 @@ def plot(data: dict[str, Any]) -> Any:
         colour = plotting.COLOURS[i]
         axes.loglog(counts, data["exact"][weighting]["mse"], color=colour, label=weighting)
         rows = [r for r in data["simulated"] if r["weighting"] == weighting]
-        axes.loglog([r["count"] for r in rows], [r["mse"] for r in rows], "o", color=colour)
+        axes.loglog(*plotting.columns(rows, "count", "mse"), "o", color=colour)
     off = data["exact"]["query"]["limit"] ** 2
     axes.axhline(off, color=plotting.INK, linestyle=":", linewidth=0.9, label="limit of query")
     line = data["exact"]["balance"]["mse"][-1] * counts[-1] / counts
@@ -185,33 +163,24 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="LARA is biased but consistent",
-    source="003, conclusion and limitation",
-    statements={
-        "biased": Statement("LARA is a biased estimator for softmax attention."),
-        "law": Statement(
-            "`linear_randomized_attention` with 1 to 64 samples of each proposal has the exact "
-            "mean and mean squared error, with own, balance and query weights.",
-            printed=False,
-        ),
-        "consistent": Statement(
-            "It is consistent: as the samples of fixed proposals grow, with balance or own "
-            "weights, bias and mean squared error vanish as $1/K$."
-        ),
-        "query": Statement(
-            "It is consistent too with weights that depend on the query, negative ones dropped.",
-            expected="REFUTED",
-            printed=False,
-        ),
-    },
-    method=(
-        "Values in [0, 1], d = 1. Bets against the hypothesis that the mean is exact. Exact bias "
-        "and mean squared error for any number of samples from Laplace transforms, against "
-        "simulated ones by the empirical Bernstein bound, and their exponents."
+TITLE = "LARA is biased but consistent"
+SOURCE = "003, conclusion and limitation"
+STATEMENTS = {
+    "biased": Statement("LARA is a biased estimator for softmax attention."),
+    "law": derived(
+        "`linear_randomized_attention` with 1 to 64 samples of each proposal has the exact mean "
+        "and mean squared error, with own, balance and query weights."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "consistent": Statement(
+        "It is consistent: as the samples of fixed proposals grow, with balance or own weights, "
+        "bias and mean squared error vanish as $1/K$."
+    ),
+    "query": control(
+        "It is consistent too with weights that depend on the query, negative ones dropped."
+    ),
+}
+METHOD = (
+    "Values in [0, 1], d = 1. Bets against the hypothesis that the mean is exact. Exact bias and "
+    "mean squared error for any number of samples from Laplace transforms, against simulated ones "
+    "by the empirical Bernstein bound, and their exponents."
 )

@@ -1,17 +1,12 @@
 r"""Attention linear in features, and the map elu + 1: reference 004.
 
-.. math::
-    \frac{\phi(Q) \, (\phi(K)^\top V)}{\phi(Q) \, (\phi(K)^\top 1)}
-    = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}{\sum_j \phi(q_i) \cdot \phi(k_j)}
-
-for every map. As printed elu is mask x + (1 - mask) alpha (e^x - 1), which for large x is
-x + 0 inf, not a number; and adding 1 to alpha (e^x - 1) loses e^x below eps, which matters for
-alpha = 1, where nothing else is left, and not for the printed alpha = 0.1.
+As printed elu is mask x + (1 - mask) alpha (e^x - 1), which for large x is x + 0 inf, not a number;
+and adding 1 to alpha (e^x - 1) loses e^x below eps, which matters for alpha = 1, where nothing else
+is left, and not for the printed alpha = 0.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -20,8 +15,8 @@ import numpy as np
 from refattn import features, linear_attention
 from refattn.conformance.truth.digits import formulas
 from refattn.streaming import LinearState
-from validation import plotting
-from validation.suite import Claim, Compared, Erratum, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, control, derived
 
 TOKENS, D = {"tiny": (12, 40), "quick": (40, 400), "full": (100, 3000)}, 8  # exact, dense
 PRINTED_ALPHA, ALPHAS = 0.1, (0.1, 1.0)
@@ -29,7 +24,7 @@ LARGE = (88.0, 100.0, 709.0, 710.0, 1e4)
 GRID = np.linspace(-60, 5, 131)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The identities at two sizes, and the map itself."""
     few, many = TOKENS[level]
     return [{"tokens": few, "digits": True}, {"tokens": many, "digits": False}, {"tokens": 0}]
@@ -90,69 +85,63 @@ def of_the_map() -> dict[str, Any]:
         ):
             lost[f"{name}, alpha = {alpha:g}"] = (np.abs(values - truth) / truth).tolist()
     x = np.random.default_rng(4).standard_normal((500, D))
+    maps = {f"{alpha:g}": features.elu_features(x, alpha) for alpha in ALPHAS}
+    weights = {name: phi @ phi.T for name, phi in maps.items()}
+    weights["softmax"] = np.exp(x @ x.T / np.sqrt(D))
     spread = {}
-    for alpha in ALPHAS:
-        phi = features.elu_features(x, alpha)
-        kernel = phi @ phi.T
+    for name, kernel in weights.items():
         share = kernel / np.mean(kernel, axis=-1, keepdims=True)
-        spread[f"{alpha:g}"] = [float(np.min(phi)), float(np.std(share)), float(np.max(share))]
-    softmax = np.exp(x @ x.T / np.sqrt(D))
-    share = softmax / np.mean(softmax, axis=-1, keepdims=True)
-    spread["softmax"] = [0.0, float(np.std(share)), float(np.max(share))]
+        least = float(np.min(maps.get(name, 0.0)))
+        spread[name] = [least, float(np.std(share)), float(np.max(share))]
+    printed = {d: ~np.isfinite(printed_elu_plus_one(x, PRINTED_ALPHA)) for d, x in large.items()}
+    values_of = [features.elu_features(x, alpha) for x in large.values() for alpha in ALPHAS]
     return {
-        "printed not finite": {
-            dtype: float(np.sum(~np.isfinite(printed_elu_plus_one(x, PRINTED_ALPHA))))
-            for dtype, x in large.items()
-        },
-        "not finite": sum(
-            float(np.sum(~np.isfinite(features.elu_features(x, alpha))))
-            for x in large.values()
-            for alpha in ALPHAS
-        ),
+        "printed not finite": {dtype: float(np.sum(x)) for dtype, x in printed.items()},
+        "not finite": sum(float(np.sum(~np.isfinite(values))) for values in values_of),
         "lost": lost,
         "worst": {name: max(values) / eps for name, values in lost.items()},
         "spread": spread,
     }
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Identities by rounding, and counter-examples."""
     found = next(r["map"] for r in results if "map" in r)
-    evidence: dict[str, list[Any]] = {"linear": [], "recurrent": []}
+    evidence: suite.Evidence = {"linear": [], "recurrent": []}
     rows = []
     for r in (r for r in results if "errors" in r):
         # Features are positive: products and sums of n terms, three roundings each at most.
         bound = 3.0 * (r["tokens"] + D)
         against = "exact" if r["digits"] else "dense"
         for name, error in r["errors"].items():
-            row = Compared(f"{name}, {r['tokens']} tokens, {against}", error, bound, "eps")
+            row = suite.Compared(f"{name}, {r['tokens']} tokens, {against}", error, bound, "eps")
             evidence["recurrent" if "recurrent" in name else "linear"].append(row)
         rows.append({"tokens": r["tokens"], "against": against, **r["errors"]})
     spread, single = found["spread"], found["printed not finite"]["float32"]
     worst = found["worst"]
     count = float(len(LARGE))
     evidence["finite"] = [
-        Compared(f"values not finite, of {count:g} large x, {dtype}", number, 0.0)
+        suite.Compared(f"values not finite, of {count:g} large x, {dtype}", number, 0.0)
         for dtype, number in found["printed not finite"].items()
     ]
-    evidence["finite, rewritten"] = [Compared("values not finite", found["not finite"], 0.0)]
+    evidence["finite, rewritten"] = [suite.Compared("values not finite", found["not finite"], 0.0)]
     digits = {
-        name: Compared(f"relative error, x from -60, {name}", error, 8.0, "eps")
+        name: suite.Compared(f"relative error, x from -60, {name}", error, 8.0, "eps")
         for name, error in worst.items()
     }
     evidence["digits"] = [digits[f"printed, alpha = {PRINTED_ALPHA:g}"]]
     evidence["digits, alpha = 1"] = [digits["printed, alpha = 1"]]
     evidence["digits, rewritten"] = [digits[f"refattn, alpha = {alpha:g}"] for alpha in ALPHAS]
     remark = (
-        f"The rearrangement is exact, also for causal attention, which the post calls not trivial "
+        "The rearrangement is exact, also for causal attention, which the post calls not trivial "
         f"to do fast. As printed elu is not a number at {single:g} of {count:g} large x in single "
-        f"precision (beyond 88.7). With the post's alpha = 0.1 features are at least "
+        "precision (beyond 88.7). With the post's alpha = 0.1 features are at least "
         f"{spread['0.1'][0]:.2f}, and weights of normal queries and keys deviate from uniform by "
         f"{spread['0.1'][1]:.0%}, with alpha = 1 by {spread['1'][1]:.0%}, with softmax by "
         f"{spread['softmax'][1]:.0%}."
     )
     data = {"errors": rows, "x": GRID.tolist(), "lost": found["lost"], "spread": spread}
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -190,59 +179,40 @@ def plot_finite(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Linear attention with elu + 1",
-    source="004, kernel_attn and elu",
-    statements={
-        "linear": Statement(
-            r"$\phi(Q) \, (\phi(K)^\top V)$ over $\phi(Q) \, (\phi(K)^\top 1)$ is attention with "
-            r"the kernel $\phi(q) \cdot \phi(k)$."
-        ),
-        "recurrent": Statement(
-            "It can be computed token by token, from sums of fixed size.", printed=False
-        ),
-        "finite": Statement(
-            "elu as the code computes it is finite for every finite x.",
-            expected="REFUTED",
-            printed=False,
-        ),
-        "finite, rewritten": Statement(
-            r"With the exponential of $\min(x, 0)$ alone elu + 1 is finite for every finite $x$.",
-            printed=False,
-        ),
-        "digits": Statement(
-            r"elu(x) + 1 as composed has full relative precision for the $\alpha = 0.1$ of the "
-            "code.",
-            printed=False,
-        ),
-        "digits, alpha = 1": Statement(
-            r"So it has for $\alpha = 1$, the usual elu.", expected="REFUTED", printed=False
-        ),
-        "digits, rewritten": Statement(
-            r"elu(x) + 1 computed as $1 - \alpha + \alpha e^x$ for $x \le 0$ has full relative "
-            "precision for both.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Errors against the dense form and against 50 digits, in units of rounding: all terms but "
-        "the values are positive. Counter-examples for the printed map."
+TITLE = "Linear attention with elu + 1"
+SOURCE = "004, kernel_attn and elu"
+STATEMENTS = {
+    "linear": Statement(
+        r"$\phi(Q) \, (\phi(K)^\top V)$ over $\phi(Q) \, (\phi(K)^\top 1)$ is attention with the "
+        r"kernel $\phi(q) \cdot \phi(k)$."
     ),
-    errata=(
-        Erratum(
-            "An elu that is not a number",
-            ("finite",),
-            "`return mask*x + (1-mask)*alpha* (x.exp() - 1)`",
-            r"The exponential of $\min(x, 0)$ alone: "
-            r"$\max(x, 0) + \alpha \, (e^{\min(x, 0)} - 1)$.",
-            r"Beyond 88.7 in float32 the masked term is $0 \cdot \infty$, not a number: one such "
-            "entry of a query spoils its output, and one of a key those of all queries.",
-            95,
-            plot_finite,
-        ),
+    "recurrent": derived("It can be computed token by token, from sums of fixed size."),
+    "finite": control("elu as the code computes it is finite for every finite x."),
+    "finite, rewritten": derived(
+        r"With the exponential of $\min(x, 0)$ alone elu + 1 is finite for every finite $x$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "digits": derived(
+        r"elu(x) + 1 as composed has full relative precision for the $\alpha = 0.1$ of the code."
+    ),
+    "digits, alpha = 1": control(r"So it has for $\alpha = 1$, the usual elu."),
+    "digits, rewritten": derived(
+        r"elu(x) + 1 computed as $1 - \alpha + \alpha e^x$ for $x \le 0$ has full relative "
+        "precision for both."
+    ),
+}
+METHOD = (
+    "Errors against the dense form and against 50 digits, in units of rounding: all terms but the "
+    "values are positive. Counter-examples for the printed map."
+)
+ERRATA = (
+    suite.Erratum(
+        "An elu that is not a number",
+        ("finite",),
+        "`return mask*x + (1-mask)*alpha* (x.exp() - 1)`",
+        r"The exponential of $\min(x, 0)$ alone: $\max(x, 0) + \alpha \, (e^{\min(x, 0)} - 1)$.",
+        r"Beyond 88.7 in float32 the masked term is $0 \cdot \infty$, not a number: one such "
+        "entry of a query spoils its output, and one of a key those of all queries.",
+        95,
+        plot_finite,
+    ),
 )

@@ -9,7 +9,7 @@ d = 1000.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,10 +17,10 @@ import numpy as np
 
 from refattn import linear_attention, softmax_attention
 from refattn.features import elu_features
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, derived
 
-from ._clock import exponent, medians, peak
+from ._clock import exponent, linear_form, peak, seconds
 
 TIMED = {"tiny": (200, 32), "quick": (4000, 1024), "full": (4000, 1024)}  # tokens, d_model
 REPEATS = {"tiny": 1, "quick": 3, "full": 9}
@@ -33,13 +33,11 @@ MATERIALISED = 6 * 4096  # beyond, the textbook form does not fit; and refattn t
 D_MODEL = 64
 TABLE = {4096: (12.0, 132.0), 6 * 4096: (72.0, 4096.0)}  # MB: kernelised, scaled-dot
 SPEEDUP = 2.5  # reported
-NAMES = ("kernelised", "scaled-dot", "refattn.linear_attention", "refattn.softmax_attention")
 
 
 def kernelised(q: Any, k: Any, v: Any) -> Any:
     """Reference 004, kernel_attn, with a map that does not overflow."""
-    phi_q, phi_k = elu_features(q), elu_features(k)
-    return (phi_q @ (phi_k.T @ v)) / (phi_q @ phi_k.sum(0)[:, None])
+    return linear_form(elu_features(q), elu_features(k), v)
 
 
 def scaled_dot(q: Any, k: Any, v: Any) -> Any:
@@ -52,9 +50,13 @@ def scaled_dot(q: Any, k: Any, v: Any) -> Any:
     return weights @ v
 
 
-FORMS: dict[str, Callable[..., Any]] = dict(
-    zip(NAMES, (kernelised, scaled_dot, linear_attention, softmax_attention), strict=True)
-)
+FORMS: dict[str, Callable[..., Any]] = {
+    "kernelised": kernelised,
+    "scaled-dot": scaled_dot,
+    "refattn.linear_attention": linear_attention,
+    "refattn.softmax_attention": softmax_attention,
+}
+NAMES = tuple(FORMS)
 
 
 def inputs(tokens: int, d: int) -> Any:
@@ -62,7 +64,7 @@ def inputs(tokens: int, d: int) -> Any:
     return np.random.default_rng(7).standard_normal((3, tokens, d), dtype=np.float32)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The times, and the memory at each length."""
     tokens, d = TIMED[level]
     memory = [{"tokens": n, "d": D_MODEL, "repeats": 0} for n in TOKENS[level]]
@@ -73,11 +75,8 @@ def run(rng: np.random.Generator, tokens: int, d: int, repeats: int) -> dict[str
     """Seconds of each form, or its memory in MiB with arguments and result."""
     if repeats:
         q, k, v = inputs(tokens, d)
-        return {
-            "tokens": tokens,
-            "d": d,
-            "seconds": medians({n: partial(f, q, k, v) for n, f in FORMS.items()}, repeats),
-        }
+        times = seconds({tokens: {n: partial(f, q, k, v) for n, f in FORMS.items()}}, repeats)
+        return {"tokens": tokens, "d": d, "seconds": {name: x for name, (x,) in times.items()}}
     names = NAMES if tokens <= MATERIALISED else NAMES[::2]
     return {"tokens": tokens, "memory": {n: peak(partial(whole, n, tokens, d)) for n in names}}
 
@@ -88,30 +87,29 @@ def whole(name: str, tokens: int, d: int) -> Any:
     return FORMS[name](q, k, v)
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Arithmetic, a ratio of times, and exponents of memory."""
     timed, memory = results[0], results[1:]
-    seconds = timed["seconds"]
-    ratio = {name: seconds[name] / seconds["scaled-dot"] for name in NAMES}
+    ratio = {name: x / timed["seconds"]["scaled-dot"] for name, x in timed["seconds"].items()}
     n, d = 4000, 1000
     slopes = {}
     for name in NAMES:
         rows = [r for r in memory if name in r["memory"]]
         slopes[name] = exponent([r["tokens"] for r in rows], [r["memory"][name] for r in rows])
     one, other = NAMES[:2]
-    evidence = {
+    evidence: suite.Evidence = {
         "operations": [
-            Compared("scaled-dot, |d N^2 - 16e9|", float(abs(d * n**2 - 16 * 10**9)), 0.0),
-            Compared("kernelised, |N d^2 - 4e9|", float(abs(n * d**2 - 4 * 10**9)), 0.0),
+            suite.Compared("scaled-dot, |d N^2 - 16e9|", float(abs(d * n**2 - 16 * 10**9)), 0.0),
+            suite.Compared("kernelised, |N d^2 - 4e9|", float(abs(n * d**2 - 4 * 10**9)), 0.0),
         ],
         # halfway, in ratios, between the reported 2.5 and no difference
-        "faster": [Compared("time, kernelised / scaled-dot", ratio[one], SPEEDUP**-0.5)],
+        "faster": [suite.Compared("time, kernelised / scaled-dot", ratio[one], SPEEDUP**-0.5)],
         "memory": [
-            Compared(f"{one}: exponent of N", slopes[one], 1.5),
-            Compared(f"2 - {other}: exponent of N", 2 - slopes[other], 0.5),
+            suite.Compared(f"{one}: exponent of N", slopes[one], 1.5),
+            suite.Compared(f"2 - {other}: exponent of N", 2 - slopes[other], 0.5),
         ],
         "memory of refattn": [
-            Compared(f"{name}: exponent of N", slopes[name], 1.5) for name in NAMES[2:]
+            suite.Compared(f"{name}: exponent of N", slopes[name], 1.5) for name in NAMES[2:]
         ],
     }
     at = next((r for r in memory if r["tokens"] == 4096), memory[-1])
@@ -121,12 +119,11 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{1 / ratio[one]:.1f} times as fast on one core (operations: "
         f"{timed['tokens'] / timed['d']:.1f}; reported on a GPU: {SPEEDUP}). At {at['tokens']} "
         f"tokens memory is {at['memory'][one]:.0f} against {at['memory'][other]:.0f} MiB, where "
-        f"the table has 12 and 132 MB at 4096. The 132 MB are two matrices and four arrays; by "
-        f"that count the table's 4096 MB would be {scaled:.0f} MB. In blocks softmax attention "
-        f"needs {at['memory'][NAMES[3]]:.0f} MiB: memory alone is no reason to give it up."
+        "the table has 12 and 132 MB at 4096. The 132 MB are two matrices and four arrays; by that "
+        f"count the table's 4096 MB would be {scaled:.0f} MB. In blocks softmax attention needs "
+        f"{at['memory'][NAMES[3]]:.0f} MiB: memory alone is no reason to give it up."
     )
-    data = {"timed": timed, "memory": list(memory)}
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, {"timed": timed, "memory": list(memory)}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -144,47 +141,35 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["memory"] if name in r["memory"]]
         x, y = [r["tokens"] for r in rows], [r["memory"][name] for r in rows]
         right.plot(x, y, "o-", markersize=4, label=name)
-    for i in range(2):
-        right.plot(
-            list(TABLE),
-            [row[i] for row in TABLE.values()],
-            "x",
-            color=plotting.COLOURS[i],
-            markersize=8,
-            label=f"post, {NAMES[i]}",
-        )
+    for i, values_of in enumerate(zip(*TABLE.values(), strict=True)):
+        style = {"color": plotting.COLOURS[i], "markersize": 8, "label": f"post, {NAMES[i]}"}
+        right.plot(list(TABLE), values_of, "x", **style)
     right.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MiB", title="d_model 64")
     right.tick_params(which="minor", labelbottom=False)
     right.legend(fontsize=7)
     return figure
 
 
-CLAIM = Claim(
-    title="elu + 1 against scaled-dot attention: time and memory",
-    source="004, Experiment",
-    statements={
-        "operations": Statement(
-            "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
-            "(per product)."
-        ),
-        "faster": Statement(
-            "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times "
-            "as fast, halfway in ratios to the 2.5 times reported."
-        ),
-        "memory": Statement(
-            "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
-        ),
-        "memory of refattn": Statement(
-            "In blocks softmax attention needs memory linear in the length too.", printed=False
-        ),
-    },
-    method=(
-        "Medians of several runs, in turn and on one thread, and memory as NumPy allocates it, "
-        "against bounds halfway between what the reference says and its opposite."
+TITLE = "elu + 1 against scaled-dot attention: time and memory"
+SOURCE = "004, Experiment"
+STATEMENTS = {
+    "operations": Statement(
+        "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
+        "(per product)."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    alone=True,
+    "faster": Statement(
+        "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times as "
+        "fast, halfway in ratios to the 2.5 times reported."
+    ),
+    "memory": Statement(
+        "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
+    ),
+    "memory of refattn": derived(
+        "In blocks softmax attention needs memory linear in the length too."
+    ),
+}
+METHOD = (
+    "Medians of several runs, in turn and on one thread, and memory as NumPy allocates it, "
+    "against bounds halfway between what the reference says and its opposite."
 )
+ALONE = True

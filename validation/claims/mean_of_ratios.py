@@ -1,37 +1,19 @@
 r"""Importance sampling, its self-normalised form, and reference 002, eqs. (10) to (12).
 
-.. math::
-    \mathrm{IS} = \frac1S \sum_s \frac{p_i(\omega_s)}{N(\omega_s; 0, I)} f(\omega_s), \qquad
-    \mathrm{RFA} = \frac{\sum_s \xi(q, \omega_s) \sum_j \xi(k_j, \omega_s) v_j}
-                        {\sum_s \xi(q, \omega_s) \sum_j \xi(k_j, \omega_s)}, \qquad
-    \mathrm{(12)} = \frac1S \sum_s f(\omega_s)
-
-with f the ratio at one frequency, in which xi(q, omega) cancels. Eq. (12) draws omega from
-N(0, I): its mean is that of RFA with one frequency, whatever S. Randomized attention is the same
-average with omega drawn from p_i (reference 003, RA).
+Eq. (12) averages ratios at single frequencies, in which xi(q, omega) cancels. Drawn from N(0, I)
+its mean is that of RFA with one frequency, whatever S; drawn from p_i it is randomized attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
 from refattn import sampling, stats, theory
-from validation import plotting
-from validation.suite import (
-    REFUTED,
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Shown,
-    Statement,
-    Tested,
-    detects,
-)
+from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys
 COUNTS = (1, 4, 16, 64, 128)  # frequencies S
@@ -47,7 +29,7 @@ def problem() -> tuple[Any, Any, Any]:
     return q, k, (k @ q.T > 0).astype(float)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each number of frequencies, with more draws where they say less."""
     return [{"count": count, "draws": DRAWS[level] * max(1, 10 // count)} for count in COUNTS]
 
@@ -72,38 +54,33 @@ def run(rng: np.random.Generator, count: int, draws: int) -> dict[str, Any]:
     return {"count": count, "size": size, **flat, **bounded}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Means against exact attention, and the biases of eqs. (10) and (12) against each other."""
     q, k, v = problem()
     exact = float(refattn.softmax_attention(q, k, v, scale=1.0)[0, 0])
-    of_is: list[Tested] = []
-    of_ratios: list[Tested] = []
-    of_ra: list[Tested] = []
-    of_rfa: list[Shown] = []
-    less: list[Shown] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     rows = []
     for r in results:
         count, n, name = r["count"], len(r["is"]), f"S = {r['count']}"
-        variance = float(
-            theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0).variance[0, 0]
-        )
-        p = stats.catoni(r["is"], exact, variance)
-        of_is.append(Tested(name, p, detects(stats.catoni, n, variance=variance), 0.1))
-        cap = float(
-            theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0, 0]
-        )
-        p = stats.bernstein(r["ra"], exact, cap)
-        of_ra.append(Tested(name, p, detects(stats.bernstein, n, variance=cap), 0.1))
-        of_ratios.append(Tested(name, stats.betting(r["ratios"], exact)))
+        law = theory.importance_sampling_law(q, k, v, num_features=count, scale=1.0)
+        variance = float(law.variance[0, 0])
+        evidence["importance sampling"].append(suite.catoni(name, r["is"], exact, variance, 0.1))
+        law = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0)
+        cap = float(law.variance[0, 0])
+        null, to = (stats.bernstein, r["ra"], exact, cap), (0.1, "")
+        evidence["randomized"].append(suite.evidence(name, *null, target=to, variance=cap))
+        evidence["unbiased"].append(suite.Tested(name, stats.betting(r["ratios"], exact)))
         if count <= 4:
-            of_rfa.append(Shown(name, stats.betting(r["rfa"], exact)))
+            evidence["SNIS biased"].append(suite.Shown(name, stats.betting(r["rfa"], exact)))
         if count > 1:
-            less.append(reduction(name, r["ratios"], r["rfa"], exact))
+            evidence["reduces"].append(reduction(name, r["ratios"], r["rfa"], exact))
         bias = {e: float(np.mean(r[e])) - exact for e in ("is", "rfa", "ratios", "ra")}
         error = {e: float(np.std(r[e])) / n**0.5 for e in bias}
         rows.append({"count": count, "bias": bias, "error": error})
     one = next(r for r in results if r["count"] == 1)
     gap = float(np.max(np.abs(one["rfa"] - one["ratios"]))) / (EPS * (1 + 2 * one["size"]))
+    identity = suite.Compared("difference", gap, 16.0, "eps (1 + exponents)")
+    evidence["one frequency"].append(identity)
     last = rows[-1]
     remark = (
         f"Exact attention is {exact:.3f}. At S = {last['count']} eq. (10) is off by "
@@ -114,21 +91,10 @@ def judge(results: Sequence[Any]) -> Findings:
     )
     laws = [(s, theory.attention_law(q, k, v, num_features=s, scale=1.0)) for s in range(10, 201)]
     first_order = [(s, float(law.bias[0, 0])) for s, law in laws if law.in_regime[0]]
-    return Findings(
-        {
-            "importance sampling": of_is,
-            "SNIS biased": of_rfa,
-            "unbiased": of_ratios,
-            "reduces": less,
-            "one frequency": [Compared("difference", gap, 16.0, "eps (1 + exponents)")],
-            "randomized": of_ra,
-        },
-        {"exact": exact, "rows": rows, "law": first_order},
-        remark,
-    )
+    return suite.Findings(evidence, {"exact": exact, "rows": rows, "law": first_order}, remark)
 
 
-def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> Shown:
+def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> suite.Shown:
     """Evidence on |E ratios - exact| < |E rfa - exact|, whatever the signs of both biases.
 
     With biases a and b, |a| < |b| if and only if b - a and b + a have one sign and neither is 0.
@@ -142,7 +108,7 @@ def reduction(name: str, ratios: Any, rfa: Any, exact: float) -> Shown:
         sides.append((stats.empirical_bernstein(x, middle), float(np.mean(x)) > middle))
     p = max(p for p, _ in sides)
     same = sides[0][1] == sides[1][1]
-    return Shown(name, p if same else 1.0, 1.0 if same else p)
+    return suite.Shown(name, p if same else 1.0, 1.0 if same else p)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -155,22 +121,12 @@ def plot(data: dict[str, Any]) -> Any:
         "is": "eq. (11), exact normaliser",
     }
     for shift, (name, label) in enumerate(names.items()):
-        axes.errorbar(
-            [r["count"] * 1.05**shift for r in data["rows"]],
-            [r["bias"][name] for r in data["rows"]],
-            [r["error"][name] for r in data["rows"]],
-            fmt="o-",
-            capsize=3,
-            label=label,
-        )
+        counts = [r["count"] * 1.05**shift for r in data["rows"]]
+        values = ([r[key][name] for r in data["rows"]] for key in ("bias", "error"))
+        axes.errorbar(counts, *values, fmt="o-", capsize=3, label=label)
     if data["law"]:
-        axes.plot(
-            *zip(*data["law"], strict=True),
-            "--",
-            color=plotting.INK,
-            linewidth=1,
-            label="eq. (10), law of first order",
-        )
+        style = {"color": plotting.INK, "linewidth": 1, "label": "eq. (10), law of first order"}
+        axes.plot(*zip(*data["law"], strict=True), "--", **style)
     axes.axhline(0.0, color=plotting.INK, linewidth=0.8)
     axes.set(xscale="log", xlabel="frequencies S", ylabel="mean output - exact attention")
     axes.legend()
@@ -190,51 +146,40 @@ def plot_bias(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Eq. (12) with frequencies from N(0, I) is not randomized attention",
-    source="002, eqs. (10) to (12)",
-    statements={
-        "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
-        "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
-        "unbiased": Statement(
-            r"Eq. (12) with $\omega \sim N(0, I)$ is randomized attention (which is unbiased).",
-            REFUTED,
-        ),
-        "reduces": Statement(
-            r"Eq. (12) with $\omega \sim N(0, I)$ reduces the bias of eq. (10), its absolute "
-            "value.",
-            REFUTED,
-        ),
-        "one frequency": Statement(
-            "With one frequency eqs. (10) and (12) are equal, for every frequency.", printed=False
-        ),
-        "randomized": Statement(
-            r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased.", printed=False
-        ),
-    },
-    method=(
-        "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "
-        "closed form, randomized attention by Bernstein's with that of exact attention, biased "
-        "means by betting. Biases of eqs. (10) and (12) at the same frequencies, $b$ and $a$, are "
-        "compared in absolute value, $|a| < |b|$ if and only if $b - a$ and $b + a$ have one sign, "
-        "each sign by the empirical Bernstein bound."
+TITLE = "Eq. (12) with frequencies from N(0, I) is not randomized attention"
+SOURCE = "002, eqs. (10) to (12)"
+STATEMENTS = {
+    "importance sampling": Statement("Importance sampling, eq. (11), is unbiased."),
+    "SNIS biased": Statement("Self-normalised importance sampling, eq. (10), is biased."),
+    "unbiased": refuted(
+        r"Eq. (12) with $\omega \sim N(0, I)$ is randomized attention (which is unbiased)."
     ),
-    errata=(
-        Erratum(
-            "Eq. (12) is not randomized attention",
-            ("unbiased", "reduces"),
-            r"“To reduce the bias” of eq. (10), eq. (12) averages ratios, “drawing the weights "
-            r"directly from $p(w) = N(0, I)$”.",
-            r"Randomized attention draws them from $p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)$, the "
-            r"$\pi_{ij}$ being softmax attention. Then the average is unbiased.",
-            r"From $N(0, I)$ it keeps the bias of RFA with one frequency, whatever $S$, while that "
-            "of eq. (10) vanishes as $1/S$: more samples make the “reduced” bias the larger one.",
-            90,
-            plot_bias,
-        ),
+    "reduces": refuted(
+        r"Eq. (12) with $\omega \sim N(0, I)$ reduces the bias of eq. (10), its absolute value."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "one frequency": derived(
+        "With one frequency eqs. (10) and (12) are equal, for every frequency."
+    ),
+    "randomized": derived(r"Eq. (12) with $\omega$ drawn from $p_i$, not $N(0, I)$, is unbiased."),
+}
+METHOD = (
+    "One query, keys with values in {0, 1}. Eq. (11) by Catoni's bound with its variance in "
+    "closed form, randomized attention by Bernstein's with that of exact attention, biased means "
+    "by betting. Biases of eqs. (10) and (12) at the same frequencies, $b$ and $a$, are compared "
+    "in absolute value, $|a| < |b|$ if and only if $b - a$ and $b + a$ have one sign, each sign "
+    "by the empirical Bernstein bound."
+)
+ERRATA = (
+    suite.Erratum(
+        "Eq. (12) is not randomized attention",
+        ("unbiased", "reduces"),
+        "“To reduce the bias” of eq. (10), eq. (12) averages ratios, “drawing the weights "
+        "directly from $p(w) = N(0, I)$”.",
+        r"Randomized attention draws them from $p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)$, the "
+        r"$\pi_{ij}$ being softmax attention. Then the average is unbiased.",
+        "From $N(0, I)$ it keeps the bias of RFA with one frequency, whatever $S$, while that of "
+        "eq. (10) vanishes as $1/S$: more samples make the “reduced” bias the larger one.",
+        90,
+        plot_bias,
+    ),
 )

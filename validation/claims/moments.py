@@ -20,15 +20,14 @@ sufficient for its scale.)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from refattn import moments, stats
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement, Tested, detects
+from validation import plotting, suite
+from validation.suite import Statement, derived
 
 D, N = 10, 12  # few rows: a divisor N in place of N - 1 changes the covariance by a twelfth
 REPLICATES = {"tiny": 40, "quick": 6_000, "full": 100_000}
@@ -43,7 +42,7 @@ def law() -> tuple[Any, Any]:
     return rng.random(D), rng.random((D, D))
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The laws, the identities, and the error for each number of rows."""
     return [
         {"kind": "laws", "count": REPLICATES[level]},
@@ -86,43 +85,35 @@ def expected_error(d: int, rows: int) -> tuple[float, float]:
     return (d + 1) / n, variance / d**2
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Exact laws of the estimates, identities of pieces, and means of squared errors."""
     (means, covs), error, *squared = results
     mean, root = law()
     r = len(means)
     p = stats.gaussian_estimates(means, covs, count=N, mean=mean, cov=root @ root.T)
-    uniforms = r * (D + D * (D + 1) // 2)
-    exact = [
-        Tested("mean of means", p.location),
-        Tested(
-            "mean, of unknown spread",
-            stats.hotelling(means, mean),
-            detects(stats.hotelling, r, dimension=D),
-            0.2,
-            "sd of a mean",
-        ),
-        Tested("spread of means", p.dispersion, detects(stats.chi2, r, df=D), 0.08, "of log"),
-        Tested("trace", p.trace, detects(stats.chi2, r, df=D * (N - 1)), 0.04, "of log"),
-        Tested("all factors", p.pooled, detects(stats.ks, uniforms), 0.02, "of probability"),
-        Tested("each factor", p.each, detects(stats.ks, r), 0.15, "of probability"),
-    ]
-    found, rows = [], []
+    log, share = "of log", "of probability"
+    spread, trace = (suite.detects(stats.chi2, r, df=n) for n in (D, D * (N - 1)))
+    uniforms = suite.detects(stats.ks, r * (D + D * (D + 1) // 2))
+    null, to = (stats.hotelling, means, mean), (0.2, "sd of a mean")
+    evidence: suite.Evidence = {
+        "laws": [
+            suite.Tested("mean of means", p.location),
+            suite.evidence("mean, of unknown spread", *null, target=to, dimension=D),
+            suite.Tested("spread of means", p.dispersion, spread, 0.08, log),
+            suite.Tested("trace", p.trace, trace, 0.04, log),
+            suite.Tested("all factors", p.pooled, uniforms, 0.02, share),
+            suite.Tested("each factor", p.each, suite.detects(stats.ks, r), 0.15, share),
+        ],
+        "pieces": [suite.Compared("merged and streamed", error, 16.0, "eps (1 + distance in sd)")],
+        "advice": [],
+    }
+    rows = []
     for (d, n), x in zip(SIZES, squared, strict=True):
         expected, variance = expected_error(d, n)
-        relative = variance / expected**2
-        found.append(
-            Tested(
-                f"d = {d}, N = {n}",
-                stats.catoni(x / expected, 1.0, relative),
-                detects(stats.catoni, len(x), variance=relative),
-                0.1,
-                "of the squared error",
-            )
-        )
-        rows.append(
-            {"d": d, "rows": n, "measured": math.sqrt(np.mean(x)), "expected": math.sqrt(expected)}
-        )
+        of_one = (x / expected, 1.0, variance / expected**2, 0.1, "of the squared error")
+        evidence["advice"].append(suite.catoni(f"d = {d}, N = {n}", *of_one))
+        measured, expected = math.sqrt(np.mean(x)), math.sqrt(expected)
+        rows.append({"d": d, "rows": n, "measured": measured, "expected": expected})
     advised = next(row for row in rows if row["rows"] == row["d"] ** 2 + 1)
     fewer = rows[-1]
     remark = (
@@ -133,15 +124,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"than $d^2$ = {fewer['d'] ** 2}: N in proportion to d is enough, and $N > d^2$ makes the "
         r"error fall as $1 / \sqrt{d}$."
     )
-    return Findings(
-        {
-            "laws": exact,
-            "pieces": [Compared("merged and streamed", error, 16.0, "eps (1 + distance in sd)")],
-            "advice": found,
-        },
-        {"errors": rows},
-        remark,
-    )
+    return suite.Findings(evidence, {"errors": rows}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -161,28 +144,18 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Sample means and covariances of queries and keys",
-    source="002, eqs. (1) and (2)",
-    statements={
-        "laws": Statement("The mean and the covariance with divisor N - 1 are unbiased estimates."),
-        "pieces": Statement(
-            "Estimates of pieces of the rows merge into that of all.", printed=False
-        ),
-        "advice": Statement(
-            "In coordinates where it is $I$, the covariance of $N$ rows has relative error "
-            r"$\sqrt{(d + 1) / (N - 1)}$, about $1 / \sqrt{d}$ at the advised $N > d^2$.",
-            printed=False,
-        ),
-    },
-    method=(
-        f"Gaussian rows, d = {D}. Many estimates of {N} rows each against their exact laws "
-        "(Bartlett's factors, chi-square, Hotelling); merging as arithmetic; squared errors by "
-        "Catoni's bound, with the variance of "
-        r"$\operatorname{tr} W^2$ of a Wishart matrix $W$."
+TITLE = "Sample means and covariances of queries and keys"
+SOURCE = "002, eqs. (1) and (2)"
+STATEMENTS = {
+    "laws": Statement("The mean and the covariance with divisor N - 1 are unbiased estimates."),
+    "pieces": derived("Estimates of pieces of the rows merge into that of all."),
+    "advice": derived(
+        r"In coordinates where it is $I$, the covariance of $N$ rows has relative error $\sqrt{(d "
+        r"+ 1) / (N - 1)}$, about $1 / \sqrt{d}$ at the advised $N > d^2$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    f"Gaussian rows, d = {D}. Many estimates of {N} rows each against their exact laws (Bartlett's "
+    "factors, chi-square, Hotelling); merging as arithmetic; squared errors by Catoni's bound, "
+    r"with the variance of $\operatorname{tr} W^2$ of a Wishart matrix $W$."
 )

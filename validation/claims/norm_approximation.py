@@ -1,29 +1,20 @@
 r"""Squared norms replaced by constants, reference 002, eqs. (13) to (15).
 
-.. math:: E|x|^2 = |\mu|^2 + \mathrm{tr}\,\Sigma
-
-is eq. (13); eqs. (14) and (15) take q' = |mu_q|^2 and k' = |mu_k|^2, without the traces. With
-either constant the mean of a kernel estimate becomes
-
-.. math:: \kappa(q, k) \, e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}
-
-(eq. (15); the sign of the exponent is the opposite for eq. (14)). In attention q', k' and |q|^2
-cancel, and what is estimated is softmax_j(q . k_j + |k_j|^2 / 2), for eq. (14) with a minus.
+In attention q', k' and |q|^2 cancel, and what is estimated is softmax_j(q . k_j + |k_j|^2 / 2), for
+eq. (14) with a minus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
-from refattn import kernels, moments, sampling, stats, theory
-from refattn.typing import Features
-from validation import plotting
+from refattn import kernels, moments, sampling, theory
+from validation import plotting, suite
 from validation.claims.moments import law
-from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement, Tested, detects
+from validation.suite import Statement, derived, refuted
 
 D, KEYS, NODES = 2, 12, 48
 DRAWS = {"tiny": 320, "quick": 200_000, "full": 1_000_000}
@@ -57,7 +48,7 @@ def constants(q: Any, k: Any) -> dict[str, tuple[float, float]]:
     }
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Norms, means of kernel estimates, and attention."""
     return [
         {"kind": "norms", "count": DRAWS[level]},
@@ -99,14 +90,13 @@ def kernel(rng: np.random.Generator, x: Any, y: Any, primes: Any, count: int) ->
     """Estimates with constant norms, of EACH frequencies, over the mean they should have."""
     omega = sampling.draw(count, D, rng=rng).omega.reshape(-1, EACH, D)
     found = {}
-    for name, (square_x, square_y) in primes.items():
-        phi = [
+    for name, squares in primes.items():
+        (f, log_f), (g, log_g) = (
             refattn.features.positive_features(a[None], omega, square_norm=b)
-            for a, b in ((x, square_x), (y, square_y))
-        ]
-        scale = np.exp(phi[0].log_scale + phi[1].log_scale)[..., None]
-        estimate = np.sum(phi[0].values * phi[1].values * scale, axis=(-2, -1))
-        bias = float(theory.log_norm_approximation_bias(x, y, square_x, square_y))
+            for a, b in zip((x, y), squares, strict=True)
+        )
+        estimate = np.sum(f * g * np.exp(log_f + log_g)[..., None], axis=(-2, -1))
+        bias = float(theory.log_norm_approximation_bias(x, y, *squares))
         mean = float(kernels.softmax_kernel(x, y)) * np.exp(bias)
         found[name] = {"ratio": estimate / mean, "bias": bias}
     return {"square": float(np.sum((x + y) ** 2)), "found": found}
@@ -132,19 +122,10 @@ def limits(q: Any, k: Any, v: Any) -> dict[str, Any]:
     exact = refattn.softmax_attention(q, k, v, scale=1.0)
     half = np.sum(k * k, axis=-1) / 2
     found = {}
-    maps: tuple[tuple[str, Features, int], ...]
-    maps = (("(15)", "positive", 1), ("(14)", "trigonometric", -1))
-    for name, features, sign in maps:
-        out = refattn.random_feature_attention(
-            q,
-            k,
-            v,
-            omega=omega,
-            log_weight=log_weight,
-            features=features,
-            square_norms=constants(q, k)["(15)"],
-            scale=1.0,
-        )
+    norms = {"square_norms": constants(q, k)["(15)"], "log_weight": log_weight, "scale": 1.0}
+    for name, features, sign in (("(15)", "positive", 1), ("(14)", "trigonometric", -1)):
+        options: dict[str, Any] = {"features": features, **norms}
+        out = refattn.random_feature_attention(q, k, v, omega=omega, **options)
         expected = refattn.softmax_attention(q, k, v, bias=sign * half, scale=1.0)
         found[name] = {
             "error": float(np.max(np.abs(out - expected))),
@@ -154,175 +135,138 @@ def limits(q: Any, k: Any, v: Any) -> dict[str, Any]:
     return {"limits": found}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Means of norms and of kernel estimates, the identity, and the limits."""
     norms, pairs = results[0], results[1 : 1 + PAIRS]
     attention, curve = results[1 + PAIRS], results[2 + PAIRS :]
     mean, root = law()
     cov = root @ root.T
-    squares, n = norms["squares"], len(norms["squares"])
-    truth = float(mean @ mean + np.trace(cov))
+    squares, truth = norms["squares"], float(mean @ mean + np.trace(cov))
     variance = float(2 * np.sum(cov * cov) + 4 * mean @ cov @ mean) / truth**2
-    detectable = detects(stats.catoni, n, variance=variance)
-    full = stats.catoni(squares / truth, 1.0, variance)
-    without = stats.catoni(squares / truth, float(mean @ mean) / truth, variance)
-    expected: list[Tested | Compared] = [
-        Tested("mean of |x|^2", full, detectable, 0.1, "of the mean"),
-        Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
-    ]
-    of_kernel: list[Tested] = []
-    for r in pairs:
-        for name, one in r["found"].items():
-            size = len(one["ratio"])
-            spread = float(np.expm1(r["square"])) / EACH
-            of_kernel.append(
-                Tested(
-                    f"pair {r['pair']}, constants of eq. {name}",
-                    stats.catoni(one["ratio"], 1.0, spread),
-                    detects(stats.catoni, size, variance=spread),
-                    0.5,
-                    "of the mean",
-                )
+    found, error = attention["limits"], attention["error"]
+    of_square = ("mean of |x|^2", squares / truth)
+    without = float(mean @ mean) / truth
+    evidence: suite.Evidence = {
+        "expected norm": [
+            suite.catoni(*of_square, 1.0, variance, 0.1, "of the mean"),
+            suite.Compared("average of |x|^2, ddof 0", norms["identity"] / EPS, 64.0, "eps"),
+        ],
+        "mean only": [suite.catoni(*of_square, without, variance, 0.1, "of E|x|^2")],
+        "kernel": [
+            suite.catoni(
+                f"pair {r['pair']}, constants of eq. {name}",
+                *(one["ratio"], 1.0, float(np.expm1(r["square"])) / EACH, 0.5, "of the mean"),
             )
-    found = attention["limits"]
-    limit = [Compared("identity for every frequency", attention["error"], 32.0, "eps (1 + exp.)")]
-    limit += [Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found]
-    apart = [Compared(f"limit of eq. {a}, from softmax", found[a]["distance"], 1e-9) for a in found]
+            for r in pairs
+            for name, one in r["found"].items()
+        ],
+        "attention": [
+            suite.Compared(f"limit of eq. {a}, from softmax", one["distance"], 1e-9)
+            for a, one in found.items()
+        ],
+        "limit": [
+            suite.Compared("identity for every frequency", error, 32.0, "eps (1 + exp.)"),
+            *(suite.Compared(f"limit of eq. {a}", found[a]["error"], 1e-9) for a in found),
+        ],
+    }
     biases = [one["bias"] for r in pairs for one in r["found"].values()]
     remark = (
         f"Eq. (13) is exact in the mean; its trace is {np.trace(cov) / truth:.0%} of $E|x|^2$ in "
-        rf"the experiment's own law, and eqs. (14) and (15) leave it out: $|\mu|^2$ is "
+        r"the experiment's own law, and eqs. (14) and (15) leave it out: $|\mu|^2$ is "
         f"{float(mean @ mean):.1f}, $E|x|^2$ is {truth:.1f}. In attention it makes no difference, "
         "since both constants cancel, but $|k_j|^2$ is then missing: as $R$ grows eq. (15) tends "
-        r"to $\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$, "
-        f"up to {found['(15)']['distance']:.2f} in total "
-        f"variation from softmax attention ({found['(15)']['mean']:.2f} on average over queries), "
-        f"and eq. (14) up to {found['(14)']['distance']:.2f} ({found['(14)']['mean']:.2f}). By the "
-        "criterion for the figures of section V, a mean below 1/2, that is still an approximation "
-        "of the attention, but one that more frequencies do not bring nearer."
+        r"to $\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$, up to "
+        f"{found['(15)']['distance']:.2f} in total variation from softmax attention "
+        f"({found['(15)']['mean']:.2f} on average over queries), and eq. (14) up to "
+        f"{found['(14)']['distance']:.2f} ({found['(14)']['mean']:.2f}). By the criterion for the "
+        "figures of section V, a mean below 1/2, that is still an approximation of the attention, "
+        "but one that more frequencies do not bring nearer."
     )
-    data = {
-        "curve": curve,
-        "limit": found["(15)"]["mean"],
-        "log_bias": biases,
-    }
-    return Findings(
-        {
-            "expected norm": expected,
-            "mean only": [Tested("mean of |x|^2", without, detectable, 0.1, "of E|x|^2")],
-            "kernel": of_kernel,
-            "attention": apart,
-            "limit": limit,
-        },
-        data,
-        remark,
-    )
+    data = {"curve": curve, "limit": found["(15)"]["mean"], "log_bias": biases}
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
     """Distance from softmax attention against the number of frequencies."""
     figure, ((axes,),) = plotting.panels()
-    for name, label in (("(9)", "norms of each token, eq. (9)"), ("(15)", "constants, eq. (15)")):
-        axes.plot(
-            [r["features"] for r in data["curve"]],
-            [r["distance"][name] for r in data["curve"]],
-            "o-",
-            label=label,
-        )
-    axes.axhline(
-        data["limit"],
-        color=plotting.INK,
-        linestyle="--",
-        label="softmax(q·k + |k|²/2), the limit of eq. (15)",
-    )
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="frequencies R",
-        ylabel="total variation from softmax",
-    )
+    curves(axes, data, "norms of each token, eq. (9)", "constants, eq. (15)")
+    label = "softmax(q·k + |k|²/2), the limit of eq. (15)"
+    axes.axhline(data["limit"], color=plotting.INK, linestyle="--", label=label)
+    axes.set(ylabel="total variation from softmax")
     axes.legend()
     return figure
+
+
+def curves(axes: Any, data: dict[str, Any], *labels: str, **options: Any) -> None:
+    """Distances with norms of each token, and with constants."""
+    counts = [r["features"] for r in data["curve"]]
+    for name, label in zip(("(9)", "(15)"), labels, strict=True):
+        distance = [r["distance"][name] for r in data["curve"]]
+        axes.plot(counts, distance, "o-", label=label, **options)
+    axes.set(xscale="log", yscale="log", xlabel="frequencies R")
 
 
 def plot_distance(data: dict[str, Any]) -> Any:
     """Total variation from softmax; dashed: limit."""
     figure, axes = plotting.small()
-    counts = [r["features"] for r in data["curve"]]
-    for name, label in (("(9)", "own norms"), ("(15)", "constants")):
-        distance = [r["distance"][name] for r in data["curve"]]
-        axes.plot(counts, distance, "o-", markersize=3, label=label)
+    curves(axes, data, "own norms", "constants", markersize=3)
     axes.axhline(data["limit"], color=plotting.INK, linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="frequencies R", ylabel="distance")
+    axes.set(ylabel="distance")
     plotting.key(axes, loc="lower left")
     return figure
 
 
-CLAIM = Claim(
-    title="Constants in place of squared norms",
-    source="002, eqs. (13) to (15)",
-    statements={
-        "expected norm": Statement(
-            r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
-        ),
-        "mean only": Statement(
-            r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13)).",
-            REFUTED,
-        ),
-        "kernel": Statement(
-            "With constants for the norms the kernel estimate has the mean of the kernel times "
-            r"$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$.",
-            printed=False,
-        ),
-        "attention": Statement(
-            "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
-            "grows, as it does with those of eqs. (8) and (9).",
-            REFUTED,
-        ),
-        "limit": Statement(
-            r"As $R$ grows eqs. (14) and (15) converge to "
-            r"$\operatorname{softmax}_j(q \cdot k_j \mp \frac{1}{2} |k_j|^2)$, whatever the "
-            "constants.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
-        "closed form. Attention for each frequency drawn as arithmetic, and its limit with the "
-        f"nodes of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That "
-        "the matrix A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) "
-        "and (9) have; how near attention comes at finite R is tried apart, for the laws of "
-        "section V."
+TITLE = "Constants in place of squared norms"
+SOURCE = "002, eqs. (13) to (15)"
+STATEMENTS = {
+    "expected norm": Statement(
+        r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
     ),
-    errata=(
-        Erratum(
-            "Constants in place of norms change the attention",
-            ("attention",),
-            r"To “approximate the brute-force attention matrix”, $z(k_n, w) = \exp(w^\top k_n - "
-            r"\frac{1}{2} k')$ with one $k'$ for all keys, eq. (15), and the like in eq. (14).",
-            r"The norm of each key stays: $\exp(\omega \cdot k_j - \frac{1}{2} |k_j|^2)$. That of "
-            "a query cancels.",
-            r"The constants cancel too, and eq. (15) tends to "
-            r"$\operatorname{softmax}_j(q \cdot k_j + \frac{1}{2} |k_j|^2)$: long keys get too "
-            "much weight, with eq. (14) too little, and no number of frequencies mends it.",
-            85,
-            plot_distance,
-        ),
-        Erratum(
-            "A mean squared norm without its trace",
-            ("mean only",),
-            r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. "
-            "(13).",
-            r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
-            r"Estimates of the kernel are larger by "
-            r"$e^{(\operatorname{tr} \, \Sigma_q + \operatorname{tr} \, \Sigma_k)/2}$ than with "
-            "eq. (13), where the trace is most of the norm in the report's own law. Normalised "
-            "attention does not see it.",
-            25,
-        ),
+    "mean only": refuted(
+        r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13))."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "kernel": derived(
+        "With constants for the norms the kernel estimate has the mean of the kernel times "
+        "$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$."
+    ),
+    "attention": refuted(
+        "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
+        "grows, as it does with those of eqs. (8) and (9)."
+    ),
+    "limit": derived(
+        r"As $R$ grows eqs. (14) and (15) converge to $\operatorname{softmax}_j(q \cdot k_j \mp "
+        r"\frac{1}{2} |k_j|^2)$, whatever the constants."
+    ),
+}
+METHOD = (
+    "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
+    "closed form. Attention for each frequency drawn as arithmetic, and its limit with the nodes "
+    f"of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That the matrix "
+    "A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) and (9) have; "
+    "how near attention comes at finite R is tried apart, for the laws of section V."
+)
+ERRATA = (
+    suite.Erratum(
+        "Constants in place of norms change the attention",
+        ("attention",),
+        r"To “approximate the brute-force attention matrix”, $z(k_n, w) = \exp(w^\top k_n - "
+        r"\frac{1}{2} k')$ with one $k'$ for all keys, eq. (15), and the like in eq. (14).",
+        r"The norm of each key stays: $\exp(\omega \cdot k_j - \frac{1}{2} |k_j|^2)$. That of a "
+        "query cancels.",
+        r"The constants cancel too, and eq. (15) tends to $\operatorname{softmax}_j(q \cdot k_j + "
+        r"\frac{1}{2} |k_j|^2)$: long keys get too much weight, with eq. (14) too little, and no "
+        "number of frequencies mends it.",
+        85,
+        plot_distance,
+    ),
+    suite.Erratum(
+        "A mean squared norm without its trace",
+        ("mean only",),
+        r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. (13).",
+        r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
+        r"Estimates of the kernel are larger by $e^{(\operatorname{tr} \, \Sigma_q + "
+        r"\operatorname{tr} \, \Sigma_k)/2}$ than with eq. (13), where the trace is most of the "
+        "norm in the report's own law. Normalised attention does not see it.",
+        25,
+    ),
 )

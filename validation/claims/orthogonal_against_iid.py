@@ -20,10 +20,10 @@ import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Coupling
-from validation import plotting
-from validation.suite import Claim, Erratum, Findings, Statement, more_often
+from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
-from ._performer import published_frequencies, published_inputs
+from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
 L, D, SHOWN = 1024, 16, 15
 LARGEST = 192  # frequencies at the right end of the figure
@@ -33,11 +33,10 @@ CLOSE, DISTANCES = 0.6, np.linspace(0.1, 5, 50)  # |x - y|
 KERNEL_DRAWS = {"tiny": 20, "quick": 400, "full": 4000}
 PAIR = ("iid, 2 pi", "orthogonal, 2 pi")
 VARIANTS = ("published", "iid of the published length", "iid", "orthogonal")
-MEAN = "mean of the values"
 OFTEN = 0.9
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The figure, more draws at its right end, of pairs too, and the kernel itself."""
     every, pair = (n // 4 or 1 for n in DRAWS[level])
     shown = min(SHOWN, DRAWS[level][0])
@@ -90,7 +89,7 @@ def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
     return found
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent draws."""
     sizes = sorted({r["size"] for r in results if "errors" in r})
     errors: dict[int, dict[str, Any]] = {size: {} for size in sizes}
@@ -103,18 +102,18 @@ def judge(results: Sequence[Any]) -> Findings:
     kernel = next(r["kernel"] for r in results if "kernel" in r)
     at = f"R = {LARGEST}"
     gains = {"2 pi": orthogonal < iid, "no 2 pi": last["orthogonal"] < last["iid"]}
-    evidence = {
-        "figure": [more_often(f"published code, {at}", last["published"] < iid[:n])],
+    evidence: suite.Evidence = {
+        "figure": [suite.more_often(f"published code, {at}", last["published"] < iid[:n])],
         "small gain": [
-            more_often(f"{label}, {at}, does not win nine of ten", ~wins, 1 - OFTEN)
+            suite.more_often(f"{label}, {at}, does not win nine of ten", ~wins, 1 - OFTEN)
             for label, wins in gains.items()
         ],
-        "length": [more_often(f"iid, {at}", last[VARIANTS[1]] < iid[:n])],
+        "length": [suite.more_often(f"iid, {at}", last[VARIANTS[1]] < iid[:n])],
         "quite good": [
-            more_often(f"{label}, {at}", last[name] < last[MEAN][: len(last[name])])
+            suite.more_often(f"{label}, {at}", last[name] < last[MEAN][: len(last[name])])
             for label, name in (("2 pi", PAIR[1]), ("no 2 pi", "orthogonal"))
         ],
-        "kernel": [more_often(f"|x - y| = {CLOSE}", kernel["orthogonal"] < kernel["iid"])],
+        "kernel": [suite.more_often(f"|x - y| = {CLOSE}", kernel["orthogonal"] < kernel["iid"])],
     }
     ratios = law_ratio(DISTANCES)
     middle = {name: float(np.median(values)) for name, values in last.items()}
@@ -125,35 +124,30 @@ def judge(results: Sequence[Any]) -> Findings:
         r"orthogonal ones are shorter by $\sqrt{R}$, and iid ones of that length have "
         f"{middle[VARIANTS[1]]:.2g}. With the law N(0, I), as in the text, orthogonal frequencies "
         f"win {np.mean(gains['2 pi']):.0%} of the draws with the factor 2 pi and "
-        f"{np.mean(gains['no 2 pi']):.0%} without it, where "
-        f"their median error is {middle['orthogonal']:.2g} (iid {middle['iid']:.2g}), above the "
-        f"{middle[MEAN]:.2g} of the mean of the values. At the distance of a typical pair here, "
-        f"$|x - y|^2 = d/2$, orthogonality leaves {gain:.3f} of the variance."
+        f"{np.mean(gains['no 2 pi']):.0%} without it, where their median error is "
+        f"{middle['orthogonal']:.2g} (iid {middle['iid']:.2g}), above the {middle[MEAN]:.2g} of "
+        "the mean of the values. At the distance of a typical pair here, $|x - y|^2 = d/2$, "
+        f"orthogonality leaves {gain:.3f} of the variance."
     )
-    data = {
-        "sizes": sizes,
-        "errors": {
-            str(size): {
-                name: [float(np.mean(v[:SHOWN])), float(np.std(v[:SHOWN])), float(np.median(v))]
-                for name, v in errors[size].items()
-            }
-            for size in sizes
-        },
-        "distances": DISTANCES.tolist(),
-        "ratios": ratios.tolist(),
-        "measured": float(np.mean(kernel["orthogonal"]) / np.mean(kernel["iid"])),
+    shown = {
+        str(size): {
+            name: [float(np.mean(v[:SHOWN])), float(np.std(v[:SHOWN])), float(np.median(v))]
+            for name, v in by.items()
+        }
+        for size, by in errors.items()
     }
-    return Findings(evidence, data, remark)
+    measured = float(np.mean(kernel["orthogonal"]) / np.mean(kernel["iid"]))
+    lines = {"distances": DISTANCES.tolist(), "ratios": ratios.tolist(), "measured": measured}
+    return suite.Findings(evidence, {"sizes": sizes, "errors": shown, **lines}, remark)
 
 
 def law_ratio(distances: Any) -> Any:
     """Variance with D orthogonal frequencies over that with D iid ones."""
     x = np.zeros((len(distances), D))
     x[:, 0] = distances / 2
+    options: dict[str, Any] = {"features": "trigonometric", "num_features": D}
     orthogonal, iid = (
-        theory.log_kernel_variance(
-            x, -x, features="trigonometric", coupling=coupling, num_features=D
-        )
+        theory.log_kernel_variance(x, -x, coupling=coupling, **options)
         for coupling in ("orthogonal", "iid")
     )
     return np.exp(orthogonal - iid)
@@ -168,13 +162,7 @@ def plot(data: dict[str, Any]) -> Any:
         (middle, "without 2 pi", VARIANTS[2:]),
     ):
         for name in (*names, MEAN):
-            mean, sd, _ = np.array([data["errors"][str(size)][name] for size in sizes]).T
-            dashes = "--" if name == MEAN else "-"
-            (line,) = axes.plot(sizes, mean, dashes, marker="o", markersize=3, label=name)
-            if name == MEAN:
-                line.set_color(plotting.INK)
-            low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
-            axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
+            curve(axes, name, sizes, np.array([data["errors"][str(n)][name] for n in sizes]).T)
         axes.set(yscale="log", xlabel="frequencies R", title=f"attention, {title}")
         axes.legend(fontsize=7)
         if max(sizes) > 2 * LARGEST:
@@ -191,70 +179,54 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_figure(data: dict[str, Any]) -> Any:
     """Attention, with the factor 2 pi of the code."""
-    figure, axes = plotting.small()
     names = {"published": "code", "orthogonal, 2 pi": "text", MEAN: "mean"}
     sizes = [size for size in data["sizes"] if size <= LARGEST]
-    for name, label in names.items():
-        mean = [data["errors"][str(size)][name][0] for size in sizes]
-        style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
-        axes.plot(sizes, mean, markersize=3, label=label, **style)
-    axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    plotting.key(axes)
-    return figure
+    of_name = {label: [data["errors"][str(n)][x][0] for n in sizes] for x, label in names.items()}
+    return small(sizes, of_name)
 
 
-CLAIM = Claim(
-    title="Orthogonal against iid frequencies, trigonometric features",
-    source="001, Orthogonal Random Features",
-    statements={
-        "figure": Statement(
-            "In the published code orthogonal frequencies err less than iid ones at $R = 192$."
-        ),
-        "small gain": Statement(
-            "Orthogonality alone gains little: with the law $N(0, I)$ orthogonal frequencies err "
-            r"less than iid ones in fewer than nine draws of ten at $R = 192$, with the factor "
-            r"$2 \pi$ of the code, and with the printed features, which have none.",
-            printed=False,
-        ),
-        "length": Statement(
-            r"The code wins by the length of its frequencies, $\sqrt{d/R}$: iid frequencies of "
-            r"that length err less than iid frequencies of the law $N(0, I)$ too.",
-            printed=False,
-        ),
-        "quite good": Statement(
-            "With orthogonal frequencies of the law $N(0, I)$ and a large enough $R$ (192) the "
-            "estimation is quite good. The criterion is ours, and mild: it errs less than the mean "
-            "of the values, which ignores queries and keys.",
-            expected="REFUTED",
-        ),
-        "kernel": Statement(
-            "Orthogonal frequencies estimate the kernel of a close pair, $|x - y| = 0.6$, better.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Exact sign tests over independent draws of inputs and frequencies, against the "
-        "probability 1/2, or 9/10 where the statement names it. They tell which of two errors is "
-        "more often the smaller, as medians do, and not which has the smaller mean, as the figure "
-        "shows: no test of means has a level here, since nothing bounds the errors. The law of the "
-        "kernel is in closed form."
+TITLE = "Orthogonal against iid frequencies, trigonometric features"
+SOURCE = "001, Orthogonal Random Features"
+STATEMENTS = {
+    "figure": Statement(
+        "In the published code orthogonal frequencies err less than iid ones at $R = 192$."
     ),
-    errata=(
-        Erratum(
-            "Orthogonality alone does not make the estimate good",
-            ("quite good",),
-            "“the estimation is quite good for orthogonal random features with a large enough $R$”",
-            r"With $\omega \sim N(0, I)$, as the text says, orthogonal frequencies win little over "
-            r"iid ones at $R = 192$, and err more than the plain mean of the values.",
-            r"Who follows the text gets the error of the iid curve. The printed figure comes from "
-            r"frequencies of length $\sqrt{d/R}$ in the code, and iid ones of that length err less "
-            "too: they estimate another kernel.",
-            70,
-            plot_figure,
-        ),
+    "small gain": derived(
+        "Orthogonality alone gains little: with the law $N(0, I)$ orthogonal frequencies err less "
+        r"than iid ones in fewer than nine draws of ten at $R = 192$, with the factor $2 \pi$ of "
+        "the code, and with the printed features, which have none."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "length": derived(
+        r"The code wins by the length of its frequencies, $\sqrt{d/R}$: iid frequencies of that "
+        "length err less than iid frequencies of the law $N(0, I)$ too."
+    ),
+    "quite good": refuted(
+        "With orthogonal frequencies of the law $N(0, I)$ and a large enough $R$ (192) the "
+        "estimation is quite good. The criterion is ours, and mild: it errs less than the mean of "
+        "the values, which ignores queries and keys."
+    ),
+    "kernel": derived(
+        "Orthogonal frequencies estimate the kernel of a close pair, $|x - y| = 0.6$, better."
+    ),
+}
+METHOD = (
+    "Exact sign tests over independent draws of inputs and frequencies, against the probability "
+    "1/2, or 9/10 where the statement names it. They tell which of two errors is more often the "
+    "smaller, as medians do, and not which has the smaller mean, as the figure shows: no test of "
+    "means has a level here, since nothing bounds the errors. The law of the kernel is in closed "
+    "form."
+)
+ERRATA = (
+    suite.Erratum(
+        "Orthogonality alone does not make the estimate good",
+        ("quite good",),
+        "“the estimation is quite good for orthogonal random features with a large enough $R$”",
+        r"With $\omega \sim N(0, I)$, as the text says, orthogonal frequencies win little over "
+        "iid ones at $R = 192$, and err more than the plain mean of the values.",
+        "Who follows the text gets the error of the iid curve. The printed figure comes from "
+        r"frequencies of length $\sqrt{d/R}$ in the code, and iid ones of that length err less "
+        "too: they estimate another kernel.",
+        70,
+        plot_figure,
+    ),
 )

@@ -1,21 +1,16 @@
 r"""Orthogonal frequencies reduce the variance without bias: for which features, and which laws.
 
-Reference 001, orthogonal random features, quotes its source: exactly orthogonal samples reduce the
-variance further, and leave the estimate unbiased if the distribution D is isotropic. For positive
-features the covariance of two estimates of a block is, with z = x + y and K ~ Poisson(|z|^2),
+For positive features the covariance of two estimates of a block is, with z = x + y and
+K ~ Poisson(|z|^2),
 
 .. math:: C = \kappa^2 \, E \Big( \prod_{i < K} \frac{d + i}{d + 2i} - 1 \Big) \le 0,
 
 each factor being at most 1. Trigonometric features have no such form, and far apart C is positive.
-What stays unbiased is the estimate of the kernel that D itself has: of the softmax kernel for
-D = N(0, I), not for directions that are isotropic with fixed lengths sqrt(d). And the rows of Q in
-a QR factorisation are not isotropic unless the signs of R are fixed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,19 +18,8 @@ from scipy import special
 
 from refattn import kernels, sampling, stats, theory
 from refattn.typing import Features, KnownCoupling
-from validation import plotting
-from validation.suite import (
-    REFUTED,
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Shown,
-    Statement,
-    Tested,
-    detects,
-    more_often,
-)
+from validation import plotting, suite
+from validation.suite import Statement, control, derived, refuted
 
 BATCHES = {"tiny": 2, "quick": 60, "full": 240}  # independent comparisons
 SETS = 500  # sets of d frequencies in each
@@ -58,7 +42,7 @@ def bare(rng: np.random.Generator, d: int, blocks: int) -> Any:
     return q * np.sqrt(rng.chisquare(d, (blocks, d, 1)))
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Comparisons in parts."""
     parts = 1 if level == "tiny" else 6
     return [{"batches": BATCHES[level] // parts}] * parts
@@ -87,7 +71,7 @@ def run(rng: np.random.Generator, batches: int) -> dict[str, Any]:
     return {"errors": errors, "means": means, "corner": omega[:, 0, 0] / lengths}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Closed forms over a grid, signs of differences, and tests of means."""
     errors = np.array([row for r in results for row in r["errors"]])
     means = {
@@ -95,68 +79,52 @@ def judge(results: Sequence[Any]) -> Findings:
     }
     wins = [errors[:, i + 1] < errors[:, i] for i in range(2)]
     grid = {f: _grid(f) for f in kernels.FEATURES}
-    worst = {f: {c: _worst(grid[f], i) for i, c in enumerate(COUPLINGS[1:])} for f in grid}
+    worst = {f: max(max(row["orthogonal"]) for row in rows) for f, rows in grid.items()}
     # The logarithms of theory are within 16 eps d (1 + their size + |x|^2); all are below 100.
     slack = 32 * EPS * max(DIMENSIONS) * 100
-    below = [
-        Compared(f"log variance over that of iid, {f}", worst[f]["orthogonal"], slack)
-        for f in ("positive", "hyperbolic")
-    ]
-    simplex = max(
-        s - o
-        for row in grid["positive"]
-        for o, s in zip(row["orthogonal"], row["simplex"], strict=True)
-    )
+    below = {
+        f: suite.Compared(f"log variance over that of iid, {f}", most, slack)
+        for f, most in worst.items()
+    }
+    rows = [plotting.columns([row], "simplex", "orthogonal") for row in grid["positive"]]
+    simplex = float(max(np.max(s - o) for s, o in rows))
     corner = np.concatenate([r["corner"] for r in results])
     h = (BIAS_D - 1) / 2
     p = stats.ks(corner, lambda u: special.betainc(h, h, (1 + u) / 2))
-    regularised = means["regularised"]
     # Fixed lengths bound the exponent omega . x, and so the estimate.
     most = math.exp(math.sqrt(BIAS_D) * BIAS_LENGTH - BIAS_LENGTH**2 / 2) * (1 + 1e-12)
-    law = float(
-        theory.kernel_mean(constant(BIAS_D, BIAS_LENGTH), np.zeros(BIAS_D), coupling="regularised")
-    )
-    evidence: dict[str, Sequence[Tested | Shown | Compared]] = {
-        "positive": [*below, more_often("orthogonal before iid", wins[0])],
-        "every feature": [
-            Compared(f"log variance over that of iid, {f}", worst[f]["orthogonal"], slack)
-            for f in kernels.FEATURES
+    fixed = stats.empirical_bernstein(means["regularised"], 1.0, 0.0, most)
+    x = constant(BIAS_D, BIAS_LENGTH)
+    law = float(theory.kernel_mean(x, 0 * x, coupling="regularised"))
+    evidence: suite.Evidence = {
+        "positive": [
+            *(below[f] for f in ("positive", "hyperbolic")),
+            suite.more_often("orthogonal before iid", wins[0]),
         ],
+        "every feature": list(below.values()),
         "simplex": [
-            Compared("log variance over that of orthogonal, positive", simplex, slack),
-            more_often("simplex before orthogonal", wins[1]),
+            suite.Compared("log variance over that of orthogonal, positive", simplex, slack),
+            suite.more_often("simplex before orthogonal", wins[1]),
         ],
         "unbiased": [_catoni(means["orthogonal"], "orthogonal")],
         "unbiased simplex": [_catoni(means["simplex"], "simplex")],
         "any isotropic law": [
-            Tested(
-                "mean for fixed lengths sqrt(d)",
-                stats.empirical_bernstein(regularised, 1.0, 0.0, most),
-            ),
-            Compared("closed form: bias", abs(law - 1), 4 * EPS),
+            suite.Tested("mean for fixed lengths sqrt(d)", fixed),
+            suite.Compared("closed form: bias", abs(law - 1), 4 * EPS),
         ],
-        "bare factorisation": [_catoni(means["bare"], "bare"), Tested("first entry of Q", p)],
+        "bare factorisation": [_catoni(means["bare"], "bare"), suite.Tested("first entry of Q", p)],
     }
+    rise = worst["trigonometric"]
     averages = {name: float(np.mean(m)) for name, m in means.items()}
-    peak = worst["trigonometric"]["orthogonal"]
     remark = (
         "The quotation holds for positive and hyperbolic features. For trigonometric ones, which "
-        f"the reference uses there, the variance rises by up to {math.expm1(peak):.1%} where x and "
+        f"the reference uses there, the variance rises by up to {math.expm1(rise):.1%} where x and "
         "y are far apart. It is unbiased for D = N(0, I) and Haar rotations: the mean is "
         f"{averages['regularised']:.3f} of the kernel with lengths $\\sqrt{{d}}$ (law {law:.3f}), "
         f"and {averages['bare']:.3f} with rows of a QR factorisation as it comes."
     )
-    ratios = {
-        f: [{"d": r["d"], "orthogonal": r["orthogonal"], "simplex": r["simplex"]} for r in grid[f]]
-        for f in grid
-    }
-    data = {
-        "lengths": list(LENGTHS),
-        "log_ratios": ratios,
-        "means": averages,
-        "wins": [int(np.sum(w)) for w in wins],
-    }
-    return Findings(evidence, data, remark)
+    data = {"lengths": list(LENGTHS), "log_ratios": grid, "means": averages}
+    return suite.Findings(evidence, data | {"wins": [int(np.sum(w)) for w in wins]}, remark)
 
 
 def _grid(features: Features) -> list[dict[str, Any]]:
@@ -164,36 +132,20 @@ def _grid(features: Features) -> list[dict[str, Any]]:
     rows = []
     for d in DIMENSIONS:
         x = np.outer(LENGTHS, constant(d, 1.0))
-        logs = [
-            theory.log_kernel_variance(
-                x, 0 * x, features=features, coupling=coupling, num_features=d
-            )
-            for coupling in COUPLINGS
-        ]
+        of_d: dict[str, Any] = {"features": features, "num_features": d}
+        iid, *logs = (theory.log_kernel_variance(x, 0 * x, coupling=c, **of_d) for c in COUPLINGS)
         row: dict[str, Any] = {"d": d}
-        row.update((c, (v - logs[0]).tolist()) for c, v in zip(COUPLINGS, logs, strict=True))
+        row.update((c, (v - iid).tolist()) for c, v in zip(COUPLINGS[1:], logs, strict=True))
         rows.append(row)
     return rows
 
 
-def _worst(rows: Sequence[Mapping[str, Any]], i: int) -> float:
-    return float(max(max(row[COUPLINGS[i + 1]]) for row in rows))
-
-
-def _catoni(ratio: Any, name: KnownCoupling | Literal["bare"]) -> Tested:
+def _catoni(ratio: Any, name: KnownCoupling | Literal["bare"]) -> suite.Tested:
     """That a coupling is unbiased, with the variance that it should have."""
     coupling: KnownCoupling = "orthogonal" if name == "bare" else name
-    variance = float(
-        theory.kernel_variance(
-            constant(BIAS_D, BIAS_LENGTH),
-            np.zeros(BIAS_D),
-            features="positive",
-            coupling=coupling,
-            num_features=BIAS_D,
-        )
-    )
-    power = detects(stats.catoni, len(ratio), variance=variance)
-    return Tested(f"mean, {name}", stats.catoni(ratio, 1.0, variance), power, 0.15, "of the kernel")
+    x = constant(BIAS_D, BIAS_LENGTH)
+    variance = theory.kernel_variance(x, 0 * x, coupling=coupling, num_features=BIAS_D)
+    return suite.catoni(f"mean, {name}", ratio, 1.0, float(variance), 0.15, "of the kernel")
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -213,56 +165,40 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Orthogonal frequencies reduce the variance without bias",
-    source="001, orthogonal random features",
-    statements={
-        "every feature": Statement(
-            "Exactly orthogonal frequencies reduce the variance, whatever the features.", REFUTED
-        ),
-        "positive": Statement(
-            "They never raise that of positive and hyperbolic features.", printed=False
-        ),
-        "simplex": Statement(
-            "Simplex frequencies lower that of positive features further.", printed=False
-        ),
-        "unbiased": Statement(
-            "Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."
-        ),
-        "unbiased simplex": Statement(
-            "Simplex frequencies, with the lengths of $N(0, I)$, are unbiased.", printed=False
-        ),
-        "any isotropic law": Statement(
-            "Estimates of the softmax kernel are unbiased whatever isotropic law frequencies have.",
-            REFUTED,
-            printed=False,
-        ),
-        "bare factorisation": Statement(
-            "The rows of Q in a QR factorisation, as it comes, serve as orthogonal directions.",
-            REFUTED,
-            printed=False,
-        ),
-    },
-    method=(
-        "Closed forms over a grid of lengths and dimensions; sign tests of mean squared errors "
-        "over independent batches, exact; means by Catoni's bound with the variance of the closed "
-        "form, and by the empirical Bernstein bound where estimates are bounded."
+TITLE = "Orthogonal frequencies reduce the variance without bias"
+SOURCE = "001, orthogonal random features"
+STATEMENTS = {
+    "every feature": refuted(
+        "Exactly orthogonal frequencies reduce the variance, whatever the features."
     ),
-    errata=(
-        Erratum(
-            "Orthogonality does not lower every variance",
-            ("every feature",),
-            "“To further reduce the variance of the estimator … we entangle different random "
-            "samples … to be exactly orthogonal”, after trigonometric features.",
-            "It never raises the variance of positive and hyperbolic features. It does raise that "
-            "of trigonometric ones, where $x$ and $y$ are far apart.",
-            "Who counts on the reduction for trigonometric features gets up to 1.5 % more variance "
-            "for far pairs.",
-            35,
-        ),
+    "positive": derived("They never raise that of positive and hyperbolic features."),
+    "simplex": derived("Simplex frequencies lower that of positive features further."),
+    "unbiased": Statement("Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."),
+    "unbiased simplex": derived(
+        "Simplex frequencies, with the lengths of $N(0, I)$, are unbiased."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "any isotropic law": control(
+        "Estimates of the softmax kernel are unbiased whatever isotropic law frequencies have."
+    ),
+    "bare factorisation": control(
+        "The rows of Q in a QR factorisation, as it comes, serve as orthogonal directions."
+    ),
+}
+METHOD = (
+    "Closed forms over a grid of lengths and dimensions; sign tests of mean squared errors over "
+    "independent batches, exact; means by Catoni's bound with the variance of the closed form, "
+    "and by the empirical Bernstein bound where estimates are bounded."
+)
+ERRATA = (
+    suite.Erratum(
+        "Orthogonality does not lower every variance",
+        ("every feature",),
+        "“To further reduce the variance of the estimator … we entangle different random samples "
+        "… to be exactly orthogonal”, after trigonometric features.",
+        "It never raises the variance of positive and hyperbolic features. It does raise that of "
+        "trigonometric ones, where $x$ and $y$ are far apart.",
+        "Who counts on the reduction for trigonometric features gets up to 1.5 % more variance "
+        "for far pairs.",
+        35,
+    ),
 )

@@ -1,28 +1,22 @@
 r"""The second figure of reference 001: positive against trigonometric features.
 
 L = 1024, d = 16, orthogonal frequencies; the published code draws queries, keys and values of
-standard deviation 1.5. Per frequency the variance of the estimate of the kernel is
-
-.. math::
-    \kappa^2 (e^{|x + y|^2} - 1) \quad \text{(positive)}, \qquad
-    \tfrac12 e^{|x|^2 + |y|^2} (1 - e^{-|x - y|^2})^2 \quad \text{(trigonometric)},
-
-0 at x = -y for the former and at x = y for the latter: neither is better for every pair.
+standard deviation 1.5. The variance of the estimate of the kernel is 0 at x = -y for positive
+features and at x = y for trigonometric ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Features
-from validation import plotting
-from validation.suite import Claim, Compared, Erratum, Findings, Statement, more_often
+from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
-from ._performer import published_frequencies, published_inputs
+from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
 L, D = 1024, 16
 LARGEST = 192  # frequencies at the right end of the figure
@@ -37,19 +31,16 @@ SIGN_LENGTH = 2.0  # of opposite vectors, whose kernel is near 0
 NEAR = 0.9  # |cosine| of the pairs that are drawn
 OWN: tuple[Features, ...] = ("trigonometric", "positive")
 VARIANTS = (*OWN, "published trigonometric", "published positive")
-MEAN, BLIND = "mean of the values", "published positive, to the blind mean"
+BLIND = "published positive, to the blind mean"
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Each number of frequencies and temperature, and the kernel itself."""
+    draws = {n: DRAWS[level] if n <= LARGEST else FIGURE_DRAWS for n in {*SIZES[level], LARGEST}}
     found = [
-        {
-            "size": size,
-            "temperature": temperature,
-            "draws": DRAWS[level] if size <= LARGEST else FIGURE_DRAWS,
-        }
+        {"size": size, "temperature": temperature, "draws": draws[size]}
         for temperature in TEMPERATURES
-        for size in sorted({*SIZES[level], LARGEST})
+        for size in sorted(draws)
     ]
     return [*found, {"size": D, "temperature": 0.0, "draws": KERNEL_DRAWS[level]}]
 
@@ -92,26 +83,21 @@ def kernel_errors(rng: np.random.Generator, draws: int) -> dict[str, Any]:
     omega = np.stack(
         [sampling.draw(D, D, coupling="orthogonal", rng=rng).omega for _ in range(draws)]
     )[:, None]
-    estimates = {name: kernels.estimate(x, y, omega, features=name) for name in OWN}
-    x = SIGN_LENGTH / LENGTH * x[:1]
-    y = -x
-    signs = {
-        f"lowest {name}": float(np.min(kernels.estimate(x, y, omega, features=name)))
-        for name in OWN
-    }
-    x, y = pairs(np.array([-NEAR, NEAR]))
-    errors: dict[str, Any] = {
-        name: (estimate / kernels.softmax_kernel(x, y) - 1) ** 2
-        for name, estimate in estimates.items()
-    }
-    return {**errors, **signs}
+    kernel = kernels.softmax_kernel(x, y)
+    found: dict[str, Any] = {}
+    for name in OWN:
+        found[name] = (kernels.estimate(x, y, omega, features=name) / kernel - 1) ** 2
+        apart = SIGN_LENGTH / LENGTH * x[:1]
+        lowest = np.min(kernels.estimate(apart, -apart, omega, features=name))
+        found[f"lowest {name}"] = float(lowest)
+    return found
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent draws."""
     attention = [r for r in results if "errors" in r]
     kernel = next(r["kernel"] for r in results if "kernel" in r)
-    evidence: dict[str, list[Any]] = {name: [] for name in ("order", "strong", "blind", "short")}
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     for r in attention:
         name = f"R = {r['size']}, deviation {r['temperature']:g}"
         e = {key: np.array(values) for key, values in r["errors"].items()}
@@ -119,67 +105,52 @@ def judge(results: Sequence[Any]) -> Findings:
         if r["temperature"] == SHORT:
             if last:
                 evidence["short"] += [
-                    more_often(f"{name}, order", e["trigonometric"] < e["positive"]),
-                    more_often(f"{name}, against the mean", e["positive"] < e[MEAN]),
+                    suite.more_often(f"{name}, order", e["trigonometric"] < e["positive"]),
+                    suite.more_often(f"{name}, against the mean", e["positive"] < e[MEAN]),
                 ]
             continue
         if r["size"] <= LARGEST:
-            evidence["order"].append(more_often(name, e["positive"] < e["trigonometric"]))
+            evidence["order"].append(suite.more_often(name, e["positive"] < e["trigonometric"]))
         if last:
-            evidence["strong"].append(more_often(name, e["positive"] < e[MEAN]))
-            evidence["blind"].append(more_often(name, e[BLIND] < e["published positive"]))
+            evidence["strong"].append(suite.more_often(name, e["positive"] < e[MEAN]))
+            evidence["blind"].append(suite.more_often(name, e[BLIND] < e["published positive"]))
     trigonometric, positive = (kernel[name].T for name in OWN)
     evidence["kernel"] = [
-        more_often(f"positive, cosine {-NEAR}", positive[0] < trigonometric[0]),
-        more_often(f"trigonometric, cosine {NEAR}", trigonometric[1] < positive[1]),
+        suite.more_often(f"positive, cosine {-NEAR}", positive[0] < trigonometric[0]),
+        suite.more_often(f"trigonometric, cosine {NEAR}", trigonometric[1] < positive[1]),
     ]
     evidence["negative"] = [
-        Compared("lowest estimate, trigonometric", kernel["lowest trigonometric"], -1e-6),
-        Compared("-lowest estimate, positive", -kernel["lowest positive"], 0.0),
+        suite.Compared("lowest estimate, trigonometric", kernel["lowest trigonometric"], -1e-6),
+        suite.Compared("-lowest estimate, positive", -kernel["lowest positive"], 0.0),
     ]
+    at_largest = {r["temperature"]: r["errors"] for r in attention if r["size"] == LARGEST}
     short, middle = (
-        {
-            name: float(np.median(values))
-            for r in attention
-            if (r["size"], r["temperature"]) == (LARGEST, temperature)
-            for name, values in r["errors"].items()
-        }
+        {name: float(np.median(values)) for name, values in at_largest[temperature].items()}
         for temperature in (SHORT, TEMPERATURES[-1])
     )
     remark = (
         f"As the figure shows, positive features err less: at R = {LARGEST} and deviation 1.5 the "
-        f"median squared error is {middle['positive']:.2g} against "
-        f"{middle['trigonometric']:.2g}. It is no strong estimation: the mean of the values "
-        f"has {middle[MEAN]:.2g}. The "
+        f"median squared error is {middle['positive']:.2g} against {middle['trigonometric']:.2g}. "
+        f"It is no strong estimation: the mean of the values has {middle[MEAN]:.2g}. The "
         f"{middle['published positive']:.2g} of the published code comes from frequencies that "
-        f"shrink as R grows: its estimate is only {middle[BLIND]:.2g} from a mean that "
-        f"ignores the query. For short vectors, of deviation {SHORT:g}, both maps beat the mean of "
-        f"the values, and the order is the other one: {short['positive']:.2g} against "
+        f"shrink as R grows: its estimate is only {middle[BLIND]:.2g} from a mean that ignores the "
+        f"query. For short vectors, of deviation {SHORT:g}, both maps beat the mean of the values, "
+        f"and the order is the other one: {short['positive']:.2g} against "
         f"{short['trigonometric']:.2g}."
     )
     x, y = pairs(COSINES)
-    law = {}
+    law, block = {}, {"coupling": "orthogonal", "num_features": D}
     for name in OWN:
-        log_variance = theory.log_kernel_variance(
-            x, y, features=name, coupling="orthogonal", num_features=D
-        )
+        options: dict[str, Any] = {"features": name, **block}
+        log_variance = theory.log_kernel_variance(x, y, **options)
         law[name] = np.exp(np.maximum(log_variance / 2 - np.sum(x * y, -1), -20)).tolist()
     measured = {name: np.sqrt(kernel[name].mean(0)).tolist() for name in OWN}
-    errors = [
-        {
-            "size": r["size"],
-            "temperature": r["temperature"],
-            **{key: [float(np.mean(e)), float(np.std(e))] for key, e in r["errors"].items()},
-        }
-        for r in attention
-    ]
-    data = {
-        "errors": errors,
-        "cosines": COSINES.tolist(),
-        "law": law,
-        "measured": measured,
-    }
-    return Findings(evidence, data, remark)
+    errors: list[dict[str, Any]] = []
+    for r in attention:
+        of_each = {key: [float(np.mean(e)), float(np.std(e))] for key, e in r["errors"].items()}
+        errors.append({"size": r["size"], "temperature": r["temperature"], **of_each})
+    data = {"errors": errors, "cosines": COSINES.tolist(), "law": law, "measured": measured}
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -190,13 +161,8 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["errors"] if r["temperature"] == temperature]
         sizes = [r["size"] for r in rows]
         for name in (*VARIANTS, MEAN):
-            mean, sd = np.array([r[name] for r in rows]).T
-            dashes = "--" if name == MEAN else ":" if "published" in name else "-"
-            (line,) = axes.plot(sizes, mean, dashes, marker="o", markersize=3, label=name)
-            if name == MEAN:
-                line.set_color(plotting.INK)
-            low = np.maximum(mean - sd, 0.1 * mean)  # the axis is logarithmic
-            axes.fill_between(sizes, low, mean + sd, color=line.get_color(), alpha=0.15)
+            dashes = ":" if "published" in name else "-"
+            curve(axes, name, sizes, np.array([r[name] for r in rows]).T, dashes)
         title = f"attention, deviation {temperature:g}"
         axes.set(yscale="log", xlabel="frequencies R", title=title)
         if max(sizes) > 2 * LARGEST:
@@ -219,73 +185,56 @@ def plot(data: dict[str, Any]) -> Any:
 
 def plot_deviation(data: dict[str, Any]) -> Any:
     """Attention, inputs of deviation 1.5."""
-    figure, axes = plotting.small()
-    rows = [
-        r for r in data["errors"] if r["temperature"] == TEMPERATURES[-1] and r["size"] <= LARGEST
-    ]
-    for name in (*VARIANTS[:2], MEAN):
-        mean = [r[name][0] for r in rows]
-        style = {"linestyle": "--", "color": plotting.INK} if name == MEAN else {"marker": "o"}
-        axes.plot([r["size"] for r in rows], mean, markersize=3, label=name, **style)
-    axes.set(yscale="log", xlabel="frequencies R", ylabel="squared error")
-    plotting.key(axes)
-    return figure
+    last = TEMPERATURES[-1]
+    rows = [r for r in data["errors"] if r["temperature"] == last and r["size"] <= LARGEST]
+    sizes = [r["size"] for r in rows]
+    return small(sizes, {name: [r[name][0] for r in rows] for name in (*VARIANTS[:2], MEAN)})
 
 
-CLAIM = Claim(
-    title="Positive against trigonometric features, orthogonal frequencies",
-    source="001, Positive Random Features",
-    statements={
-        "order": Statement(
-            "With orthogonal frequencies positive features err less in attention than "
-            "trigonometric ones, for inputs of deviation 1 or 1.5 and $R$ up to 192."
-        ),
-        "strong": Statement(
-            "Positive features with orthogonal frequencies yield a strong estimation of attention: "
-            "at $R = 192$ they err less than the mean of the values does.",
-            expected="REFUTED",
-        ),
-        "short": Statement(
-            "For short queries and keys, of deviation 0.35, positive features err less than the "
-            "mean of the values does, and trigonometric ones less than both.",
-            printed=False,
-        ),
-        "blind": Statement(
-            "The estimate of the published code is nearer to a mean of the values that ignores the "
-            r"query, with weights $e^{-|k|^2/2}$, than to attention.",
-            printed=False,
-        ),
-        "negative": Statement(
-            "Trigonometric features can yield negative estimates of the kernel, where it is near "
-            "0; positive ones cannot."
-        ),
-        "kernel": Statement(
-            "Neither map is better for every pair: positive features estimate the kernel of nearly "
-            "opposite vectors better, trigonometric ones that of nearly equal vectors.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Exact sign tests over independent draws of inputs and frequencies; the sign of the lowest "
-        "estimate of the kernel of opposite vectors, of length 2."
+TITLE = "Positive against trigonometric features, orthogonal frequencies"
+SOURCE = "001, Positive Random Features"
+STATEMENTS = {
+    "order": Statement(
+        "With orthogonal frequencies positive features err less in attention than trigonometric "
+        "ones, for inputs of deviation 1 or 1.5 and $R$ up to 192."
     ),
-    errata=(
-        Erratum(
-            "Positive features are no strong estimation there",
-            ("strong",),
-            "“the $z^{positive}$ feature map with random orthogonal features yields a strong "
-            "estimation of the full-rank attention mechanism”",
-            r"Queries and keys of deviation 1 and more ($d = 16$, $R = 192$) leave it with a "
-            "larger error than the plain mean of the values. Short ones, of deviation 0.35, do "
-            "not, and there trigonometric features err least.",
-            "The published estimate is nearer to a mean of the values that ignores the query than "
-            "to attention: a model gets the same average whatever it asks for.",
-            65,
-            plot_deviation,
-        ),
+    "strong": refuted(
+        "Positive features with orthogonal frequencies yield a strong estimation of attention: at "
+        "$R = 192$ they err less than the mean of the values does."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "short": derived(
+        "For short queries and keys, of deviation 0.35, positive features err less than the mean "
+        "of the values does, and trigonometric ones less than both."
+    ),
+    "blind": derived(
+        "The estimate of the published code is nearer to a mean of the values that ignores the "
+        "query, with weights $e^{-|k|^2/2}$, than to attention."
+    ),
+    "negative": Statement(
+        "Trigonometric features can yield negative estimates of the kernel, where it is near 0; "
+        "positive ones cannot."
+    ),
+    "kernel": derived(
+        "Neither map is better for every pair: positive features estimate the kernel of nearly "
+        "opposite vectors better, trigonometric ones that of nearly equal vectors."
+    ),
+}
+METHOD = (
+    "Exact sign tests over independent draws of inputs and frequencies; the sign of the lowest "
+    "estimate of the kernel of opposite vectors, of length 2."
+)
+ERRATA = (
+    suite.Erratum(
+        "Positive features are no strong estimation there",
+        ("strong",),
+        "“the $z^{positive}$ feature map with random orthogonal features yields a strong "
+        "estimation of the full-rank attention mechanism”",
+        "Queries and keys of deviation 1 and more ($d = 16$, $R = 192$) leave it with a larger "
+        "error than the plain mean of the values. Short ones, of deviation 0.35, do not, and "
+        "there trigonometric features err least.",
+        "The published estimate is nearer to a mean of the values that ignores the query than to "
+        "attention: a model gets the same average whatever it asks for.",
+        65,
+        plot_deviation,
+    ),
 )

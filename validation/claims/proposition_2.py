@@ -4,10 +4,8 @@ r"""Proposition 2 of reference 000: the mean squared error of the positive estim
     m \, \mathrm{MSE} = \kappa^2 (e^{|x + y|^2} - 1) = e^E (1 - e^{-|x + y|^2}), \qquad
     E = |x|^2 + |y|^2 + 4 x \cdot y
 
-as printed. What is said to follow does not: that the error vanishes as the kernel does. If the
-kernel vanishes, the error does if and only if E tends to -infinity, for if E does not,
-|x + y|^2 = E - 2 x . y grows. (Where the kernel does not vanish, the error also does for x + y
-tending to 0.) Consistency is in m.
+If the kernel vanishes, the error does if and only if E tends to -infinity, for if E does not,
+|x + y|^2 = E - 2 x . y grows.
 """
 
 from __future__ import annotations
@@ -21,20 +19,9 @@ import numpy as np
 from scipy import special
 
 from refattn import features, kernels, sampling, stats, theory
-from validation import plotting
+from validation import plotting, suite
 from validation.claims.proposition_1 import D, pair
-from validation.suite import (
-    REFUTED,
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Shown,
-    Statement,
-    Tested,
-    detects,
-    more_often,
-)
+from validation.suite import Statement, derived, refuted
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0), 2: (0.5, 1.0, 2.0), 16: (1.0,)}  # |x + y|, by m
@@ -67,7 +54,7 @@ def log_features(x: Any, omega: Any) -> Any:
     return (np.log(values[..., 0]) + log_scale)[..., 0]
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """The law at each number of frequencies and length; more frequencies; limits; the figure."""
     draws = DRAWS[level]
     law = [
@@ -150,65 +137,63 @@ def _path(rng: np.random.Generator, path: str, draws: int) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Exact laws at one and two frequencies, bounds at more, and arithmetic for the limits."""
-    laws = [r for r in results if r["part"] == "law"]
-    (more,) = [r for r in results if r["part"] == "more"]
-    (moment,) = [r for r in results if r["part"] == "moment"]
-    growth = _growth(moment["logs"])
-    wins = more["wins"]
-    evidence: dict[str, Sequence[Tested | Shown | Compared]] = {
+    *laws, more, moment = (r for r in results if r["part"] != "path")
+    growth, wins = _growth(moment["logs"]), more["wins"]
+    evidence: suite.Evidence = {
         "error": [*(e for r in laws for e in _tests(r)), _closed_form()],
         "small kernel": [
-            Compared(f"growth of log MSE as the kernel falls, {way}", value, 0.0)
+            suite.Compared(f"growth of log MSE as the kernel falls, {way}", value, 0.0)
             for way, value in growth.items()
         ],
         "condition": list(_condition()),
-        "consistent": [more_often(f"error at m = {MORE} below that at m = {FEW}", wins)],
+        "consistent": [suite.more_often(f"error at m = {MORE} below that at m = {FEW}", wins)],
     }
     remark = (
-        "The mean squared error is as printed, but does not vanish with the kernel: from "
-        f"y = (-{KEYS[0]:g}, 0) to (-{KEYS[-1]:g}, 0), at x = (1, 0), the kernel falls from "
+        "The mean squared error is as printed, but does not vanish with the kernel: from y = "
+        f"(-{KEYS[0]:g}, 0) to (-{KEYS[-1]:g}, 0), at x = (1, 0), the kernel falls from "
         f"{math.exp(-KEYS[0]):.1e} to {math.exp(-KEYS[-1]):.1e}, and the logarithm of the error "
-        f"rises by {growth['closed form']:.0f}. "
-        r"It vanishes where $|x|^2 + |y|^2 + 4 \, x \cdot y \to -\infty$. "
-        f"Consistency is in m: {MORE} frequencies beat {FEW} in {wins.sum()} of {len(wins)} draws."
+        rf"rises by {growth['closed form']:.0f}. It vanishes where $|x|^2 + |y|^2 + 4 \, x \cdot y "
+        rf"\to -\infty$. Consistency is in m: {MORE} frequencies beat {FEW} in {wins.sum()} of "
+        f"{len(wins)} draws."
     )
-    return Findings(evidence, _figure(results), remark)
+    return suite.Findings(evidence, _figure(results), remark)
 
 
 def _tests(r: Mapping[str, Any]) -> Any:
     """The law of estimates from m frequencies, by p-values and identities."""
-    name, n = f"|x + y| = {r['length']:g}, m = {r['count']}", len(r["ratio"])
-    z = r["z"]
-    for label, p, test, size in (
-        ("logarithms", stats.ks(z.ravel(), special.ndtr), stats.ks, z.size),
-        ("their mean", stats.normal_mean(z.ravel()), stats.normal_mean, z.size),
-        ("their scale", stats.normal_scale(z.ravel()), stats.normal_scale, z.size),
-    ):
-        yield Tested(f"{name}, {label}", p, detects(test, size), 0.1, "sd")
+    name, z = f"|x + y| = {r['length']:g}, m = {r['count']}", r["z"]
+    yield from (
+        suite.evidence(f"{name}, {label}", *test, target=(0.1, "sd"))
+        for label, *test in (
+            ("logarithms", stats.ks, z.ravel(), special.ndtr),
+            ("their mean", stats.normal_mean, z.ravel()),
+            ("their scale", stats.normal_scale, z.ravel()),
+        )
+    )
     if r["count"] > 1:  # of two frequencies that are not independent it is not 1
-        p = stats.normal_scale((z[:, 0] + z[:, 1]) / math.sqrt(2))
-        power = detects(stats.normal_scale, n)
-        yield Tested(f"{name}, scale of sums of two", p, power, 0.15, "sd")
+        sums, label = (z[:, 0] + z[:, 1]) / math.sqrt(2), f"{name}, scale of sums of two"
+        yield suite.evidence(label, stats.normal_scale, sums, target=(0.15, "sd"))
+    label, unit = f"{name}, distribution", "of a probability"
+    test: tuple[Any, ...]
     if r["count"] == 2:
-        p, power = stats.lognormal_pair(r["ratio"], r["length"]), detects(stats.lognormal_pair, n)
-        yield Tested(f"{name}, distribution", p, power, 0.1, "of a probability")
+        test = (stats.lognormal_pair, r["ratio"], r["length"])
+        yield suite.evidence(label, *test, target=(0.1, unit))
     if r["count"] > 2:
-        p = stats.dkwm_two_sample(r["ratio"], r["reference"])
-        power = detects(stats.dkwm_two_sample, n, reference=len(r["reference"]))
-        yield Tested(f"{name}, distribution", p, power, 0.15, "of a probability")
-    yield Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
-    yield Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
+        test, size = (stats.dkwm_two_sample, r["ratio"], r["reference"]), len(r["reference"])
+        yield suite.evidence(label, *test, target=(0.15, unit), reference=size)
+    yield suite.Compared(f"{name}, second moment for every frequency", r["error"], 4, UNIT)
+    yield suite.Compared(f"{name}, mean of single estimates", r["mean_error"], 4, UNIT)
 
 
-def _closed_form() -> Compared:
+def _closed_form() -> suite.Compared:
     """The formula against `theory`, in logarithms that 50 digits give."""
     worst = 0.0
     for r in KEYS:
         log = float(theory.log_kernel_mse([1.0, 0.0], [-r, 0.0]))
         worst = max(worst, abs(log - _log_error(r)) / (1 + abs(log)) / EPS)
-    return Compared("closed form at 50 digits", worst, 16, "eps (1 + size)")
+    return suite.Compared("closed form at 50 digits", worst, 16, "eps (1 + size)")
 
 
 def _log_error(r: float) -> float:
@@ -241,15 +226,15 @@ def _condition() -> Any:
         exponent, square = theory.log_second_moment(x, y), np.sum((x + y) ** 2, -1)
         size = 1 + np.sum(x * x + y * y, -1)
         error = np.abs(logs - exponent - np.log(-np.expm1(-square))) / size / EPS
-        yield Compared(f"{name}, log error by its exponent", float(error.max()), 16, UNIT)
+        yield suite.Compared(f"{name}, log error by its exponent", float(error.max()), 16, UNIT)
         # For vanishing errors the steps go down, for others up, while the kernel vanishes.
         for label, rows in (("kernel", kernel), ("error", logs)):
             steps = np.diff(rows) if label == "kernel" or vanishes else -np.diff(rows)
             way = "falls" if label == "kernel" or vanishes else "rises"
-            yield Compared(f"{name}, {label} {way} at every step", float(steps.max()), 0.0)
+            yield suite.Compared(f"{name}, {label} {way} at every step", float(steps.max()), 0.0)
 
 
-def _figure(results: Sequence[Any]) -> dict[str, Any]:
+def _figure(results: suite.Results) -> dict[str, Any]:
     """Laws along two directions, measured errors, and the counter-example."""
     radius = np.linspace(0.05, 8.0, 80)
     lines = {}
@@ -266,9 +251,8 @@ def plot(data: dict[str, Any]) -> Any:
     figure, ((axes,),) = plotting.panels()
     for colour, (path, line) in zip(plotting.COLOURS, data["lines"].items(), strict=False):
         axes.plot(np.exp(line["log_kernel"]), np.exp(line["log_mse"]), color=colour, label=path)
-        rows = data["points"][path]
-        kernel, mse, error = (np.array([r[k] for r in rows]) for k in ("kernel", "mse", "error"))
-        axes.errorbar(kernel, mse, error, fmt="o", color=colour, capsize=2, markersize=4)
+        at = plotting.columns(data["points"][path], "kernel", "mse", "error")
+        axes.errorbar(*at, fmt="o", color=colour, capsize=2, markersize=4)
     kernel, mse = np.exp(data["counter_example"])
     label = f"x = (1, 0), y = (-{KEYS[1]:g}, 0)"
     axes.plot(kernel, mse, "*", color=plotting.COLOURS[2], markersize=12, label=label)
@@ -291,48 +275,39 @@ def plot_error(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="The mean squared error of the positive estimate",
-    source="000, Proposition 2",
-    statements={
-        "error": Statement(
-            r"The mean squared error is $\kappa^2 (e^{|x + y|^2} - 1) / m$, "
-            r"$\kappa = e^{x \cdot y}$."
-        ),
-        "small kernel": Statement("It vanishes as the kernel does.", REFUTED),
-        "condition": Statement(
-            r"Where the kernel vanishes, it does if and only if "
-            r"$|x|^2 + |y|^2 + 4 \, x \cdot y \to -\infty$.",
-            printed=False,
-        ),
-        "consistent": Statement(
-            "Consistency is in $m$: more frequencies err less, 256 than 16 in most draws.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Logarithms of single estimates are standard normal (exact); the mean of two has a known "
-        "law (exact), and that of more is compared with direct draws (Dvoretzky-Kiefer-Wolfowitz-"
-        "Massart). Limits by closed form, 50 digits, and weighted samples without variance. "
-        "More frequencies by a sign test; the factor 1/m is part of the law of the error."
+TITLE = "The mean squared error of the positive estimate"
+SOURCE = "000, Proposition 2"
+STATEMENTS = {
+    "error": Statement(
+        r"The mean squared error is $\kappa^2 (e^{|x + y|^2} - 1) / m$, $\kappa = e^{x \cdot y}$."
     ),
-    errata=(
-        Erratum(
-            "The error does not vanish with the kernel",
-            ("small kernel",),
-            r"“Hence, the risk vanishes as $\kappa_\text{SM}(x, y) \to 0$.”",
-            r"Where the kernel vanishes, the error does if and only if "
-            r"$|x|^2 + |y|^2 + 4 \, x \cdot y \to -\infty$: for $|x| = |y|$, if the cosine stays "
-            r"below $-\frac{1}{2}$.",
-            r"Small weights are not safe: at $x = (1, 0)$, $y = (-9, 0)$ the kernel is "
-            r"$1.2 \cdot 10^{-4}$ and the mean squared error of one frequency $9.5 \cdot 10^{19}$. "
-            "Keys that should hardly count may rule the estimate.",
-            80,
-            plot_error,
-        ),
+    "small kernel": refuted("It vanishes as the kernel does."),
+    "condition": derived(
+        r"Where the kernel vanishes, it does if and only if $|x|^2 + |y|^2 + 4 \, x \cdot y \to "
+        r"-\infty$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "consistent": derived(
+        "Consistency is in $m$: more frequencies err less, 256 than 16 in most draws."
+    ),
+}
+METHOD = (
+    "Logarithms of single estimates are standard normal (exact); the mean of two has a known law "
+    "(exact), and that of more is compared with direct draws "
+    "(Dvoretzky-Kiefer-Wolfowitz-Massart). Limits by closed form, 50 digits, and weighted samples "
+    "without variance. More frequencies by a sign test; the factor 1/m is part of the law of the "
+    "error."
+)
+ERRATA = (
+    suite.Erratum(
+        "The error does not vanish with the kernel",
+        ("small kernel",),
+        r"“Hence, the risk vanishes as $\kappa_\text{SM}(x, y) \to 0$.”",
+        r"Where the kernel vanishes, the error does if and only if $|x|^2 + |y|^2 + 4 \, x \cdot "
+        r"y \to -\infty$: for $|x| = |y|$, if the cosine stays below $-\frac{1}{2}$.",
+        r"Small weights are not safe: at $x = (1, 0)$, $y = (-9, 0)$ the kernel is $1.2 \cdot "
+        r"10^{-4}$ and the mean squared error of one frequency $9.5 \cdot 10^{19}$. Keys that "
+        "should hardly count may rule the estimate.",
+        80,
+        plot_error,
+    ),
 )

@@ -1,20 +1,14 @@
 r"""Reference 003, randomized attention (RA): an unbiased estimator for softmax attention.
 
-.. math::
-    \mathrm{RA} = \frac1S \sum_s f_n(\omega_s), \qquad
-    \omega_s \sim p_n = \sum_m \pi_{nm} N(q_n + k_m, I), \qquad
-    \mathrm{Var}\,\mathrm{RA} \le \frac1S \sum_m \pi_{nm} (v_m - \mu_n)^2
-
-It is unbiased if frequencies are drawn from p_n exactly: means alone show little of noise that is
-a little off, so that the law of the draws is tested too. Rosenblatt's transform makes them normal.
-The bound holds since f_n is the mean of v_m given omega, if m is drawn from pi_n and omega from
-its component.
+Means alone show little of noise that is a little off, so that the law of the draws is tested too:
+Rosenblatt's transform makes them normal. The variance has its bound since f_n is the mean of v_m
+given omega, if m is drawn from pi_n and omega from its component.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,21 +18,20 @@ from scipy import stats as laws
 import refattn
 from refattn import estimators, sampling, stats, theory
 from refattn.conformance.checks.targets import _rosenblatt
-from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Findings, Shown, Statement, Tested, detects
+from validation import plotting, suite
+from validation.suite import Statement, control, derived
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
 SIZES = (2, 4, 16)
 KEYS = 6
-TARGETS = {"sd": 0.15, "of the values": 0.05, "probability": 0.08}
 ROWS = 4000  # queries at once
 # Standard deviations of the noise of frequencies that are given; 0.5 is d^(-1/4) for d = 16.
 CONTROLS = {"unbiased": 1.0, "no noise": 0.0, "small noise": 0.5}
 CONTROL_D = 16
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each length, and number of samples."""
     means = [{"d": 4, "count": count, "draws": DRAWS[level]} for count in COUNTS]
     law = [{"d": d, "count": 0, "draws": DRAWS[level]} for d in SIZES]
@@ -71,74 +64,45 @@ def run(
     if count == 0:
         omega = sampling.draw_target(q, k, num_samples=draws, rng=rng, scale=1.0)[0]
         return {"d": d, "count": 0, "z": _rosenblatt(omega, q + k, special.softmax(k @ q[0]))}
-    out = np.concatenate(
-        [
-            estimators.randomized_attention(
-                np.broadcast_to(q, (min(ROWS, draws - i), d)),
-                k,
-                v,
-                num_samples=count,
-                rng=rng,
-                scale=1.0,
-            )
-            for i in range(0, draws, ROWS)
-        ]
-    )
+    options: dict[str, Any] = {"num_samples": count, "rng": rng, "scale": 1.0}
+    parts = [np.broadcast_to(q, (min(ROWS, draws - i), d)) for i in range(0, draws, ROWS)]
+    out = np.concatenate([estimators.randomized_attention(x, k, v, **options) for x in parts])
     bound = theory.randomized_attention_law(q, k, v, num_samples=count, scale=1.0).variance[0]
     return {"d": d, "count": count, "out": np.clip(out, 0, 1), "exact": exact, "bound": bound}
 
 
-def tested(name: str, p: float, detectable: Any, unit: str) -> Tested:
-    """A p-value with what must be detectable in that unit."""
-    return Tested(name, p, detectable, TARGETS[unit], unit)
-
-
-def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -> Shown:
+def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -> suite.Shown:
     """The mean of x is below: for tests whose p-value falls as the sample mean moves away."""
     p = test(x, mean)
-    return Shown(name, p, 1.0) if np.mean(x) < mean else Shown(name, 1.0, p)
+    return suite.Shown(name, p, 1.0) if np.mean(x) < mean else suite.Shown(name, 1.0, p)
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bounds on means and variances, and exact tests of the law."""
-    unbiased: list[Tested] = []
-    law: list[Tested] = []
-    variance: list[Shown] = []
-    controls: dict[str, list[Tested]] = {name: [] for name in CONTROLS}
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     biases = dict.fromkeys(CONTROLS, 0.0)
-    rows = []
+    rows, given = [], []
     for r in results:
-        if "control" in r:
-            name = r["control"]
-            for j, (x, mean) in enumerate(zip(r["out"].T, r["exact"].tolist(), strict=True)):
-                label = f"frequencies given, value {j}"
-                p = stats.empirical_bernstein(x, mean)
-                controls[name].append(Tested(f"{label}, bets", stats.betting(x, mean)))
-                controls[name].append(Tested(label, p))
-                biases[name] = max(biases[name], abs(float(np.mean(x)) - mean))
-            continue
         if r["count"] == 0:
-            law += normal(f"d = {r['d']}", r["z"])
+            evidence["law"] += normal(f"d = {r['d']}", r["z"])
             continue
-        for j, (x, mean, bound) in enumerate(zip(r["out"].T, r["exact"], r["bound"], strict=True)):
-            name, n, mean = f"S = {r['count']}, value {j}", len(x), float(mean)
-            unbiased.append(Tested(f"{name}, bets", stats.betting(x, mean)))
-            p = stats.empirical_bernstein(x, mean)
-            detectable = detects(stats.empirical_bernstein, n, variance=float(bound))
-            unbiased.append(tested(name, p, detectable, "of the values"))
-            square = (x - mean) ** 2
-            variance.append(below(stats.empirical_bernstein, name, square, float(bound)))
-            rows.append(
-                {
-                    "count": r["count"],
-                    "value": j,
-                    "exact": mean,
-                    "mean": float(np.mean(x)),
-                    "variance": float(np.mean(square)),
-                    "bound": float(bound),
-                    "n": n,
-                }
-            )
+        control = r.get("control")
+        for j, (x, mean) in enumerate(zip(r["out"].T, r["exact"].tolist(), strict=True)):
+            name = f"frequencies given, value {j}" if control else f"S = {r['count']}, value {j}"
+            bets = suite.Tested(f"{name}, bets", stats.betting(x, mean))
+            if control:
+                p = stats.empirical_bernstein(x, mean)
+                given.append((control, [bets, suite.Tested(name, p)]))
+                biases[control] = max(biases[control], abs(float(np.mean(x)) - mean))
+                continue
+            bound, square = float(r["bound"][j]), (x - mean) ** 2
+            whole = suite.empirical_bernstein(name, x, mean, bound, 0.05, "of the values")
+            evidence["unbiased"] += [bets, whole]
+            evidence["variance"].append(below(stats.empirical_bernstein, name, square, bound))
+            row = {"count": r["count"], "value": j, "exact": mean, "mean": float(np.mean(x))}
+            rows.append(row | {"variance": float(np.mean(square)), "bound": bound, "n": len(x)})
+    for control, two in given:
+        evidence[control] += two
     ratios = [row["variance"] / row["bound"] for row in rows]
     off = max(
         abs(row["mean"] - row["exact"]) / math.sqrt(row["variance"] / row["n"]) for row in rows
@@ -146,32 +110,23 @@ def judge(results: Sequence[Any]) -> Findings:
     remark = (
         "RA is unbiased, as the text says, and its frequencies have the law p_n: the largest of "
         f"{len(rows)} differences from softmax attention is {off:.2g} standard errors. Its "
-        f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key "
-        "drawn from the attention weights, per sample. Means are off by up to "
-        f"{biases['no noise']:.2g} if the noise is dropped and by {biases['small noise']:.2g} if "
-        "its standard deviation is 1 where queries and keys are not multiplied by $d^{-1/4}$."
+        f"variance is {min(ratios):.2g} to {max(ratios):.2g} of that of attending to one key drawn "
+        f"from the attention weights, per sample. Means are off by up to {biases['no noise']:.2g} "
+        f"if the noise is dropped and by {biases['small noise']:.2g} if its standard deviation is "
+        "1 where queries and keys are not multiplied by $d^{-1/4}$."
     )
-    found: dict[str, Sequence[Tested | Shown | Compared]]
-    unbiased += controls.pop("unbiased")
-    found = {"unbiased": unbiased, "law": law, "variance": variance, **controls}
-    return Findings(found, {"rows": rows}, remark)
+    return suite.Findings(evidence, {"rows": rows}, remark)
 
 
-def normal(name: str, z: Any) -> list[Tested]:
+def normal(name: str, z: Any) -> list[suite.Tested]:
     """All that is asked of rows that should be N(0, I)."""
-    n, d = z.shape
-    flat, length = z.ravel(), np.sum(z * z, -1)
-    ks, scale = detects(stats.ks, n * d), detects(stats.normal_scale, n * d)
+    flat, length, law = z.ravel(), np.sum(z * z, -1), laws.chi2(z.shape[1])
+    share, sd = (0.08, "probability"), (0.15, "sd")
     return [
-        tested(f"{name}, coordinates", stats.ks(flat, special.ndtr), ks, "probability"),
-        tested(f"{name}, mean", stats.normal_mean(flat), detects(stats.normal_mean, n * d), "sd"),
-        tested(f"{name}, scale", stats.normal_scale(flat), scale, "sd"),
-        tested(
-            f"{name}, lengths",
-            stats.ks(length, laws.chi2(d).cdf),
-            detects(stats.ks, n),
-            "probability",
-        ),
+        suite.evidence(f"{name}, coordinates", stats.ks, flat, special.ndtr, target=share),
+        suite.evidence(f"{name}, mean", stats.normal_mean, flat, target=sd),
+        suite.evidence(f"{name}, scale", stats.normal_scale, flat, target=sd),
+        suite.evidence(f"{name}, lengths", stats.ks, length, law.cdf, target=share),
     ]
 
 
@@ -182,15 +137,9 @@ def plot(data: dict[str, Any]) -> Any:
         rows = [r for r in data["rows"] if r["value"] == j]
         at = [r["count"] * 1.06 ** (j - 1) for r in rows]
         colour = plotting.COLOURS[j]
-        left.errorbar(
-            at,
-            [r["mean"] - r["exact"] for r in rows],
-            [math.sqrt(r["variance"] / r["n"]) for r in rows],
-            fmt="o",
-            capsize=3,
-            color=colour,
-            label=f"weight of key {j}",
-        )
+        mean, exact, variance, n = plotting.columns(rows, "mean", "exact", "variance", "n")
+        style = {"color": colour, "label": f"weight of key {j}"}
+        left.errorbar(at, mean - exact, np.sqrt(variance / n), fmt="o", capsize=3, **style)
         right.loglog(at, [r["variance"] for r in rows], "o", color=colour)
         label = "bound" if j == 0 else None
         right.loglog(at, [r["bound"] for r in rows], "--", color=colour, label=label)
@@ -204,38 +153,23 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Randomized attention is unbiased",
-    source="003, randomized attention",
-    statements={
-        "unbiased": Statement("The mean of RA is softmax attention."),
-        "law": Statement(
-            "`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$.",
-            printed=False,
-        ),
-        "variance": Statement(
-            "The variance of RA is below that of attending to one key at random, over S.",
-            printed=False,
-        ),
-        "no noise": Statement(
-            "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise.",
-            expected=REFUTED,
-            printed=False,
-        ),
-        "small noise": Statement(
-            "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where "
-            "queries and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be "
-            "$d^{1/4}$).",
-            expected=REFUTED,
-            printed=False,
-        ),
-    },
-    method=(
-        "Outputs with values in [0, 1]: bets, and the empirical Bernstein bound, for the mean and "
-        "for squared errors. Draws: exact tests of their normal form (Rosenblatt)."
+TITLE = "Randomized attention is unbiased"
+SOURCE = "003, randomized attention"
+STATEMENTS = {
+    "unbiased": Statement("The mean of RA is softmax attention."),
+    "law": derived("`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$."),
+    "variance": derived(
+        "The variance of RA is below that of attending to one key at random, over S."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "no noise": control(
+        "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise."
+    ),
+    "small noise": control(
+        "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where queries "
+        "and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be $d^{1/4}$)."
+    ),
+}
+METHOD = (
+    "Outputs with values in [0, 1]: bets, and the empirical Bernstein bound, for the mean and for "
+    "squared errors. Draws: exact tests of their normal form (Rosenblatt)."
 )

@@ -1,29 +1,22 @@
 r"""Reference 003, the biasedness of RFA: estimates of kernels are unbiased, their ratio is not.
 
-The mean of the ratio follows from Laplace transforms for any number S of features (see `_ratios`),
-where queries, keys and values have length 1. To first order it is that of
-`refattn.theory.attention_law`,
-
-.. math:: E\,\mathrm{RFA} - \mu \approx
-          -\frac1S \sum_{jj'} (v_j - \mu) \frac{E_{jj'}}{Z^2}, \qquad
-          E_{jj'} = e^{|q|^2 + 2 q \cdot k_j + 2 q \cdot k_{j'} + k_j \cdot k_{j'}},
-
-so that the bias vanishes, but as 1/S.
+The mean of the ratio follows from Laplace transforms for any number of features (see `_ratios`),
+where queries, keys and values have length 1; to first order it is that of `theory.attention_law`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import refattn
 from refattn import estimators, kernels, stats, theory
-from validation import plotting
+from validation import plotting, suite
 from validation.claims import _ratios
-from validation.suite import Claim, Compared, Findings, Shown, Statement, Tested, detects
+from validation.suite import Statement, derived
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 600_000}
 COUNTS = (1, 4, 16, 64)
@@ -33,7 +26,7 @@ D = 8
 TARGET = 0.05  # of the largest value; biases shown are larger
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each length and number of features, one for the law and one for kernels."""
     return [
         {"kind": "law", "d": 1, "count": 0, "draws": 0},
@@ -87,60 +80,44 @@ def run(rng: np.random.Generator, kind: str, d: int, count: int, draws: int) -> 
     for i in range(0, draws, 10_000):
         omega = rng.standard_normal((min(10_000, draws - i), count, d))
         queries = np.broadcast_to(q, (len(omega), 1, d))
-        out[i : i + 10_000] = estimators.random_feature_attention(
-            queries, k, v, omega=omega, scale=1.0
-        )[:, 0, 0]
+        some = estimators.random_feature_attention(queries, k, v, omega=omega, scale=1.0)
+        out[i : i + 10_000] = some[:, 0, 0]
     return {**about, "out": np.clip(out, 0.0, 1.0)}  # a mean of values, to rounding
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bets against the mean, and the exact mean against the law."""
-    unbiased: list[Tested | Shown | Compared] = []
-    biased: list[Tested | Shown | Compared] = []
-    order: list[Tested | Shown | Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     means = []
-    for r in results:
-        if r["kind"] == "law":
-            law = r
-        elif r["kind"] == "kernels":
-            for i, (x, square) in enumerate(zip(r["ratios"], r["lengths"], strict=True)):
-                variance = math.expm1(square)
-                detectable = detects(stats.catoni, len(x), variance=variance)
-                p = stats.catoni(x, 1.0, variance)
-                unbiased.append(Tested(f"kernel of key {i}", p, detectable, 1.0, "of the kernel"))
-        else:
-            x, name = r["out"], f"d = {r['d']}, S = {r['count']}"
-            biased.append(Shown(name, stats.betting(x, r["exact"])))
-            mean, error = float(np.mean(x)), float(np.std(x)) / math.sqrt(len(x))
-            means.append(
-                {"d": r["d"], "count": r["count"], "bias": mean - r["exact"], "error": error}
-            )
-            if r["d"] == 1:
-                (want,), variance = exact_means([r["count"]]), 0.25
-                p = stats.empirical_bernstein(x, want)
-                detectable = detects(stats.empirical_bernstein, len(x), variance=variance)
-                order.append(Tested(f"mean, {name}", p, detectable, TARGET, "of the values"))
+    law, kernel, *ratios = results
+    for i, (x, square) in enumerate(zip(kernel["ratios"], kernel["lengths"], strict=True)):
+        of_one = (x, 1.0, math.expm1(square), 1.0, "of the kernel")
+        evidence["kernels"].append(suite.catoni(f"kernel of key {i}", *of_one))
+    for r in ratios:
+        x, name, count = r["out"], f"d = {r['d']}, S = {r['count']}", r["count"]
+        evidence["biased"].append(suite.Shown(name, stats.betting(x, r["exact"])))
+        bias, error = float(np.mean(x)) - r["exact"], float(np.std(x)) / math.sqrt(len(x))
+        means.append({"d": r["d"], "count": count, "bias": bias, "error": error})
+        if r["d"] == 1:
+            of_one = (x, *exact_means([count]), 0.25, TARGET, "of the values")
+            evidence["order"].append(suite.empirical_bernstein(f"mean, {name}", *of_one))
     counts, bias = np.array(EXACT), np.array(law["bias"])
     excess = np.abs(counts * bias / law["law"] - 1)
     slope = math.log(excess[-1] / excess[-3]) / math.log(counts[-1] / counts[-3])
-    order += [
-        Compared("integrals of two steps", law["gap"], 1e-9),
-        Compared("S bias over the law at the largest S, less 1", float(excess[-1]), 1e-3),
-        Compared("exponent of S in that difference, from -1", abs(slope + 1), 0.05),
+    evidence["order"] += [
+        suite.Compared("integrals of two steps", law["gap"], 1e-9),
+        suite.Compared("S bias over the law at the largest S, less 1", float(excess[-1]), 1e-3),
+        suite.Compared("exponent of S in that difference, from -1", abs(slope + 1), 0.05),
     ]
     remark = (
-        f"As the text says, kernels are unbiased and RFA is not: with one feature it is off by "
+        "As the text says, kernels are unbiased and RFA is not: with one feature it is off by "
         f"{bias[0]:.2g} where the exact value is {law['exact']:.2g}. The bias vanishes as "
         f"{law['law']:.2g} / S, which the text does not say: at S = {counts[-1]} it is "
         f"{bias[-1]:.2g}."
     )
-    data = {
-        "counts": list(EXACT),
-        "exact": [float(b) for b in bias],
-        "law": law["law"],
-        "means": means,
-    }
-    return Findings({"kernels": unbiased, "biased": biased, "order": order}, data, remark)
+    exact = [float(b) for b in bias]
+    data = {"counts": list(EXACT), "exact": exact, "law": law["law"], "means": means}
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -152,39 +129,25 @@ def plot(data: dict[str, Any]) -> Any:
     axes.loglog(counts[4:], line[4:], "--", color=plotting.INK, linewidth=0.9, label="law, 1/S")
     for i, d in enumerate((1, D)):
         rows = [m for m in data["means"] if m["d"] == d]
-        axes.errorbar(
-            [m["count"] for m in rows],
-            [abs(m["bias"]) for m in rows],
-            [m["error"] for m in rows],
-            fmt="o",
-            capsize=3,
-            color=plotting.COLOURS[i],
-            label=f"simulated, d = {d}",
-        )
+        count, bias, error = plotting.columns(rows, "count", "bias", "error")
+        style = {"color": plotting.COLOURS[i], "label": f"simulated, d = {d}"}
+        axes.errorbar(count, np.abs(bias), error, fmt="o", capsize=3, **style)
     axes.set(xlabel="number of features S", ylabel="|bias|, values in [0, 1]")
     axes.legend()
     return figure
 
 
-CLAIM = Claim(
-    title="RFA is biased, although its kernels are not",
-    source="003, the biasedness of RFA",
-    statements={
-        "kernels": Statement("Estimates of single kernels are unbiased."),
-        "biased": Statement("RFA, a ratio of such estimates, is biased."),
-        "order": Statement(
-            "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Kernels: Catoni's bound. Ratios with values in [0, 1]: bets against the hypothesis that "
-        "the mean is exact attention, with S = 1 to 64. The exact bias at any S from Laplace "
-        "transforms, d = 1, against the law, and against simulated means by the empirical "
-        "Bernstein bound."
+TITLE = "RFA is biased, although its kernels are not"
+SOURCE = "003, the biasedness of RFA"
+STATEMENTS = {
+    "kernels": Statement("Estimates of single kernels are unbiased."),
+    "biased": Statement("RFA, a ratio of such estimates, is biased."),
+    "order": derived(
+        "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    "Kernels: Catoni's bound. Ratios with values in [0, 1]: bets against the hypothesis that the "
+    "mean is exact attention, with S = 1 to 64. The exact bias at any S from Laplace transforms, "
+    "d = 1, against the law, and against simulated means by the empirical Bernstein bound."
 )

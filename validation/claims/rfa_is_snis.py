@@ -10,7 +10,6 @@ neither. With another Gaussian q the identity holds once features are weighted b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from scipy import special, stats
 
 from refattn import estimators, sampling
 from refattn.typing import Coupling
-from validation import plotting
-from validation.suite import Claim, Compared, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -29,7 +28,7 @@ PROPOSALS = ("standard", "orthogonal", "shifted", "wide")
 SIZES = ((1, 1), (4, 8), (16, 64), (64, 256))  # d and the number of frequencies
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each proposal and dimension."""
     return [
         {"proposal": proposal, "d": d, "count": count, "repeats": REPEATS[level]}
@@ -40,16 +39,11 @@ def tasks(level: str) -> Sequence[Mapping[str, Any]]:
 
 def snis(q: Any, k: Any, v: Any, omega: Any, log_proposal: Any) -> Any:
     """Self-normalised importance sampling of f_n under p_n, one query after another."""
-    log_keys = omega @ k.T - np.sum(k * k, -1) / 2
-    value = special.softmax(log_keys, -1) @ v
+    value = special.softmax(omega @ k.T - np.sum(k * k, -1) / 2, -1) @ v
     out = []
     for query in q:
-        log_share = special.log_softmax(k @ query)
-        parts = [
-            share + stats.norm.logpdf(omega, query + key).sum(-1)
-            for share, key in zip(log_share, k, strict=True)
-        ]
-        log_p = special.logsumexp(parts, axis=0)
+        each = stats.norm.logpdf(omega, (query + k)[:, None]).sum(-1)
+        log_p = special.logsumexp(special.log_softmax(k @ query)[:, None] + each, axis=0)
         out.append(special.softmax(log_p - log_proposal) @ value)
     return np.stack(out)
 
@@ -63,16 +57,15 @@ def run(
         length = rng.uniform(0.2, 3.0) / np.sqrt(d)
         q, k = length * rng.standard_normal((3, d)), length * rng.standard_normal((7, d))
         v = rng.standard_normal((7, 2))
-        law = None
+        mean, variance, law = np.zeros(d), np.ones(d), None
         if proposal == "shifted":
-            law = sampling.Gaussian(q.mean(0) + k.mean(0))
+            mean = q.mean(0) + k.mean(0)
+            law = sampling.Gaussian(mean)
         elif proposal == "wide":
-            law = sampling.Gaussian(q.mean(0), np.diag(rng.uniform(0.8, 2.0, d)))
+            mean, variance = q.mean(0), rng.uniform(0.8, 2.0, d)
+            law = sampling.Gaussian(mean, np.diag(variance))
         coupling: Coupling = "orthogonal" if proposal == "orthogonal" else "iid"
         omega, log_weight = sampling.draw(count, d, proposal=law, coupling=coupling, rng=rng)
-        mean, variance = np.zeros(d), np.ones(d)
-        if law is not None:
-            mean, variance = law.mean, np.ones(d) if law.cov is None else np.diag(law.cov)
         log_proposal = stats.norm.logpdf(omega, mean, np.sqrt(variance)).sum(-1)
         want = snis(q, k, v, omega, log_proposal)
         got = estimators.random_feature_attention(
@@ -84,20 +77,20 @@ def run(
     return {"proposal": proposal, "d": d, "points": points}
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Largest differences in units of rounding."""
-    found: dict[str, list[Compared]] = {"standard": [], "other": []}
+    found: dict[str, list[suite.Compared]] = {"standard": [], "other": []}
     for r in results:
         name = "standard" if r["proposal"] in ("standard", "orthogonal") else "other"
         worst = max(error / exponents for exponents, error in r["points"]) / EPS
-        found[name].append(Compared(f"{r['proposal']}, d = {r['d']}", worst, BOUND, UNIT))
+        found[name].append(suite.Compared(f"{r['proposal']}, d = {r['d']}", worst, BOUND, UNIT))
     worst = max(e.value for e in found["standard"])
     remark = (
         "RFA is the SNIS estimate, as the text derives, for every draw and not on average: the "
         f"two differ by at most {worst:.2g} {UNIT}."
     )
     points = [{**r, "points": r["points"][:40]} for r in results]
-    return Findings(found, {"results": points}, remark)
+    return suite.Findings(found, {"results": points}, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -115,22 +108,15 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="RFA is a self-normalised importance sampler",
-    source="003, RFA as SNIS",
-    statements={
-        "standard": Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
-        "other": Statement(
-            "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$.",
-            printed=False,
-        ),
-    },
-    method=(
-        "SNIS written from the densities of the mixture $p_n$ and of $q$, against "
-        "`random_feature_attention` at the same frequencies, relative to the largest value."
+TITLE = "RFA is a self-normalised importance sampler"
+SOURCE = "003, RFA as SNIS"
+STATEMENTS = {
+    "standard": Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
+    "other": derived(
+        "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+}
+METHOD = (
+    "SNIS written from the densities of the mixture $p_n$ and of $q$, against "
+    "`random_feature_attention` at the same frequencies, relative to the largest value."
 )

@@ -4,26 +4,21 @@ r"""Theorem 1 of reference 000: random features of the general form, and kernels
     \xi(x) = \frac{h(x)}{\sqrt m} [f_1(\omega_1 \cdot x), \ldots, f_l(\omega_m \cdot x)], \qquad
     \kappa(x, y) = E \, \xi(x) \cdot \xi(y)
 
-It is named after Bochner and stated for stationary kernels, which functions of x - y are.
-exp(x . y) is none; the theorem holds for it all the same, with h = exp(-|x|^2/2) and f = exp.
-Bochner's is about such as exp(-|x - y|^2/2), with h = 1 and f_1 = cos, f_2 = sin.
-
-The feature map without randomness has entries x^n / sqrt(n!). Elementwise powers do not give
-exp(x . y) for vectors: their inner product is 1 + sum_i (exp(x_i y_i) - 1). Tensor powers do.
+with h = exp(-|x|^2/2) and f = exp for exp(x . y). Elementwise powers in place of tensor powers in
+the map without randomness give 1 + sum_i (exp(x_i y_i) - 1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from refattn import features, kernels, sampling
 from refattn.typing import Features
-from validation import plotting
-from validation.suite import REFUTED, Claim, Compared, Erratum, Findings, Statement
+from validation import plotting, suite
+from validation.suite import Statement, derived, refuted
 
 PAIRS = {"tiny": 5, "quick": 200, "full": 2000}
 DEGREES = {2: 20, 3: 16, 8: 6}  # of the Taylor series, by d
@@ -33,29 +28,14 @@ SHIFTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)
 EPS = float(np.finfo(float).eps)
 
 
-def minus_half_square(x: Any) -> Any:
-    """log h for positive features."""
-    return -np.sum(x * x, -1) / 2
-
-
 def half_square(x: Any) -> Any:
-    """log h for trigonometric features."""
+    """log h for trigonometric features, and less it for positive ones."""
     return np.sum(x * x, -1) / 2
 
 
-def both_signs(x: Any) -> Any:
-    """log h for hyperbolic features."""
-    return minus_half_square(x) - math.log(2) / 2
-
-
-def exp_minus(u: Any) -> Any:
-    """f_2 of hyperbolic features."""
-    return np.exp(-u)
-
-
 FORMS: dict[Features, tuple[Any, Any]] = {  # f_1, ..., f_l and log h
-    "positive": ((np.exp,), minus_half_square),
-    "hyperbolic": ((np.exp, exp_minus), both_signs),
+    "positive": ((np.exp,), lambda x: -half_square(x)),
+    "hyperbolic": ((np.exp, lambda u: np.exp(-u)), lambda x: -half_square(x) - math.log(2) / 2),
     "trigonometric": ((np.cos, np.sin), half_square),
 }
 
@@ -66,7 +46,7 @@ def elementwise(x: Any, degree: int) -> Any:
     return np.concatenate([np.ones_like(x[..., :1]), *powers], axis=-1)
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Pairs of vectors in each dimension."""
     return [{"d": d, "pairs": PAIRS[level]} for d in DEGREES]
 
@@ -90,17 +70,12 @@ def run(rng: np.random.Generator, d: int, pairs: int) -> dict[str, Any]:
         error = np.abs(np.sum(values[:, 0] * values[:, 1], -1) - estimate) / scale / size
         maps = np.abs(own - values) / np.max(np.abs(values), -1, keepdims=True)
         found["form"][name] = float(max(error.max(), (maps.max((1, 2)) / size).max())) / EPS
-        found["mean"][name] = max(
-            quadrature(a, b, functions, log_h, kernels.softmax_kernel(a, b))
-            for a, b in zip(x[:10], y[:10], strict=True)
-        )
-    found["gaussian"] = max(
-        quadrature(a, b, (np.cos, np.sin), None, kernels.gaussian_kernel(a, b))
-        for a, b in zip(x[:10], y[:10], strict=True)
-    )
+        found["mean"][name] = quadrature(x, y, functions, log_h, kernels.softmax_kernel)
+    waves = (np.cos, np.sin)
+    found["gaussian"] = quadrature(x, y, waves, None, kernels.gaussian_kernel)
     shift = rng.standard_normal((pairs, d)) / math.sqrt(d)
-    found |= {"shift": moved(kernels.softmax_kernel, x, y, shift)}
-    found |= {"gaussian_shift": moved(kernels.gaussian_kernel, x, y, shift)}
+    found["shift"] = moved(kernels.softmax_kernel, x, y, shift)
+    found["gaussian_shift"] = moved(kernels.gaussian_kernel, x, y, shift)
     degree, t = DEGREES[d], np.sum(x * y, -1)
     kernel, most = kernels.softmax_kernel(x, y), np.exp(np.sum(np.abs(x * y), -1))
     plain = np.sum(elementwise(x, degree) * elementwise(y, degree), -1)
@@ -115,19 +90,27 @@ def run(rng: np.random.Generator, d: int, pairs: int) -> dict[str, Any]:
 
 
 def quadrature(x: Any, y: Any, functions: Any, log_h: Any, kernel: Any) -> float:
-    """Error of the mean over frequencies in the plane of x and y, by Gauss and Hermite.
+    """Largest error of means over frequencies in the plane of a pair, by Gauss and Hermite.
 
-    The features of one pair depend on no other part of omega.
+    The features of one pair depend on no other part of omega. Ten pairs are enough.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-    plane = np.linalg.qr(np.stack([x, y], 1))[0].T
     grid = np.stack(np.meshgrid(nodes, nodes, indexing="ij"), -1).reshape(-1, 2)
     weight = np.outer(weights, weights).ravel() / (2 * math.pi)
-    both = np.broadcast_to(np.stack([x, y]), (len(grid), 2, len(x)))
-    phi = features.random_features(both, (grid @ plane)[:, None], functions, log_h=log_h)
-    products = np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
-    size = np.sum(weight * np.abs(products)) * (1 + x @ x + y @ y)
-    return float(np.abs(weight @ products - kernel) / size) / EPS
+    errors = []
+    for pair in np.stack([x, y], 1)[:10]:
+        omega = grid @ np.linalg.qr(pair.T)[0].T
+        both = np.broadcast_to(pair, (len(grid), *pair.shape))
+        phi = features.random_features(both, omega[:, None], functions, log_h=log_h)
+        products = inner(phi)
+        size = np.sum(weight * np.abs(products)) * (1 + pair[0] @ pair[0] + pair[1] @ pair[1])
+        errors.append(float(np.abs(weight @ products - kernel(*pair)) / size) / EPS)
+    return max(errors)
+
+
+def inner(phi: features.Features) -> Any:
+    """Inner products of the features of pairs."""
+    return np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
 
 
 def moved(kernel: Any, x: Any, y: Any, shift: Any) -> float:
@@ -139,8 +122,7 @@ def moved(kernel: Any, x: Any, y: Any, shift: Any) -> float:
 
 def taylor(both: Any, degree: int) -> Any:
     """Inner products of pairs by tensor powers, as far as the degree."""
-    phi = features.taylor_features(both, degree=degree)
-    return np.exp(np.sum(phi.log_scale, -1)) * np.sum(phi.values[:, 0] * phi.values[:, 1], -1)
+    return inner(features.taylor_features(both, degree=degree))
 
 
 def remainder(t: Any, degree: int) -> Any:
@@ -149,33 +131,29 @@ def remainder(t: Any, degree: int) -> Any:
     return power * np.exp(np.maximum(t, 0))
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Identities and integrals within rounding; elementwise powers and shifts are not."""
     unit, sums = "eps (1 + exponents)", "eps (1 + |x|^2 + |y|^2)"
-    general: list[Compared] = []
-    other: list[Compared] = []
-    stationary, gaussian, plain, tensor = [], [], [], []
+    lagrange = (1.0, "bounds on the remainder")
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     for r in results:
         d = f"d = {r['d']}"
+        moved = f"{d}, log kernel moved"
         for name in FORMS:
-            evidence_of = general if name == "positive" else other
-            evidence_of.append(Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit))
-            evidence_of.append(Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums))
-        stationary.append(Compared(f"{d}, log kernel moved", r["shift"], 16, sums))
-        gaussian.append(Compared(f"{d}, log kernel moved", r["gaussian_shift"], 16, sums))
-        gaussian.append(Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums))
-        plain.append(Compared(f"{d}, error", r["elementwise"], 1.0, "bounds on the remainder"))
+            evidence["general form" if name == "positive" else "other features"] += [
+                suite.Compared(f"{d}, {name}, every omega", r["form"][name], 8, unit),
+                suite.Compared(f"{d}, {name}, mean", r["mean"][name], 32, sums),
+            ]
+        evidence["stationary"].append(suite.Compared(moved, r["shift"], 16, sums))
+        evidence["Bochner"] += [
+            suite.Compared(moved, r["gaussian_shift"], 16, sums),
+            suite.Compared(f"{d}, mean of cosines and sines", r["gaussian"], 32, sums),
+        ]
+        error = suite.Compared(f"{d}, error", r["elementwise"], *lagrange)
+        evidence["elementwise powers"].append(error)
         # The bound is attained as x . y tends to 0, so that the largest ratio is near 1.
         tight = f"{d}, error (near the bound for small x . y)"
-        tensor.append(Compared(tight, r["tensor"], 1.0, "bounds on the remainder"))
-    evidence = {
-        "general form": general,
-        "other features": other,
-        "stationary": stationary,
-        "Bochner": gaussian,
-        "elementwise powers": plain,
-        "tensor powers": tensor,
-    }
+        evidence["tensor powers"].append(suite.Compared(tight, r["tensor"], *lagrange))
     data = _figure()
     remark = (
         r"The general form gives $e^{x \cdot y}$, for which Theorem 1 is used though it is not "
@@ -184,7 +162,7 @@ def judge(results: Sequence[Any]) -> Findings:
         f"{data['elementwise'][-1]:.2f} for x = y = (1, 1), in place of $e^2$ = {math.exp(2):.2f}, "
         "which tensor powers give."
     )
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def _figure() -> dict[str, Any]:
@@ -210,9 +188,8 @@ def plot(data: dict[str, Any]) -> Any:
     for name, style in (("elementwise", "s-"), ("tensor", "o")):
         errors = np.abs(np.array(data[name]) - math.exp(2))
         left.plot(data["degrees"], np.maximum(errors, 1e-16), style, label=f"{name} powers")
-    left.plot(
-        data["degrees"], data["remainder"], color=plotting.COLOURS[1], label="remainder's bound"
-    )
+    bound: dict[str, Any] = {"color": plotting.COLOURS[1], "label": "remainder's bound"}
+    left.plot(data["degrees"], data["remainder"], **bound)
     left.set(yscale="log", xlabel="degree", ylabel="error for x = y = (1, 1)")
     left.legend()
     right.plot(data["shifts"], data["softmax"], "o-", label="exp(x . y)")
@@ -222,63 +199,49 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Random features of the general form, and the feature map of the softmax kernel",
-    source="000, Theorem 1",
-    statements={
-        "general form": Statement(
-            r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."
-        ),
-        "other features": Statement(
-            "It does with those of hyperbolic and of trigonometric features too.", printed=False
-        ),
-        "stationary": Statement(
-            r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one.",
-            REFUTED,
-        ),
-        "Bochner": Statement(
-            r"$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine.",
-            printed=False,
-        ),
-        "elementwise powers": Statement(
-            r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product "
-            r"$e^{x \cdot y}$, $x^n$ being read as elementwise powers, one of two readings.",
-            REFUTED,
-        ),
-        "tensor powers": Statement(
-            "It has, $x^n$ being read as tensor powers, the other reading.", printed=False
-        ),
-    },
-    method=(
-        "For random vectors and frequencies, features of the general form against those of the "
-        "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
-        "against Lagrange's bound on its remainder."
+TITLE = "Random features of the general form, and the feature map of the softmax kernel"
+SOURCE = "000, Theorem 1"
+STATEMENTS = {
+    "general form": Statement(r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."),
+    "other features": derived(
+        "It does with those of hyperbolic and of trigonometric features too."
     ),
-    errata=(
-        Erratum(
-            "Powers of a vector in the feature map",
-            ("elementwise powers",),
-            r"$\phi_\text{SM}(x) = [1, \; x, \; x^2 / \sqrt{2!}, \; x^3 / \sqrt{3!}, \; \ldots]$",
-            r"Tensor powers, $x^{\otimes n} / \sqrt{n!}$.",
-            r"Elementwise powers, the other reading, give $1 + \sum_i (e^{x_i y_i} - 1)$: 4.44 for "
-            r"$x = y = (1, 1)$, where $e^2 = 7.39$.",
-            30,
-        ),
-        Erratum(
-            "A theorem on stationary kernels for one that is not",
-            ("stationary",),
-            r"“A stationary kernel $\kappa(x, y)$ can be approximated as …” and the softmax kernel "
-            "“using the above theorem”.",
-            r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with "
-            r"$h = e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - "
-            "y|^2/2}$.",
-            r"Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
-            "queries and keys alike, as a stationary kernel allows, gets other weights.",
-            20,
-        ),
+    "stationary": refuted(
+        r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "Bochner": derived(
+        "$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine."
+    ),
+    "elementwise powers": refuted(
+        r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product $e^{x \cdot "
+        "y}$, $x^n$ being read as elementwise powers, one of two readings."
+    ),
+    "tensor powers": derived("It has, $x^n$ being read as tensor powers, the other reading."),
+}
+METHOD = (
+    "For random vectors and frequencies, features of the general form against those of the "
+    "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
+    "against Lagrange's bound on its remainder."
+)
+ERRATA = (
+    suite.Erratum(
+        "Powers of a vector in the feature map",
+        ("elementwise powers",),
+        r"$\phi_\text{SM}(x) = [1, \; x, \; x^2 / \sqrt{2!}, \; x^3 / \sqrt{3!}, \; \ldots]$",
+        r"Tensor powers, $x^{\otimes n} / \sqrt{n!}$.",
+        r"Elementwise powers, the other reading, give $1 + \sum_i (e^{x_i y_i} - 1)$: 4.44 for $x "
+        "= y = (1, 1)$, where $e^2 = 7.39$.",
+        30,
+    ),
+    suite.Erratum(
+        "A theorem on stationary kernels for one that is not",
+        ("stationary",),
+        r"“A stationary kernel $\kappa(x, y)$ can be approximated as …” and the softmax kernel "
+        "“using the above theorem”.",
+        r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with $h = "
+        r"e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - y|^2/2}$.",
+        "Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
+        "queries and keys alike, as a stationary kernel allows, gets other weights.",
+        20,
+    ),
 )

@@ -1,14 +1,11 @@
 r"""Reference 003, experimental results: RA, LARA and RFA in place of trained softmax attention.
 
-The reference trains models with them. Here nothing is trained: the attention of all layers of a
-sentence encoder is replaced, and its embeddings are compared with the exact ones. A trial is a text
-drawn at random, and random numbers of its own; trials are independent. An estimator keeps a text if
-the cosine of its embedding to the exact one is at least .99.
+The reference trains models with them. Here the attention of all layers of a trained sentence
+encoder is replaced, and its embeddings are compared with the exact ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -16,22 +13,18 @@ import numpy as np
 
 import refattn
 from refattn.registry import ESTIMATORS
-from validation import plotting
+from validation import plotting, suite
+from validation.claims import few_keys
 from validation.model import measure, metrics, minilm
-from validation.suite import REFUTED, Claim, Compared, Findings, Statement, more_often
+from validation.suite import control, derived
 
-TRIALS = {"tiny": 2, "quick": 40, "full": 60}
-CHUNK = 10
 KEPT = 0.99  # cosine
 ERROR = 0.2  # relative, of attention, where estimators are compared at the same one
 RA, RFA, ADAPTED = ("ra", 32), ("rfa-iid", 128), ("rfa-adapted", 128)
 LINEAR = (RFA, ("rfa-orthogonal", 128), ("lara-own", 128), ("lara-balance", 128))
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
-    """Trials in chunks."""
-    chunk = min(CHUNK, TRIALS[level])
-    return [{"trials": chunk}] * (TRIALS[level] // chunk)
+tasks = few_keys.tasks
 
 
 @cache
@@ -66,7 +59,7 @@ def run(rng: np.random.Generator, trials: int) -> list[dict[str, dict[str, float
     return found
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over trials; sums of times."""
     trials = [one for result in results for one in result]
     names = list(trials[0]["cosine"])
@@ -75,16 +68,20 @@ def judge(results: Sequence[Any]) -> Findings:
     seconds = {name: sum(one["seconds"][name] for one in trials) for name in trials[0]["seconds"]}
     ratio = seconds[RA[0]] / seconds[measure.EXACT]
     linear = {f"{name}, {s}": cosine[name] for name, s in LINEAR}
-    evidence: dict[str, list[Any]] = {
-        "RA keeps": [more_often("ra, 32 keeps", cosine["ra"] >= KEPT)],
-        "linear keep": [more_often(f"{name} keeps", x >= KEPT) for name, x in linear.items()],
-        "linear lose": [more_often(f"{name} does not", x < KEPT) for name, x in linear.items()],
+    evidence: suite.Evidence = {
+        "RA keeps": [suite.more_often("ra, 32 keeps", cosine["ra"] >= KEPT)],
+        "linear keep": [suite.more_often(f"{name} keeps", x >= KEPT) for name, x in linear.items()],
+        "linear lose": [
+            suite.more_often(f"{name} does not", x < KEPT) for name, x in linear.items()
+        ],
         "adapted": [
-            more_often(f"rfa-adapted, 128 above {name}", cosine["rfa-adapted"] > x)
+            suite.more_often(f"rfa-adapted, 128 above {name}", cosine["rfa-adapted"] > x)
             for name, x in linear.items()
         ],
-        "kind of error": [more_often("ra above rfa-iid", same["ra"] > same["rfa-iid"])],
-        "RA costs": [Compared("seconds of exact attention over those of ra, 32", 1 / ratio, 1.0)],
+        "kind of error": [suite.more_often("ra above rfa-iid", same["ra"] > same["rfa-iid"])],
+        "RA costs": [
+            suite.Compared("seconds of exact attention over those of ra, 32", 1 / ratio, 1.0)
+        ],
     }
     means = ", ".join(f"{np.mean(x):.3f} ({name})" for name, x in cosine.items())
     lost = {name: f"{1 - np.mean(x):.2g}" for name, x in same.items()}
@@ -95,7 +92,7 @@ def judge(results: Sequence[Any]) -> Findings:
         "tokens averages such errors out."
     )
     data = {"cosine": {name: x.tolist() for name, x in cosine.items()}}
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -112,47 +109,32 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Which estimator keeps a trained encoder, at which cost",
-    source="003, experimental results, without training",
-    statements={
-        "RA keeps": Statement(
-            "With RA of 32 samples in all layers, embeddings of more than half of the texts have "
-            "a cosine of .99 or more to the exact ones.",
-            printed=False,
-        ),
-        "linear keep": Statement(
-            "So have those with RFA and LARA of 128 samples, which are more than any text has "
-            "tokens.",
-            expected=REFUTED,
-            printed=False,
-        ),
-        "linear lose": Statement(
-            "With RFA and LARA of 128 samples more than half of the texts have a lower one.",
-            printed=False,
-        ),
-        "adapted": Statement(
-            "RFA of 128 samples from the Gaussian that suits queries and keys best keeps more than "
-            "RFA and LARA with given laws, in more than half of the texts.",
-            printed=False,
-        ),
-        "kind of error": Statement(
-            f"At the same relative error of attention, {ERROR:g}, more than half of the texts "
-            "lose less by RA than by RFA.",
-            printed=False,
-        ),
-        "RA costs": Statement(
-            "RA of 32 samples takes more time than exact attention on these texts.", printed=False
-        ),
-    },
-    method=(
-        "All 6 layers of all-MiniLM-L6-v2; texts of 11 to 98 tokens, drawn with replacement from "
-        "208. Exact sign tests over independent trials, each a text and a seed. LARA takes no more "
-        "proposals than there are tokens."
+TITLE = "Which estimator keeps a trained encoder, at which cost"
+SOURCE = "003, experimental results, without training"
+STATEMENTS = {
+    "RA keeps": derived(
+        "With RA of 32 samples in all layers, embeddings of more than half of the texts have a "
+        "cosine of .99 or more to the exact ones."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
-    needs=minilm.MODULES,
+    "linear keep": control(
+        "So have those with RFA and LARA of 128 samples, which are more than any text has tokens."
+    ),
+    "linear lose": derived(
+        "With RFA and LARA of 128 samples more than half of the texts have a lower one."
+    ),
+    "adapted": derived(
+        "RFA of 128 samples from the Gaussian that suits queries and keys best keeps more than "
+        "RFA and LARA with given laws, in more than half of the texts."
+    ),
+    "kind of error": derived(
+        f"At the same relative error of attention, {ERROR:g}, more than half of the texts "
+        "lose less by RA than by RFA."
+    ),
+    "RA costs": derived("RA of 32 samples takes more time than exact attention on these texts."),
+}
+METHOD = (
+    "All 6 layers of all-MiniLM-L6-v2; texts of 11 to 98 tokens, drawn with replacement from 208. "
+    "Exact sign tests over independent trials, each a text and a seed. LARA takes no more "
+    "proposals than there are tokens."
 )
+NEEDS = minilm.MODULES

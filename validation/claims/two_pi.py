@@ -1,41 +1,25 @@
 r"""The code of reference 001 has sin(2 pi omega.x), cos(2 pi omega.x) with omega ~ N(0, I).
 
-Its formula for z_sin/cos has no 2 pi. With it, for D = x - y, the mean of the estimate is
-
-.. math::
-    e^{(|x|^2 + |y|^2) / 2} \; E \cos(2 \pi \omega \cdot D)
-    = e^{(|x|^2 + |y|^2) / 2 - 2 \pi^2 |D|^2},
-
-and not exp(x . y), which needs -|D|^2/2: the convention of a Fourier transform with 2 pi in the
-exponent goes with frequencies of variance 1 / (4 pi^2). So `attention_hat`, whose definition also
-lacks a colon, tends to attention with another kernel.
+Its formula for z_sin/cos has no 2 pi: the convention of a Fourier transform with 2 pi in the
+exponent goes with frequencies of variance 1 / (4 pi^2).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refattn import features, linear_attention, sampling, softmax_attention, stats
-from validation import plotting
-from validation.suite import (
-    Claim,
-    Compared,
-    Erratum,
-    Findings,
-    Statement,
-    Tested,
-    detects,
-    more_often,
-)
+from refattn import features, linear_attention, sampling, softmax_attention
+from validation import plotting, suite
+from validation.suite import derived, refuted
+
+from ._performer import mean_cosine
 
 D, LENGTHS = 4, (0.1, 0.2, 0.4)  # |x - y|
 DRAWS = {"tiny": 200, "quick": 100_000, "full": 1_000_000}
-TARGET = 0.05  # the two means differ by 0.17 and more
 NODES = 100
 TOKENS, DEVIATION = 32, 0.08  # so that both kernels vary: 2 pi |q - k| is about 1.4
 SIZES = {"tiny": (16, 64), "quick": (16, 64, 256, 1024), "full": (16, 64, 256, 1024, 4096, 16384)}
@@ -43,7 +27,7 @@ REPEATS = {"tiny": 2, "quick": 60, "full": 100}
 TO_SOFTMAX, TO_OTHER, CORRECTED = "printed, to attention", "printed, to its limit", "without 2 pi"
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """One task for each distance, and one for each number of frequencies of attention."""
     kernel = [{"length": length, "count": DRAWS[level]} for length in LENGTHS]
     return [*kernel, *({"size": size, "count": REPEATS[level]} for size in SIZES[level])]
@@ -51,16 +35,8 @@ def tasks(level: str) -> Sequence[Mapping[str, Any]]:
 
 def printed_features(x: Any, omega: Any) -> features.Features:
     """The map of the post's code, z_sin_cos."""
-
-    def sin(product: Any) -> Any:
-        return np.sin(2 * np.pi * product)
-
-    def cos(product: Any) -> Any:
-        return np.cos(2 * np.pi * product)
-
-    return features.random_features(
-        x, omega, (sin, cos), log_h=lambda x: np.sum(x * x, axis=-1) / 2
-    )
+    waves = [lambda product, f=f: f(2 * np.pi * product) for f in (np.sin, np.cos)]
+    return features.random_features(x, omega, waves, log_h=lambda x: np.sum(x * x, axis=-1) / 2)
 
 
 def run(rng: np.random.Generator, count: int, length: float = 0.0, size: int = 0) -> dict[str, Any]:
@@ -94,15 +70,11 @@ def attention_errors(rng: np.random.Generator, count: int, size: int) -> dict[st
     for _ in range(count):
         omega = sampling.draw(size, D, rng=rng).omega
         printed = linear_attention(q, k, v, feature_map=partial(printed_features, omega=omega))
-        right = linear_attention(
-            q, k, v, feature_map=partial(features.trigonometric_features, omega=omega)
-        )
-        for name, a, b in (
-            (TO_SOFTMAX, printed, exact),
-            (TO_OTHER, printed, other),
-            (CORRECTED, right, exact),
-        ):
-            found[name].append(float(np.max(np.abs(a - b))))
+        waves = partial(features.trigonometric_features, omega=omega)
+        right = linear_attention(q, k, v, feature_map=waves)
+        pairs = ((printed, exact), (printed, other), (right, exact))
+        for errors, (a, b) in zip(found.values(), pairs, strict=True):
+            errors.append(float(np.max(np.abs(a - b))))
     return found
 
 
@@ -112,47 +84,37 @@ def quadrature(length: float) -> float:
     return float(np.cos(2 * np.pi * length * z) @ weight / math.sqrt(2 * math.pi))
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Bounded tests of both means, a quadrature, and sign tests of attention."""
-    printed: list[Tested | Compared] = []
-    corrected: list[Tested | Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    corrected = evidence["kernel with its law"]
     rows = []
     eps = float(np.finfo(float).eps)
     for r in (r for r in results if "cosine" in r):
-        name, x, n = f"|x - y| = {r['length']:g}", r["cosine"], len(r["cosine"])
-        for found, factor in ((printed, 1.0), (corrected, 4 * math.pi**2)):
-            mean = math.exp(-factor * r["length"] ** 2 / 2)
-            p = stats.empirical_bernstein(x, mean, -1, 1)
-            variance = (1 - math.exp(-factor * r["length"] ** 2)) ** 2 / 2  # under the null
-            detectable = detects(
-                stats.empirical_bernstein, n, variance=variance, low=-1.0, high=1.0
-            )
-            found.append(Tested(name, p, detectable, TARGET, "of the scale"))
+        name, x = f"|x - y| = {r['length']:g}", r["cosine"]
+        evidence["kernel"].append(mean_cosine(name, x, r["length"] ** 2))
+        corrected.append(mean_cosine(name, x, 4 * math.pi**2 * r["length"] ** 2))
         mean = math.exp(-2 * math.pi**2 * r["length"] ** 2)
         error = abs(quadrature(r["length"]) - mean) / eps
-        corrected.append(Compared(f"{name}, quadrature", error, NODES, "eps"))
-        corrected.append(Compared(f"{name}, scale", abs(r["scale"]) / eps, 4.0 * D, "eps"))
-        deviation = float(np.std(x)) / math.sqrt(n)
+        corrected.append(suite.Compared(f"{name}, quadrature", error, NODES, "eps"))
+        corrected.append(suite.Compared(f"{name}, scale", abs(r["scale"]) / eps, 4.0 * D, "eps"))
+        deviation = float(np.std(x)) / math.sqrt(len(x))
         rows.append({"length": r["length"], "mean": float(np.mean(x)), "error": deviation})
     attention = {r["size"]: r["errors"] for r in results if "errors" in r}
     last = max(attention)
     e = {name: np.array(values) for name, values in attention[last].items()}
     name = f"R = {last}"
-    evidence: dict[str, Sequence[Any]] = {
-        "kernel": printed,
-        "kernel with its law": corrected,
-        "attention": [more_often(name, e[TO_SOFTMAX] < e[TO_OTHER])],
-        "attention without it": [more_often(name, e[CORRECTED] < e[TO_SOFTMAX])],
-    }
+    evidence["attention"].append(suite.more_often(name, e[TO_SOFTMAX] < e[TO_OTHER]))
+    evidence["attention without it"].append(suite.more_often(name, e[CORRECTED] < e[TO_SOFTMAX]))
     row = rows[-1]
     middle = {key: float(np.median(values)) for key, values in e.items()}
     remark = (
         f"At |x - y| = {row['length']:g} the code's features have the mean {row['mean']:.3f} "
         r"before scaling, where $e^{x \cdot y}$ calls for "
-        f"{math.exp(-(row['length'] ** 2) / 2):.3f} and "
-        f"2 pi for {math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} "
-        f"`attention_hat` is {middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from "
-        f"that of the other kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
+        f"{math.exp(-(row['length'] ** 2) / 2):.3f} and 2 pi for "
+        f"{math.exp(-2 * math.pi**2 * row['length'] ** 2):.3f}. With R = {last} `attention_hat` is "
+        f"{middle[TO_SOFTMAX]:.2g} from attention, {middle[TO_OTHER]:.2g} from that of the other "
+        f"kernel; without the factor it is {middle[CORRECTED]:.2g} from it."
     )
     data = {
         "kernel": rows,
@@ -161,7 +123,7 @@ def judge(results: Sequence[Any]) -> Findings:
             for size, errors in attention.items()
         ],
     }
-    return Findings(evidence, data, remark)
+    return suite.Findings(evidence, data, remark)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -170,15 +132,9 @@ def plot(data: dict[str, Any]) -> Any:
     t = np.linspace(0, 0.6, 100)
     left.plot(t, np.exp(-t * t / 2), label="exp(-|x - y|^2 / 2), as stated")
     left.plot(t, np.exp(-2 * np.pi**2 * t * t), label="exp(-2 pi^2 |x - y|^2)")
-    left.errorbar(
-        [r["length"] for r in data["kernel"]],
-        [r["mean"] for r in data["kernel"]],
-        [5 * r["error"] for r in data["kernel"]],
-        fmt="o",
-        capsize=3,
-        color=plotting.COLOURS[2],
-        label="printed code, 5 standard errors",
-    )
+    length, mean, error = plotting.columns(data["kernel"], "length", "mean", "error")
+    style = {"fmt": "o", "capsize": 3, "color": plotting.COLOURS[2]}
+    left.errorbar(length, mean, 5 * error, label="printed code, 5 standard errors", **style)
     left.set(xlabel="|x - y|", ylabel="kernel / exp((|x|^2 + |y|^2) / 2)")
     sizes = [r["size"] for r in data["attention"]]
     for key in (TO_SOFTMAX, TO_OTHER, CORRECTED):
@@ -195,55 +151,41 @@ def plot_kernel(data: dict[str, Any]) -> Any:
     t = np.linspace(0, 0.6, 100)
     axes.plot(t, np.exp(-t * t / 2), label="as stated")
     axes.plot(t, np.exp(-2 * np.pi**2 * t * t), label="with 2 pi")
-    means = [[r[key] for r in data["kernel"]] for key in ("length", "mean")]
+    means = plotting.columns(data["kernel"], "length", "mean")
     axes.plot(*means, "o", color=plotting.COLOURS[1], markersize=4)
     axes.set(xlabel="|x - y|", ylabel="kernel, scaled", ylim=(0, None))
     plotting.key(axes)
     return figure
 
 
-CLAIM = Claim(
-    title="The factor 2 pi in the code of the trigonometric features",
-    source="001, z_sin_cos and attention_hat",
-    statements={
-        "kernel": Statement(
-            r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias.",
-            expected="REFUTED",
-        ),
-        "kernel with its law": Statement(
-            r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias.",
-            printed=False,
-        ),
-        "attention": Statement(
-            "The printed attention_hat estimates attention: with many frequencies it is nearer to "
-            "it than to attention with the kernel above.",
-            expected="REFUTED",
-        ),
-        "attention without it": Statement(
-            r"Without $2 \pi$ attention_hat is nearer to attention.", printed=False
-        ),
-    },
-    method=(
-        "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
-        "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
+TITLE = "The factor 2 pi in the code of the trigonometric features"
+SOURCE = "001, z_sin_cos and attention_hat"
+STATEMENTS = {
+    "kernel": refuted(r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias."),
+    "kernel with its law": derived(
+        r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias."
     ),
-    errata=(
-        Erratum(
-            "A factor of 2 pi in the code of the trigonometric features",
-            ("kernel", "attention"),
-            "`np.sin(2 * np.pi * x)` and `np.cos(2 * np.pi * x)` of products with "
-            "`omega = np.random.randn(random_dim, d)`.",
-            r"No $2\pi$, as in the formula above that code: "
-            r"$e^{|x|^2/2} \, [\cos(\omega \cdot x), \sin(\omega \cdot x)]$, $\omega \sim N(0, "
-            "I)$.",
-            r"With it the kernel is $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ and not "
-            r"$e^{x \cdot y}$: the more frequencies, the nearer to another attention.",
-            100,
-            plot_kernel,
-        ),
+    "attention": refuted(
+        "The printed attention_hat estimates attention: with many frequencies it is nearer to it "
+        "than to attention with the kernel above."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "attention without it": derived(r"Without $2 \pi$ attention_hat is nearer to attention."),
+}
+METHOD = (
+    "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
+    "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
+)
+ERRATA = (
+    suite.Erratum(
+        "A factor of 2 pi in the code of the trigonometric features",
+        ("kernel", "attention"),
+        "`np.sin(2 * np.pi * x)` and `np.cos(2 * np.pi * x)` of products with `omega = "
+        "np.random.randn(random_dim, d)`.",
+        r"No $2\pi$, as in the formula above that code: $e^{|x|^2/2} \, [\cos(\omega \cdot x), "
+        r"\sin(\omega \cdot x)]$, $\omega \sim N(0, I)$.",
+        r"With it the kernel is $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ and not $e^{x \cdot "
+        "y}$: the more frequencies, the nearer to another attention.",
+        100,
+        plot_kernel,
+    ),
 )

@@ -1,19 +1,15 @@
 r"""Mean and variance of kernel estimates, for all features and couplings with a closed form.
 
-Reference 000, Propositions 1 and 2, and reference 001, orthogonal random features, ask for them;
-`refattn.theory.kernel_mean` and `kernel_variance` have them. A set has one full block of
-frequencies and a part of one, or, antithetic, a pair and one more. Catoni's bound tests the mean
-of the estimate, and that of its squared deviation: heavy tails allowed, but their variances must be
-known, and are, by `_block_moments`, which finds the second moments again in another way.
-
-Frequencies in blocks are tested one by one too: independent chi-square squared lengths, fixed
-angles, and uniform directions.
+`refattn.theory.kernel_mean` and `kernel_variance` have them, as reference 000, Propositions 1 and
+2, and reference 001, orthogonal random features, ask. A set has one full block of frequencies and a
+part of one, or, antithetic, a pair and one more. The variances that Catoni's bound needs are those
+of `_block_moments`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +18,9 @@ from scipy import special
 
 from refattn import kernels, sampling, stats, theory
 from refattn.typing import Coupling
-from validation import plotting
+from validation import plotting, suite
 from validation.claims._block_moments import moments
-from validation.suite import Claim, Compared, Findings, Statement, Tested, alpha, detects
+from validation.suite import derived
 
 SETS = {
     "tiny": {2: 100, 4: 100},
@@ -36,7 +32,6 @@ PART = 6000  # sets of a task
 SUM, DIFFERENCE = 0.7, 1.5  # |x + y| and |x - y|
 BLOCKS = ("orthogonal", "regularised", "simplex")
 EPS = float(np.finfo(float).eps)
-TARGETS = {"of the kernel": 0.3, "of the variance": 0.5, "of a probability": 0.15, "log": 0.1}
 
 
 def pair(d: int) -> tuple[Any, Any]:
@@ -55,7 +50,7 @@ def square(features: str) -> float:
     return DIFFERENCE**2 if features == "trigonometric" else SUM**2
 
 
-def tasks(level: str) -> Sequence[Mapping[str, Any]]:
+def tasks(level: str) -> suite.Tasks:
     """Sets of frequencies for each dimension and coupling, some at a time."""
     return [
         {"d": d, "coupling": coupling, "sets": min(PART, sets)}
@@ -93,50 +88,42 @@ def run(rng: np.random.Generator, d: int, coupling: Coupling, sets: int) -> dict
     return found
 
 
-def judge(results: Sequence[Any]) -> Findings:
+def judge(results: suite.Results) -> suite.Findings:
     """Catoni's bound for means and variances, exact laws for lengths and directions."""
-    means: list[Tested | Compared] = []
-    variances: list[Tested | Compared] = []
-    frequencies: list[Tested | Compared] = []
+    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
     rows = []
     for d, coupling in dict.fromkeys((r["d"], r["coupling"]) for r in results):
         parts = [r for r in results if (r["d"], r["coupling"]) == (d, coupling)]
-        frequencies += list(_frequencies(parts, f"d = {d}, {coupling}"))
+        evidence["frequencies"] += _frequencies(parts, f"d = {d}, {coupling}")
         x, y = pair(d)
-        kernel = float(kernels.softmax_kernel(x, y))
+        kernel, count = float(kernels.softmax_kernel(x, y)), size(coupling, d)
         for features in kernels.FEATURES:
             name = f"d = {d}, {coupling}, {features}"
             names: dict[str, Any] = {"features": features, "coupling": coupling}
-            count = size(coupling, d)
             mean = float(theory.kernel_mean(x, y, **names)) / kernel
             variance = float(theory.kernel_variance(x, y, num_features=count, **names)) / kernel**2
             ratio = np.concatenate([r["ratios"][features] for r in parts])
             again, second, fourth = moments(features, coupling, d, square(features), count)
             spread = fourth - second**2  # variance of a squared deviation
-            p = stats.catoni(ratio, mean, variance)
-            power = detects(stats.catoni, len(ratio), variance=variance)
-            means.append(_tested(name, p, power, "of the kernel"))
-            p = stats.catoni((ratio - mean) ** 2 / variance, 1.0, spread / variance**2)
-            power = detects(stats.catoni, len(ratio), variance=spread / variance**2)
-            variances.append(_tested(name, p, power, "of the variance"))
-            means.append(Compared(f"{name}, quadrature", abs(mean - again) / EPS, 500, "eps"))
-            error = abs(variance - second) / EPS
-            variances.append(Compared(f"{name}, quadrature", error, 500, "eps"))
+            share, spread_share = (ratio - mean) ** 2 / variance, spread / variance**2
+            of_mean = (ratio, mean, variance, 0.3, "of the kernel")
+            of_variance = (share, 1.0, spread_share, 0.5, "of the variance")
+            for key, one, error in (
+                ("mean", of_mean, abs(mean - again) / EPS),
+                ("variance", of_variance, abs(variance - second) / EPS),
+            ):
+                other = suite.Compared(f"{name}, quadrature", error, 500, "eps")
+                evidence[key] += [suite.catoni(name, *one), other]
             _, iid, tail = moments(features, "iid", d, square(features), count)
             p_iid = stats.catoni((ratio - 1) ** 2 / iid, 1.0, tail / iid**2 - 1)
-            rows.append(
-                {
-                    "d": d,
-                    **names,
-                    "told": bool(p_iid <= alpha()),
-                    "mean": mean,
-                    "law": count * variance,
-                    "iid": count * iid,
-                    "measured": count * float(np.mean((ratio - mean) ** 2)),
-                    "error": count * math.sqrt(spread / len(ratio)),
-                }
-            )
-    evidence = {"mean": means, "variance": variances, "frequencies": frequencies}
+            row = {"d": d, **names, "told": bool(p_iid <= suite.alpha()), "mean": mean}
+            numbers = {
+                "law": variance,
+                "iid": iid,
+                "measured": float(np.mean((ratio - mean) ** 2)),
+                "error": math.sqrt(spread / len(ratio)),
+            }
+            rows.append(row | {key: count * value for key, value in numbers.items()})
     off = max(abs(r["measured"] / r["law"] - 1) for r in rows)
     coupled = [r for r in rows if r["coupling"] != "iid"]
     alike = [
@@ -146,41 +133,36 @@ def judge(results: Sequence[Any]) -> Findings:
     ]
     remark = (
         f"The variances of {len(rows)} combinations of features, coupling and dimension agree with "
-        f"closed forms, of which reference 000 has one (positive, iid): measured ones are within "
+        "closed forms, of which reference 000 has one (positive, iid): measured ones are within "
         f"{off:.0%} of them, and quadrature within rounding. Draws alone refute the variance of "
         f"iid frequencies in {len(coupled) - len(alike)} of {len(coupled)} combinations with "
         f"another coupling, all but: {'; '.join(alike) or 'none'}."
     )
-    return Findings(evidence, {"rows": rows}, remark)
-
-
-def _tested(name: str, p: float, detectable: Any, unit: str) -> Tested:
-    return Tested(name, p, detectable, TARGETS[unit], unit)
+    return suite.Findings(evidence, {"rows": rows}, remark)
 
 
 def _frequencies(parts: Sequence[Any], name: str) -> Any:
     """Lengths, angles and directions of the frequencies of one coupling."""
     d, coupling = parts[0]["d"], parts[0]["coupling"]
+    share = (0.15, "of a probability")
     lengths = np.concatenate([r["lengths"] for r in parts]).ravel()
     if coupling == "regularised":
         error = float(np.max(np.abs(lengths / d - 1))) / EPS / d
-        yield Compared(f"{name}, lengths", error, 16, "eps d")
+        yield suite.Compared(f"{name}, lengths", error, 16, "eps d")
     else:
-        n, law = len(lengths), partial(special.chdtr, d)
-        p, power = stats.ks(lengths, law), detects(stats.ks, len(lengths))
-        yield _tested(f"{name}, lengths", p, power, "of a probability")
-        power = detects(stats.chi2, n, df=d)
-        yield _tested(f"{name}, scale of lengths", stats.chi2(lengths, d), power, "log")
+        law = partial(special.chdtr, d)
+        yield suite.evidence(f"{name}, lengths", stats.ks, lengths, law, target=share)
+        null = (stats.chi2, lengths, d)
+        yield suite.evidence(f"{name}, scale of lengths", *null, target=(0.1, "log"), df=d)
     if coupling != "iid":
-        yield Compared(f"{name}, angles", max(r["angle"] for r in parts), 16, "eps d")
+        yield suite.Compared(f"{name}, angles", max(r["angle"] for r in parts), 16, "eps d")
 
     def uniform(u: Any) -> Any:  # law of a coordinate of a uniform direction
         return special.betainc((d - 1) / 2, (d - 1) / 2, np.clip((1 + u) / 2, 0, 1))
 
     for i, each in enumerate(zip(*(r["directions"] for r in parts), strict=True)):
-        u = np.concatenate(each)
-        power = detects(stats.ks, len(u))
-        yield _tested(f"{name}, direction {i + 1}", stats.ks(u, uniform), power, "of a probability")
+        label = f"{name}, direction {i + 1}"
+        yield suite.evidence(label, stats.ks, np.concatenate(each), uniform, target=share)
 
 
 def plot(data: dict[str, Any]) -> Any:
@@ -192,12 +174,11 @@ def plot(data: dict[str, Any]) -> Any:
             rows = [
                 r for r in data["rows"] if (r["features"], r["coupling"]) == (features, coupling)
             ]
-            d = [r["d"] * 1.04 ** (i - 2) for r in rows]
-            colour = plotting.COLOURS[i]
-            axes.plot(d, [r["law"] / r["iid"] for r in rows], color=colour, label=coupling)
-            points = [r["measured"] / r["iid"] for r in rows]
-            errors = [r["error"] / r["iid"] for r in rows]
-            axes.errorbar(d, points, errors, fmt="o", color=colour, markersize=4, capsize=2)
+            colour, d = plotting.COLOURS[i], [r["d"] * 1.04 ** (i - 2) for r in rows]
+            law, points, iid, errors = plotting.columns(rows, "law", "measured", "iid", "error")
+            axes.plot(d, law / iid, color=colour, label=coupling)
+            style = {"fmt": "o", "color": colour, "markersize": 4, "capsize": 2}
+            axes.errorbar(d, points / iid, errors / iid, **style)
         axes.set(xscale="log", yscale="log", xlabel="d", title=features)
         axes.set_xticks(dimensions, [str(k) for k in dimensions])
         axes.set_yticks((0.05, 0.1, 0.2, 0.5, 1, 2), ("0.05", "0.1", "0.2", "0.5", "1", "2"))
@@ -207,38 +188,29 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-CLAIM = Claim(
-    title="Kernel estimates have the mean and variance of their closed forms",
-    source="000, Propositions 1 and 2, for other features and couplings",
-    statements={
-        "mean": Statement(
-            "The mean is the kernel, for all features and couplings but fixed lengths "
-            r"$\sqrt{d}$, and then that of the closed form.",
-            printed=False,
-        ),
-        "variance": Statement(
-            r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of "
-            "$b$: within rounding by quadrature, and within half of it by draws.",
-            printed=False,
-        ),
-        "frequencies": Statement(
-            "Blocks have independent chi-squared squared lengths (or fixed ones), fixed angles and "
-            "uniform directions; antithetic pairs are opposite.",
-            printed=False,
-        ),
-    },
-    method=(
-        "Catoni's bound on the mean and on the mean squared deviation of estimates from many sets "
-        "of frequencies, with variances from quadrature over lengths; Kolmogorov-Smirnov and "
-        "chi-square for lengths and directions, exact. Where a coupling changes the variance by "
-        "little, draws do not tell it from that of iid frequencies, and quadrature does, given "
-        "the lengths, angles and directions: at level quick for orthogonal frequencies with "
-        "positive features at d = 2 and 4 (0.97 and 0.93 of that of iid ones) and with hyperbolic "
-        "ones at d = 2 (0.86), and for simplex frequencies with hyperbolic features at d = 2 "
-        "(1.14). The remark names those of the run."
+TITLE = "Kernel estimates have the mean and variance of their closed forms"
+SOURCE = "000, Propositions 1 and 2, for other features and couplings"
+STATEMENTS = {
+    "mean": derived(
+        r"The mean is the kernel, for all features and couplings but fixed lengths $\sqrt{d}$, "
+        "and then that of the closed form."
     ),
-    tasks=tasks,
-    run=run,
-    judge=judge,
-    plot=plot,
+    "variance": derived(
+        r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of $b$: "
+        "within rounding by quadrature, and within half of it by draws."
+    ),
+    "frequencies": derived(
+        "Blocks have independent chi-squared squared lengths (or fixed ones), fixed angles and "
+        "uniform directions; antithetic pairs are opposite."
+    ),
+}
+METHOD = (
+    "Catoni's bound on the mean and on the mean squared deviation of estimates from many sets of "
+    "frequencies, with variances from quadrature over lengths; Kolmogorov-Smirnov and chi-square "
+    "for lengths and directions, exact. Where a coupling changes the variance by little, draws do "
+    "not tell it from that of iid frequencies, and quadrature does, given the lengths, angles and "
+    "directions: at level quick for orthogonal frequencies with positive features at d = 2 and 4 "
+    "(0.97 and 0.93 of that of iid ones) and with hyperbolic ones at d = 2 (0.86), and for "
+    "simplex frequencies with hyperbolic features at d = 2 (1.14). The remark names those of the "
+    "run."
 )
