@@ -274,3 +274,8 @@ def is_exact(x: Floats, dtype: str) -> bool:
 def check_format(format: Any) -> None:
     if format not in FORMATS:
         raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}.")
+
+
+def read_text(name: str) -> str:
+    """Return a text file of the package."""
+    return resources.files(__package__).joinpath("text", name).read_text("utf-8")
