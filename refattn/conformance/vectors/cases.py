@@ -38,164 +38,16 @@ GRADIENTS = {
     "sinks": "d_sinks",
 }
 
-# What a flag says of the mistake that its cases catch.
-FLAGS = {
-    "BASIC": ("basic", "Plain inputs of order one.", "Nothing is wired correctly."),
-    "EXTREME": (
-        "range",
-        "Exponents in the thousands, of both signs.",
-        "Clamped or low-precision exponents give other weights.",
-    ),
-    "OVERFLOW": (
-        "range",
-        "The exponential of an exponent is not representable.",
-        "Without subtraction of a maximum the output is infinite or nan.",
-    ),
-    "UNDERFLOW": (
-        "range",
-        "The exponentials of all exponents of a row are zero in floating point.",
-        "The normaliser vanishes: the output is 0/0, or 0 where the denominator is clamped.",
-    ),
-    "MASK": (
-        "masking",
-        "Some keys are hidden, some of them with huge entries.",
-        "Hidden keys keep a share of the weight, or only their values are dropped.",
-    ),
-    "EMPTY_ROW": (
-        "masking",
-        "A query sees no key: its output is 0.",
-        "nan, or the mean of the values where masks are large negative numbers.",
-    ),
-    "CAUSAL": (
-        "masking",
-        "Query i sees key j only if j <= i + m - n.",
-        "Queries see the next key, or not their own.",
-    ),
-    "CROSS": (
-        "shape",
-        "The numbers of queries and keys differ.",
-        "The causal triangle starts in the wrong corner, or lengths are mixed up.",
-    ),
-    "GQA": (
-        "shape",
-        "Consecutive query heads share a key head: h uses h // (H // G).",
-        "Heads are interleaved, h % G, and attend to the keys of others.",
-    ),
-    "EPS": (
-        "stabiliser",
-        "Right only if no small constant is added to features or normalisers.",
-        "Outputs shrink or tend to the plain mean of the values. Acceptable if declared.",
-    ),
-    "CANCELLATION": (
-        "rounding",
-        "A difference of close numbers decides the result.",
-        "Covariances in one pass, or elu(x) + 1 as written, lose all digits.",
-    ),
-    "HARD": (
-        "rounding",
-        "An input on which float64 loses digits: found by a search, of a family and a level.",
-        "Weights or sums in a narrower dtype have no digit left.",
-    ),
-    "SCALING": (
-        "scale",
-        "The scale is given, or the head size is such that scales differ clearly.",
-        "The scale is dropped, applied twice, or the root of the one meant.",
-    ),
-    "MISSING_NORM": (
-        "formula",
-        "The lengths of the vectors differ clearly.",
-        "Without |k|^2/2 the features estimate another kernel.",
-    ),
-    "HAAR": (
-        "frequencies",
-        "Probes at plus and minus e_i and (1, ..., 1) show each entry of anisotropic frequencies.",
-        "Frequencies are transposed, orthogonalised again or have lost their signs on the way.",
-    ),
-    "NORMALISATION": (
-        "formula",
-        "Constants are reproduced, 1/S and N - 1 are where they belong.",
-        "Weights do not sum to 1: hidden keys or samples are counted wrongly.",
-    ),
-    "SHARED_RANDOMNESS": (
-        "frequencies",
-        "Each head or query comes with frequencies of its own.",
-        "All of them use those of the first.",
-    ),
-    "DEGENERATE": (
-        "shape",
-        "One key, query or frequency, or keys that are all equal.",
-        "Axes of length one are squeezed or broadcast; spreads of zero divide.",
-    ),
-    "DIMENSION": (
-        "shape",
-        "Head sizes 1, 9 and 64, none that of the values.",
-        "Head sizes are hard-coded or taken from another argument.",
-    ),
-    "WINDOW": (
-        "masking",
-        "Query i sees key j only if i + m - n - left <= j <= i + m - n + right.",
-        "Windows are one key short or long, or aligned with the first query and key.",
-    ),
-    "SOFTCAP": (
-        "formula",
-        "Scaled scores s become c tanh(s / c), before bias and mask.",
-        "The cap is left out, is on scores with the bias, or before the scale.",
-    ),
-    "SINKS": (
-        "formula",
-        "Each head has the score of one more key, whose value is 0.",
-        "The sink is left out, is that of another head, or is scaled or capped.",
-    ),
-    "BIAS": (
-        "formula",
-        "A bias is added to scaled scores.",
-        "It is left out, is scaled, or is that of another head.",
-    ),
-    "ALIBI": (
-        "formula",
-        "The bias is -slope |i + m - n - j|, with a slope of its own for each head.",
-        "Distances start at the first query, have a sign, or all heads have one slope.",
-    ),
-    "DROPOUT": (
-        "formula",
-        "Weights have given factors; their normaliser does not.",
-        "The sum of the weights that are left is 1 again, or factors come before the softmax.",
-    ),
-    "LSE": (
-        "formula",
-        "The log normaliser is expected too, -inf for a query that sees no key.",
-        "It is without the sink, without the largest score, or finite where nothing is seen.",
-    ),
-    "TILE": (
-        "shape",
-        "Numbers of queries and keys are a power of two, or one more or less.",
-        "The last tile, the last row of one, or what is past the end is counted wrongly.",
-    ),
-    "CONVENTION": (
-        "convention",
-        "Right under the convention of its group; libraries differ in it.",
-        "The kernel has another convention: `refattn check --list-specs` has those of libraries.",
-    ),
-    "CHUNK": (
-        "shape",
-        "Keys are in chunks of `window`, the last of them shorter, or all in one.",
-        "Chunks are counted from the first query, or padding counts as keys.",
-    ),
-    "NEAR": (
-        "masking",
-        "Keys in a window about the query's own have the exact kernel, all others the estimate.",
-        "Windows are one key short or long, near keys count twice, or far ones not.",
-    ),
-    "SAMPLE": (
-        "formula",
-        "Only keys at the given indices are seen: repeated, in any order, or all of them.",
-        "A key that comes twice counts once, or all count as often, however likely they are.",
-    ),
-    "GRADIENT": (
-        "gradient",
-        "Cotangents are given, and gradients expected besides the output.",
-        "The way back forgets the normaliser, the scale, what is hidden or that heads share keys.",
-    ),
+
+def read_text(name: str) -> str:
+    """Return a text file of the package."""
+    return resources.files(__package__).joinpath("text", name).read_text("utf-8")
+
+
+# What a flag says of the mistake that its cases catch: its type, description and effect.
+FLAGS: dict[str, tuple[str, ...]] = {
+    name: tuple(cells)
+    for name, *cells in (x.split(" | ") for x in read_text("flags.txt").splitlines()[1:])
 }
 
 
@@ -274,8 +126,3 @@ def is_exact(x: Floats, dtype: str) -> bool:
 def check_format(format: Any) -> None:
     if format not in FORMATS:
         raise ValueError(f"`format` must be one of {', '.join(FORMATS)}, got {format!r}.")
-
-
-def read_text(name: str) -> str:
-    """Return a text file of the package."""
-    return resources.files(__package__).joinpath("text", name).read_text("utf-8")

@@ -34,23 +34,29 @@ class Row(NamedTuple):
 def rows() -> tuple[Row, ...]:
     """Read the table."""
     found, shorthands = list[Row](), dict[str, str]()
-    kinds, usual = tuple[str, ...](), ""
+    kinds, usual = list[str](), ""
     for line in read_text("cases.txt").splitlines():
         if line.startswith("["):
             head, _, usual = line[1:].partition("]")
-            kinds = tuple(head.split())
+            kinds = head.split()
         elif " | " in line and not line.startswith("#"):
-            name, flags, comment, parts = line.split(" | ")
+            *cells, parts = line.split(" | ")
             for part in parts.split(";"):
-                words = " ".join(shorthands.get(x, x) for x in f"{usual} {part}".split()).split()
-                needs = frozenset(x[len("needs=") :] for x in words if x.startswith("needs="))
-                others = [x for x in words if not (x in DTYPE_FACTS or x.startswith("needs="))]
-                for dtype in [x for x in words if x in DTYPE_FACTS] or ["float32"]:
-                    said = (*others, f"dtype={dtype!r}")
-                    found.append(Row(kinds, name, tuple(flags.split()), comment, said, needs))
+                words = " ".join(shorthands.get(x, x) for x in f"{usual} {part}".split())
+                found += _rows_by_dtype(kinds, cells, words.split())
         elif " = " in line:
             name, _, shorthands[name] = line.partition(" = ")
     return tuple(found)
+
+
+def _rows_by_dtype(kinds: list[str], cells: list[str], words: list[str]) -> Iterator[Row]:
+    """Yield a row for each dtype among the words."""
+    name, flags, comment = cells
+    needs = {x.removeprefix("needs=") for x in words if x.startswith("needs=")}
+    others = [x for x in words if not (x in DTYPE_FACTS or x.startswith("needs="))]
+    for dtype in [x for x in words if x in DTYPE_FACTS] or ["float32"]:
+        given = (*others, f"dtype={dtype!r}")
+        yield Row(tuple(kinds), name, tuple(flags.split()), comment, given, frozenset(needs))
 
 
 def group_name(convention: Convention) -> str:
