@@ -209,7 +209,7 @@ def _attend_by_blocks(
     blocks = []
     for start in range(0, len(mask), _BLOCK):
         rows = slice(start, start + _BLOCK)
-        seen = mask[rows].any(0)
+        seen = np.asarray(mask[rows].any(0))
         seen[0] |= not seen.any()  # a block that sees no key has one, which is hidden
         keys, values, few = k[..., seen, :], v[..., seen, :], mask[rows, seen]
         blocks.append(attend(q=q[..., rows, :], k=keys, v=values, mask=few, **options))
