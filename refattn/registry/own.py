@@ -111,7 +111,7 @@ _RFA = Estimator(
     state=streaming.PositiveState,
     aliases=("rfa", "performer", "favor"),
     vjp=f"{_PULLBACKS}.rules:vjp_random_features",
-    vectors=f"{_VECTORS}.recipes:of_rfa",
+    vectors=f"{_VECTORS}.recipes:own",
     source=("002: eqs. (9) and (10)", "003: RFA"),
 )
 _LARA = Estimator(
@@ -123,7 +123,7 @@ _LARA = Estimator(
     traits=(*_MEAN, *_ROWS, *_DRAWS, "proposals"),
     aliases=("lara",),
     vjp=f"{_PULLBACKS}.lara:vjp_lara",
-    vectors=f"{_VECTORS}.recipes:of_lara",
+    vectors=f"{_VECTORS}.recipes:own",
     source=("003: LARA",),
 )
 
@@ -214,7 +214,7 @@ for _record in (
         size="num_features",
         options=("omega", "feature_map"),
         traits=("pairs", "exponential", *_DRAWS, *_OMEGA, "random-features"),
-        vectors=f"{_VECTORS}.recipes:cases_of_kernels",
+        vectors=f"{_VECTORS}.recipes:own",
     ),
     *(_RFA if name == "iid" else _coupled(name) for name in sampling.COUPLINGS),
     *(_featured(name) for name in kernels.FEATURES if name != "positive"),
@@ -250,7 +250,7 @@ for _record in (
             *(*_OMEGA, "per-query", "target"),
         ),
         vjp=f"{_PULLBACKS}.rules:vjp_randomized",
-        vectors=f"{_VECTORS}.recipes:of_ra",
+        vectors=f"{_VECTORS}.recipes:own",
         source=("003: RA",),
     ),
     *(_LARA if name == "balance" else _weighted(name) for name in lara.WEIGHTINGS),
@@ -263,7 +263,7 @@ for _record in (
             size="num_keys",
             options=("scale", "gqa", "indices"),
             traits=("normalised", "queries-apart", "random", "linear-solve"),
-            vectors=f"{_VECTORS}.sparse:cases_of_coresets" if pivots == "gaussian" else None,
+            vectors=f"{_VECTORS}.recipes:own" if pivots == "gaussian" else None,
             source=("arXiv:2602.10056",),
         )
         for pivots in reversed(key_sampling.PIVOTS)
@@ -283,7 +283,7 @@ for _record in (
             aliases=("sampled-keys",) if law == "uniform" else (),
             vjp=f"{_PULLBACKS}.few_keys:vjp_sampled_keys",
             evaluate=few_keys.sampled_key_attention,
-            vectors=f"{_VECTORS}.sparse:cases_of_samples" if law == "uniform" else None,
+            vectors=f"{_VECTORS}.recipes:own" if law == "uniform" else None,
             source=("arXiv:2410.16179", "a ratio of Horvitz-Thompson estimates"),
         )
         for law in reversed(KEY_LAWS)
@@ -298,7 +298,7 @@ for _record in (
             traits=_EVA,
             state=streaming.EvaState,
             vjp=f"{_PULLBACKS}.near_and_far:vjp_eva",
-            vectors=f"{_VECTORS}.sparse:cases_of_eva" if log_size else None,
+            vectors=f"{_VECTORS}.recipes:own" if log_size else None,
             source=("Zheng et al., arXiv:2302.04542, and the number of keys in each chunk",),
         )
         for log_size in (True, False)
@@ -334,7 +334,7 @@ for _record in (
         traits=(*_MEAN, "local", "random", "data-free", "unlimited-size"),
         state=streaming.LocalState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_local",
-        vectors=f"{_VECTORS}.sparse:cases_of_windows",
+        vectors=f"{_VECTORS}.recipes:own",
         source=("Chen et al., arXiv:2110.15343", "002: eqs. (9) and (10)"),
     ),
     Estimator(
@@ -345,7 +345,7 @@ for _record in (
         traits=("normalised", "nonnegative", *_ROWS, "feature-map"),
         state=streaming.LinearState,
         vjp=f"{_PULLBACKS}.rules:vjp_linear",
-        vectors=f"{_VECTORS}.recipes:of_linear",
+        vectors=f"{_VECTORS}.recipes:own",
         source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
     ),
     Estimator(
@@ -353,7 +353,7 @@ for _record in (
         moments.estimate,
         moments.estimate,
         traits=("rows",),
-        vectors=f"{_VECTORS}.recipes:cases_of_moments",
+        vectors=f"{_VECTORS}.recipes:own",
         source=("002: eqs. (1) and (2)",),
     ),
 ):

@@ -169,6 +169,7 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
     return {"out": out[..., :d_v]} | lses | {GRADIENTS[name]: g for name, g in pulled.items()}
 
 
+_BLOCK = 8  # queries that are computed at once
 # Scores and bias are capped together.
 _CAPPED_LAST = (
     "softmax_attention",
@@ -186,7 +187,10 @@ def _attend_exactly_by_case(
     changes += [_CAPPED_LAST] if value_of(case, "softcap") == "after-bias" else []
     if arrays["scale"] is None and (default := value_of(case, "default_scale")) in ("1", "1/d"):
         arrays["scale"] = mp.mpf(1) / (d if default == "1/d" else 1)
-    columns = e.formulas(dps, *changes).softmax_attention(**arrays, mask=visible)
+    attend = e.formulas(dps, *changes).softmax_attention
+    if not {"bias", "dropout"} & arrays.keys():
+        attend = partial(_attend_by_blocks, attend)
+    columns = attend(**arrays, mask=visible)
     empty = ~visible.any(-1)
     if (rows := value_of(case, "empty_rows")) in ("mean", "nan"):
         mean = e.formulas(dps).mean_and_covariance(arrays["v"])[0]
@@ -196,3 +200,17 @@ def _attend_exactly_by_case(
     if value_of(case, "lse") == "2":
         columns[..., -1] = columns[..., -1] / mp.log(2)
     return np.asarray(columns)
+
+
+def _attend_by_blocks(
+    attend: Callable[..., Floats], *, q: Floats, k: Floats, v: Floats, mask: Floats, **options: Any
+) -> Floats:
+    """Attend with a few queries after another, to the keys that one of them sees."""
+    blocks = []
+    for start in range(0, len(mask), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        seen = np.asarray(mask[rows].any(0))
+        seen[0] |= not seen.any()  # a block that sees no key has one, which is hidden
+        keys, values, few = k[..., seen, :], v[..., seen, :], mask[rows, seen]
+        blocks.append(attend(q=q[..., rows, :], k=keys, v=values, mask=few, **options))
+    return np.concatenate(blocks, axis=-2)

@@ -47,16 +47,6 @@ POWERS: dict[str, tuple[int, ...]] = {
     "values": (8, 18, 28, 38),
 }
 
-_COMMENTS = {
-    "cancelling": "Equal keys have values that cancel.",
-    "equal": "All keys are equal, and their values cancel.",
-    "large": "Large logits with small differences.",
-    "means": "Queries and keys have large means.",
-    "sink": "One key of value 0 has nearly all the weight, among large logits.",
-    "tie": "The two largest logits nearly tie, and their values cancel.",
-    "values": "Values have a large mean, which one key balances.",
-}
-
 
 class Hard(NamedTuple):
     """What a case is drawn with.
@@ -146,14 +136,15 @@ def _with_mean_values(q: Floats, k: Floats, v: Floats, small: float, width: floa
     return q * width, k * small, v
 
 
-_FAMILIES: dict[str, Callable[[Floats, Floats, Floats, float, float], _Qkv]] = {
-    "cancelling": _with_cancelling_values,
-    "equal": _with_equal_keys,
-    "large": _with_large_logits,
-    "means": _with_means,
-    "sink": _with_sink,
-    "tie": _with_tie,
-    "values": _with_mean_values,
+# What is special, and what is made of q, k and v.
+_FAMILIES: dict[str, tuple[str, Callable[[Floats, Floats, Floats, float, float], _Qkv]]] = {
+    "cancelling": ("Equal keys have values that cancel.", _with_cancelling_values),
+    "equal": ("All keys are equal, and their values cancel.", _with_equal_keys),
+    "large": ("Large logits with small differences.", _with_large_logits),
+    "means": ("Queries and keys have large means.", _with_means),
+    "sink": ("One key of value 0 has nearly all the weight, among large logits.", _with_sink),
+    "tie": ("The two largest logits nearly tie, and their values cancel.", _with_tie),
+    "values": ("Values have a large mean, which one key balances.", _with_mean_values),
 }
 
 
@@ -167,23 +158,22 @@ def recipe(hard: Hard) -> Recipe:
     >>> {name: x.shape for name, x in found.inputs.items()}
     {'q': (2, 2), 'k': (4, 2), 'v': (4, 3)}
     """
-    label, family = hard.label, hard.family
+    label, (comment, combine) = hard.label, _FAMILIES[hard.family]
     shapes = {"q": (hard.n, hard.d), "k": (hard.m, hard.d), "v": (hard.m, hard.d_v)}
     q, k, v = (
         draw_stream(f"{label}/{name}", shape, "float64", 1.0) for name, shape in shapes.items()
     )
-    small = 2.0 ** -POWERS[family][hard.level - 1]
-    inputs = _FAMILIES[family](q, k, v, small, 2.0**hard.width)
+    small = 2.0 ** -POWERS[hard.family][hard.level - 1]
     return Recipe(
         id=label,
         estimator="softmax",
-        comment=_COMMENTS[family],
+        comment=comment,
         flags=("HARD",),
         arguments={"scale": None, "causal": False},
         dtype="float64",
-        inputs=dict(zip(shapes, inputs, strict=True)),
+        inputs=dict(zip(shapes, combine(q, k, v, small, 2.0**hard.width), strict=True)),
         file="softmax-hard",
-        group=f"softmax-hard-{family}",
+        group=f"softmax-hard-{hard.family}",
     )
 
 

@@ -1,207 +1,64 @@
-"""All cases, those of kernels and of moments among them."""
+"""All cases: those of the table, and those of `hard`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from ... import registry
-from ...arrays.library import Floats
 from ...registry.record import load
-from .cases import SCHEMA
-from .conventional import convention_recipes
-from .drawing import Drawn, Edit, Recipe, draw_stream, unchanged
-from .estimators import (
-    USUAL_DRAW,
-    cases_of_all,
-    cases_of_lara,
-    cases_of_linear,
-    cases_of_ra,
-    cases_of_rfa,
-    cases_of_softmax,
-    cases_with_masks,
-    probe,
-    show_signs,
-)
+from ..conventions import OPTIONS
+from .cases import SCHEMA, Convention
+from .drawing import Recipe
 from .hard import hard_recipes
-from .options import option_recipes, tile_recipes
-from .pulled import (
-    pulled_lara,
-    pulled_linear,
-    pulled_of_all,
-    pulled_rfa,
-    pulled_softmax,
-    pulled_with_masks,
-)
-from .sparse import cases_of_chunks
+from .table import Row, draw, hides_keys, rows
+
+# Values that fix no number, and what they are instead.
+WITHOUT = {
+    "none": "the library has no such argument",
+    "refused": "an error",
+    "undefined": "any number",
+    "finite": "about the least float, which depends on the dtype",
+}
 
 
-def cases_of_kernels(name: str) -> Iterator[Recipe]:
-    def case(
-        features: str,
-        name: str,
-        flags: str,
-        comment: str,
-        drawn: Drawn = USUAL_DRAW,
-        *,
-        edit: Edit = unchanged,
-    ) -> Recipe:
-        label = f"kernel-{features}-{name}-{drawn.dtype}"
-        rows, size = drawn.n, 1.0 if drawn.size is None else drawn.size
-        x = {
-            key: draw_stream(f"{label}/{key}", (length, drawn.d), drawn.dtype, width)
-            for key, length, width in (
-                ("x", rows, size),
-                ("y", rows, size),
-                ("omega", drawn.count, 2.0),
-            )
-        }
-        x |= {key: value.astype(np.float32).astype(float) for key, value in edit(x).items()}
-        words, arguments, group = tuple(flags.split()), {"features": features}, f"kernel-{features}"
-        return Recipe(label, "kernel", comment, words, arguments, drawn.dtype, x, "kernel", group)
-
-    for features in ("positive", "hyperbolic", "trigonometric"):
-        for dtype in ("float64", "float32", "bfloat16"):
-            comment = "Plain inputs of order one."
-            yield case(
-                features,
-                "basic",
-                "BASIC",
-                comment,
-                Drawn(dtype=dtype, size=1.0 if dtype != "bfloat16" else 0.5),
-            )
-        yield case(
-            features,
-            "probes",
-            "HAAR",
-            "Both vectors at the probes, as many frequencies as d.",
-            Drawn(count=4),
-            edit=lambda x: {
-                "x": probe(4),
-                "y": np.roll(probe(4), 1, 0),
-                "omega": show_signs(x["omega"]),
-            },
-        )
-        comment = "exp(0) is estimated without error."
-        yield case(
-            features,
-            "zero",
-            "NORMALISATION",
-            comment,
-            edit=lambda x: {"x": 0 * x["x"], "y": 0 * x["y"]},
-        )
-        comment = "One pair, one frequency, head size 1."
-        yield case(features, "one", "DEGENERATE", comment, Drawn(d=1, count=1, n=1))
-    comment = "Vectors of lengths from 1/4 to 4."
-    yield case(
-        "positive",
-        "lengths",
-        "MISSING_NORM",
-        comment,
-        Drawn(size=2.0),
-        edit=lambda x: {"y": x["y"] * 2.0 ** np.arange(-2, 2)[:, None]},
-    )
-    yield case("positive", "d64", "DIMENSION", "Head size 64.", Drawn(d=64, size=0.25))
-    comment = "Each factor over- or underflows and their product does not: y is close to -x."
-    yield case(
-        "positive",
-        "far",
-        "OVERFLOW UNDERFLOW EXTREME",
-        comment,
-        Drawn(size=2.0),
-        edit=lambda x: {"omega": x["omega"] * 512, "y": x["y"] / 1024 - x["x"]},
-    )
-    comment = "The factor exp(|x|^2/2) is beyond float32."
-    yield case(
-        "trigonometric",
-        "far",
-        "OVERFLOW EXTREME",
-        comment,
-        Drawn(size=2.0, dtype="float64"),
-        edit=lambda x: {"x": x["x"] / 8 + 8, "y": x["y"] / 8 + 8},
-    )
-    comment = "Frequencies with log weights."
-    yield case(
-        "positive", "weights", "BASIC", comment, edit=lambda x: {"log_weight": x["omega"][:, 0]}
-    )
+def own(name: str, *others: str) -> Iterator[Recipe]:
+    """Yield the cases of an estimator in sections that name it, or one of the other kinds."""
+    record = registry.ESTIMATORS[name]
+    has = {*record.options, *record.traits}
+    for row in (row for row in rows() if row.needs <= has):
+        for kind in row.kinds:
+            if kind in others:
+                yield draw(name, row)
+            elif re.split("[:/]", kind)[0] == name:
+                yield from _of_row(kind, row)
 
 
-def cases_of_moments(name: str) -> Iterator[Recipe]:
-    def case(
-        name: str,
-        flags: str,
-        comment: str,
-        edit: Callable[[Floats], Floats] = lambda x: x,
-        *,
-        dtype: str = "float32",
-        rows: int = 9,
-        d: int = 3,
-    ) -> Recipe:
-        label = f"moments-{name}-{dtype}"
-        x = edit(draw_stream(f"{label}/x", (rows, d), dtype, 2.0))
-        x = x if dtype == "float64" else x.astype(np.float32).astype(np.float64)
-        words, name = tuple(flags.split()), "moments"
-        return Recipe(label, name, comment, words, {"ddof": 1}, dtype, {"x": x}, name, name)
-
-    for dtype in ("float64", "float32", "bfloat16"):
-        yield case("basic", "BASIC", "Plain rows.", dtype=dtype)
-    yield case("offset", "CANCELLATION", "Four leading digits are shared.", lambda x: x + 4096)
-    comment = "Nine leading digits are shared."
-    yield case("offset", "CANCELLATION", comment, lambda x: x + 2.0**30, dtype="float64")
-    yield case("three", "NORMALISATION", "Three rows: N - 1 and N differ clearly.", rows=3)
-    yield case("two", "DEGENERATE", "Two rows, covariance of rank 1.", rows=2)
-    comment = "Rows all equal: covariance exactly 0."
-    yield case("equal", "DEGENERATE", comment, lambda x: np.repeat(x[:1], 8, 0), dtype="bfloat16")
-    yield case("d1", "DIMENSION DEGENERATE", "One feature.", d=1)
-    yield case("wide", "DIMENSION", "More features than rows.", rows=4, d=12)
-    comment = "Features of sizes from 2^-30 to 2^30."
-    yield case(
-        "scales", "EXTREME SCALING", comment, lambda x: x * np.array([2.0**-30, 1.0, 2.0**30])
-    )
-
-
-def usual(name: str, *, masked: bool = True) -> Iterator[Recipe]:
-    """Yield the cases of an estimator that takes q, k and v, by its traits and options.
-
-    A name may have features after a colon.
-    """
-    record = registry.ESTIMATORS[name.partition(":")[0]]
-    if record.has("chunked"):
-        yield from cases_of_chunks(name)
+def _of_row(kind: str, row: Row) -> Iterator[Recipe]:
+    """Yield the case of a row; a row of conventions has one for each value of its option."""
+    if not kind.endswith("/conventions"):
+        yield draw(kind, row)
         return
-    masked = masked and record.takes("mask", "causal", "gqa")
-    yield from cases_of_all(name, masked=masked)
-    yield from cases_with_masks(name) if masked else ()
-    if record.takes("vjp"):
-        yield from pulled_of_all(name)
-        yield from pulled_with_masks(name) if masked else ()
+    option, _, only = row.name.partition(":")
+    for value in OPTIONS[option].values:
+        if value not in WITHOUT and only in ("", value):
+            yield draw(kind, row, Convention(option, value))
+
+
+def usual(name: str) -> Iterator[Recipe]:
+    """Yield the cases of an estimator that takes q, k and v, by its traits and options."""
+    record = registry.ESTIMATORS[name]
+    masked = hides_keys(record) and record.takes("mask", "gqa")
+    whole = ("all", "masked" if masked else "unmasked")
+    return own(name, *(("chunked",) if record.has("chunked") else whole))
 
 
 def of_softmax(name: str) -> Iterator[Recipe]:
-    yield from usual(name)
-    for part in (cases_of_softmax, pulled_softmax, option_recipes, tile_recipes):
-        yield from part()
-    yield from (*convention_recipes(), *hard_recipes())
-
-
-def of_rfa(name: str) -> Iterator[Recipe]:
-    yield from (*usual(f"{name}:positive"), *cases_of_rfa(), *pulled_rfa())
-
-
-def of_ra(name: str) -> Iterator[Recipe]:
-    yield from (*usual(name, masked=False), *cases_of_ra())
-
-
-def of_lara(name: str) -> Iterator[Recipe]:
-    yield from (*usual(name, masked=False), *cases_of_lara(), *pulled_lara())
-
-
-def of_linear(name: str) -> Iterator[Recipe]:
-    yield from (*usual(name), *cases_of_linear(), *pulled_linear())
+    """Yield the cases of exact attention, hard ones too."""
+    yield from (*own(name), *hard_recipes())
 
 
 @cache

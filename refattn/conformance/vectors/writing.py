@@ -8,7 +8,6 @@ import json
 import os
 import re
 import zipfile
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from .cases import DIGITS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format
+from .cases import DIGITS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format, read_text
 from .reading import cases_of, tests_of
 from .recipes import estimators, schema
 from .solving import documents
@@ -157,13 +156,13 @@ def _readme() -> str:
         " | ".join(cell.replace("|", "\\|") for cell in (name, *FLAGS[name]))
         for name in sorted(FLAGS)
     )
-    return Template(_text("README.md.txt")).substitute(
+    return Template(read_text("README.md.txt")).substitute(
         estimators=", ".join(estimators()),
         conventions=_table_of_conventions(),
         digits=DIGITS,
         gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),
-        read_npz=_text("read_npz.py.txt"),
-        read_safetensors=_text("read_safetensors.cpp"),
+        read_npz=read_text("read_npz.py.txt"),
+        read_safetensors=read_text("read_safetensors.cpp"),
         flags="\n".join(f"| {row} |" for row in rows),
     )
 
@@ -180,8 +179,3 @@ def _table_of_conventions() -> str:
         if not kind.endswith("-gradients")
     }
     return "\n".join(f"| {' | '.join((kind, *row))} |" for kind, row in rows.items())
-
-
-def _text(name: str) -> str:
-    """Return a text file of the package."""
-    return resources.files(__package__).joinpath("text", name).read_text("utf-8")

@@ -8,7 +8,7 @@ import pytest
 
 from refattn.conformance import CONVENTIONS
 from refattn.conformance.conventions import OPTIONS, Run
-from refattn.conformance.vectors import Convention, conventional
+from refattn.conformance.vectors import Convention, recipes
 from tests.conformance.vectors.running import error, forward, of_file, only
 from tests.conformance.vectors.translating import PACKAGE, under
 from tests.libraries import driver
@@ -34,10 +34,10 @@ def test_every_value_of_every_option_has_a_group(conventions):
         Convention(option, value)
         for option in PACKAGE
         for value in OPTIONS[option].values
-        if value not in conventional.WITHOUT
+        if value not in recipes.WITHOUT
     }
     assert found == wanted
-    assert set(conventional.WITHOUT) == {"none", "refused", "undefined", "finite"}
+    assert set(recipes.WITHOUT) == {"none", "refused", "undefined", "finite"}
     assert {c.value for c in found if c.option == "lse_empty"} == {"-inf", "inf"}
     # What has no group says nothing of numbers that all kernels could be given.
     others = {"layout", "hidden", "float_mask", "same_value_size", "head_sizes"}
@@ -83,7 +83,7 @@ LIBRARIES = [
     for option in sorted(PACKAGE.keys() - {"dropout"})  # what is dropped is not for us to say
     if option in row.cells
     and isinstance(row.cells[option].source, Run)
-    and row.cells[option].value not in conventional.WITHOUT
+    and row.cells[option].value not in recipes.WITHOUT
 ]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.vectors import Convention, conventional
+from refattn.conformance.vectors import Convention, table
 from refattn.conformance.vectors.cases import GRADIENTS
 from tests.conformance.vectors.running import forward, package
 from tests.conformance.vectors.translating import PACKAGE, under
@@ -72,7 +72,7 @@ def test_vectors_with_gradients_are_skipped_unless_asked_for(folders, failures):
 
 
 def test_groups_can_be_picked(failures, folders):
-    mine = [f"softmax-{conventional.group_name(Convention(*x))}" for x in PACKAGE.items()]
+    mine = [f"softmax-{table.group_name(Convention(*x))}" for x in PACKAGE.items()]
     run = under({"causal": PACKAGE["causal"]})
 
     def asked(return_lse=False, **given):
