@@ -137,4 +137,5 @@ METHOD = (
     "Exact sign tests over independent trials, each a text and a seed. LARA takes no more "
     "proposals than there are tokens."
 )
+ALONE = True  # it measures seconds
 NEEDS = minilm.MODULES
