@@ -22,7 +22,8 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from .edits import Edit, Edited
+from ..truth.text import Edit
+from .edits import Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _SEES = ("mask", "causal", "gqa")

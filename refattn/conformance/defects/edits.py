@@ -11,11 +11,11 @@ import difflib
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..truth.text import cut, run, statements
+from ..truth.text import Edit, cut, edited, run, statements
 
 _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "moments", "contract")
@@ -37,22 +37,6 @@ def _calling() -> frozenset[str]:
     """Functions that call an implementation: no formula, and of no use to a reader."""
     source = _FOLDER.joinpath("texts", "contract.py").read_text("utf-8")
     return frozenset(cut(source)) | {"group_heads"}
-
-
-class Edit(NamedTuple):
-    """One change of one function."""
-
-    function: str
-    old: str
-    new: str
-
-    def apply(self, source: str) -> str:
-        """Return the function with the change; its docstring is left alone."""
-        quotes = '"""'
-        start = source.find(quotes, source.find(quotes) + 3) + 1  # 0 if there is no docstring
-        if (count := source.count(self.old, start)) != 1:
-            raise ValueError(f"`{self.function}` has {self.old!r} {count} times, not once.")
-        return source[:start] + source[start:].replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
@@ -77,14 +61,10 @@ class Edited:
 
     def sources(self) -> dict[str, str]:
         """Return the functions that are changed."""
-        base, found = text(self.over), dict[str, str]()
-        for edit in self.edits:
-            source = found.get(edit.function, base.get(edit.function, ""))
-            try:
-                found[edit.function] = edit.apply(source)
-            except ValueError as error:
-                raise ValueError(f"{self.block}: {error}") from None
-        return found
+        try:
+            return edited(text(self.over), self.edits)
+        except ValueError as error:
+            raise ValueError(f"{self.block}: {error}") from None
 
     def diff(self) -> dict[str, list[str]]:
         """Return the changed lines of each function: `-` as it should be, `+` as it is."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from .text import run, statements
+from .text import Edit, edited, run, statements
 
 try:
     import mpmath
@@ -25,7 +25,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 # A change of a function of the text: exact attention gives its log normaliser as one more column.
-WITH_LSE = (
+WITH_LSE = Edit(
     "softmax_attention",
     "    return weighted_sum(weights if dropout is None else weights * dropout, v, seen)",
     "    lse = log_sum_exp(hide(s, seen))\n"
@@ -198,7 +198,7 @@ def _of_both(function: Callable[[Any], Any], slope: Callable[[Any, Any], Any]) -
 
 
 @cache
-def formulas(dps: int = 50, *changes: tuple[str, str, str]) -> SimpleNamespace:
+def formulas(dps: int = 50, *changes: Edit) -> SimpleNamespace:
     """Run the text of `naive` in `dps` digits, perhaps with functions where one text is another.
 
     Returns its functions, which take arrays of floats or of numbers and give arrays of numbers.
@@ -209,13 +209,8 @@ def formulas(dps: int = 50, *changes: tuple[str, str, str]) -> SimpleNamespace:
     >>> print(formulas(30).softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
     0.731058578630004879251159241822
     """
-    xp, changed = _Library(context(dps)), dict[str, str]()
-    for name, old, new in changes:
-        before, found, after = changed.get(name, statements()[name]).partition(old)
-        if not found or old in after:
-            raise ValueError(f"`{name}` must have {old!r} once.")
-        changed[name] = before + new + after
-    space = run(statements(), changed)
+    xp = _Library(context(dps))
+    space = run(statements(), edited(statements(), changes))
     space |= {"xp": xp, "array_namespace": lambda *arrays: xp}
     check = space["check_real"]  # which returns a float
     space["check_real"] = lambda name, value, **rules: (check(name, value, **rules), value)[1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 import __future__
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import CodeType, MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...naive.one_file import formulas
 
@@ -49,6 +49,31 @@ def _named(source: str) -> Iterator[tuple[str, str]]:
                 pass
             case _:
                 yield text, text
+
+
+class Edit(NamedTuple):
+    """One change of one function."""
+
+    function: str
+    old: str
+    new: str
+
+    def apply(self, source: str) -> str:
+        """Return the function with the change; its docstring is left alone."""
+        quotes = '"""'
+        start = source.find(quotes, source.find(quotes) + 3) + 1  # 0 if there is no docstring
+        if (count := source.count(self.old, start)) != 1:
+            raise ValueError(f"`{self.function}` has {self.old!r} {count} times, not once.")
+        return source[:start] + source[start:].replace(self.old, self.new)
+
+
+def edited(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
+    """Return the functions that are changed, each by its edits in their order."""
+    found = dict[str, str]()
+    for edit in edits:
+        source = found.get(edit.function, texts.get(edit.function, ""))
+        found[edit.function] = edit.apply(source)
+    return found
 
 
 def code(source: str, name: str) -> CodeType:

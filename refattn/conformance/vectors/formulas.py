@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
+from ..truth.text import Edit
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
 
@@ -171,7 +172,7 @@ def solve(case: Recipe | Case, dps: int) -> dict[str, Floats]:
 
 _BLOCK = 8  # queries that are computed at once
 # Scores and bias are capped together.
-_CAPPED_LAST = (
+_CAPPED_LAST = Edit(
     "softmax_attention",
     "    s = scale * products(q, k)\n",
     "    s, bias = scale * products(q, k) + bias, None\n",

@@ -10,7 +10,8 @@ from refattn import naive
 from refattn.conformance import defects
 from refattn.conformance.defects import MUTANTS, VARIANTS
 from refattn.conformance.defects.catalogue import read
-from refattn.conformance.defects.edits import Edit, Edited
+from refattn.conformance.defects.edits import Edited
+from refattn.conformance.truth.text import Edit
 from tests.conformance.candidates import BY_NAME
 from tests.conformance.defects.probes import tokens
 

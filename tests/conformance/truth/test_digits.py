@@ -7,6 +7,7 @@ import pytest
 
 from refattn import naive
 from refattn.conformance.truth import digits
+from refattn.conformance.truth.text import Edit
 
 Q, K, V = np.random.default_rng(0).standard_normal((3, 4, 3))
 OMEGA, BIAS = np.random.default_rng(1).standard_normal((2, 4, 3))
@@ -87,8 +88,8 @@ def test_slopes_are_those_of_differences(name, options):
 
 
 def test_a_change_must_be_of_something():
-    for old in ("no such text", "x"):
-        with pytest.raises(ValueError, match="`elu_plus_one` must have"):
-            digits.formulas(50, ("elu_plus_one", old, "y"))
-    changed = digits.formulas(50, ("elu_plus_one", "0, x + 1", "0, x + 2"))
+    for old, times in (("no such text", "0"), ("x", "[2-9]")):
+        with pytest.raises(ValueError, match=f"`elu_plus_one` has '{old}' {times} times, not once"):
+            digits.formulas(50, Edit("elu_plus_one", old, "y"))
+    changed = digits.formulas(50, Edit("elu_plus_one", "0, x + 1", "0, x + 2"))
     assert changed.elu_plus_one(np.array([1.0]))[0] == 3
