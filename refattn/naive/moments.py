@@ -42,6 +42,7 @@ def mean_and_covariance(x: ArrayT, *, ddof: int = 1) -> tuple[ArrayT, ArrayT]:
     (array([1.5]), array([[0.5]]))
     """
     checks.arrays(2, x=x)
-    mean = xp.mean(x, axis=-2, keepdims=True)
-    apart = xp.matrix_transpose(x - mean)
-    return mean[..., 0, :], products(apart, apart) / (x.shape[-2] - ddof)
+    count, mean = x.shape[-2], xp.mean(x, axis=-2)
+    about = xp.matrix_transpose(x - mean[..., None, :])
+    cov = products(about, about) / (count - ddof)
+    return mean, cov

@@ -1,8 +1,8 @@
 """A defect is an edit of a formula: what to take out of one of its functions, and what to put in.
 
 The text is the file that `python -m refattn.naive` prints, then how an implementation is called and
-how it draws (`texts/contract.py`, `texts/draws.py`), and perhaps one more of `texts` over both: of
-two definitions of a name the later one counts.
+how it draws (`texts/contract.py`, `texts/draws.py`), and perhaps one more of `texts` over both, or
+another law of frequencies: of two definitions of a name the later one counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ import numpy as np
 from ..truth.text import Edit, cut, edited, run, statements
 
 _FOLDER = resources.files(__package__)
-_CALLS = ("draws", "keys", "kernel", "moments", "contract")
+_CALLS = ("draws", "keys", "kernel", "contract")
+_UNDER = {"online": ("stabilised",)}  # the other texts that one stands on
+_COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
 _SIZES = ("num_features", "num_samples", "num_proposals", "num_keys")
-_NO_ATTENTION = ("kernel", "moments")  # functions of the text
+_NO_ATTENTION = {"kernel": "kernel", "moments": "mean_and_covariance"}  # functions of the text
 
 
 @cache
 def text(over: str = "") -> dict[str, str]:
     """Return the statements of the formulas, the contract and perhaps a text over them, by name."""
     found = dict(statements())
-    for name in (*_CALLS, *filter(None, [over])):
+    texts = () if over in ("", *_COUPLINGS) else (*_UNDER.get(over, ()), over)
+    for name in (*_CALLS, *texts):
         found |= cut(_FOLDER.joinpath("texts", f"{name}.py").read_text("utf-8"))
+    if over in _COUPLINGS:
+        found |= edited(found, [Edit("law", "normal", over)])
     return found
 
 
@@ -91,7 +96,7 @@ class Edited:
             options["features"] = self.features
         with np.errstate(all="ignore"):
             if self.estimator in _NO_ATTENTION:
-                return space[self.estimator](*arrays, **options)
+                return space[_NO_ATTENTION[self.estimator]](*arrays, **options)
             arrays += tuple(options.pop(name) for name in ("q", "k", "v") if name in options)
             sizes = [options.pop(name, None) for name in _SIZES]
             size = next((x for x in sizes if x is not None), None)

@@ -5,6 +5,7 @@ import pytest
 
 import refattn
 from refattn import naive, vjp
+from refattn.conformance.defects.edits import Edited
 from refattn.conformance.defects.texts import (
     backward,
     contract,
@@ -13,10 +14,6 @@ from refattn.conformance.defects.texts import (
     dropout,
     kernel,
     keys,
-    moments,
-    online,
-    orthogonal,
-    simplex,
     stabilised,
 )
 from refattn.naive.terms import of_library
@@ -32,9 +29,10 @@ def close(got, want, tolerance=1e-12):
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("text", [stabilised, online])
-def test_means_of_most_code(text):
-    close(text.softmax_attention(Q, K, V, **SEES), naive.softmax_attention(Q, K, V, **SEES))
+@pytest.mark.parametrize("over", ["stabilised", "online"])
+def test_means_of_most_code(over):
+    text = Edited("", "softmax", over)
+    close(text(Q, K, V, **SEES), naive.softmax_attention(Q, K, V, **SEES))
 
 
 def test_ratios_of_most_code():
@@ -62,7 +60,7 @@ def test_estimates_of_the_kernel():
 
 
 def test_moments():
-    mean, cov = moments.moments(V[0])
+    mean, cov = Edited("", "moments")(V[0])
     close(mean, np.mean(V[0], 0))
     close(cov, np.cov(V[0].T))
 
@@ -124,9 +122,10 @@ def test_targets_and_proposals():
     assert np.shape(found[0]) == centres.shape
 
 
-@pytest.mark.parametrize(("text", "cosine"), [(orthogonal, 0.0), (simplex, -1 / 3)])
-def test_couplings(text, cosine):
-    omega = text.law(4, 4, np.random.default_rng(0))
+@pytest.mark.parametrize(("law", "cosine"), [("orthogonal", 0.0), ("simplex", -1 / 3)])
+def test_couplings(law, cosine):
+    space = Edited("", "rfa", law).space()
+    omega = space["law"](4, 4, np.random.default_rng(0))
     unit = omega / np.linalg.norm(omega, axis=-1, keepdims=True)
     close(unit @ unit.T, np.eye(4) * (1 - cosine) + cosine)
 

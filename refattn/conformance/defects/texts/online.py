@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ....arrays.library import Array
-from ....naive.doors import any_scale, formula
-from ....naive.terms import finite, hide, products, visible, weighted_sum
+from ....naive.terms import finite, hide, weighted_sum
 
 
 def average(scores: Array, v: Array, seen: Array) -> Array:
@@ -21,18 +20,3 @@ def average(scores: Array, v: Array, seen: Array) -> Array:
         out = out * keep + weighted_sum(w, part, seen[..., j : j + 4])
         top = new
     return out / np.where(total == 0, 1.0, total)
-
-
-@formula(any_scale)
-def softmax_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    scale: float | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-) -> Array:
-    """Exact attention without options."""
-    seen = visible(q, k, mask=mask, causal=causal)
-    return average(scale * products(q, k), v, seen)
