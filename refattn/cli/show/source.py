@@ -1,4 +1,4 @@
-"""What results are of, in words and as JSON: versions, the file and its arrays."""
+"""Where results come from, in words and as JSON: versions, the file and its arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def heading(path: Path, arrays: dict[str, Floats]) -> str:
 
 
 def origin(path: Path, arrays: dict[str, Floats]) -> dict[str, Any]:
-    """Return versions, and what was read."""
+    """Return the versions, the name of the file, and shapes and dtype of its arrays."""
     shapes = {name: x.shape for name, x in arrays.items()}
     return _versions(path) | {"shapes": shapes, "dtype": str(arrays["q"].dtype)}
 
@@ -51,7 +51,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
 
 
 def source_of(tensors: Tensors, problem: Problem) -> dict[str, Any]:
-    """Return versions, what was read, and what it was compared with."""
+    """Return the versions, the file and its arrays, and the formula it was compared with."""
     read = {"shapes": tensors.shapes, "dtypes": tensors.dtypes, "estimator": CALLED[problem.kind]}
     conventions = ("scale", "causal", "window", "softcap")
     return _versions(tensors.path) | read | {name: getattr(problem, name) for name in conventions}

@@ -34,7 +34,7 @@ weighted_mean | normalised |
   | a weighted mean of values: weights sum to 1, positive ones stay inside
 order_of_keys | unordered-keys | evaluated | the order of keys does not matter
 queries_apart | queries-apart | comparable weighs_alone -proposals/omega
-  | each query has a result of its own
+  | the result of a query does not depend on other queries
 heads_apart | | comparable heads | heads and members of a batch do not mix
 frequencies_of_heads | | omega omega_per_head | each head uses the frequencies given for it
 mask | | attends evaluated mask | a masked key is as if it were not there
@@ -105,7 +105,7 @@ gradients_of_means | normalised nonnegative | attends vjp evaluated/-waves
   | gradients are those of a mean
 gradients_are_linear | | attends vjp | gradients are linear in the cotangent
 gradients_are_slopes | | attends vjp dtype=float32/dtype=float64
-  | gradients are the slopes of its own results
+  | gradients are the slopes of the outputs that the candidate returns
 frequency_law | random-features | law lawful
   | frequencies are N(0, I), independent from seed to seed
 one_function | random-features | precise black_box

@@ -104,7 +104,7 @@ def gradients_of_extreme_features(t: CheckRun) -> None:
 
 
 class _PulledSize(NamedTuple):
-    """Tokens, head sizes, heads and samples of a problem, and what else is said in the call."""
+    """Tokens, head sizes, heads and samples of a problem, and other options of the call."""
 
     n: int
     m: int

@@ -1,8 +1,8 @@
 """Checks of real sizes: long sequences, many heads and features, many rows.
 
 References are evaluated for some of the queries, so that a large case costs little more than the
-candidate's own call. Cases come in the order of their cost, until the time is over; what was not
-reached is said.
+candidate's own call. Cases come in the order of their cost, until the time is over; the report
+names those that were not reached.
 """
 
 from __future__ import annotations

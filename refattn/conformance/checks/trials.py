@@ -299,17 +299,17 @@ class CheckRun:
 
 CHECKS: dict[str, Check] = {}  # in the order of the table
 CONDITIONS: dict[str, Callable[[Adapter], bool]] = {}  # that the table names
-RUNS: dict[str, Callable[[CheckRun], None]] = {}  # how each is tried
+RUNS: dict[str, Callable[[CheckRun], None]] = {}  # functions that run the checks, by name
 
 
 def add_check(run: Callable[[CheckRun], None]) -> Callable[[CheckRun], None]:
-    """Keep how the check of this name is tried; the table in `claims` says what it claims."""
+    """Register the function that runs the check of its name; its claim is in `claims`."""
     RUNS[run.__name__] = run
     return run
 
 
 def add_condition(holds: Callable[[Adapter], bool]) -> Callable[[Adapter], bool]:
-    """Keep a condition on candidates under its name."""
+    """Register a condition on candidates, which the table of claims names."""
     CONDITIONS[holds.__name__] = holds
     return holds
 

@@ -143,7 +143,7 @@ def grouped_heads(t: CheckRun) -> None:
 
 
 def _plain(t: CheckRun) -> dict[str, Any]:
-    """Return what is said in every call of exact attention that is compared here."""
+    """Return the options of every comparison here, beside those that are tested."""
     return {"strict": True} | t.adapter.settled
 
 

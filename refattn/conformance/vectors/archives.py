@@ -211,7 +211,7 @@ def _of_tar(path: Path) -> list[tuple[str, bytes]]:
 
 
 def _plain(sizes: dict[str, int]) -> None:
-    """Check names of files, with their sizes."""
+    """Check that an archive holds files of one folder only, and how large they are."""
     for name, size in sizes.items():
         if size < 0 or not name or Path(name).name != name or "\\" in name or name == "..":
             raise ValueError(f"has {name!r}, which is no plain file.")

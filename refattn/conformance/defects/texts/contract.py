@@ -62,7 +62,7 @@ def as_it_lies(x: Array) -> Array:
 
 
 def check_arrays(min_ndim: int, **named: Array) -> Any:
-    """Take half precision, too, in place of the check of the formulas."""
+    """Accept every array: the check of the formulas rejects half precision."""
 
 
 def attention(estimator: str) -> Callable[..., Array]:
