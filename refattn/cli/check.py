@@ -159,7 +159,7 @@ def _describe_estimator(record: Estimator) -> str:
 )
 @click.option(
     "--level",
-    type=click.Choice(["quick", "full", "soak"]),
+    type=click.Choice(["quick", "full"]),
     default="quick",
     show_default=True,
     help="How many seeds the statistical checks use.",
@@ -167,12 +167,10 @@ def _describe_estimator(record: Estimator) -> str:
 @alpha_option("implementation")
 @format_option
 @click.option(
-    "--json",
-    "json_path",
-    is_flag=False,
-    flag_value="-",
-    metavar="[OUT.json]",
-    help="Write the report as JSON; without a name, to standard output and nothing else.",
+    *("--json", "json_path"),
+    metavar="OUT.json",
+    callback=output(".json"),
+    help="Write the report as JSON.",
 )
 @click.option(
     *("--junit", "junit_path"),
@@ -185,17 +183,6 @@ def _describe_estimator(record: Estimator) -> str:
     metavar="OUT.html",
     callback=output(".html"),
     help="Write the report as a page that needs no other file.",
-)
-@click.option(
-    *("--badge", "badge_path"),
-    metavar="FILE.svg",
-    callback=output(".svg"),
-    help="Write the verdict as a small image for a README.",
-)
-@click.option(
-    "--xfails",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File of expected failures: lines `check: reason`.",
 )
 @click.option(
     "--seed",
@@ -212,12 +199,6 @@ def _describe_estimator(record: Estimator) -> str:
     help="MODULE:CALLABLE is a command that reads and writes such files instead.",
 )
 @click.option(
-    "--keep",
-    is_flag=True,
-    help="The command is run once and makes all calls: it reads lines INPUT<tab>OUTPUT, two paths, "
-    "and answers each with `ok` or `error: message`.",
-)
-@click.option(
     "--isolate",
     is_flag=True,
     help="Call MODULE:CALLABLE in a process of its own, whose crash is a failure.",
@@ -229,8 +210,6 @@ def check(
     /,
     target: str,
     kind: str,
-    json_path: str | None,
-    xfails: Path | None,
     reproducers: bool,
     **options: Any,
 ) -> None:
@@ -244,21 +223,15 @@ def check(
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
-    quiet = json_path == "-"  # as --format json
-    kind = "json" if quiet else kind
+    forms = {x: options.pop(f"{x}_path") for x in ("json", "junit", "html")}
     # A candidate may change the working directory.
-    json_path = json_path if json_path is None or quiet else str(Path(json_path).absolute())
-    forms = {x: options.pop(f"{x}_path") for x in ("junit", "html", "badge")}
     paths: dict[str, Path] = {x: path.absolute() for x, path in forms.items() if path is not None}
-    for form in ("html", "badge"):
-        if form in paths:
-            installed(f"--{form}", "jinja2")
+    if "html" in paths:
+        installed("--html", "jinja2")
     with one_line(False):
-        if json_path is not None and not quiet:
-            output(".json")(context, context.command.params[0], json_path)
         try:
             with kept(kind != "table"):
-                report = _run_checks(target, xfails, options)
+                report = _run_checks(target, options)
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
     try:
@@ -270,8 +243,6 @@ def check(
             ),
             kind,
         )
-        if json_path is not None and not quiet:
-            Path(json_path).write_text(report.to_json(), encoding="utf-8")
         for form, path in paths.items():
             path.write_text(getattr(report, f"to_{form}")(), encoding="utf-8")
     except OSError as error:
@@ -279,13 +250,12 @@ def check(
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
 
 
-def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
+def _run_checks(target: str, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from .. import conformance
 
-    estimator, capabilities, tags, spec, seed, names, program, keep = map(
-        options.pop,
-        ("estimator", "capabilities", "tags", "spec", "seed", "names", "program", "keep"),
+    estimator, capabilities, tags, spec, seed, names, program = map(
+        options.pop, ("estimator", "capabilities", "tags", "spec", "seed", "names", "program")
     )
     pairs = dict(tag.partition("=")[::2] for tag in tags)
     for tag in tags:
@@ -295,12 +265,11 @@ def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> An
         checks.choice("--spec", spec, conformance.SPECS)
         pairs = {**conformance.SPECS[spec], **pairs}
     most = options["time_limit"] or conformance.TIME_LIMITS[options["level"]]
-    with _candidate(target, estimator, program, keep) as (fn, source):
+    with _candidate(target, estimator, program) as (fn, source):
         return conformance.check(
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
             checks=names or None,
-            expected_failures=None if xfails is None else _read_expected(xfails),
             track=partial(checking, most=most),
             **options,
         )
@@ -308,19 +277,17 @@ def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> An
 
 @contextmanager
 def _candidate(
-    target: str, estimator: str, program: str | None, keep: bool
+    target: str, estimator: str, program: str | None
 ) -> Iterator[tuple[Any, str | None]]:
     """Open the callable or program, and say where it can be imported from."""
     if program is None:
-        if keep:
-            raise ValueError("`--keep` must come with --subprocess.")
         yield _import_target(target), target
         return
     from ..conformance import Subprocess
 
     checks.choice("--estimator", estimator, ESTIMATORS)
     names = ESTIMATORS[estimator].arrays
-    with closing(Subprocess(target, format=program, names=names, keep=keep)) as fn:
+    with closing(Subprocess(target, format=program, names=names)) as fn:
         if shutil.which(fn.command[0]) is None:
             raise ValueError(f"there is no program {fn.command[0]!r}.")
         yield fn, None
@@ -343,23 +310,3 @@ def _import_target(target: str) -> Any:
         kind = type(error).__name__
         raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
     return target_object
-
-
-def _read_expected(path: Path) -> dict[str, str]:
-    """Read expected failures, a line each: the name of a check, a colon and the reason."""
-    reasons = {}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {str(path)!r}: {error}") from None
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.partition("#")[0].strip()
-        if not line:
-            continue
-        name, colon, reason = (part.strip() for part in line.partition(":"))
-        if not (colon and reason):
-            raise ValueError(f"line {number} of {path} must be `check: reason`, got {line!r}.")
-        if name in reasons:
-            raise ValueError(f"line {number} of {path} names {name!r} a second time.")
-        reasons[name] = reason
-    return reasons

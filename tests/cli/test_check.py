@@ -57,16 +57,6 @@ def test_underpowered_has_a_status_of_its_own(monkeypatch):
     assert result.exit_code == 3, result.output
 
 
-def test_expected_failures():
-    words = ("--check", "reference_values", "--check", "large_logits", "--xfails", "xfails")
-    text = "# known\n\nreference_values: scale is 1  # see there\nlarge_logits: scale is 1\n"
-    Path("xfails").write_text(text, "utf-8")
-    assert softmax("wrong", *words).exit_code == 0
-    stale = softmax("right", *words)
-    assert stale.exit_code == 1
-    assert "passed, though a failure was expected: scale is 1" in stale.output
-
-
 @pytest.mark.long("braces")
 @pytest.mark.parametrize("form", ["words", "braces"])
 def test_a_program(form):
@@ -119,7 +109,7 @@ def fn(q, k, v):
         except BaseException:
             pass
 """
-    words = ("--check", "contract", "--json", "-", "--time-limit", "0.5")
+    words = ("--check", "contract", *JSON, "--time-limit", "0.5")
     done = ended(process, text, *words)
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["verdict"] == "FAIL"
@@ -128,6 +118,7 @@ def fn(q, k, v):
 # --- a process of its own: no status but that of the report
 
 
+JSON = ("--format", "json")
 RIGHT = "import refattn\ndef fn(q, k, v):\n    return refattn.softmax_attention(q, k, v)\n"
 WRONG = RIGHT.replace("k, v)\n", "k, v, scale=1.0)\n").replace("q, k, v, scale=1.0):", "q, k, v):")
 ENDS = {
@@ -199,7 +190,7 @@ def test_an_end_in_a_call_is_a_failure(raised):
 
 
 @pytest.mark.long("words1")
-@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize("words", [(), JSON])
 def test_what_an_isolated_candidate_prints_is_kept(forked, words):
     text = RIGHT.replace("    return", "    print('printed')\n    return")
     done = ended(forked, text, "--isolate", *words)
@@ -212,15 +203,15 @@ HANGS = "import os, time\n{}open('id', 'w').write(str(os.getpid())); time.sleep(
 
 
 @posix
-@pytest.mark.long("subprocess", "keep")
-@pytest.mark.parametrize("words", ["isolate", "subprocess", "keep"])
+@pytest.mark.long("subprocess")
+@pytest.mark.parametrize("words", ["isolate", "subprocess"])
 def test_a_hanging_candidate_fails_and_is_ended(forked, words):
     target, options = "ending:fn", ["--time-limit", "3", "--check", "contract"]
     if words == "isolate":
         options += ["--isolate"]
     else:
         target = f"{sys.executable} ending.py"
-        options += ["--subprocess", "npz", *["--keep"] * (words == "keep")]
+        options += ["--subprocess", "npz"]
     text = HANGS.format("def fn(q, k, v): " if words == "isolate" else "")
     done = ended(forked, text, *options, target=target)
     assert done.returncode == 1, done.stderr
@@ -273,7 +264,7 @@ def test_the_running_check_is_named_on_a_terminal_only(forked):
     ],
 )
 def test_the_report_and_its_status_come_out(forked, before):
-    right = ended(forked, f"{before}\n{RIGHT}", "--json")
+    right = ended(forked, f"{before}\n{RIGHT}", *JSON)
     assert (right.returncode, json.loads(right.stdout)["verdict"]) == (0, "PASS"), right.stderr
     wrong = ended(forked, f"{before}\n{WRONG}")
     assert (wrong.returncode, wrong.stdout[:6]) == (1, "FAIL: "), wrong.stderr
@@ -288,7 +279,7 @@ def test_the_status_of_a_report_stands_if_the_end_is_violent(forked, how):
 
 
 @posix
-@pytest.mark.parametrize("words", [(), ("--json",)])
+@pytest.mark.parametrize("words", [(), JSON])
 def test_a_report_that_nobody_reads(forked, words):
     done = ended(forked, RIGHT, *words, out="closed")
     assert done.returncode == 2

@@ -21,7 +21,7 @@ from .trials import CheckRun
 
 Mask = npt.NDArray[np.bool_]
 
-SECONDS = {"quick": 15.0, "full": 60.0, "soak": 240.0}  # several times what fast candidates take
+SECONDS = {"quick": 15.0, "full": 60.0}  # several times what fast candidates take
 OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
 _TRIES = 16  # rows of which the one is taken that covers most
 

@@ -24,7 +24,7 @@ from .sizes import describe_places
 from .trials import CheckRun, add_check, add_condition, evaluated, stabilised
 
 NAMES = ("out", "dq", "dk", "dv")
-_PULLED_SECONDS = {"quick": 20.0, "full": 80.0, "soak": 320.0}
+_PULLED_SECONDS = {"quick": 20.0, "full": 80.0}
 
 
 def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:

@@ -20,7 +20,7 @@ from ..truth.reference import engine, in_pairs, reference, rounding, terms
 from .cases import growing
 from .trials import CheckRun, add_check, add_condition
 
-_LARGE_SECONDS = {"quick": 6.0, "full": 60.0, "soak": 600.0}  # that large cases may take
+_LARGE_SECONDS = {"quick": 6.0, "full": 60.0}  # that large cases may take
 _ROWS_COMPARED = 24  # queries of a large case that are compared
 
 

@@ -23,8 +23,6 @@ SEVERITIES = {
     "contract": "another shape, dtype or error, or not the same twice",
     "range": "wrong at extreme inputs only",
 }
-_COLOURS = {PASS: "#1a7f37", FAIL: "#b3261e", UNDERPOWERED: "#7a5c00"}  # dark, under white
-_LETTER = 5.8  # width of a letter in a badge, about
 STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
 LEFT_OUT = "not asked for"  # of a check that applies
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
@@ -311,47 +309,6 @@ class Report:
             return self._rendered("part.html")
         except ModuleNotFoundError:
             return None
-
-    def to_badge(self) -> str:
-        """Return the verdict as a small image in SVG, which needs no other file, for a README.
-
-        It has the verdict as a word and as a colour, the estimator, the level and the version of
-        the package, and how many checks were made if not all that apply were. Its title, which
-        readers of screens say, has the candidate too, and how many limits were declared.
-
-        Returns
-        -------
-        str
-            The image.
-
-        Raises
-        ------
-        ModuleNotFoundError
-            If jinja2 is not installed.
-
-        Examples
-        --------
-        >>> from refattn.conformance import Report, Result
-        >>> results = [Result("contract", "", "identity")]
-        >>> badge = Report("mine", "softmax", (), {}, "quick", 1e-6, 0, results).to_badge()
-        >>> "mine as softmax: PASS" in badge
-        True
-        """
-        done = len(self.results)
-        every = done + sum(why in (LEFT_OUT, *STOPS) for why in self.not_tried.values())
-        part = f" | {done} of {every} checks" if done < every else ""
-        label = printable(f"refattn {self.version} | {self.estimator} | {self.level}{part}")
-        left = round(12 + _LETTER * len(label))
-        width = left + round(12 + 1.4 * _LETTER * len(self.verdict))  # bold capitals
-        limits = f", under {len(self.limits)} declared limits" if self.limits else ""
-        title = (
-            f"{self.name} as {self.estimator}: {self.verdict} at level {self.level}, alpha "
-            f"{self.alpha:g}, {done} checks, by refattn {self.version}{limits}"
-        )
-        colour = _COLOURS[self.verdict]
-        return self._rendered(
-            "badge.svg", label=label, left=left, width=width, title=title, colour=colour
-        )
 
     def _rendered(self, template: str, **values: Any) -> str:
         page = _templates().get_template(template)

@@ -86,7 +86,7 @@ def _import_lines(adapter: Adapter) -> list[str]:
     if isinstance(fn, Subprocess):
         return [
             f"fn = conformance.Subprocess({fn.command!r}, format={fn.format!r}, "
-            f"names={fn.names!r}, timeout={fn.timeout!r}, keep={fn.keep!r})"
+            f"names={fn.names!r}, timeout={fn.timeout!r})"
         ]
     if adapter.source is not None:
         module, _, name = adapter.source.partition(":")

@@ -33,8 +33,8 @@ from .reproduce import reproducer
 from .suspects import suspect
 
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
-LEVELS = {"quick": 2000, "full": 8000, "soak": 32000}
-_BUDGET = {"quick": 60.0, "full": 300.0, "soak": 1800.0}
+LEVELS = {"quick": 2000, "full": 8000}
+_BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 10.0  # seconds
 
@@ -96,7 +96,7 @@ def check(
         The implementation; an `Adapter` has the next three arguments already.
     estimator, capabilities, tags
         See `Adapter`.
-    level : {"quick", "full", "soak"}
+    level : {"quick", "full"}
         2,000, 8,000 or 32,000 seeds for each sample of a statistical check.
     alpha : float
         Largest probability that a correct implementation fails, over all checks together.

@@ -2,8 +2,7 @@
  *
  * attention [unstable|strict] INPUT OUTPUT reads float64 q, k, v (and int64 causal) from a
  * safetensors file and writes `out`. `unstable` leaves out the maximum, `strict` hides the key
- * of the query itself. attention serve reads INPUT and OUTPUT, with a tab between them, from each
- * line of its standard input, and answers ok or error. */
+ * of the query itself. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,20 +72,7 @@ static int call(const char *defect, const char *input, const char *output) {
     return fclose(file) != 0;
 }
 
-static int serve(void) {
-    char line[4096], *tab;
-    while (fgets(line, sizeof line, stdin)) {
-        line[strcspn(line, "\n")] = 0;
-        if (!(tab = strchr(line, '\t'))) return 1;
-        *tab = 0;
-        puts(call("", line, tab + 1) ? "error: no such file, or no attention in it" : "ok");
-        fflush(stdout);
-    }
-    return 0;
-}
-
 int main(int argc, char **argv) {
     data = malloc(1 << 26);
-    if (argc == 2 && !strcmp(argv[1], "serve")) return serve();
     return call(argc > 3 ? argv[1] : "", argv[argc - 2], argv[argc - 1]);
 }

@@ -1,12 +1,10 @@
-"""Candidates that are programs: started for each call or kept, with files of arrays."""
+"""Candidates that are programs, started for each call, with files of arrays."""
 
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -51,15 +49,6 @@ def test_a_program_in_c(program, defect):
         assert f"Subprocess(['{program}'" in script
 
 
-@pytest.mark.parametrize(
-    "names", [["contract", "causal_cross"], pytest.param(None, marks=pytest.mark.long)]
-)
-def test_a_program_in_c_that_is_kept(program, names):
-    with contextlib.closing(Subprocess(f"{program} serve", keep=True)) as fn:
-        report = check(of(fn, "softmax", "causal", layout="nd"), rng=0, checks=names)
-    assert report.verdict == "PASS", str(report)
-
-
 # Exact attention with its options and gradients, or moments, in Python.
 PYTHON = """
 import sys
@@ -91,25 +80,21 @@ def answer(source, target):
     else:
         import_module("safetensors.numpy").save_file(found, target)
 
-if sys.argv[2:]:
-    answer(*sys.argv[2:])
-else:
-    for line in sys.stdin:
-        answer(*line.rstrip().split("\\t"))
-        print("ok", flush=True)
+answer(*sys.argv[2:])
 """
 
 
 @contextlib.contextmanager
-def in_python(folder, form="npz", keep=True, code=PYTHON, **more):
+def in_python(folder, form="npz", code=PYTHON, **more):
     path = folder / "program.py"
     path.write_text(code, encoding="utf-8")
-    run = Subprocess([sys.executable, str(path), form], format=form, keep=keep, **more)
+    run = Subprocess([sys.executable, str(path), form], format=form, **more)
     with contextlib.closing(run) as fn:
         yield fn
 
 
-@pytest.mark.parametrize("moments", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("moments", [False, True])
 def test_a_program_with_npz_files(tmp_path, moments):
     with in_python(tmp_path, **({"names": ("x",)} if moments else {})) as fn:
         adapter = of(fn, "moments" if moments else "softmax")
@@ -126,17 +111,18 @@ def test_a_program_with_options(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("form", "keep"), [("npz", False), ("npz", True), ("safetensors", True)])
-def test_a_program_writes_gradients(form, keep, tmp_path):
+@pytest.mark.parametrize("form", ["npz", "safetensors"])
+def test_a_program_writes_gradients(form, tmp_path):
     if form == "safetensors":
         pytest.importorskip("safetensors")
     for code, verdict in ((PYTHON, "PASS"), (PYTHON.replace('"dk": dk', '"dk": 2 * dk'), "FAIL")):
-        with in_python(tmp_path, form, keep, code) as fn:
+        with in_python(tmp_path, form, code) as fn:
             adapter = of(fn, "softmax", "vjp", same_value_size=True)
             report = check(adapter, checks=["gradients"], rng=0)
         assert report.verdict == verdict, report
 
 
+@pytest.mark.long
 def test_a_program_without_gradients(tmp_path):
     with in_python(tmp_path, code=PYTHON.replace("d_out is not None", "False")) as fn:
         report = check(of(fn, "softmax", "vjp"), checks=["gradients"], rng=0)
@@ -185,97 +171,11 @@ def test_programs_get_scalars_without_axes(tmp_path, format):
     assert found["seed"] == 5
 
 
-# Programs that are kept
-
-
-KEPT = """
-import ctypes, os, sys, time
-import numpy as np
-
-with open("started", "a") as file:
-    file.write("x")
-print("started", flush=True)
-for line in sys.stdin:
-    given, target = line.rstrip("\\n").split("\\t")
-    seed = int(np.load(given)["seed"])
-    if seed == 1:
-        sys.stderr.write("last words")
-        sys.stderr.flush()
-        ctypes.string_at(0)
-    if seed == 2:
-        time.sleep(100)
-    if seed == 3:
-        print("error: no such seed", flush=True)
-        continue
-    if seed == 4:
-        os._exit(0)
-    if seed == 5:
-        sys.stderr.write("x" * 2**20)
-        print("noise " * 2**17)
-    np.savez(target, out=np.full((2, 2), os.getpid()))
-    print("ok", flush=True)
-"""
-
-
-@pytest.fixture
-def kept(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with contextlib.closing(Subprocess(python(KEPT), format="npz", keep=True)) as run:
-        yield run
-
-
-def gone(process):
-    """Whether a process ends within seconds."""
-    for _ in range(100):
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def test_a_program_is_kept_for_many_calls(kept):
-    q = np.ones((2, 2))
-    processes = {kept(q, q, q, seed=0)[0, 0] for _ in range(50)}
-    assert kept(q, q, q, seed=5)[0, 0] in processes  # noise fills no pipe
-    with pytest.raises(RuntimeError, match=r"^no such seed$"):
-        kept(q, q, q, seed=3)
-    processes.add(kept(q, q, q, seed=0)[0, 0])
-    assert len(processes) == 1
-    assert Path("started").read_text() == "x"
-
-
 @posix
-def test_a_kept_program_that_ends_is_started_again(kept):
-    q = np.ones((2, 2))
-    with pytest.raises(RuntimeError, match=r"ended by SIGSEGV \(signal 11\): last words$"):
-        kept(q, q, q, seed=1)
-    with pytest.raises(RuntimeError, match=r"ended with status 0$"):
-        kept(q, q, q, seed=4)
-    process = int(kept(q, q, q, seed=0)[0, 0])
-    kept.timeout = 0.2
-    with pytest.raises(RuntimeError, match=r"took more than 0\.2 s"):
-        kept(q, q, q, seed=2)
-    assert gone(process)
-    kept.timeout = 60.0
-    process = int(kept(q, q, q, seed=0)[0, 0])
-    os.kill(process, signal.SIGKILL)  # between two calls
-    with pytest.raises(RuntimeError, match=r"ended by SIGKILL \(signal 9\)$"):
-        kept(q, q, q, seed=0)
-    process = int(kept(q, q, q, seed=0)[0, 0])
-    kept.close()
-    assert gone(process)
-    assert Path("started").read_text() == "xxxxx"
-
-
-@posix
-@pytest.mark.parametrize("keep", [False, True])
-def test_a_crash_of_a_program_is_a_failure(keep):
-    code = "import ctypes, sys; sys.argv[1:] or input(); ctypes.string_at(0)"
-    run = Subprocess(python(code), format="npz", keep=keep)
+def test_a_crash_of_a_program_is_a_failure():
+    run = Subprocess(python("import ctypes; ctypes.string_at(0)"), format="npz")
     report = check(run, estimator="softmax", rng=0, checks=["contract", "value_length"])
     contract = report.results[0]
     assert (contract.status, contract.severity) == ("FAIL", "contract")
     assert contract.got.startswith("RuntimeError: the program ended by SIGSEGV (signal 11)")
-    assert f"keep={keep})" in contract.reproducer
+    assert "Subprocess([" in contract.reproducer

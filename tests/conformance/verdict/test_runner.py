@@ -314,7 +314,7 @@ print("imported")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", ["--json", "--reproducers"])
+@pytest.mark.parametrize("words", ["--format=json", "--reproducers"])
 def test_what_a_candidate_prints_is_not_in_the_output(tmp_path, words):
     pytest.importorskip("click")
     (tmp_path / "printing_candidates.py").write_text(PRINTING, encoding="utf-8")
@@ -347,7 +347,7 @@ def test_json_alone_without_a_file_below(monkeypatch, tmp_path):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    words = ["check", "printing_here:fn", "--estimator", "softmax", "--json", "--check", "contract"]
-    result = run(*words)
+    words = ("--estimator", "softmax", "--format", "json", "--check", "contract")
+    result = run("check", "printing_here:fn", *words)
     assert json.loads(result.stdout)["verdict"] == "PASS"
     assert "printed" in result.stderr
