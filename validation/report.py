@@ -46,8 +46,6 @@ from markupsafe import Markup, escape
 
 from . import plotting, results, sources, suite, svg
 
-__all__ = ["counts", "summary", "write"]
-
 VERSION = 1
 
 Plot = Callable[[dict[str, Any]], Any]

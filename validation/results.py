@@ -15,8 +15,6 @@ from refattn.arrays.words import portable
 
 from . import svg
 
-__all__ = ["Section", "markdown", "read", "replace", "show", "to_json", "write"]
-
 
 class Section(NamedTuple):
     """A part of what a study found: a table under a title, and the numbers it is made of."""

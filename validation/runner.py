@@ -28,8 +28,6 @@ import refattn
 
 from . import suite
 
-__all__ = ["end_with_parent", "read", "run", "settings", "unexpected"]
-
 
 def settings(level: str, seed: int) -> dict[str, Any]:
     """What determines the results of a run, and must be the same for it to be resumed."""

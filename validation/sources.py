@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["SOURCES", "Place", "Source", "named", "places"]
-
 
 class Source(NamedTuple):
     """A short name, who wrote what, and where it can be read: addresses by what they lead to."""

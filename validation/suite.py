@@ -25,38 +25,6 @@ from refattn import stats
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "ALPHA",
-    "BETA",
-    "HOLDS",
-    "LEVELS",
-    "REFUTED",
-    "UNDERPOWERED",
-    "Claim",
-    "Compared",
-    "Erratum",
-    "Evidence",
-    "Findings",
-    "Results",
-    "Shown",
-    "Statement",
-    "Tasks",
-    "Tested",
-    "alpha",
-    "catoni",
-    "claims",
-    "control",
-    "derived",
-    "detects",
-    "empirical_bernstein",
-    "evidence",
-    "generator",
-    "missing",
-    "more_often",
-    "record",
-    "refuted",
-]
-
 ALPHA = 1e-6  # probability that the p-values of a run give any wrong verdict
 BETA = 1e-6  # probability of missing a discrepancy of the size called detectable
 LEVELS = ("tiny", "quick", "full")  # tiny runs the code, and promises no power

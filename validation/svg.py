@@ -12,8 +12,6 @@ from . import plotting
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["draw", "for_file", "for_page", "size"]
-
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _BACKGROUND = "background"
 # Text is laid out by the metrics of the first, which comes with matplotlib.

@@ -25,8 +25,6 @@ import numpy as np
 from . import peers
 from .timing import PAUSE, Quartiles, Timer, alternate, ratio, wall
 
-__all__ = ["BOUND", "Case", "Form", "Record", "compare", "measure", "relative_error"]
-
 BOUND = 1000  # units of the rounding error of the dtype that a right form may be off by
 
 Record = dict[str, Any]

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["run_python"]
-
 _ROOT = Path(__file__).parents[2]
 
 

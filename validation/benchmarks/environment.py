@@ -11,8 +11,6 @@ from typing import Any
 
 from threadpoolctl import threadpool_info
 
-__all__ = ["describe", "map_large_arrays"]
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # numbers of options of glibc's mallopt
 _LARGE = 2**22  # bytes
 

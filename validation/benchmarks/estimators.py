@@ -15,8 +15,6 @@ from . import oracles, peers
 from .cases import Case, Form, Record, measure
 from .settings import Settings, Sizes
 
-__all__ = ["CAUSAL", "DTYPES", "EXACT", "LARA", "RFA", "SAME_SAMPLES", "SDPA", "TORCH", "run"]
-
 DTYPES = ("float32", "float64")
 EXACT, RFA, LARA, CAUSAL = "exact attention", "RFA, positive", "LARA", ", causal"
 LINEAR, PLAIN = "linear attention, elu + 1", "refattn, not causal"

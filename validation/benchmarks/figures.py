@@ -13,8 +13,6 @@ from .timing import quartiles
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["figures"]
-
 
 def figures(sections: dict[str, list[Record]]) -> Iterator[tuple[str, str, Figure]]:
     """Name, title and figure of what was measured."""

@@ -38,8 +38,6 @@ from .estimators import (
 from .estimators import Inputs as Forward
 from .settings import Settings, Sizes
 
-__all__ = ["BOTH", "PULLBACK", "Inputs", "run"]
-
 BOTH, PULLBACK = ", both", ", pullback"
 
 Wanted = tuple[Callable[[], Any], ...]

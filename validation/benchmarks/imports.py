@@ -11,8 +11,6 @@ from .child import run_python
 from .settings import Settings
 from .timing import alternate
 
-__all__ = ["import_seconds", "run", "total"]
-
 STATEMENTS = {  # refattn loads its submodules, and NumPy, when they are first used
     "numpy": ("numpy", "import numpy"),
     "refattn": ("refattn", "import refattn"),

@@ -32,8 +32,6 @@ from .cases import Record
 from .child import run_python
 from .settings import Settings, Sizes
 
-__all__ = ["EXACT", "EXACT_BACK", "RFA", "RFA_BACK", "STREAMED", "peak", "resident", "run"]
-
 RFA, STREAMED, EXACT = "RFA in memory", "RFA from file to file", "exact attention in memory"
 RFA_BACK, EXACT_BACK = "RFA, pullback", "exact attention, pullback"
 

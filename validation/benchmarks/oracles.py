@@ -19,17 +19,6 @@ import numpy as np
 
 from refattn import naive
 
-__all__ = [
-    "along",
-    "by_head",
-    "by_query",
-    "direct",
-    "linear",
-    "performer",
-    "performer_features",
-    "slopes",
-]
-
 Arrays = tuple[np.ndarray, ...]
 
 STEP = 2.0**-100  # the square of which is lost beside 1

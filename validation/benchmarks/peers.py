@@ -16,31 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = [
-    "Missing",
-    "by_features",
-    "by_features_causal",
-    "chunk_centres",
-    "fast_transformers_linear",
-    "load",
-    "performer",
-    "performer_pytorch",
-    "positive",
-    "sdpa",
-    "textbook",
-    "textbook_importance_sampled",
-    "textbook_linear_randomized",
-    "textbook_mean_of_ratios",
-    "textbook_randomized",
-    "textbook_softmax",
-    "torch_linear",
-    "torch_performer",
-    "torch_performer_causal",
-    "torch_pullback",
-    "torch_softmax",
-    "trigonometric",
-]
-
 Call = Callable[[], Any]
 
 _CHUNK = 128  # tokens a step of the causal forms

@@ -30,8 +30,6 @@ from .settings import FULL, Settings
 from .targets import judge
 from .timing import Quartiles, quartiles
 
-__all__ = ["collect", "not_measured", "show", "show_targets", "write", "wrong"]
-
 _NONE = "\N{EN DASH}"
 
 

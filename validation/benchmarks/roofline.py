@@ -27,8 +27,6 @@ from .cases import Case, Form, Record, measure
 from .estimators import DTYPES, EXACT, RFA
 from .settings import Settings
 
-__all__ = ["IN_CACHE", "WHOLE_ARRAYS", "in_cache", "run", "whole_arrays"]
-
 WHOLE_ARRAYS, IN_CACHE = "roofline, whole arrays", "roofline, in cache"
 _ROWS = _COLUMNS = 512
 

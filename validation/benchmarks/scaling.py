@@ -15,8 +15,6 @@ from .estimators import EXACT, LARA, RFA
 from .settings import Settings
 from .timing import alternate, exponent, quartiles
 
-__all__ = ["LENGTH", "LINEAR", "SAMPLES", "fit", "run"]
-
 LENGTH, SAMPLES = "time against tokens", "time against samples"
 LINEAR = "linear attention, elu + 1"
 

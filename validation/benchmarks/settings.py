@@ -10,8 +10,6 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from . import peers
 
-__all__ = ["FULL", "QUICK", "Settings", "Sizes", "available_threads", "limit_threads"]
-
 
 @dataclass(frozen=True)
 class Sizes:

@@ -24,8 +24,6 @@ from .gradients import PULLBACK
 from .roofline import WHOLE_ARRAYS
 from .timing import Quartiles
 
-__all__ = ["judge"]
-
 Sections = Mapping[str, Sequence[Record]]
 
 _CAUSAL_LINEAR = "causal linear: time over torch"

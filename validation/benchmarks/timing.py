@@ -10,18 +10,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from scipy.stats import linregress
 
-__all__ = [
-    "PAUSE",
-    "Exponent",
-    "Quartiles",
-    "Timer",
-    "alternate",
-    "exponent",
-    "quartiles",
-    "ratio",
-    "wall",
-]
-
 PAUSE = 0.15  # seconds; OpenBLAS keeps its threads spinning for about 0.1 s after a product
 
 Name = TypeVar("Name", bound=Hashable)

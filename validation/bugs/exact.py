@@ -12,8 +12,6 @@ import refattn
 from ..benchmarks.peers import load
 from .record import Candidate, Finding, Floats, Number, Tried, error, exact, real
 
-__all__ = ["FINDINGS", "TRIED", "keras_attention", "onnx_attention", "torch_attention", "x_causal"]
-
 _TORCH = {"library": "torch", "dtype": "float32", "layout": "bhnd"}
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from ..benchmarks.peers import load
 from .record import Candidate, Finding, Number, Tried, error, real, taking
 
-__all__ = ["FINDINGS", "TRIED", "nystrom"]
-
 
 def nystrom(q: Any, k: Any, v: Any, *, landmarks: int = 8, mask: Any = None) -> Any:
     """The layer of nystrom-attention without weights of its own, on heads before tokens."""

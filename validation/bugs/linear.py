@@ -11,8 +11,6 @@ import refattn
 from ..benchmarks.peers import load
 from .record import Candidate, Finding, Floats, Number, Tried, error, exact, real, taking
 
-__all__ = ["FINDINGS", "TRIED", "elu", "recurrent"]
-
 _TOKENS_FIRST = {"library": "torch", "dtype": "float32", "layout": "bnhd"}
 
 

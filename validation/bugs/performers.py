@@ -13,18 +13,6 @@ import refattn
 from ..benchmarks.peers import load
 from .record import Candidate, Finding, Floats, Number, Tried, error, exact, normal, real, taking
 
-__all__ = [
-    "FINDINGS",
-    "TRIED",
-    "darkformer",
-    "geometric_masked",
-    "performer_causal",
-    "performer_given",
-    "performer_kernel",
-    "performer_masked",
-    "srf_kernel",
-]
-
 _TORCH = {"library": "torch", "dtype": "float32", "layout": "bhnd"}
 _SETS = 4000  # of frequencies, for means of kernel estimates
 

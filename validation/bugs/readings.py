@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .record import Reading
 
-__all__ = ["READINGS"]
-
 _EFFICIENT = "efficient-attention/efficient_attention/"
 
 READINGS = (

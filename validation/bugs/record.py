@@ -11,19 +11,6 @@ import numpy.typing as npt
 
 import refattn
 
-__all__ = [
-    "Candidate",
-    "Finding",
-    "Number",
-    "Reading",
-    "Tried",
-    "error",
-    "exact",
-    "normal",
-    "real",
-    "taking",
-]
-
 Floats = npt.NDArray[Any]
 
 

@@ -20,8 +20,6 @@ from . import exact, landmarks, linear, performers, samplers
 from .readings import READINGS
 from .record import Candidate, Finding, Number, Reading, Tried
 
-__all__ = ["ENTRIES", "command", "render", "run"]
-
 Entry = Finding | Tried
 Record = dict[str, Any]
 Results = Mapping[str, Record]

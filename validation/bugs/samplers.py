@@ -9,8 +9,6 @@ import numpy as np
 from ..benchmarks.peers import load
 from .record import Finding, Floats, Number, Tried, real
 
-__all__ = ["FINDINGS", "TRIED"]
-
 _SETS = 4000
 
 

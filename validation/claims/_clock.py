@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["exponent", "linear_form", "peak", "seconds"]
-
 
 def seconds(
     calls: Mapping[int, Mapping[str, Callable[[], Any]]], repeats: int

@@ -17,8 +17,6 @@ TARGET = 0.05  # of the scale; means that are to be told apart differ by 0.12 an
 
 MEAN = "mean of the values"
 
-__all__ = ["MEAN", "curve", "mean_cosine", "published_frequencies", "published_inputs", "small"]
-
 
 def mean_cosine(
     name: str, x: Any, square: float, count: int = 1, factor: float = 1.0

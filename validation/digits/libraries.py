@@ -25,18 +25,6 @@ from refattn.conformance.vectors.hard import Hard
 from ..results import Section
 from . import search
 
-__all__ = [
-    "LIBRARIES",
-    "MOST",
-    "Digits",
-    "Library",
-    "Row",
-    "Skipped",
-    "digits",
-    "measure",
-    "table",
-]
-
 _Array = npt.NDArray[Any]
 _Attention = Callable[[_Array, _Array, _Array], Any]
 

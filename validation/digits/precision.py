@@ -17,18 +17,6 @@ from refattn.conformance.truth import digits
 
 from ..results import Section
 
-__all__ = [
-    "Certificate",
-    "Cost",
-    "Own",
-    "certificates",
-    "certificates_table",
-    "costs",
-    "costs_table",
-    "functions_table",
-    "own_functions",
-]
-
 _Array = npt.NDArray[Any]
 _DPS = 60
 _UNIT = 2.0**-53

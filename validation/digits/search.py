@@ -30,19 +30,6 @@ from refattn.conformance.vectors.hard import Hard
 
 from ..results import markdown
 
-__all__ = [
-    "RELATIVE",
-    "SEEDS",
-    "UNIT",
-    "WIDTHS",
-    "Found",
-    "Lost",
-    "climb",
-    "lost",
-    "plain",
-    "starts",
-]
-
 _Array = npt.NDArray[Any]
 
 RELATIVE = ("output", "terms")

@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import erf
 
-__all__ = ["Attention", "Encoder"]
-
 Array = npt.NDArray[Any]
 Attention = Callable[[Array, Array, Array], Array]  # q, k, v, each (batch, heads, n, d)
 

@@ -21,26 +21,6 @@ from refattn.registry import ESTIMATORS, Estimator
 from . import metrics, minilm
 from .encoder import Attention, Encoder
 
-__all__ = [
-    "EXACT",
-    "LONG",
-    "MEAN",
-    "METRICS",
-    "Replaced",
-    "Row",
-    "Study",
-    "attentions",
-    "describe_tolerated",
-    "mean_of_values",
-    "measure",
-    "multiply_adds",
-    "replace",
-    "scaled",
-    "study_texts",
-    "substitute",
-    "tolerated",
-]
-
 Array = npt.NDArray[Any]
 
 EXACT, MEAN = "exact", "mean of v"

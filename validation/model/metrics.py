@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-__all__ = ["cosine", "cosines", "low_cosine", "neighbours", "rank_correlation", "standard_error"]
-
 Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array], float]
 

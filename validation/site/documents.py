@@ -10,8 +10,6 @@ from urllib.parse import urlsplit
 
 import refattn
 
-__all__ = ["gather"]
-
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 _MODULES = {f"refattn.{name}" for name in refattn.__all__}

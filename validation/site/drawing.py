@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["label", "ticks"]
-
 
 def label(axes: Any, text: str, line: Any, at: tuple[float, float], side: int = 1) -> None:
     """Write the name of a line beside one of its points, to the right or (-1) to the left of it."""

@@ -20,8 +20,6 @@ import refattn
 
 from .. import svg
 
-__all__ = ["figure", "mathml", "names", "public", "setup"]
-
 
 def mathml(latex: str, display: str) -> str:
     """Convert a formula, which browsers draw without scripts."""

@@ -102,7 +102,7 @@ def test_a_program_with_npz_files(tmp_path, moments):
     assert report.verdict == "PASS", str(report)
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_program_with_options(tmp_path):
     """A side of a window that has no limit is -1 in the file."""
     with in_python(tmp_path) as fn:
