@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from refattn.arrays.tables import markdown
 from refattn.arrays.words import portable
 
 from . import svg
@@ -31,21 +32,8 @@ class Section(NamedTuple):
         return cls(title, found[0]._fields, rows)
 
     def markdown(self) -> str:
-        return f"## {self.title}\n\n{markdown(self.columns, self.rows, self.left)}"
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]], left: int = 1) -> str:
-    r"""Write a table.
-
-    >>> print(markdown(["a", "b"], [["x | y", 1]]), end="")
-    | a | b |
-    | --- | --: |
-    | x \| y | 1 |
-    """
-    rule = ["---"] * left + ["--:"] * (len(columns) - left)
-    cells = [[" ".join(str(x).replace("|", r"\|").split()) for x in row] for row in rows]
-    head = [x.replace("|", r"\|") for x in columns]
-    return "".join(f"| {' | '.join(line)} |\n" for line in [head, rule, *cells])
+        left = [i < self.left for i in range(len(self.columns))]
+        return f"## {self.title}\n\n{markdown(self.columns, self.rows, left)}"
 
 
 def show(console: Console, section: Section) -> None:

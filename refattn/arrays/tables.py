@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .words import head_number
@@ -94,6 +94,19 @@ class Table(NamedTuple):
         names = dict.fromkeys(x for row in found.values() for x in row if x != index)
         columns = [column, *(Column(name, show) for name in names)]
         return Table(self.name, list(found.values()), columns)
+
+
+def markdown(names: Sequence[str], rows: Iterable[Sequence[Any]], left: Sequence[bool]) -> str:
+    r"""Write a table in Markdown; numbers stand to the right.
+
+    >>> print(markdown(["a", "b"], [["x | y", 1]], [True, False]), end="")
+    | a | b |
+    | --- | ---: |
+    | x \| y | 1 |
+    """
+    lines = [[" ".join(str(x).replace("|", r"\|").split()) for x in row] for row in (names, *rows)]
+    lines.insert(1, ["---" if x else "---:" for x in left])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def digits(value: Any) -> str:

@@ -14,8 +14,8 @@ from importlib import import_module, metadata
 from typing import Any
 
 from refattn import conformance
+from refattn.arrays.tables import markdown
 
-from ..results import markdown
 from . import exact, landmarks, linear, performers, samplers
 from .readings import READINGS
 from .record import Candidate, Finding, Number, Reading, Tried
@@ -167,7 +167,7 @@ def _summary(found: Iterable[tuple[Entry, Record]]) -> str:
         first = next(n for n in record["numbers"] if n["bound"] is not None)
         value = f"{_value(first['value'])} (right: {first['right']})"
         rows.append([f"{x.package} {record['version']}", x.title, value])
-    return markdown(["package", "what", "first number that shows it"], rows, left=3)
+    return markdown(["package", "what", "first number that shows it"], rows, [True] * 3)
 
 
 def _entry(x: Entry, record: Record) -> str:
@@ -178,7 +178,7 @@ def _parts(x: Entry, record: Record) -> Iterator[str]:
     yield f"### {x.package}: {x.title}"
     yield f"*{x.package} {record['version']}, executed {record['date']}.*"
     numbers = [[n["what"], _value(n["value"]), n["right"]] for n in record["numbers"]]
-    yield markdown(["measured", "is", "right"], numbers, left=3)
+    yield markdown(["measured", "is", "right"], numbers, [True] * 3)
     if isinstance(x, Finding):
         yield from _cure(x)
         yield f"**Note.** {x.note}" if x.note else ""

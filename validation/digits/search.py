@@ -25,10 +25,9 @@ except ModuleNotFoundError as error:
     sys.exit(2)
 
 from refattn import certified
+from refattn.arrays.tables import markdown
 from refattn.conformance.vectors import hard
 from refattn.conformance.vectors.hard import Hard
-
-from ..results import markdown
 
 _Array = npt.NDArray[Any]
 
@@ -163,7 +162,7 @@ def main(family: tuple[str, ...], steps: int, relative: str, seed: int) -> None:
             last = (found.first.output, found.last.output, found.last.median, found.last.terms)
             rows.append([found.best.label, *(f"{x:.1f}" for x in last)])
     columns = ["case", "start: worst", "found: worst", "median", "of sum |p v|"]
-    click.echo(markdown(columns, rows), nl=False)
+    click.echo(markdown(columns, rows, [i == 0 for i in range(len(columns))]), nl=False)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from ...arrays.tables import Table
+from ...arrays.tables import Table, markdown
 from ...arrays.words import portable
 
 STATUS_COLOURS = {
@@ -127,11 +127,7 @@ class Grid:
         return "\n".join(line.rstrip() for line in printed.get().splitlines())
 
     def markdown(self) -> str:
-        def line(cells: Iterable[str]) -> str:
-            return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-
-        rule = ("---" if left else "---:" for left in self.left)
-        return "\n".join([line(self.names), line(rule), *map(line, self.rows)]) + "\n"
+        return markdown(self.names, self.rows, self.left)
 
 
 def _is_text(values: Sequence[Any]) -> bool:
