@@ -190,11 +190,11 @@ def _locked(results: Path) -> Iterator[None]:
 
 
 def _code() -> str:
-    """A short hash of the code of the suite and of the package."""
+    """A short hash of the code and the texts of the suite, and of the package."""
     found = hashlib.sha256()
     for module in (suite, refattn):
         folder = Path(str(module.__file__)).parent
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(x for x in folder.rglob("*") if x.suffix in (".py", ".toml")):
             found.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return found.hexdigest()[:12]
 

@@ -1,7 +1,8 @@
 """A claim of the references: what it states, how it is tried, and what came of it.
 
-Each module of `validation.claims` is one `Claim`: its functions have the names of the fields, and
-its texts are constants with these names in capitals. Its tasks run anywhere and in any order, with
+Each module of `validation.claims` is one `Claim`: its functions have the names of the fields. Its
+texts are in the file of its name that ends in .toml, and those with numbers of the module are
+constants there with these names in capitals. Its tasks run anywhere and in any order, with
 random numbers that depend only on the seed, the claim and the place of the task; `judge` turns
 their results into evidence for or against each statement, and the verdicts follow by the rules
 here. The tests are those of `refattn.stats`.
@@ -10,12 +11,14 @@ here. The tests are those of `refattn.stats`.
 from __future__ import annotations
 
 import pkgutil
+import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -50,6 +53,12 @@ class Statement(NamedTuple):
 refuted = partial(Statement, expected=REFUTED)
 derived = partial(Statement, printed=False)
 control = partial(Statement, expected=REFUTED, printed=False)
+_KINDS: Mapping[str, Callable[[str], Statement]] = {  # in the files of texts
+    "printed": Statement,
+    "refuted": refuted,
+    "derived": derived,
+    "control": control,
+}
 
 
 class Tested(NamedTuple):
@@ -174,10 +183,32 @@ def claims() -> Mapping[str, Claim]:
 
 
 def _claim(name: str) -> Claim:
-    """Make the claim of a module from its functions, and its texts in capitals."""
+    """Make the claim of a module from its functions, and its texts."""
     module = vars(import_module(f"validation.claims.{name}"))
     parts = {f.name: module.get(f.name.upper(), module.get(f.name)) for f in fields(Claim)}
-    return Claim(**{k: v for k, v in parts.items() if v is not None} | {"name": name})
+    found = _texts(name, module) | {k: v for k, v in parts.items() if v is not None}
+    return Claim(**found | {"name": name})
+
+
+def _texts(name: str, module: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the texts of a claim; where a line ends in them makes no difference."""
+    path = Path(module["__file__"]).with_name(f"{name}.toml")
+    found = {key: _joined(x) for key, x in tomllib.loads(path.read_text("utf-8")).items()}
+    texts = {x: next(iter(of.items())) for x, of in found.get("statements", {}).items()}
+    if texts:
+        found["statements"] = {x: _KINDS[kind](text) for x, (kind, text) in texts.items()}
+    errata = [Erratum(**e) for e in found.get("errata", ())]
+    plots = (module[e.plot] if isinstance(e.plot, str) else None for e in errata)
+    return found | {"errata": [e._replace(plot=x) for e, x in zip(errata, plots, strict=True)]}
+
+
+def _joined(x: Any) -> Any:
+    """Put a text on one line, wherever it is."""
+    if isinstance(x, dict):
+        return {key: _joined(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return tuple(map(_joined, x))
+    return " ".join(x.split()) if isinstance(x, str) else x
 
 
 def missing(needs: Sequence[str]) -> list[str]:

@@ -18,7 +18,6 @@ import refattn
 from refattn import estimators, linear_randomized_attention
 from refattn.typing import Weighting
 from validation import plotting, suite
-from validation.suite import Statement, derived, refuted
 
 DATA = Path(__file__).parent.parent / "data" / "minilm_zen128_slice.npz"
 SEEDS = {"tiny": 2, "quick": 200, "full": 300}  # RFA and LARA, all numbers of samples
@@ -191,51 +190,3 @@ def plot_order(data: dict[str, Any]) -> Any:
     axes.axhline(data["uniform"], color=plotting.INK, linewidth=0.8, linestyle=":")
     axes.set(xlabel="samples S", ylabel="squared error", xlim=(None, 5 * COUNTS[-1]))
     return figure
-
-
-TITLE = "Approximation errors of RA, LARA and RFA"
-SOURCE = "003, experimental results"
-STATEMENTS = {
-    "RA lowest": refuted("Of RA, LARA and RFA, RA has the lowest MSE at every number of samples."),
-    "RA lowest, several": derived(
-        "RA has the lowest MSE of the three with 2 samples and more, not with one."
-    ),
-    "RFA plateaus": refuted(
-        "The error of RFA stops falling early, however many samples are drawn: 512 are no better "
-        "than 8, nor than 32."
-    ),
-    "RFA falls": derived(
-        "The MSE of RFA falls from 8 to 512 features, and from 32 to 512, by less than the root "
-        "of their ratio."
-    ),
-    "LARA much below": refuted(
-        "The MSE of LARA is much below that of RFA: half of it, with 8, 32 and 128 samples, and "
-        "balance, own and query weights."
-    ),
-    "LARA below": derived("LARA (balance) has lower MSE than RFA with 64 and 128 samples."),
-    "LARA decreases": Statement(
-        "The error of LARA falls as long as proposals are added, in steps of four from 1 to 128, "
-        "with balance, own and query weights."
-    ),
-}
-METHOD = (
-    "Queries, keys and values of 8 heads of MiniLM, 128 tokens. Exact sign tests over independent "
-    "seeds: of the MSE of two methods, which is lower in more than half of all draws. This is the "
-    "median of their difference, not the mean; steps of two are too small for the seeds of a run. "
-    "The text's own figure is of another model (DeiT)."
-)
-ERRATA = (
-    suite.Erratum(
-        "The order of RA, RFA and LARA is not that of every model",
-        ("RA lowest", "RFA plateaus", "LARA much below"),
-        "“RA, achieves the lowest MSE among these three methods”; “RFA (Performer) soon plateaus "
-        "at large approximation error and does not improve even with more samples”; “LARA "
-        "exhibits much lower MSE than RFA”. (Of DeiT.)",
-        "On tensors of MiniLM: RA from 2 samples on, not with one; RFA keeps falling, more slowly "
-        "than $S^{-1/2}$; LARA (balance) is below RFA with 64 and 128 samples, but not by half.",
-        "Who takes the order over picks the wrong estimator for one sample, gives up RFA where "
-        "more features would help, and expects more of LARA than it has.",
-        60,
-        plot_order,
-    ),
-)

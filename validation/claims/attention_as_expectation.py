@@ -8,6 +8,7 @@ are far apart. Two keys in any dimension leave an integral over one, the logit o
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from scipy import special
 import refattn
 from refattn import sampling
 from validation import plotting, suite
-from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -122,7 +122,7 @@ def responsibilities(rng: np.random.Generator, d: int, length: float) -> dict[st
 
 def judge(results: suite.Results) -> suite.Findings:
     """All is arithmetic."""
-    found: dict[str, list[Any]] = {name: [] for name in STATEMENTS}
+    found: dict[str, list[Any]] = defaultdict(list)
     for r in results:
         if r["kind"] == "grid":
             name = f"grid, d = {r['d']}, keys of length {r['length']:g}"
@@ -158,19 +158,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.minorticks_off()
     axes.legend()
     return figure
-
-
-TITLE = "Softmax attention is an expectation of random feature attention"
-SOURCE = "003, softmax attention as an expectation"
-STATEMENTS = {
-    "expectation": Statement("Softmax attention is the mean of $f_n$ over $p_n$."),
-    "density": Statement("$p_n$, a Gaussian mixture weighted by attention, is a density."),
-    "responsibilities": derived(
-        r"With $V = I$, $f_n(\omega)$ are the responsibilities of the components of $p_n$."
-    ),
-}
-METHOD = (
-    "Sums over grids in one and two dimensions, their step halved until two agree; two keys in 64 "
-    "dimensions, where $f_n$ is a sigmoid of normal variables; Bayes' rule at frequencies drawn. "
-    "Errors are compared with rounding."
-)

@@ -16,7 +16,6 @@ import numpy as np
 
 from refattn import estimators, linear_randomized_attention, softmax_attention
 from validation import plotting, suite
-from validation.suite import Statement, control
 
 from ._clock import exponent, seconds
 
@@ -184,27 +183,4 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "What RA, LARA, RFA and softmax attention cost"
-SOURCE = "003, efficiency"
-STATEMENTS = {
-    "RA quadratic": Statement("The cost of RA is quadratic, $O(N M)$."),
-    "LARA linear": Statement("The cost of LARA is linear, $O(C N + C M)$."),
-    "twice": Statement(
-        "RA takes nearly twice as long as softmax attention (one sample for each query, both as "
-        "they are written down)."
-    ),
-    "twice, refattn": control("In refattn too RA takes about twice as long as softmax attention."),
-    "much faster": Statement(
-        "LARA runs much faster than softmax attention and RA: in less than half the time."
-    ),
-    "marginal": Statement(
-        "LARA takes little longer than RFA, relative to softmax attention as in the figure: "
-        "nearer to a tenth of its time than to all of it."
-    ),
-}
-METHOD = (
-    "Medians of several runs, in turn and on one thread. Exponents against the middle between 1 "
-    "and 2 (and 2 and 3); ratios against the geometric middle: between 1, 2 and 4 for twice, "
-    "between a tenth and all of softmax attention for an overhead."
-)
 ALONE = True

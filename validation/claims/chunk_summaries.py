@@ -13,7 +13,6 @@ import numpy as np
 import refattn
 from refattn import eva_attention, second_order_attention, softmax_attention
 from validation import plotting, suite
-from validation.suite import derived, refuted
 
 WINDOWS = (8, 16, 32)
 ROUNDING = 1e-13  # relative to the values; a formula that differs is above 1e-2 here
@@ -120,44 +119,3 @@ def plot_windows(data: dict[str, Any]) -> Any:
     over_windows(axes, 1)
     plotting.key(axes, loc="lower left")
     return figure
-
-
-TITLE = "Summaries of chunks, and how many keys each counts for"
-SOURCE = "arXiv:2302.04542, EVA"
-STATEMENTS = {
-    "as accurate": refuted(
-        r"A summary whose score is $q \cdot \bar k_c$, $\bar k_c$ the mean key, approximates "
-        "attention to its chunk on trained tensors as well as one that counts for all of its keys."
-    ),
-    "size": derived(
-        "With the logarithm of the number of keys added to the score the error is smaller at each "
-        "window."
-    ),
-    "second order": derived(
-        "With means and covariances of a chunk in place of a random feature it is smaller still."
-    ),
-    "equal keys": refuted(
-        "Where the keys of each chunk are equal, the summary as printed is exact."
-    ),
-    "equal keys, size": derived("With the number of keys it is exact there."),
-    "limits": derived(
-        "With one chunk of all tokens, and with one for each, every form is exact attention."
-    ),
-}
-METHOD = (
-    "8 heads of all-MiniLM-L6-v2 on 128 tokens, and 64 made tokens in chunks of equal keys, in "
-    "float64. Frequencies are at the means of their laws, so that nothing is random."
-)
-ERRATA = (
-    suite.Erratum(
-        "Summaries that do not count their keys",
-        ("as accurate", "equal keys"),
-        r"The summary of a chunk enters the softmax with the score $q \cdot \bar k_c$, as one key "
-        "would.",
-        r"The score of a chunk of $|P_c|$ keys is $q \cdot \bar k_c + \log |P_c|$.",
-        "Far chunks get too little weight. On trained tensors the relative error is 0.74 to 0.90 "
-        "in place of 0.45 to 0.54, and even chunks of equal keys are not exact.",
-        75,
-        plot_windows,
-    ),
-)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 
 from refattn import random_feature_attention, sampling, softmax_attention
 from validation import plotting, suite
-from validation.suite import Statement, derived
 
 from ._clock import exponent, linear_form, peak, seconds
 
@@ -90,7 +90,7 @@ def run(
 
 def judge(results: suite.Results) -> suite.Findings:
     """Exponents against the middle between two claims."""
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     found = {}
     for r in results:
         for name, values in r["values"].items():
@@ -147,20 +147,4 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "Random features take time and memory linear in the length"
-SOURCE = "000, KernelizedAttention, time complexity"
-STATEMENTS = {
-    "time": Statement("Attention with $r$ random features takes time $O(L r D)$."),
-    "dense time": Statement("Softmax attention takes time $O(L^2 D)$."),
-    "memory": Statement("Random features as written down need memory linear in L."),
-    "dense memory": Statement("Softmax attention as written down needs memory of order $L^2$."),
-    "memory of refattn": derived(
-        "refattn needs memory that does not depend on L beside its arguments and result."
-    ),
-}
-METHOD = (
-    "Exponents fitted to medians of several runs, in turn and on one thread, against a bound "
-    "halfway between the exponents 1 and 2 (and 2 and 3; 0 and 1 for memory that does not grow); "
-    "memory as NumPy allocates it."
-)
 ALONE = True

@@ -18,7 +18,6 @@ import numpy as np
 import refattn
 from refattn import adapt, moments, sampling, theory
 from validation import plotting, suite
-from validation.suite import Statement, control, derived, refuted
 
 D, TOKENS, BINS = 10, 1000, 25
 FIGURES = (1, 2, 3, 4, 5)
@@ -275,64 +274,3 @@ def plot(data: dict[str, Any]) -> Any:
     for ax in axes[-1][:-1]:
         ax.set_xlabel("keys")
     return figure
-
-
-TITLE = "Attention maps for five laws of queries and keys"
-SOURCE = "002, section V and figures 1 to 5"
-STATEMENTS = {
-    "increase": Statement(
-        "An increase in $R$, from 1 to 10000, generally leads to better approximation: with eq. "
-        "(15) the distance, mean of the figures, falls by more than 0.1 in most experiments."
-    ),
-    "increase, eq. (9)": control("So it does with the norms of eq. (9)."),
-    "others": Statement(
-        "In figures 1, 2, 4 and 5, which are no exception, $R = 10000$ approximates the attention "
-        "in most experiments (eq. (15))."
-    ),
-    "others, eq. (9)": control("So it does with the norms of eq. (9)."),
-    "figure 3": refuted(
-        "In figure 3, $q_0 = k_0 = 3$, $R = 10000$ fails to approximate the attention in most "
-        "experiments (eq. (15); normalised, unlike eq. (6), for which see below)."
-    ),
-    "figure 3, eq. (9)": derived("So it does with the norms of eq. (9)."),
-    "law": derived(
-        "In every figure $R = 10000$ is too few for eq. (9): by the law of its variance a median "
-        "entry of the kernel needs more."
-    ),
-    "size": derived(
-        "Without normalisation, eq. (6) with eq. (15), the estimate vanishes in figure 3, below "
-        "$10^{-20}$ of the kernel for a median pair in most experiments, and not in figures 1, 2 "
-        "and 4. (Not tried in figure 5: there it is many orders of magnitude above the kernel or "
-        "below, from experiment to experiment.)"
-    ),
-    "normalised": derived(
-        "Normalised attention is nearer to softmax with the constants of eq. (15) than with the "
-        "norms of eq. (9), in figure 3 as in the others."
-    ),
-    "adapted": derived(
-        "At $R = 10000$ a Gaussian proposal with a gauge, fitted to the four moments, is nearer "
-        "than $N(0, I)$ with eq. (9) and with eq. (15)."
-    ),
-}
-METHOD = (
-    "Each figure as independent experiments: means, covariances, tokens and frequencies drawn "
-    "anew, moments of all 1000 tokens, attention of the first. Attention is normalised, but for "
-    "the sizes. The reference uses eq. (9) by one sentence and eq. (15) by another; the latter is "
-    "taken for printed, and both are tried in the same way. Exact sign tests over experiments, so "
-    "that 'most' is of experiments: an attention map is approximated if, on average over queries, "
-    r"its total variation from softmax attention (no $1 / \sqrt{D}$, keys in groups of "
-    "neighbours) is below 1/2; both numbers, 1/2 and 0.1, are ours."
-)
-ERRATA = (
-    suite.Erratum(
-        "Figure 3 is no exception",
-        ("figure 3",),
-        "“an exception is noted in the case of Figure 3, where $q_0, k_0 = 3$ and $R = 10000$ "
-        "fails to approximate the attention”.",
-        "Once normalised, eq. (15) approximates it there as in the other figures, and eq. (9) in "
-        "none.",
-        "Only the size of the estimate vanishes in figure 3, and normalisation cancels it. Who "
-        "avoids large means on its account meets the failure of eq. (9) all the same.",
-        50,
-    ),
-)

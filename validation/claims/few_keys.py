@@ -18,7 +18,6 @@ from refattn.naive import coreset_attention as formula
 from refattn.typing import KEY_LAWS
 from validation import plotting, suite
 from validation.claims.chunk_summaries import relative_error
-from validation.suite import control, derived
 
 TRIALS = {"tiny": 2, "quick": 40, "full": 60}
 CHUNK = 10
@@ -129,21 +128,6 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "A few keys in place of all: coresets, samples and landmarks"
-SOURCE = "arXiv:2602.10056, key coresets; arXiv:2102.03902, landmarks"
-STATEMENTS = {
-    "centred": derived(
-        "Subtracting their mean from the keys makes the error of a coreset smaller."
-    ),
-    "coreset": derived(
-        "A coreset has a smaller error than as many keys drawn uniformly or by norms."
-    ),
-    "RA": derived("RA has a smaller error than as many keys drawn from the softmax itself."),
-    "landmarks": control(
-        "Nystrom attention with landmarks is nearer to softmax attention than the mean of the "
-        "values is, on trained tensors that it was not trained with."
-    ),
-}
 METHOD = (
     f"8 heads of all-MiniLM-L6-v2 on 128 tokens; S = {KEYS}. Exact sign tests over independent "
     "draws. Landmarks are means of segments and their inverse is an exact one."

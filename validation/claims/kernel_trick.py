@@ -7,6 +7,7 @@ maps of eqs. (8), (9) and (15) of reference 002 lack a factor 1 / sqrt(R), for i
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 import refattn
 from refattn import features, kernels, sampling
 from validation import plotting, suite
-from validation.suite import Statement, derived, refuted
 
 from ._performer import mean_cosine
 from .cost import textbook_features
@@ -86,7 +86,7 @@ def identities(rng: np.random.Generator, count: int) -> dict[str, Any]:
 def judge(results: suite.Results) -> suite.Findings:
     """Identities by rounding, means by a bound."""
     found, unit = results[0], "eps (1 + exponents)"
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     evidence |= {
         "polynomial": [
             suite.Compared(
@@ -144,64 +144,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set(xlabel="|x - y|", ylabel="mean product of features (5 standard errors)")
     axes.legend()
     return figure
-
-
-TITLE = "Kernels as products of features"
-SOURCE = "001, The Kernel Trick, Random Fourier Features, Appendix; 002, eq. (6)"
-STATEMENTS = {
-    "polynomial": Statement(
-        r"$\phi(x) = (x_1^2, x_2^2, \sqrt{2} \, x_1 x_2)$ gives $(x \cdot y)^2$."
-    ),
-    "softmax": Statement(
-        r"$e^{x \cdot y} = e^{|x|^2/2} K_\text{gauss}(x, y) \, e^{|y|^2/2}$, $\gamma = "
-        r"\frac{1}{2}$."
-    ),
-    "fourier": Statement(
-        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-|x - y|^2/2}$."
-    ),
-    "any gamma": refuted(
-        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, I)$ is $e^{-\gamma |x - y|^2}$, "
-        r"also for $\gamma = 1$."
-    ),
-    "any gamma, scaled": derived(
-        r"The mean of $z(x) \cdot z(y)$ over $\omega \sim N(0, 2 \gamma I)$ is $e^{-\gamma |x - "
-        "y|^2}$."
-    ),
-    "eq. (6)": refuted(
-        r"$K(x, y)$ is the mean of $z(x) \cdot z(y)$, $z$ of $R$ entries as printed in eqs. (8), "
-        "(9), (15) of Ye's report."
-    ),
-    "eq. (6), scaled": derived(
-        r"$K(x, y)$ is the mean of $z(x) \cdot z(y) / R$ for these $z$: they lack a factor $1 / "
-        r"\sqrt{R}$."
-    ),
-    "attention": derived(
-        "The factor cancels in attention: with $z$ as printed it is that of "
-        "`random_feature_attention`."
-    ),
-}
-METHOD = (
-    "Identities to rounding on random vectors; the empirical Bernstein bound of Maurer and Pontil "
-    "on means of products, which lie in [-1, 1]."
-)
-ERRATA = (
-    suite.Erratum(
-        "A law of frequencies for one gamma only",
-        ("any gamma",),
-        r"$K_\text{gauss} = \exp(-\gamma \|x_i - x_j\|^2)$ from frequencies $\omega \sim N(0, I)$.",
-        r"$\omega \sim N(0, 2 \gamma I)$, or $\gamma = \frac{1}{2}$ as in the appendix.",
-        r"The estimate is $e^{-|x - y|^2/2}$ whatever $\gamma$: a bandwidth that is set has no "
-        "effect.",
-        42,
-        source="001, Random Fourier Features",
-    ),
-    suite.Erratum(
-        "Features without their scale",
-        ("eq. (6)",),
-        r"$K(x, y) \approx z(x)^\top z(y)$, with the $R$ entries of eqs. (8), (9) and (15).",
-        r"$z(x)^\top z(y) / R$: each $z$ lacks a factor $1 / \sqrt{R}$.",
-        "Kernels come out $R$ times too large. Attention is a ratio and does not see it.",
-        40,
-        source="002, eq. (6)",
-    ),
-)

@@ -20,7 +20,6 @@ from scipy import special, stats
 from refattn import estimators, linear_randomized_attention, sampling
 from refattn.typing import Weighting
 from validation import plotting, suite
-from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -160,20 +159,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set(ylabel=f"largest error, {UNIT}")
     axes.legend()
     return figure
-
-
-TITLE = "LARA has RFA and RA as special cases"
-SOURCE = "003, a unified view of LARA, RA, and RFA"
-STATEMENTS = {
-    "is RFA": Statement(r"LARA is RFA if every $q_c$ is $N(0, I)$ and $\alpha$ is constant."),
-    "is RA": Statement(
-        r"LARA is RA if $C = N$, $q_n = p_n$ and $\alpha_{nc}$ is 1 for $c = n$, else 0."
-    ),
-    "formula": derived(
-        "`linear_randomized_attention` is the printed formula, with own, balance and query weights."
-    ),
-}
-METHOD = (
-    "LARA written from the densities of $p_n$ and the proposals, against the package's LARA, RFA "
-    "and RA at the same frequencies, relative to the largest value."
-)

@@ -10,6 +10,7 @@ be a mean of values, no longer sum to 1. See `_ratios` for the mean and the vari
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from refattn import linear_randomized_attention, stats
 from refattn.typing import Weighting
 from validation import plotting, suite
 from validation.claims import _ratios
-from validation.suite import Statement, control, derived
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 200_000}
 WEIGHTINGS: tuple[Weighting, ...] = ("own", "balance", "query")
@@ -97,7 +97,7 @@ def run(rng: np.random.Generator, weighting: Weighting, count: int, draws: int) 
 def judge(results: suite.Results) -> suite.Findings:
     """Bets against unbiasedness; exponents of the exact laws, which simulation must confirm."""
     exact = PROBLEM.exact
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     data: dict[str, Any] = {"counts": list(EXACT), "exact": {}, "simulated": []}
     for r in results:
         weighting, count = r["weighting"], r["count"]
@@ -161,26 +161,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set(xlabel="samples of each proposal, K", ylabel="mean squared error")
     axes.legend(title="weights; points simulated")
     return figure
-
-
-TITLE = "LARA is biased but consistent"
-SOURCE = "003, conclusion and limitation"
-STATEMENTS = {
-    "biased": Statement("LARA is a biased estimator for softmax attention."),
-    "law": derived(
-        "`linear_randomized_attention` with 1 to 64 samples of each proposal has the exact mean "
-        "and mean squared error, with own, balance and query weights."
-    ),
-    "consistent": Statement(
-        "It is consistent: as the samples of fixed proposals grow, with balance or own weights, "
-        "bias and mean squared error vanish as $1/K$."
-    ),
-    "query": control(
-        "It is consistent too with weights that depend on the query, negative ones dropped."
-    ),
-}
-METHOD = (
-    "Values in [0, 1], d = 1. Bets against the hypothesis that the mean is exact. Exact bias and "
-    "mean squared error for any number of samples from Laplace transforms, against simulated ones "
-    "by the empirical Bernstein bound, and their exponents."
-)

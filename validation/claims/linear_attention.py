@@ -16,7 +16,6 @@ from refattn import features, linear_attention
 from refattn.conformance.truth.digits import formulas
 from refattn.streaming import LinearState
 from validation import plotting, suite
-from validation.suite import Statement, control, derived
 
 TOKENS, D = {"tiny": (12, 40), "quick": (40, 400), "full": (100, 3000)}, 8  # exact, dense
 PRINTED_ALPHA, ALPHAS = 0.1, (0.1, 1.0)
@@ -177,42 +176,3 @@ def plot_finite(data: dict[str, Any]) -> Any:
     axes.set(xlabel="x", ylabel="elu(x) + 1", xlim=(0, 120), ylim=(0, None))
     plotting.key(axes)
     return figure
-
-
-TITLE = "Linear attention with elu + 1"
-SOURCE = "004, kernel_attn and elu"
-STATEMENTS = {
-    "linear": Statement(
-        r"$\phi(Q) \, (\phi(K)^\top V)$ over $\phi(Q) \, (\phi(K)^\top 1)$ is attention with the "
-        r"kernel $\phi(q) \cdot \phi(k)$."
-    ),
-    "recurrent": derived("It can be computed token by token, from sums of fixed size."),
-    "finite": control("elu as the code computes it is finite for every finite x."),
-    "finite, rewritten": derived(
-        r"With the exponential of $\min(x, 0)$ alone elu + 1 is finite for every finite $x$."
-    ),
-    "digits": derived(
-        r"elu(x) + 1 as composed has full relative precision for the $\alpha = 0.1$ of the code."
-    ),
-    "digits, alpha = 1": control(r"So it has for $\alpha = 1$, the usual elu."),
-    "digits, rewritten": derived(
-        r"elu(x) + 1 computed as $1 - \alpha + \alpha e^x$ for $x \le 0$ has full relative "
-        "precision for both."
-    ),
-}
-METHOD = (
-    "Errors against the dense form and against 50 digits, in units of rounding: all terms but the "
-    "values are positive. Counter-examples for the printed map."
-)
-ERRATA = (
-    suite.Erratum(
-        "An elu that is not a number",
-        ("finite",),
-        "`return mask*x + (1-mask)*alpha* (x.exp() - 1)`",
-        r"The exponential of $\min(x, 0)$ alone: $\max(x, 0) + \alpha \, (e^{\min(x, 0)} - 1)$.",
-        r"Beyond 88.7 in float32 the masked term is $0 \cdot \infty$, not a number: one such "
-        "entry of a query spoils its output, and one of a key those of all queries.",
-        95,
-        plot_finite,
-    ),
-)

@@ -18,7 +18,6 @@ import numpy as np
 from refattn import linear_attention, softmax_attention
 from refattn.features import elu_features
 from validation import plotting, suite
-from validation.suite import Statement, derived
 
 from ._clock import exponent, linear_form, peak, seconds
 
@@ -150,26 +149,4 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "elu + 1 against scaled-dot attention: time and memory"
-SOURCE = "004, Experiment"
-STATEMENTS = {
-    "operations": Statement(
-        "For N = 4000 and d = 1000 scaled-dot attention needs 16e9 operations, kernelised 4e9 "
-        "(per product)."
-    ),
-    "faster": Statement(
-        "Kernelised attention is faster at 4000 tokens and d_model 1024: at least 1.58 times as "
-        "fast, halfway in ratios to the 2.5 times reported."
-    ),
-    "memory": Statement(
-        "Memory grows linearly with the length if kernelised, quadratically if scaled-dot."
-    ),
-    "memory of refattn": derived(
-        "In blocks softmax attention needs memory linear in the length too."
-    ),
-}
-METHOD = (
-    "Medians of several runs, in turn and on one thread, and memory as NumPy allocates it, "
-    "against bounds halfway between what the reference says and its opposite."
-)
 ALONE = True

@@ -27,7 +27,6 @@ import numpy as np
 
 from refattn import moments, stats
 from validation import plotting, suite
-from validation.suite import Statement, derived
 
 D, N = 10, 12  # few rows: a divisor N in place of N - 1 changes the covariance by a twelfth
 REPLICATES = {"tiny": 40, "quick": 6_000, "full": 100_000}
@@ -144,16 +143,6 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "Sample means and covariances of queries and keys"
-SOURCE = "002, eqs. (1) and (2)"
-STATEMENTS = {
-    "laws": Statement("The mean and the covariance with divisor N - 1 are unbiased estimates."),
-    "pieces": derived("Estimates of pieces of the rows merge into that of all."),
-    "advice": derived(
-        r"In coordinates where it is $I$, the covariance of $N$ rows has relative error $\sqrt{(d "
-        r"+ 1) / (N - 1)}$, about $1 / \sqrt{d}$ at the advised $N > d^2$."
-    ),
-}
 METHOD = (
     f"Gaussian rows, d = {D}. Many estimates of {N} rows each against their exact laws (Bartlett's "
     "factors, chi-square, Hotelling); merging as arithmetic; squared errors by Catoni's bound, "

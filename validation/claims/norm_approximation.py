@@ -14,7 +14,6 @@ import refattn
 from refattn import kernels, moments, sampling, theory
 from validation import plotting, suite
 from validation.claims.moments import law
-from validation.suite import Statement, derived, refuted
 
 D, KEYS, NODES = 2, 12, 48
 DRAWS = {"tiny": 320, "quick": 200_000, "full": 1_000_000}
@@ -216,57 +215,10 @@ def plot_distance(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "Constants in place of squared norms"
-SOURCE = "002, eqs. (13) to (15)"
-STATEMENTS = {
-    "expected norm": Statement(
-        r"The mean of $|x|^2$ is $|\mu|^2 + \operatorname{tr} \, \Sigma$ (eq. (13))."
-    ),
-    "mean only": refuted(
-        r"The constant of eqs. (14) and (15), $|\mu|^2$, is the mean of $|x|^2$ (eq. (13))."
-    ),
-    "kernel": derived(
-        "With constants for the norms the kernel estimate has the mean of the kernel times "
-        "$e^{(|q|^2 - q')/2 + (|k|^2 - k')/2}$."
-    ),
-    "attention": refuted(
-        "With the features of eqs. (14) and (15) attention converges to softmax attention as R "
-        "grows, as it does with those of eqs. (8) and (9)."
-    ),
-    "limit": derived(
-        r"As $R$ grows eqs. (14) and (15) converge to $\operatorname{softmax}_j(q \cdot k_j \mp "
-        r"\frac{1}{2} |k_j|^2)$, whatever the constants."
-    ),
-}
 METHOD = (
     "Means of squared norms and of kernel estimates by Catoni's bound, with their variances in "
     "closed form. Attention for each frequency drawn as arithmetic, and its limit with the nodes "
     f"of a Gauss-Hermite rule ({NODES} in each of {D} dimensions) for frequencies. That the matrix "
     "A is approximated 'by Equation 6' is read as convergence in R, which eqs. (8) and (9) have; "
     "how near attention comes at finite R is tried apart, for the laws of section V."
-)
-ERRATA = (
-    suite.Erratum(
-        "Constants in place of norms change the attention",
-        ("attention",),
-        r"To “approximate the brute-force attention matrix”, $z(k_n, w) = \exp(w^\top k_n - "
-        r"\frac{1}{2} k')$ with one $k'$ for all keys, eq. (15), and the like in eq. (14).",
-        r"The norm of each key stays: $\exp(\omega \cdot k_j - \frac{1}{2} |k_j|^2)$. That of a "
-        "query cancels.",
-        r"The constants cancel too, and eq. (15) tends to $\operatorname{softmax}_j(q \cdot k_j + "
-        r"\frac{1}{2} |k_j|^2)$: long keys get too much weight, with eq. (14) too little, and no "
-        "number of frequencies mends it.",
-        85,
-        plot_distance,
-    ),
-    suite.Erratum(
-        "A mean squared norm without its trace",
-        ("mean only",),
-        r"“we calculate $q' = \|\hat q_0\|^2$ and $k' = \|\hat k_0\|^2$ just once”, by eq. (13).",
-        r"$E|x|^2 = |\mu|^2 + \operatorname{tr} \, \Sigma$, as eq. (13) has it.",
-        r"Estimates of the kernel are larger by $e^{(\operatorname{tr} \, \Sigma_q + "
-        r"\operatorname{tr} \, \Sigma_k)/2}$ than with eq. (13), where the trace is most of the "
-        "norm in the report's own law. Normalised attention does not see it.",
-        25,
-    ),
 )

@@ -21,7 +21,6 @@ import numpy as np
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Coupling
 from validation import plotting, suite
-from validation.suite import Statement, derived, refuted
 
 from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
@@ -183,50 +182,3 @@ def plot_figure(data: dict[str, Any]) -> Any:
     sizes = [size for size in data["sizes"] if size <= LARGEST]
     of_name = {label: [data["errors"][str(n)][x][0] for n in sizes] for x, label in names.items()}
     return small(sizes, of_name)
-
-
-TITLE = "Orthogonal against iid frequencies, trigonometric features"
-SOURCE = "001, Orthogonal Random Features"
-STATEMENTS = {
-    "figure": Statement(
-        "In the published code orthogonal frequencies err less than iid ones at $R = 192$."
-    ),
-    "small gain": derived(
-        "Orthogonality alone gains little: with the law $N(0, I)$ orthogonal frequencies err less "
-        r"than iid ones in fewer than nine draws of ten at $R = 192$, with the factor $2 \pi$ of "
-        "the code, and with the printed features, which have none."
-    ),
-    "length": derived(
-        r"The code wins by the length of its frequencies, $\sqrt{d/R}$: iid frequencies of that "
-        "length err less than iid frequencies of the law $N(0, I)$ too."
-    ),
-    "quite good": refuted(
-        "With orthogonal frequencies of the law $N(0, I)$ and a large enough $R$ (192) the "
-        "estimation is quite good. The criterion is ours, and mild: it errs less than the mean of "
-        "the values, which ignores queries and keys."
-    ),
-    "kernel": derived(
-        "Orthogonal frequencies estimate the kernel of a close pair, $|x - y| = 0.6$, better."
-    ),
-}
-METHOD = (
-    "Exact sign tests over independent draws of inputs and frequencies, against the probability "
-    "1/2, or 9/10 where the statement names it. They tell which of two errors is more often the "
-    "smaller, as medians do, and not which has the smaller mean, as the figure shows: no test of "
-    "means has a level here, since nothing bounds the errors. The law of the kernel is in closed "
-    "form."
-)
-ERRATA = (
-    suite.Erratum(
-        "Orthogonality alone does not make the estimate good",
-        ("quite good",),
-        "“the estimation is quite good for orthogonal random features with a large enough $R$”",
-        r"With $\omega \sim N(0, I)$, as the text says, orthogonal frequencies win little over "
-        "iid ones at $R = 192$, and err more than the plain mean of the values.",
-        "Who follows the text gets the error of the iid curve. The printed figure comes from "
-        r"frequencies of length $\sqrt{d/R}$ in the code, and iid ones of that length err less "
-        "too: they estimate another kernel.",
-        70,
-        plot_figure,
-    ),
-)

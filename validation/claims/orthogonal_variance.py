@@ -19,7 +19,6 @@ from scipy import special
 from refattn import kernels, sampling, stats, theory
 from refattn.typing import Features, KnownCoupling
 from validation import plotting, suite
-from validation.suite import Statement, control, derived, refuted
 
 BATCHES = {"tiny": 2, "quick": 60, "full": 240}  # independent comparisons
 SETS = 500  # sets of d frequencies in each
@@ -163,42 +162,3 @@ def plot(data: dict[str, Any]) -> Any:
     panels[0].set_ylabel("variance / that of iid frequencies, S = d")
     panels[1].legend(fontsize=8, title="orthogonal (dashed: simplex)", loc="lower right")
     return figure
-
-
-TITLE = "Orthogonal frequencies reduce the variance without bias"
-SOURCE = "001, orthogonal random features"
-STATEMENTS = {
-    "every feature": refuted(
-        "Exactly orthogonal frequencies reduce the variance, whatever the features."
-    ),
-    "positive": derived("They never raise that of positive and hyperbolic features."),
-    "simplex": derived("Simplex frequencies lower that of positive features further."),
-    "unbiased": Statement("Orthogonal frequencies, with the lengths of $N(0, I)$, are unbiased."),
-    "unbiased simplex": derived(
-        "Simplex frequencies, with the lengths of $N(0, I)$, are unbiased."
-    ),
-    "any isotropic law": control(
-        "Estimates of the softmax kernel are unbiased whatever isotropic law frequencies have."
-    ),
-    "bare factorisation": control(
-        "The rows of Q in a QR factorisation, as it comes, serve as orthogonal directions."
-    ),
-}
-METHOD = (
-    "Closed forms over a grid of lengths and dimensions; sign tests of mean squared errors over "
-    "independent batches, exact; means by Catoni's bound with the variance of the closed form, "
-    "and by the empirical Bernstein bound where estimates are bounded."
-)
-ERRATA = (
-    suite.Erratum(
-        "Orthogonality does not lower every variance",
-        ("every feature",),
-        "“To further reduce the variance of the estimator … we entangle different random samples "
-        "… to be exactly orthogonal”, after trigonometric features.",
-        "It never raises the variance of positive and hyperbolic features. It does raise that of "
-        "trigonometric ones, where $x$ and $y$ are far apart.",
-        "Who counts on the reduction for trigonometric features gets up to 1.5 % more variance "
-        "for far pairs.",
-        35,
-    ),
-)

@@ -7,6 +7,7 @@ features and at x = y for trigonometric ones.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 from refattn import kernels, random_feature_attention, sampling, softmax_attention, theory
 from refattn.typing import Features
 from validation import plotting, suite
-from validation.suite import Statement, derived, refuted
 
 from ._performer import MEAN, curve, published_frequencies, published_inputs, small
 
@@ -97,7 +97,7 @@ def judge(results: suite.Results) -> suite.Findings:
     """Sign tests over independent draws."""
     attention = [r for r in results if "errors" in r]
     kernel = next(r["kernel"] for r in results if "kernel" in r)
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     for r in attention:
         name = f"R = {r['size']}, deviation {r['temperature']:g}"
         e = {key: np.array(values) for key, values in r["errors"].items()}
@@ -189,52 +189,3 @@ def plot_deviation(data: dict[str, Any]) -> Any:
     rows = [r for r in data["errors"] if r["temperature"] == last and r["size"] <= LARGEST]
     sizes = [r["size"] for r in rows]
     return small(sizes, {name: [r[name][0] for r in rows] for name in (*VARIANTS[:2], MEAN)})
-
-
-TITLE = "Positive against trigonometric features, orthogonal frequencies"
-SOURCE = "001, Positive Random Features"
-STATEMENTS = {
-    "order": Statement(
-        "With orthogonal frequencies positive features err less in attention than trigonometric "
-        "ones, for inputs of deviation 1 or 1.5 and $R$ up to 192."
-    ),
-    "strong": refuted(
-        "Positive features with orthogonal frequencies yield a strong estimation of attention: at "
-        "$R = 192$ they err less than the mean of the values does."
-    ),
-    "short": derived(
-        "For short queries and keys, of deviation 0.35, positive features err less than the mean "
-        "of the values does, and trigonometric ones less than both."
-    ),
-    "blind": derived(
-        "The estimate of the published code is nearer to a mean of the values that ignores the "
-        "query, with weights $e^{-|k|^2/2}$, than to attention."
-    ),
-    "negative": Statement(
-        "Trigonometric features can yield negative estimates of the kernel, where it is near 0; "
-        "positive ones cannot."
-    ),
-    "kernel": derived(
-        "Neither map is better for every pair: positive features estimate the kernel of nearly "
-        "opposite vectors better, trigonometric ones that of nearly equal vectors."
-    ),
-}
-METHOD = (
-    "Exact sign tests over independent draws of inputs and frequencies; the sign of the lowest "
-    "estimate of the kernel of opposite vectors, of length 2."
-)
-ERRATA = (
-    suite.Erratum(
-        "Positive features are no strong estimation there",
-        ("strong",),
-        "“the $z^{positive}$ feature map with random orthogonal features yields a strong "
-        "estimation of the full-rank attention mechanism”",
-        "Queries and keys of deviation 1 and more ($d = 16$, $R = 192$) leave it with a larger "
-        "error than the plain mean of the values. Short ones, of deviation 0.35, do not, and "
-        "there trigonometric features err least.",
-        "The published estimate is nearer to a mean of the values that ignores the query than to "
-        "attention: a model gets the same average whatever it asks for.",
-        65,
-        plot_deviation,
-    ),
-)

@@ -16,7 +16,6 @@ from scipy import special
 
 from refattn import kernels, sampling, stats
 from validation import plotting, suite
-from validation.suite import Statement
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0, 3.0), 4: (0.5, 1.0), 64: (0.5, 1.0, 2.0)}  # |x + y|, by m
@@ -99,17 +98,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set(xlabel="|x + y|", ylabel="mean estimate / kernel")
     axes.legend()
     return figure
-
-
-TITLE = "Positive features estimate the softmax kernel without bias"
-SOURCE = "000, Proposition 1"
-STATEMENTS = {
-    "unbiased": Statement(
-        r"The mean of the estimate of $e^{x \cdot y}$ over $\omega \sim N(0, I)$ is it."
-    )
-}
-METHOD = (
-    "One frequency: the log estimate is normal with known mean and variance (Kolmogorov-Smirnov, "
-    "mean and scale, exact). More: Catoni's bound, given the variance of Proposition 2. And the "
-    "identity under the integral, for each frequency drawn."
-)

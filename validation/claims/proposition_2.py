@@ -21,7 +21,6 @@ from scipy import special
 from refattn import features, kernels, sampling, stats, theory
 from validation import plotting, suite
 from validation.claims.proposition_1 import D, pair
-from validation.suite import Statement, derived, refuted
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}
 LENGTHS = {1: (0.5, 1.0, 2.0), 2: (0.5, 1.0, 2.0), 16: (1.0,)}  # |x + y|, by m
@@ -273,41 +272,3 @@ def plot_error(data: dict[str, Any]) -> Any:
     axes.set(xlim=(1e-5, 2), ylim=(1e-6, 1e25))
     plotting.key(axes)
     return figure
-
-
-TITLE = "The mean squared error of the positive estimate"
-SOURCE = "000, Proposition 2"
-STATEMENTS = {
-    "error": Statement(
-        r"The mean squared error is $\kappa^2 (e^{|x + y|^2} - 1) / m$, $\kappa = e^{x \cdot y}$."
-    ),
-    "small kernel": refuted("It vanishes as the kernel does."),
-    "condition": derived(
-        r"Where the kernel vanishes, it does if and only if $|x|^2 + |y|^2 + 4 \, x \cdot y \to "
-        r"-\infty$."
-    ),
-    "consistent": derived(
-        "Consistency is in $m$: more frequencies err less, 256 than 16 in most draws."
-    ),
-}
-METHOD = (
-    "Logarithms of single estimates are standard normal (exact); the mean of two has a known law "
-    "(exact), and that of more is compared with direct draws "
-    "(Dvoretzky-Kiefer-Wolfowitz-Massart). Limits by closed form, 50 digits, and weighted samples "
-    "without variance. More frequencies by a sign test; the factor 1/m is part of the law of the "
-    "error."
-)
-ERRATA = (
-    suite.Erratum(
-        "The error does not vanish with the kernel",
-        ("small kernel",),
-        r"“Hence, the risk vanishes as $\kappa_\text{SM}(x, y) \to 0$.”",
-        r"Where the kernel vanishes, the error does if and only if $|x|^2 + |y|^2 + 4 \, x \cdot "
-        r"y \to -\infty$: for $|x| = |y|$, if the cosine stays below $-\frac{1}{2}$.",
-        r"Small weights are not safe: at $x = (1, 0)$, $y = (-9, 0)$ the kernel is $1.2 \cdot "
-        r"10^{-4}$ and the mean squared error of one frequency $9.5 \cdot 10^{19}$. Keys that "
-        "should hardly count may rule the estimate.",
-        80,
-        plot_error,
-    ),
-)

@@ -8,6 +8,7 @@ given omega, if m is drawn from pi_n and omega from its component.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,6 @@ import refattn
 from refattn import estimators, sampling, stats, theory
 from refattn.conformance.checks.targets import _rosenblatt
 from validation import plotting, suite
-from validation.suite import Statement, control, derived
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}
 COUNTS = (1, 4, 16)
@@ -79,7 +79,7 @@ def below(test: Callable[[Any, float], float], name: str, x: Any, mean: float) -
 
 def judge(results: suite.Results) -> suite.Findings:
     """Bounds on means and variances, and exact tests of the law."""
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     biases = dict.fromkeys(CONTROLS, 0.0)
     rows, given = [], []
     for r in results:
@@ -151,25 +151,3 @@ def plot(data: dict[str, Any]) -> Any:
         axes.minorticks_off()
         axes.legend()
     return figure
-
-
-TITLE = "Randomized attention is unbiased"
-SOURCE = "003, randomized attention"
-STATEMENTS = {
-    "unbiased": Statement("The mean of RA is softmax attention."),
-    "law": derived("`sampling.draw_target` draws from $p_n$, the mixture of $N(q_n + k_m, I)$."),
-    "variance": derived(
-        "The variance of RA is below that of attending to one key at random, over S."
-    ),
-    "no noise": control(
-        "RA is unbiased too at the centres $q_n + k_m$ of the mixture, without noise."
-    ),
-    "small noise": control(
-        "RA is unbiased too with noise of standard deviation 1 about $q_n + k_m$ where queries "
-        "and keys have not been multiplied by $d^{-1/4}$, $d = 16$ (there it must be $d^{1/4}$)."
-    ),
-}
-METHOD = (
-    "Outputs with values in [0, 1]: bets, and the empirical Bernstein bound, for the mean and for "
-    "squared errors. Draws: exact tests of their normal form (Rosenblatt)."
-)

@@ -7,6 +7,7 @@ where queries, keys and values have length 1; to first order it is that of `theo
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ import refattn
 from refattn import estimators, kernels, stats, theory
 from validation import plotting, suite
 from validation.claims import _ratios
-from validation.suite import Statement, derived
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 600_000}
 COUNTS = (1, 4, 16, 64)
@@ -87,7 +87,7 @@ def run(rng: np.random.Generator, kind: str, d: int, count: int, draws: int) -> 
 
 def judge(results: suite.Results) -> suite.Findings:
     """Bets against the mean, and the exact mean against the law."""
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     means = []
     law, kernel, *ratios = results
     for i, (x, square) in enumerate(zip(kernel["ratios"], kernel["lengths"], strict=True)):
@@ -135,19 +135,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set(xlabel="number of features S", ylabel="|bias|, values in [0, 1]")
     axes.legend()
     return figure
-
-
-TITLE = "RFA is biased, although its kernels are not"
-SOURCE = "003, the biasedness of RFA"
-STATEMENTS = {
-    "kernels": Statement("Estimates of single kernels are unbiased."),
-    "biased": Statement("RFA, a ratio of such estimates, is biased."),
-    "order": derived(
-        "The bias of RFA vanishes as $1/S$, with the factor of `theory.attention_law`."
-    ),
-}
-METHOD = (
-    "Kernels: Catoni's bound. Ratios with values in [0, 1]: bets against the hypothesis that the "
-    "mean is exact attention, with S = 1 to 64. The exact bias at any S from Laplace transforms, "
-    "d = 1, against the law, and against simulated means by the empirical Bernstein bound."
-)

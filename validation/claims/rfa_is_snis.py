@@ -18,7 +18,6 @@ from scipy import special, stats
 from refattn import estimators, sampling
 from refattn.typing import Coupling
 from validation import plotting, suite
-from validation.suite import Statement, derived
 
 EPS = float(np.finfo(float).eps)
 UNIT = "eps (1 + exponents)"
@@ -106,17 +105,3 @@ def plot(data: dict[str, Any]) -> Any:
     axes.set(xlabel="1 + exponents", ylabel="largest difference / largest value")
     axes.legend()
     return figure
-
-
-TITLE = "RFA is a self-normalised importance sampler"
-SOURCE = "003, RFA as SNIS"
-STATEMENTS = {
-    "standard": Statement("RFA is SNIS of $f_n$ under $p_n$ with proposal $N(0, I)$."),
-    "other": derived(
-        "With other Gaussian proposals it is, once features are weighted by $N(0, I) / q$."
-    ),
-}
-METHOD = (
-    "SNIS written from the densities of the mixture $p_n$ and of $q$, against "
-    "`random_feature_attention` at the same frequencies, relative to the largest value."
-)

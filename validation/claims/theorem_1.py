@@ -11,6 +11,7 @@ the map without randomness give 1 + sum_i (exp(x_i y_i) - 1).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ import numpy as np
 from refattn import features, kernels, sampling
 from refattn.typing import Features
 from validation import plotting, suite
-from validation.suite import Statement, derived, refuted
 
 PAIRS = {"tiny": 5, "quick": 200, "full": 2000}
 DEGREES = {2: 20, 3: 16, 8: 6}  # of the Taylor series, by d
@@ -135,7 +135,7 @@ def judge(results: suite.Results) -> suite.Findings:
     """Identities and integrals within rounding; elementwise powers and shifts are not."""
     unit, sums = "eps (1 + exponents)", "eps (1 + |x|^2 + |y|^2)"
     lagrange = (1.0, "bounds on the remainder")
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     for r in results:
         d = f"d = {r['d']}"
         moved = f"{d}, log kernel moved"
@@ -197,51 +197,3 @@ def plot(data: dict[str, Any]) -> Any:
     right.set(yscale="log", xlabel="|c|", ylabel="kernel at x = y = c")
     right.legend()
     return figure
-
-
-TITLE = "Random features of the general form, and the feature map of the softmax kernel"
-SOURCE = "000, Theorem 1"
-STATEMENTS = {
-    "general form": Statement(r"With $h$ and $f$ of positive features it gives $e^{x \cdot y}$."),
-    "other features": derived(
-        "It does with those of hyperbolic and of trigonometric features too."
-    ),
-    "stationary": refuted(
-        r"$e^{x \cdot y}$, which is approximated by a theorem on stationary kernels, is one."
-    ),
-    "Bochner": derived(
-        "$e^{-|x - y|^2/2}$ is stationary, and has the form with $h = 1$, cosine and sine."
-    ),
-    "elementwise powers": refuted(
-        r"The map $1, x, x^2 / \sqrt{2!}, \ldots$ of a vector has the inner product $e^{x \cdot "
-        "y}$, $x^n$ being read as elementwise powers, one of two readings."
-    ),
-    "tensor powers": derived("It has, $x^n$ being read as tensor powers, the other reading."),
-}
-METHOD = (
-    "For random vectors and frequencies, features of the general form against those of the "
-    "package and its kernel estimates; their means by Gauss-Hermite quadrature; the series "
-    "against Lagrange's bound on its remainder."
-)
-ERRATA = (
-    suite.Erratum(
-        "Powers of a vector in the feature map",
-        ("elementwise powers",),
-        r"$\phi_\text{SM}(x) = [1, \; x, \; x^2 / \sqrt{2!}, \; x^3 / \sqrt{3!}, \; \ldots]$",
-        r"Tensor powers, $x^{\otimes n} / \sqrt{n!}$.",
-        r"Elementwise powers, the other reading, give $1 + \sum_i (e^{x_i y_i} - 1)$: 4.44 for $x "
-        "= y = (1, 1)$, where $e^2 = 7.39$.",
-        30,
-    ),
-    suite.Erratum(
-        "A theorem on stationary kernels for one that is not",
-        ("stationary",),
-        r"“A stationary kernel $\kappa(x, y)$ can be approximated as …” and the softmax kernel "
-        "“using the above theorem”.",
-        r"$e^{x \cdot y}$ is no function of $x - y$. It has the form all the same, with $h = "
-        r"e^{-|x|^2/2}$ and $f = \exp$; Bochner's theorem is on such as $e^{-|x - y|^2/2}$.",
-        "Moving $x = y = 0$ by a vector of length 2 multiplies the kernel by 55: who moves "
-        "queries and keys alike, as a stationary kernel allows, gets other weights.",
-        20,
-    ),
-)

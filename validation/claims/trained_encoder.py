@@ -109,8 +109,6 @@ def plot(data: dict[str, Any]) -> Any:
     return figure
 
 
-TITLE = "Which estimator keeps a trained encoder, at which cost"
-SOURCE = "003, experimental results, without training"
 STATEMENTS = {
     "RA keeps": derived(
         "With RA of 32 samples in all layers, embeddings of more than half of the texts have a "
@@ -132,10 +130,5 @@ STATEMENTS = {
     ),
     "RA costs": derived("RA of 32 samples takes more time than exact attention on these texts."),
 }
-METHOD = (
-    "All 6 layers of all-MiniLM-L6-v2; texts of 11 to 98 tokens, drawn with replacement from 208. "
-    "Exact sign tests over independent trials, each a text and a seed. LARA takes no more "
-    "proposals than there are tokens."
-)
 ALONE = True  # it measures seconds
 NEEDS = minilm.MODULES

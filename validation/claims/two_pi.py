@@ -7,6 +7,7 @@ exponent goes with frequencies of variance 1 / (4 pi^2).
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 
 from refattn import features, linear_attention, sampling, softmax_attention
 from validation import plotting, suite
-from validation.suite import derived, refuted
 
 from ._performer import mean_cosine
 
@@ -86,7 +86,7 @@ def quadrature(length: float) -> float:
 
 def judge(results: suite.Results) -> suite.Findings:
     """Bounded tests of both means, a quadrature, and sign tests of attention."""
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     corrected = evidence["kernel with its law"]
     rows = []
     eps = float(np.finfo(float).eps)
@@ -156,36 +156,3 @@ def plot_kernel(data: dict[str, Any]) -> Any:
     axes.set(xlabel="|x - y|", ylabel="kernel, scaled", ylim=(0, None))
     plotting.key(axes)
     return figure
-
-
-TITLE = "The factor 2 pi in the code of the trigonometric features"
-SOURCE = "001, z_sin_cos and attention_hat"
-STATEMENTS = {
-    "kernel": refuted(r"The printed code, with $2 \pi$, estimates $e^{x \cdot y}$ without bias."),
-    "kernel with its law": derived(
-        r"The printed code estimates $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ without bias."
-    ),
-    "attention": refuted(
-        "The printed attention_hat estimates attention: with many frequencies it is nearer to it "
-        "than to attention with the kernel above."
-    ),
-    "attention without it": derived(r"Without $2 \pi$ attention_hat is nearer to attention."),
-}
-METHOD = (
-    "The empirical Bernstein bound of Maurer and Pontil on the mean of the features, which are "
-    "bounded before scaling; Gauss-Hermite quadrature; exact sign tests over independent draws."
-)
-ERRATA = (
-    suite.Erratum(
-        "A factor of 2 pi in the code of the trigonometric features",
-        ("kernel", "attention"),
-        "`np.sin(2 * np.pi * x)` and `np.cos(2 * np.pi * x)` of products with `omega = "
-        "np.random.randn(random_dim, d)`.",
-        r"No $2\pi$, as in the formula above that code: $e^{|x|^2/2} \, [\cos(\omega \cdot x), "
-        r"\sin(\omega \cdot x)]$, $\omega \sim N(0, I)$.",
-        r"With it the kernel is $e^{(|x|^2 + |y|^2)/2 - 2 \pi^2 |x - y|^2}$ and not $e^{x \cdot "
-        "y}$: the more frequencies, the nearer to another attention.",
-        100,
-        plot_kernel,
-    ),
-)

@@ -9,6 +9,7 @@ of `_block_moments`.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -20,7 +21,6 @@ from refattn import kernels, sampling, stats, theory
 from refattn.typing import Coupling
 from validation import plotting, suite
 from validation.claims._block_moments import moments
-from validation.suite import derived
 
 SETS = {
     "tiny": {2: 100, 4: 100},
@@ -90,7 +90,7 @@ def run(rng: np.random.Generator, d: int, coupling: Coupling, sets: int) -> dict
 
 def judge(results: suite.Results) -> suite.Findings:
     """Catoni's bound for means and variances, exact laws for lengths and directions."""
-    evidence: suite.Evidence = {name: [] for name in STATEMENTS}
+    evidence: suite.Evidence = defaultdict(list)
     rows = []
     for d, coupling in dict.fromkeys((r["d"], r["coupling"]) for r in results):
         parts = [r for r in results if (r["d"], r["coupling"]) == (d, coupling)]
@@ -186,31 +186,3 @@ def plot(data: dict[str, Any]) -> Any:
     panels[0].set_ylabel("variance / that of iid frequencies")
     panels[0].legend(fontsize=8)
     return figure
-
-
-TITLE = "Kernel estimates have the mean and variance of their closed forms"
-SOURCE = "000, Propositions 1 and 2, for other features and couplings"
-STATEMENTS = {
-    "mean": derived(
-        r"The mean is the kernel, for all features and couplings but fixed lengths $\sqrt{d}$, "
-        "and then that of the closed form."
-    ),
-    "variance": derived(
-        r"The variance of $S$ frequencies is $V/S + C \sum b (b - 1) / S^2$ over blocks of $b$: "
-        "within rounding by quadrature, and within half of it by draws."
-    ),
-    "frequencies": derived(
-        "Blocks have independent chi-squared squared lengths (or fixed ones), fixed angles and "
-        "uniform directions; antithetic pairs are opposite."
-    ),
-}
-METHOD = (
-    "Catoni's bound on the mean and on the mean squared deviation of estimates from many sets of "
-    "frequencies, with variances from quadrature over lengths; Kolmogorov-Smirnov and chi-square "
-    "for lengths and directions, exact. Where a coupling changes the variance by little, draws do "
-    "not tell it from that of iid frequencies, and quadrature does, given the lengths, angles and "
-    "directions: at level quick for orthogonal frequencies with positive features at d = 2 and 4 "
-    "(0.97 and 0.93 of that of iid ones) and with hyperbolic ones at d = 2 (0.86), and for "
-    "simplex frequencies with hyperbolic features at d = 2 (1.14). The remark names those of the "
-    "run."
-)
