@@ -6,7 +6,10 @@ A claim names its source by id and place, such as "000, Proposition 1", and seve
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
+
+from . import texts
 
 
 class Source(NamedTuple):
@@ -30,58 +33,8 @@ class Place(NamedTuple):
         return ", ".join(filter(None, (self.source.name, self.part)))
 
 
-def _arxiv(*ids: str) -> dict[str, str]:
-    return {f"arXiv:{i}": f"https://arxiv.org/abs/{i}" for i in ids}
-
-
-SOURCES: Mapping[str, Source] = {
-    "000": Source(
-        "Random features post",
-        "Approximating self-attention with random features, blog post, on K. Choromanski et al., "
-        "Rethinking attention with Performers, ICLR 2021.",
-        _arxiv("2009.14794"),
-    ),
-    "001": Source(
-        "Performers post",
-        "Performers: the kernel trick, random Fourier features, and attention, blog post with the "
-        "code teddykoker/performer, on K. Choromanski et al., Rethinking attention with "
-        "Performers, ICLR 2021.",
-        {"code": "https://github.com/teddykoker/performer", **_arxiv("2009.14794")},
-    ),
-    "002": Source(
-        "Ye's report",
-        "X. Ye, Adapting linear attention to query/key distributions, research project report, "
-        "2023.",
-        {"code": "https://github.com/xcy515/high-dim-ml-f23"},
-    ),
-    "003": Source(
-        "Randomized attention post",
-        "L. Zheng, Randomized attention: a generalized random feature attention algorithm, blog "
-        "post, 2022, on L. Zheng, C. Wang and L. Kong, Linear complexity randomized self-attention "
-        "mechanism, ICML 2022.",
-        _arxiv("2204.04667"),
-    ),
-    "004": Source(
-        "Linear attention post",
-        "Understanding linear attention in Transformers are RNNs, blog post, on A. Katharopoulos "
-        "et al., Transformers are RNNs: fast autoregressive Transformers with linear attention, "
-        "ICML 2020.",
-        _arxiv("2006.16236"),
-    ),
-    "arXiv:2102.03902": Source(
-        "Nyströmformer",
-        "Y. Xiong et al., Nyströmformer: a Nyström-based algorithm for approximating "
-        "self-attention, AAAI 2021.",
-        _arxiv("2102.03902"),
-    ),
-    "arXiv:2302.04542": Source(
-        "EVA",
-        "L. Zheng et al., Efficient attention via control variates, ICLR 2023.",
-        _arxiv("2302.04542"),
-    ),
-    "arXiv:2602.10056": Source(
-        "Key coresets", "A few keys that stand for all.", _arxiv("2602.10056")
-    ),
+SOURCES = {
+    key: Source(**x) for key, x in texts.read(Path(__file__).with_name("sources.toml")).items()
 }
 
 

@@ -11,7 +11,6 @@ here. The tests are those of `refattn.stats`.
 from __future__ import annotations
 
 import pkgutil
-import tomllib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from refattn import stats
+
+from . import texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -191,24 +192,14 @@ def _claim(name: str) -> Claim:
 
 
 def _texts(name: str, module: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the texts of a claim; where a line ends in them makes no difference."""
-    path = Path(module["__file__"]).with_name(f"{name}.toml")
-    found = {key: _joined(x) for key, x in tomllib.loads(path.read_text("utf-8")).items()}
-    texts = {x: next(iter(of.items())) for x, of in found.get("statements", {}).items()}
-    if texts:
-        found["statements"] = {x: _KINDS[kind](text) for x, (kind, text) in texts.items()}
+    """Read the texts of a claim."""
+    found = texts.read(Path(module["__file__"]).with_name(f"{name}.toml"))
+    kinds = {x: next(iter(of.items())) for x, of in found.get("statements", {}).items()}
+    if kinds:
+        found["statements"] = {x: _KINDS[kind](text) for x, (kind, text) in kinds.items()}
     errata = [Erratum(**e) for e in found.get("errata", ())]
     plots = (module[e.plot] if isinstance(e.plot, str) else None for e in errata)
     return found | {"errata": [e._replace(plot=x) for e, x in zip(errata, plots, strict=True)]}
-
-
-def _joined(x: Any) -> Any:
-    """Put a text on one line, wherever it is."""
-    if isinstance(x, dict):
-        return {key: _joined(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return tuple(map(_joined, x))
-    return " ".join(x.split()) if isinstance(x, str) else x
 
 
 def missing(needs: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import refattn
 
 from ..benchmarks.peers import load
-from .record import Candidate, Finding, Floats, Number, Tried, error, exact, real
+from .record import Floats, Number, error, exact, real
 
 _TORCH = {"library": "torch", "dtype": "float32", "layout": "bhnd"}
 
@@ -249,105 +249,3 @@ def _torch() -> tuple[Number, ...]:
             )
         )
     return tuple(numbers)
-
-
-FINDINGS = (
-    Finding(
-        name="x-transformers-causal",
-        package="x-transformers",
-        title="`Attend(flash=True)` ignores the argument `causal` of a call",
-        cause="The call settles whether attention is causal, but does not hand this on to the "
-        "method for flash=True, which falls back to what was said when the object was made.",
-        mend="Pass `causal=causal` on.",
-        measure=_x_causal,
-        note="`Attend(causal=True, flash=True)` is right. Its layer `Attention` hands its own "
-        "argument `causal` on to this one.",
-        candidate=Candidate(
-            "validation.bugs.exact:x_causal",
-            "softmax",
-            ("causal",),
-            ("causal",),
-            _TORCH,
-        ),
-    ),
-    Finding(
-        name="x-transformers-distance",
-        package="x-transformers",
-        title="scores by distance have another scale with flash=True",
-        cause="Distances are made by two more coordinates of queries and keys, and torch's "
-        "default scale is taken from that length: 1/sqrt(d + 2).",
-        mend="Hand over the scale of the length before the coordinates were added.",
-        measure=_x_distance,
-        note="With a `scale` that is given, as the layer `Attention` does, both forms agree.",
-    ),
-    Finding(
-        name="local-attention-padding",
-        package="local-attention",
-        title="without a mask the tokens that it pads with are attended to",
-        cause="With `autopad` zeros are added up to a multiple of the window. Unless attention is "
-        "causal, the last queries see these keys, since only a mask that was given hides them.",
-        mend="Make a mask where none is given and tokens are added: False for these.",
-        measure=_local,
-    ),
-    Finding(
-        name="keras-empty-rows",
-        package="keras",
-        title="gradients of queries that see no key are not those of their outputs (backend torch)",
-        cause="A mask becomes large negative numbers that are added to scores. Where all are "
-        "hidden the scores are lost to rounding, and weights are equal; differentiation takes the "
-        "scores as they were.",
-        mend="Hand the boolean mask over to torch as it is. Such queries then get 0, and gradients "
-        "of 0.",
-        measure=_keras,
-        note="Losses that leave such queries out, as padding is, do not meet it.",
-    ),
-    Finding(
-        name="jax-residual",
-        package="jax",
-        title="the log normaliser of `dot_product_attention` has gradient 0",
-        cause="By XLA it is returned through `stop_gradient`: a loss of it, or of parts merged by "
-        "it, is differentiated without an error, and wrongly.",
-        mend="Return it as it is, or say so where `return_residual` is documented.",
-        measure=_jax,
-        note="It is meant so in the code; the docstring of `return_residual` does not say it.",
-    ),
-    Finding(
-        name="onnxruntime-double",
-        package="onnxruntime",
-        title="Attention in double precision has a scale in single",
-        cause="Queries and keys are each multiplied by the square root of the scale, and that "
-        "root is in single precision. The root of 0.25 is exact, and so is the result.",
-        mend="Compute the root in the precision of the arrays.",
-        measure=_double,
-        note="The attribute `scale` is a single-precision number in ONNX; the default is not given "
-        "as one.",
-        candidate=Candidate(
-            "validation.bugs.exact:onnx_attention",
-            "softmax",
-            ("reference_values",),
-            tags={"layout": "bhnd"},
-        ),
-    ),
-)
-
-TRIED = (
-    Tried(
-        name="onnx-reference",
-        package="onnx",
-        title="Attention-24 by onnx.reference",
-        measure=_reference,
-    ),
-    Tried(
-        name="torch-sdpa",
-        package="torch",
-        title="scaled_dot_product_attention on a CPU",
-        measure=_torch,
-        candidate=Candidate(
-            "validation.bugs.exact:torch_attention",
-            "softmax",
-            ("reference_values", "large_logits", "mask", "causal", "heads_apart"),
-            ("mask", "causal"),
-            {"library": "torch", "dtype": "float32", "causal": "top-left", "hidden": "finite"},
-        ),
-    ),
-)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..benchmarks.peers import load
-from .record import Candidate, Finding, Number, Tried, error, real, taking
+from .record import Number, error, real, taking
 
 
 def nystrom(q: Any, k: Any, v: Any, *, landmarks: int = 8, mask: Any = None) -> Any:
@@ -142,77 +142,3 @@ def _transformers_option() -> tuple[Number, ...]:
     else:
         raised, words = 0.0, "nothing"
     return (Number(f"exceptions from making a layer with the option; {words}", raised, "0", 0.5),)
-
-
-FINDINGS = (
-    Finding(
-        name="nystrom-attention-batch",
-        package="nystrom-attention",
-        title="a result depends on the other members of the batch",
-        cause="The iteration for the pseudo-inverse starts from a matrix that is divided by the "
-        "largest column and row sums over all heads and the whole batch; six steps from there do "
-        "not converge, and end elsewhere.",
-        mend="Take both maxima for each matrix: `amax(dim=-1)`, with the axes kept.",
-        measure=_batch,
-        note="With 30 steps in place of six the first number is 0.001. `refattn check` has no "
-        "Nyström "
-        "attention: the check below compares the function with itself only.",
-        candidate=Candidate(
-            "validation.bugs.landmarks:nystrom",
-            "softmax",
-            ("heads_apart",),
-            tags={
-                "library": "torch",
-                "dtype": "float32",
-                "layout": "bhnd",
-                "self_attention": True,
-                "same_value_size": True,
-                "multiple_of": 8,
-            },
-        ),
-    ),
-    Finding(
-        name="nystrom-attention-padding",
-        package="nystrom-attention",
-        title="without a mask the tokens that it pads with are attended to",
-        cause="Sequences are padded with zeros to a multiple of the landmarks, and only a mask "
-        "that was given is padded with them. Without one, zeros are keys and values like others.",
-        mend="Make a mask where none is given and tokens are added: False for these.",
-        measure=_padding,
-    ),
-    Finding(
-        name="transformers-nystromformer-mask",
-        package="transformers",
-        title="Nyströmformer: masked tokens change the outputs of others",
-        cause="The mask is added in one of the three kernels, that of landmarks with keys. Means "
-        "of queries and keys that make the landmarks are over masked tokens, too.",
-        mend="Set masked queries and keys to 0, divide by the unmasked number, and mask landmarks "
-        "without tokens.",
-        note="In a model the masked tokens are of padding, whose content is fixed; results then "
-        "depend on how much of it there is.",
-        measure=_transformers_mask,
-    ),
-    Finding(
-        name="transformers-nystromformer-batch",
-        package="transformers",
-        title="Nyströmformer: a result depends on the other members of the batch",
-        cause="As in nystrom-attention: the start of the pseudo-inverse is divided by one maximum "
-        "over heads and batch.",
-        mend="A maximum for each matrix, which is the other branch of the same function; but see "
-        "the next entry.",
-        measure=_transformers_batch,
-        note="A comment calls it the original implementation, and more conservative.",
-    ),
-    Finding(
-        name="transformers-nystromformer-option",
-        package="transformers",
-        title="Nyströmformer: `inv_coeff_init_option=True` raises",
-        cause="Where the option is set, it is read once more from the configuration by subscript "
-        "and under another name; configurations have no subscripts.",
-        mend="Use the attribute that was just tested.",
-        measure=_transformers_option,
-        note="The option is documented, for exact coefficients at the start of the iteration.",
-    ),
-)
-
-TRIED: tuple[Tried, ...] = ()

@@ -9,7 +9,7 @@ import numpy as np
 import refattn
 
 from ..benchmarks.peers import load
-from .record import Candidate, Finding, Floats, Number, Tried, error, exact, real, taking
+from .record import Floats, Number, error, exact, real, taking
 
 _TOKENS_FIRST = {"library": "torch", "dtype": "float32", "layout": "bnhd"}
 
@@ -198,89 +198,3 @@ def _taylor() -> tuple[Number, ...]:
             1e-5,
         ),
     )
-
-
-FINDINGS = (
-    Finding(
-        name="linear-attention-transformer-sums",
-        package="linear-attention-transformer",
-        title="weights sum to 1/sqrt(d) unless attention is causal",
-        cause="The softmax over features of a query and that over keys already make weights that "
-        "sum to 1; the factor 1/sqrt(d) of scores is multiplied in after them.",
-        mend="Leave the factor out. The causal form divides by the sum, so that it cancels there.",
-        measure=_sums,
-        note="A linear layer follows in its modules, which can learn a constant factor; models "
-        "trained with it need it.",
-    ),
-    Finding(
-        name="linear-attention-transformer-shift",
-        package="linear-attention-transformer",
-        title="a constant added to all keys changes causal attention",
-        cause="exp(k) is taken without a maximum, and the normaliser is kept above 1e-3: below "
-        "this outputs shrink, and above the largest exponent there are infinities.",
-        mend="Subtract the largest key of each feature before exp, and leave the bound out.",
-        measure=_shifted,
-        note="The bound is the default of an argument, `eps=1e-3`.",
-    ),
-    Finding(
-        name="linear-attention-transformer-overwrites",
-        package="linear-attention-transformer",
-        title="`linear_attn` with a mask writes to the caller's keys and values",
-        cause="Masked keys and values are filled in place.",
-        mend="`masked_fill` in place of `masked_fill_`.",
-        measure=_overwritten,
-        note="In its own modules they are projections that are not used again.",
-    ),
-    Finding(
-        name="fla-core-constant",
-        package="fla-core",
-        title="1e-10 in the normaliser of linear attention makes outputs small where features are",
-        cause="1e-10 is added to the normaliser, so that the ratio is no longer that of the "
-        "features: it depends on their size.",
-        mend="Divide by the sum as it is, or by `where(sum > 0, sum, 1)`.",
-        measure=_tiny,
-        note="On the real tensors as they are there is no effect: see the first line. The "
-        "constant is in the code of the kernels, too (read, not executed). That elu + 1 lost its "
-        "digits for negative numbers in earlier releases is mended in this one.",
-        candidate=Candidate(
-            "validation.bugs.linear:elu",
-            "linear",
-            ("extreme_features",),
-            ("causal",),
-            _TOKENS_FIRST | {"causal_only": True, "self_attention": True},
-        ),
-    ),
-    Finding(
-        name="fla-core-window",
-        package="fla-core",
-        title="the reference of its attention ignores a window unless causal",
-        cause="The window is applied inside the branch for causal attention; with `causal=False` "
-        "it is taken and has no effect.",
-        mend="Apply it in a step of its own, or refuse it.",
-        measure=_window,
-        note="The docstring gives the window as keys i - window_size + 1 to i, without a "
-        "condition.",
-    ),
-)
-
-TRIED = (
-    Tried(
-        name="fla-core-linear",
-        package="fla-core",
-        title="causal linear attention in chunks and recurrent, on ordinary numbers",
-        measure=_chunks,
-        candidate=Candidate(
-            "validation.bugs.linear:elu",
-            "linear",
-            ("reference_values", "future_unseen", "queries_apart"),
-            ("causal",),
-            _TOKENS_FIRST | {"causal_only": True, "self_attention": True},
-        ),
-    ),
-    Tried(
-        name="taylor-series-linear-attention",
-        package="taylor-series-linear-attention",
-        title="attention by the second Taylor polynomial",
-        measure=_taylor,
-    ),
-)

@@ -11,7 +11,7 @@ import numpy as np
 import refattn
 
 from ..benchmarks.peers import load
-from .record import Candidate, Finding, Floats, Number, Tried, error, exact, normal, real, taking
+from .record import Floats, Number, error, exact, normal, real, taking
 
 _TORCH = {"library": "torch", "dtype": "float32", "layout": "bhnd"}
 _SETS = 4000  # of frequencies, for means of kernel estimates
@@ -199,6 +199,10 @@ def _mask_of_values(layer: Any, q: Floats, k: Floats, v: Floats) -> tuple[Number
     )
 
 
+def _performer_mask() -> tuple[Number, ...]:
+    return _mask_of_values(_performer_layer((2, 4, 128, 32)), *real())
+
+
 # --- torch-geometric -----------------------------------------------------------------------------
 
 
@@ -220,6 +224,10 @@ def _geometric_layer(shape: Any) -> Any:
         return layer(x, mask)
 
     return call
+
+
+def _geometric_mask() -> tuple[Number, ...]:
+    return _mask_of_values(_geometric_layer((2, 4, 128, 32)), *real())
 
 
 # --- srf-attention -------------------------------------------------------------------------------
@@ -365,151 +373,3 @@ def _unbiased() -> tuple[Number, ...]:
             1e-5,
         ),
     )
-
-
-FINDINGS = (
-    Finding(
-        name="performer-pytorch-haar",
-        package="performer-pytorch",
-        title="orthogonal frequencies are not Haar-distributed, and the kernel is biased",
-        cause="Q of a QR decomposition is used as it comes. The signs that the routine chooses for "
-        "the diagonal of R depend on the matrix, so that Q prefers some orthants.",
-        mend="Multiply each column of Q by the sign of the diagonal entry of R; or draw "
-        "`scipy.stats.ortho_group`.",
-        measure=_haar,
-        note="On the real tensors the bias is hidden by the error that so many features have.",
-        candidate=Candidate(
-            "validation.bugs.performers:performer_kernel",
-            "kernel",
-            ("frequency_law",),
-            tags={"coupling": "orthogonal"},
-        ),
-    ),
-    Finding(
-        name="performer-pytorch-epsilon",
-        package="performer-pytorch",
-        title="a constant added to the features takes over where keys differ in size",
-        cause="1e-4 is added to each feature after the largest over all keys was divided out. A "
-        "key whose features are below 1e-4 of that largest has weights of the constant alone.",
-        mend="Leave the constant out. Divide its largest key out of each feature, add the "
-        "logarithm "
-        "of that to the feature of the query, and there subtract the maximum.",
-        measure=_epsilon,
-        note="The constant is the default of an argument, `eps=1e-4`, taken over from the JAX "
-        "code of the Performer's authors; `FastAttention` does not pass it on.",
-        candidate=Candidate(
-            "validation.bugs.performers:performer_given",
-            "rfa",
-            ("reference_values",),
-            ("omega_only",),
-            _TORCH,
-        ),
-    ),
-    Finding(
-        name="performer-pytorch-future",
-        package="performer-pytorch",
-        title="causal attention depends on future keys",
-        cause="The maximum that is divided out of key features is taken over all tokens, future "
-        "ones too. It would cancel from the ratio, but the constant added after it does not.",
-        mend="Leave the constant out, or take the maximum over past keys only.",
-        measure=_future,
-        candidate=Candidate(
-            "validation.bugs.performers:performer_causal",
-            "rfa",
-            ("future_unseen",),
-            ("omega_only", "causal"),
-            _TORCH | {"causal_only": True, "self_attention": True},
-        ),
-    ),
-    Finding(
-        name="performer-pytorch-mask",
-        package="performer-pytorch",
-        title="masked keys still count in the normaliser",
-        cause="The mask sets values to 0, and nothing else: features of masked keys stay in the "
-        "sum that the output is divided by.",
-        mend="Set the features of masked keys to 0, before either sum.",
-        measure=lambda: _mask_of_values(_performer_layer((2, 4, 128, 32)), *real()),
-        candidate=Candidate(
-            "validation.bugs.performers:performer_masked",
-            "rfa",
-            ("masked_keys_unseen",),
-            ("mask",),
-            _TORCH | {"self_attention": True, "same_value_size": True, "fixed_frequencies": True},
-        ),
-    ),
-    Finding(
-        name="torch-geometric-mask",
-        package="torch-geometric",
-        title="PerformerAttention: masked nodes still count in the normaliser",
-        cause="`mask` sets values of invalid nodes to 0, and their keys stay in the sum that the "
-        "output is divided by. Graphs of a batch thus depend on the size of the largest.",
-        mend="Set the features of masked keys to 0, before either sum.",
-        measure=lambda: _mask_of_values(_geometric_layer((2, 4, 128, 32)), *real()),
-        note="The features are of ReLU, and their constant 0.001, by documented defaults; the "
-        "document of `mask` says that it indicates the valid nodes.",
-        candidate=Candidate(
-            "validation.bugs.performers:geometric_masked",
-            "linear",
-            ("masked_keys_unseen",),
-            ("mask",),
-            _TORCH | {"self_attention": True, "same_value_size": True, "feature_map": "relu"},
-        ),
-    ),
-    Finding(
-        name="srf-attention-norms",
-        package="srf-attention",
-        title="frequencies have lengths of one dimension, whatever d is",
-        cause="Squared lengths of the simplex directions are drawn from a chi-squared law with 1 "
-        "degree of freedom, where a normal vector of length d has d.",
-        mend="Draw them with d degrees of freedom.",
-        measure=_norms,
-        candidate=Candidate(
-            "validation.bugs.performers:srf_kernel",
-            "kernel",
-            ("frequency_law",),
-            tags={"coupling": "simplex", "head_sizes": (4, 32)},
-        ),
-    ),
-    Finding(
-        name="srf-attention-options",
-        package="srf-attention",
-        title="two options raise whenever they are used",
-        cause="The numbers of rows and columns change places on the way to the matrix of "
-        "frequencies, which fits only if they are equal; and redrawing passes an argument that "
-        "the method does not have.",
-        mend="`nb_rows=n_features, nb_columns=d`; and call `redraw_()` without an argument.",
-        measure=_srf_options,
-    ),
-    Finding(
-        name="darkformer-pytorch-underflow",
-        package="darkformer-pytorch",
-        title="queries get 0 at scores of thousands, where their normaliser underflows",
-        cause="Key features are divided by one maximum over all keys and features. Where the "
-        "frequencies that matter to a query are far below it, its sums underflow, and 0 is given.",
-        mend="Take the maximum over keys for each feature, and put it into the query's logarithm.",
-        measure=_underflow,
-        note="That an output is 0 where the normaliser is below the least normal number is "
-        "written out in its code. On the real tensors as they are it is right: see below.",
-        candidate=Candidate(
-            "validation.bugs.performers:darkformer",
-            "rfa",
-            ("weighted_mean",),
-            tags=_TORCH | {"coupling": "orthogonal", "same_value_size": True},
-        ),
-    ),
-)
-
-TRIED = (
-    Tried(
-        name="darkformer-pytorch-law",
-        package="darkformer-pytorch",
-        title="orthogonal frequencies, and attention on real tensors",
-        measure=_unbiased,
-        candidate=Candidate(
-            "validation.bugs.performers:darkformer",
-            "rfa",
-            ("queries_apart", "heads_apart", "recovered_values", "feature_sums"),
-            tags=_TORCH | {"coupling": "orthogonal", "same_value_size": True},
-        ),
-    ),
-)

@@ -11,13 +11,13 @@ import datetime
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module, metadata
+from pathlib import Path
 from typing import Any
 
 from refattn import conformance
 from refattn.arrays.tables import markdown
 
-from . import exact, landmarks, linear, performers, samplers
-from .readings import READINGS
+from .. import texts
 from .record import Candidate, Finding, Number, Reading, Tried
 
 Entry = Finding | Tried
@@ -25,11 +25,20 @@ Record = dict[str, Any]
 Results = Mapping[str, Record]
 Say = Callable[[str], None]
 
-_FAMILIES = (performers, landmarks, linear, exact, samplers)
-ENTRIES: tuple[Entry, ...] = (
-    *(x for family in _FAMILIES for x in family.FINDINGS),
-    *(x for family in _FAMILIES for x in family.TRIED),
-)
+
+def _entries() -> Iterator[Entry]:
+    """Read findings and what was tried; `measure` is a function of a module of this package."""
+    for kind, of in (("findings", Finding), ("tried", Tried)):
+        for entry in _TABLE[kind]:
+            module, _, name = entry["measure"].partition(":")
+            entry["measure"] = getattr(import_module(f"validation.bugs.{module}"), name)
+            entry["candidate"] = Candidate(**entry["candidate"]) if "candidate" in entry else None
+            yield of(**entry)
+
+
+_TABLE = texts.read(Path(__file__).with_name("entries.toml"))
+ENTRIES = tuple(_entries())
+READINGS = tuple(Reading(**x) for x in _TABLE["readings"])
 
 
 def run(

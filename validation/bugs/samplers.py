@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..benchmarks.peers import load
-from .record import Finding, Floats, Number, Tried, real
+from .record import Floats, Number, real
 
 _SETS = 4000
 
@@ -110,26 +110,3 @@ def _scikit_learn() -> tuple[Number, ...]:
         )
     )
     return tuple(numbers)
-
-
-FINDINGS = (
-    Finding(
-        name="py-rff-orthogonal",
-        package="py_rff",
-        title="orthogonal random features are not orthogonal, and the kernel is biased",
-        cause="Random lengths multiply the rows of an orthogonal matrix, and its columns are taken "
-        "as frequencies: coordinates are rescaled, not frequencies. The signs of the QR "
-        "decomposition are not corrected either.",
-        mend="Multiply the columns by the lengths, after each by the sign of the diagonal of R.",
-        measure=_rff,
-    ),
-)
-
-TRIED = (
-    Tried(
-        name="scikit-learn-kernel-approximation",
-        package="scikit-learn",
-        title="RBFSampler, SkewedChi2Sampler, PolynomialCountSketch, Nystroem",
-        measure=_scikit_learn,
-    ),
-)
