@@ -112,7 +112,7 @@ def installed(tmp_path, monkeypatch):
         (folder / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: other-estimators\nVersion: 1.0\n", encoding="utf-8"
         )
-        lines = [f"[{registry.GROUP}]", *(f"{name} = {x}" for name, x in points.items())]
+        lines = [f"[{registry.record.GROUP}]", *(f"{name} = {x}" for name, x in points.items())]
         (folder / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "other_estimators", raising=False)

@@ -12,7 +12,8 @@ from ..arrays import checks
 from ..compare import few_queries, measure
 from ..compare import names as comparable
 from ..files.arrays import find_sample, load_qkv
-from ..profile import foreseen, plan, search, study
+from ..profile import plan, search, study
+from ..profile.advice import foreseen
 from ..registry import DEFAULT
 from .options import (
     Answer,

@@ -97,8 +97,11 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
     nothing is written; status 1 is problems.
     """
     from ..conformance import vectors as golden
+    from ..conformance.vectors.archives import is_archive
+    from ..conformance.vectors.exporting import EXPORTS
+    from ..conformance.vectors.solving import prepare
 
-    archive = golden.is_archive(directory) and not directory.is_dir()
+    archive = is_archive(directory) and not directory.is_dir()
     if directory.is_file() and not archive:
         raise Unusable(f"{str(directory)!r} is a file, neither .zip nor .tar.gz")
     try:
@@ -106,11 +109,11 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
             with Work("Checking" if check else "Solving") as work:
                 problems = golden.lint(directory, track=work.track) if check else []
                 if not check:
-                    golden.prepare(work.track)
-            write: Any = golden.export if kind in golden.EXPORTS else golden.write
+                    prepare(work.track)
+            write: Any = golden.export if kind in EXPORTS else golden.write
             paths = [] if check else (golden.pack if archive else write)(directory, format=kind)
             count = 0
-            if not check and not archive and kind not in golden.EXPORTS:
+            if not check and not archive and kind not in EXPORTS:
                 count = len(golden.load(directory, format=kind))
     except (ModuleNotFoundError, OSError) as error:
         raise Unusable(str(error)) from None

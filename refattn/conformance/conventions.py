@@ -1,15 +1,17 @@
 """Conventions of well-known attention functions: a table as data, with what each is known from.
 
-`CONVENTIONS` has a row for each function and `OPTIONS` says what its columns mean. A cell is either
-run, by a test that compares the installed library with every value that the option may have, or
-read, in a file of a version. What is neither is not in the table. `SPECS` are the same conventions
-as tags of an `Adapter`, for options that are tags.
+`CONVENTIONS` has a row for each function, read from `conventions.toml`, and `OPTIONS` says what its
+columns mean. A cell is either run, by a test that compares the installed library with every value
+that the option may have, or read, in a file of a version. What is neither is not in the table.
+`SPECS` are the same conventions as tags of an `Adapter`, for options that are tags.
 """
 
 from __future__ import annotations
 
 import textwrap
+import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -189,223 +191,29 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
 )
 
 
-def _library(
-    function: str,
-    version: str,
-    arrays: Mapping[str, Any],
-    run: Mapping[str, Any],
-    read: Mapping[Read, Mapping[str, Any]] = MappingProxyType({}),
-) -> Library:
-    cells = {option: Cell(value, Run(f"test_{option}")) for option, value in run.items()}
-    for source, values in read.items():
-        cells |= {option: Cell(value, source) for option, value in values.items()}
-    known = {option: cells[option] for option in OPTIONS if option in cells}
-    return Library(function, version, MappingProxyType(arrays), MappingProxyType(known))
+def _values(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by option; any value is None."""
+    found = dict.fromkeys(part.get("absent", ()), NONE) | dict(part)
+    if sizes := part.get("head_sizes"):
+        found["head_sizes"] = tuple(range(*sizes))
+    return {name: None if x == "any" else x for name, x in found.items() if name in OPTIONS}
 
 
-def _without(*options: str) -> dict[str, str]:
-    return dict.fromkeys(options, NONE)
+def _library(row: Mapping[str, Any], like: Mapping[str, Any]) -> Library:
+    """Read a row, which differs from another in what it says."""
+    run = like.get("run", {}) | row.get("run", {})
+    cells = {option: Cell(x, Run(f"test_{option}")) for option, x in _values(run).items()}
+    for part in row.get("read", ()):
+        source = Read(*part["source"])
+        cells |= {option: Cell(x, source) for option, x in _values(part).items()}
+    known = MappingProxyType({option: cells[option] for option in OPTIONS if option in cells})
+    arrays = MappingProxyType(row.get("arrays") or like["arrays"])
+    return Library(" ".join(row["function"].split()), row["version"], arrays, known)
 
 
-_TORCH = {"library": "torch", "dtype": "float32"}
-_HALVES = {"library": "torch", "device": "cuda", "dtype": "float16"}
-_OF_NUMPY = {"library": "numpy", "dtype": "float32"}
-_FLASH_REPOSITORY = "Dao-AILab/flash-attention"
-_XFORMERS = "facebookresearch/xformers"
-
-_ONNX = {
-    "layout": "bhnd",
-    "causal": "top-left",
-    "empty_rows": "zero",
-    "hidden": "finite",
-    "mask": "seen",
-    "float_mask": "added",
-    "default_scale": "1/sqrt(d)",
-    "groups": "contiguous",
-    "softcap": "before-bias",
-    "past": "behind",
-    "same_value_size": False,
-    **_without("window", "lse", "lse_empty", "dropout"),
-}
-
-
-_FLASH = {
-    "layout": "bnhd",
-    "causal": "bottom-right",
-    "empty_rows": "zero",
-    "default_scale": "1/sqrt(d)",
-    "groups": "contiguous",
-    "window": "inclusive, bottom-right",
-    "past": "bottom-right",
-    **_without("mask", "float_mask"),
-}
-
-
-def _flash(path: str) -> Read:
-    return Read(_FLASH_REPOSITORY, path, "v2.8.3")
-
-
+_TABLE = tomllib.loads(resources.files(__package__).joinpath("conventions.toml").read_text("utf-8"))
 CONVENTIONS: Mapping[str, Library] = MappingProxyType(
-    {
-        "torch-sdpa": _library(
-            "torch.nn.functional.scaled_dot_product_attention on a CPU",
-            "torch 2.13.0",
-            _TORCH,
-            {
-                "layout": None,
-                "causal": "top-left",
-                "empty_rows": "zero",
-                "hidden": "finite",
-                "mask": "seen",
-                "float_mask": "added",
-                "default_scale": "1/sqrt(d)",
-                "groups": "contiguous",
-                "dropout": "1/(1-p)",
-                "same_value_size": False,
-                **_without("softcap", "window", "lse", "lse_empty", "past"),
-            },
-        ),
-        "torch-flex": _library(
-            "torch.nn.attention.flex_attention on a CPU, not compiled; masks by mask_mod",
-            "torch 2.13.0",
-            _TORCH,
-            {
-                "layout": "bhnd",
-                "empty_rows": "zero",
-                "hidden": "finite-values",
-                "mask": "seen",
-                "default_scale": "1/sqrt(d)",
-                "groups": "contiguous",
-                "lse": "e",
-                "lse_empty": "-inf",
-                "same_value_size": False,
-                **_without("causal", "softcap", "window", "dropout", "past"),
-            },
-        ),
-        "jax-dpa": _library(
-            "jax.nn.dot_product_attention by XLA on a CPU",
-            "jax 0.10.2",
-            {"library": "jax", "dtype": "float32"},
-            {
-                "layout": "bnhd",
-                "causal": "top-left",
-                "empty_rows": "mean",
-                "hidden": "finite-values",
-                "mask": "seen",
-                "float_mask": "refused",
-                "default_scale": "1/sqrt(d)",
-                "groups": "contiguous",
-                "window": "inclusive, top-left",
-                "lse": "e",
-                "lse_empty": "finite",
-                "same_value_size": True,
-                **_without("softcap", "dropout", "past"),
-            },
-        ),
-        "onnx-23": _library(
-            "Attention-23 by onnx.reference", "onnx 1.23.2, opset 23", _OF_NUMPY, _ONNX
-        ),
-        "onnx-24": _library(
-            "Attention-24 by onnx.reference", "onnx 1.23.2, opset 24", _OF_NUMPY, _ONNX
-        ),
-        "onnx-25": _library(
-            "Attention-25 by onnx.reference",
-            "onnx 1.23.2, opset 25",
-            _OF_NUMPY,
-            _ONNX | {"window": "inclusive, top-left"},
-        ),
-        "onnxruntime": _library(
-            "Attention-24 on a CPU", "onnxruntime 1.32.0, opset 24", _OF_NUMPY, _ONNX
-        ),
-        "flash-attn-2": _library(
-            "flash_attn.flash_attn_func",
-            "flash-attn 2.8.3",
-            _HALVES,
-            {},
-            {
-                _flash("flash_attn/flash_attn_interface.py"): _FLASH,
-                _flash("csrc/flash_attn/src/flash_fwd_kernel.h"): {"softcap": "before-bias"},
-                _flash("csrc/flash_attn/src/mask.h"): {"hidden": "finite-values"},
-                _flash("csrc/flash_attn/src/softmax.h"): {"lse": "e", "lse_empty": "inf"},
-                _flash("csrc/flash_attn/flash_api.cpp"): {
-                    "dropout": "1/(1-p)",
-                    "same_value_size": True,
-                    "head_sizes": tuple(range(1, 257)),  # the interface pads to 8
-                },
-            },
-        ),
-        "flash-attn-3": _library(
-            "flash_attn_interface.flash_attn_func, of hopper/",
-            "flash-attn 3.0.0.b1",
-            _HALVES,
-            {},
-            {
-                _flash("hopper/flash_attn_interface.py"): _FLASH | _without("dropout"),
-                _flash("hopper/mainloop_fwd_sm90_tma_gmma_ws.hpp"): {"softcap": "before-bias"},
-                _flash("hopper/mask.h"): {"hidden": "finite-values"},
-                _flash("hopper/softmax.h"): {"lse": "e", "lse_empty": "-inf"},
-                _flash("hopper/flash_api.cpp"): {
-                    "same_value_size": True,
-                    "head_sizes": tuple(range(8, 257, 8)),
-                },
-            },
-        ),
-        "xformers": _library(
-            "xformers.ops.memory_efficient_attention with LowerTriangularMask, or with "
-            "LocalAttentionFromBottomRightMask",
-            "xformers 0.0.35",
-            _HALVES,
-            {"causal": "top-left", "window": "inclusive, bottom-right"},
-            {
-                Read(_XFORMERS, "xformers/ops/fmha/__init__.py", "0.0.35"): {
-                    "layout": "bnhd",
-                    "float_mask": "added",
-                    "default_scale": "1/sqrt(d)",
-                    "dropout": "1/(1-p)",
-                    "same_value_size": False,
-                    **_without("groups", "softcap", "lse", "lse_empty", "past"),
-                }
-            },
-        ),
-        "keras": _library(
-            "keras.ops.dot_product_attention with the backend torch, on a CPU",
-            "keras 3.15.1, torch 2.13.0",
-            _TORCH,
-            {
-                "layout": "bnhd",
-                "causal": "top-left",
-                "empty_rows": "mean",
-                "hidden": "finite",
-                "mask": "seen",
-                "float_mask": "as-bool",
-                "default_scale": "1/sqrt(d)",
-                "groups": "contiguous",
-                "softcap": "refused",
-                "same_value_size": False,
-                **_without("window", "lse", "lse_empty", "dropout", "past"),
-            },
-        ),
-        "hf-eager": _library(
-            "eager_attention_forward of transformers.models.gemma2, with masks of "
-            "transformers.masking_utils.eager_mask; its result is bnhd",
-            "transformers 5.23.0, torch 2.13.0",
-            _TORCH,
-            {
-                "layout": "bhnd",
-                "empty_rows": "mean",
-                "hidden": "finite",
-                "float_mask": "added",
-                "default_scale": "1/sqrt(d)",
-                "groups": "contiguous",
-                "softcap": "before-bias",
-                "window": "exclusive, top-left",
-                "dropout": "1/(1-p)",
-                "past": "behind",
-                "same_value_size": False,
-                **_without("causal", "lse", "lse_empty"),
-            },
-        ),
-    }
+    {name: _library(row, _TABLE.get(row.get("like"), {})) for name, row in _TABLE.items()}
 )
 
 # Tags that the glue around such a function then need not repeat.

@@ -6,40 +6,10 @@ queries and keys promise, and `search` measures how many features or samples a t
 
 from __future__ import annotations
 
-from ..compare import QUADRATIC_QUERIES
-from .advice import (
-    EXACT,
-    LAW_QUERIES,
-    LAWS,
-    PARTS,
-    QUANTILE_ROWS,
-    QUANTILES,
-    Advice,
-    Choice,
-    foreseen,
-    study,
-)
-from .plans import PAIRS, Candidate, Plan, Search, plan, search
+from .advice import Advice, Choice, study
+from .plans import Candidate, Plan, Search, plan, search
 
-__all__ = [
-    "EXACT",
-    "LAWS",
-    "LAW_QUERIES",
-    "PAIRS",
-    "PARTS",
-    "QUADRATIC_QUERIES",
-    "QUANTILES",
-    "QUANTILE_ROWS",
-    "Advice",
-    "Candidate",
-    "Choice",
-    "Plan",
-    "Search",
-    "foreseen",
-    "plan",
-    "search",
-    "study",
-]
+__all__ = ["Advice", "Candidate", "Choice", "Plan", "Search", "plan", "search", "study"]
 
 
 def __dir__() -> list[str]:

@@ -319,7 +319,7 @@ def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | No
     --------
     >>> import refattn
     >>> from refattn import profile
-    >>> profile.foreseen(*refattn.load_sample())
+    >>> profile.advice.foreseen(*refattn.load_sample())
     0.0
     """
     n, m = q.shape[-2], k.shape[-2]

@@ -14,9 +14,9 @@ looked up:
 from __future__ import annotations
 
 from .own import DEFAULT
-from .record import ESTIMATORS, GROUP, TRAITS, Estimator, register
+from .record import ESTIMATORS, TRAITS, Estimator, register
 
-__all__ = ["DEFAULT", "ESTIMATORS", "GROUP", "TRAITS", "Estimator", "register"]
+__all__ = ["DEFAULT", "ESTIMATORS", "TRAITS", "Estimator", "register"]
 
 
 def __dir__() -> list[str]:

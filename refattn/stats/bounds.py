@@ -32,18 +32,15 @@ from . import check
 from .exact import kolmogorov_distance
 
 __all__ = [
-    "bernoulli_divergence",
     "bernstein",
     "betting",
     "catoni",
-    "catoni_scale",
     "chernoff",
     "dkwm",
     "dkwm_mean",
     "dkwm_two_sample",
     "empirical_bernstein",
     "hoeffding",
-    "two_sample_unit",
 ]
 
 

@@ -9,17 +9,7 @@ import numpy as np
 
 from ..arrays import checks
 
-__all__ = [
-    "bounded",
-    "fraction",
-    "non_negative",
-    "p_values",
-    "probabilities",
-    "read_rows",
-    "read_sample",
-    "support",
-    "within",
-]
+__all__: list[str] = []
 
 
 def read_sample(name: str, x: Any, least: int = 1) -> Any:

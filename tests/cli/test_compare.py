@@ -246,7 +246,7 @@ def test_what_is_taken_of_the_rows_is_said(monkeypatch):
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output
     assert "laws: of 3 evenly spaced queries of each head, and all keys;\n" in output
     found = profile.study(*np.load("easy.npz").values(), sizes=[4000])
-    for name, cell in zip(profile.LAWS, cells(output, "predictions")[0][1:], strict=True):
+    for name, cell in zip(profile.advice.LAWS, cells(output, "predictions")[0][1:], strict=True):
         error, spread = map(float, cell.split(" ± "))
         assert error == pytest.approx(found.predictions(name)[0], rel=6e-3)
         assert spread == pytest.approx(found.standard_errors(name)[0], rel=0.34)  # one digit

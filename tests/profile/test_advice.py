@@ -57,7 +57,7 @@ def law_at(name, samples, q, k, v, scale, fit):
 
 
 @pytest.mark.parametrize("scale", [None, 0.4])
-@pytest.mark.parametrize("name", profile.LAWS)
+@pytest.mark.parametrize("name", profile.advice.LAWS)
 def test_predictions_are_those_of_the_laws(arrays, name, scale):
     fit = adapt.fit(*arrays[:2], scale=scale)
     exact = softmax_attention(*arrays, scale=scale)
@@ -101,7 +101,7 @@ def test_the_cheapest_that_a_law_promises_is_recommended(arrays, factor, target,
     for head in found.heads:
         costs = {x: found.cost(x, float(found.promised(x)[head])) for x in ("rfa", "rfa-adapted")}
         best = min(costs, key=lambda x: costs[x])
-        expected = (profile.EXACT, None, 1.0)
+        expected = (profile.advice.EXACT, None, 1.0)
         if costs[best] < 1:
             expected = (best, found.promised(best)[head], pytest.approx(costs[best]))
         assert found.recommended(head) == expected
@@ -112,7 +112,7 @@ def test_any_target(arrays):
     for target in (1e100, 1e300):
         assert all(np.all(x == 1) for x in profile.study(*arrays, target=target).by_law.values())
     found = profile.study(*arrays, target=1e-300)
-    assert {found.recommended(head).estimator for head in found.heads} == {profile.EXACT}
+    assert {found.recommended(head).estimator for head in found.heads} == {profile.advice.EXACT}
 
 
 def test_outside_the_regime_there_is_no_prediction():
@@ -120,7 +120,7 @@ def test_outside_the_regime_there_is_no_prediction():
     found = profile.study(*qkv, sizes=[4])
     assert np.isnan(found.predictions("rfa")[0])
     assert not np.isfinite(found.by_law["rfa"])
-    assert found.recommended(()).estimator == profile.EXACT
+    assert found.recommended(()).estimator == profile.advice.EXACT
 
 
 def test_grouped_heads_are_those_of_repeated_keys(arrays):
@@ -184,7 +184,7 @@ def test_laws_of_some_queries(arrays, monkeypatch):
 def test_times_are_foreseen(arrays):
     assert 0 < profile.plan(*arrays, estimators=["rfa"], most=4).seconds < 60
     whole = [np.tile(x, (3, 75, 1)) for x in arrays]
-    assert profile.foreseen(*whole) > profile.foreseen(*arrays) == 0.0
+    assert profile.advice.foreseen(*whole) > profile.advice.foreseen(*arrays) == 0.0
 
 
 def test_the_standard_error_of_some_queries():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn import compare, profile, registry
-from refattn.profile import plans
+from refattn.profile import advice, plans
 
 
 @pytest.fixture
@@ -80,9 +80,12 @@ def test_any_estimator_of_the_registry(qkv, monkeypatch):
     assert uniform.choice.num_features is None
     assert ([row.samples for row in picked.steps], picked.reason) == ([1, 2], "only two")
     assert (lara.steps[-1].samples, lara.reached, lara.reason) == (64, False, "")
-    assert profile.search(planned).ranking == [(profile.EXACT, None, 1.0)]
+    assert profile.search(planned).ranking == [(advice.EXACT, None, 1.0)]
     planned = profile.plan(*qkv, estimators=["uniform"], target=1e9)
-    assert {x.estimator for x in profile.search(planned).ranking} == {"uniform", profile.EXACT}
+    assert {x.estimator for x in profile.search(planned).ranking} == {
+        "uniform",
+        advice.EXACT,
+    }
 
 
 def test_samples_of_keys_are_bounded_by_keys_alone(qkv):

@@ -19,29 +19,24 @@ from __future__ import annotations
 from typing import Any
 
 from . import recipes
-from .archives import is_archive, pack, unpacked
+from .archives import pack
 from .cases import FLAGS, FORMATS, Case, Convention
 from .checking import lint
-from .exporting import EXPORTS, export
+from .exporting import export
 from .reading import load
-from .solving import prepare
 from .writing import write
 
 __all__ = [
     "ESTIMATORS",
-    "EXPORTS",
     "FILES",
     "FLAGS",
     "FORMATS",
     "Case",
     "Convention",
     "export",
-    "is_archive",
     "lint",
     "load",
     "pack",
-    "prepare",
-    "unpacked",
     "write",
 ]
 

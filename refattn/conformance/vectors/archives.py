@@ -43,7 +43,7 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     Examples
     --------
     >>> from refattn.conformance import vectors
-    >>> vectors.is_archive("golden.zip"), vectors.is_archive("golden")
+    >>> vectors.archives.is_archive("golden.zip"), vectors.archives.is_archive("golden")
     (True, False)
     """
     return os.fspath(path).lower().endswith(SUFFIXES)
@@ -128,7 +128,7 @@ def unpacked(path: str | os.PathLike[str]) -> Iterator[Path]:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with zipfile.ZipFile(f"{folder}/golden.zip", "w") as file:
     ...         file.writestr("README.md", "Vectors")
-    ...     with vectors.unpacked(f"{folder}/golden.zip") as found:
+    ...     with vectors.archives.unpacked(f"{folder}/golden.zip") as found:
     ...         (found / "README.md").read_text()
     'Vectors'
     """

@@ -97,7 +97,7 @@ def check(
     estimator, capabilities, tags
         See `Adapter`.
     level : {"quick", "full"}
-        2,000, 8,000 or 32,000 seeds for each sample of a statistical check.
+        2,000 or 8,000 seeds for each sample of a statistical check.
     alpha : float
         Largest probability that a correct implementation fails, over all checks together.
     rng : None, int, numpy.random.SeedSequence or numpy.random.Generator
@@ -108,7 +108,7 @@ def check(
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for the whole run; by default 120, 600, 3600. A check's calls may take half of its
+        Seconds for the whole run; by default 120 or 600. A check's calls may take half of its
         share of what is left, and use fewer seeds then. When time is over a check fails if the
         candidate seems to hang, and is underpowered if it is only slow; the others are not tried.
     isolate : bool

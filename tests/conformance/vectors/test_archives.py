@@ -94,7 +94,7 @@ def test_the_linter_reads_archives_and_what_is_unpacked(end, few, tmp_path, monk
     monkeypatch.setattr(_archives, "write", of_coresets(few))
     [path] = vectors.pack(tmp_path / f"golden{end}")
     assert vectors.lint(path, fraction=0.01) == []
-    with vectors.unpacked(path) as folder:
+    with vectors.archives.unpacked(path) as folder:
         assert vectors.load(folder)[0].id == "coreset-basic-float64"
         assert vectors.lint(folder, fraction=0.01) == []
         written = {x.name: x.read_bytes() for x in few("json", "coreset").iterdir()}
