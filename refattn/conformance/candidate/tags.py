@@ -1,9 +1,11 @@
-"""What a candidate declares: capabilities, and tags with their values."""
+"""What a candidate declares: capabilities, and tags with their values, as `tags.toml` has them."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from types import MappingProxyType
 from typing import Any
 
@@ -12,103 +14,23 @@ import numpy as np
 from ...arrays import checks
 from ...registry import Estimator
 
-# Options of an estimator that the checks know how to use.
-CAPABILITIES: Mapping[str, str] = MappingProxyType(
-    {
-        "batch_invariant": "a query has the same bits alone, in any batch and in any order",
-        "bias": "bias=, floats (..., n, m), added to the scores",
-        "causal": "causal=True: query i sees key j only if j <= i + m - n",
-        "d_bias": "with bias and vjp: returns d_bias after dv",
-        "d_lse": "with lse and vjp: d_lse=, a cotangent of lse beside d_out",
-        "d_sinks": "with sinks and vjp: returns d_sinks after these",
-        "deterministic": "the same call has the same bits, gradients too",
-        "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
-        "feature_map": "a kernel called as fn(x, omega=omega) returns features",
-        "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
-        "indices": "indices=, keys (S,) or of each head, of sampled-softmax (n, S); of samples "
-        "with log_probability=, logs of how often each is expected",
-        "indices_only": "the same, and no other way to call it: it draws nothing by itself",
-        "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
-        "mask": "mask=, boolean (..., n, m), True where a query sees a key",
-        "moments": "mean= and cov= of the law of the frequencies",
-        "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=, of EVA "
-        "(C, d) for C chunks",
-        "omega_only": "the same, and no other way to call it: it draws nothing by itself",
-        "omega_per_head": "the frequencies may differ between heads",
-        "sinks": "sinks=, (heads,), the score for each query head of a key whose value is 0",
-        "softcap": "softcap=c: scores are c tanh(score / c), before a bias is added",
-        "vjp": "d_out=: returns (out, dq, dk, dv); of torch and jax the library differentiates",
-        "window": "window=(left, right): the query sees so many keys before its own, and after",
-    }
-)
+_TABLES = tomllib.loads(resources.files(__package__).joinpath("tags.toml").read_text("utf-8"))
 
 
-TAGGED_DTYPES = ("float64", "float32", "float16", "bfloat16")
+def _words(table: str) -> Mapping[str, str]:
+    """Return a table of texts; where a line ends in them makes no difference."""
+    rows = _TABLES[table].items()
+    values = {name: ", ".join(some) for name, some in _TABLES["values"].items()}
+    return MappingProxyType(
+        {x: " ".join(text.split()).replace("{values}", values.get(x, "")) for x, text in rows}
+    )
 
 
-LIBRARIES = ("numpy", "torch", "jax", "cupy")
-
-
-LAYOUTS = ("nd", "hnd", "nhd", "bnd", "bhnd", "bnhd")
-
-
-TAGS: Mapping[str, str] = MappingProxyType(
-    {
-        "scale": "factor on q . k; None, the default, for 1/sqrt(d)",
-        "coupling": 'how frequencies depend on each other, as in sampling.draw; "iid" by default',
-        "features": '"positive" (default), "hyperbolic" or "trigonometric"',
-        "feature_map": 'of linear attention: "elu" (default) or "relu"',
-        "weighting": 'of LARA: "balance" (default), "own", "query" or "query-over-queries"',
-        "dtype": f"of the arrays: {', '.join(TAGGED_DTYPES)}; float64 by default",
-        "library": f"of the arrays: {', '.join(LIBRARIES)}; numpy by default",
-        "device": "of the arrays, in the words of their library",
-        "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
-        "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
-        "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
-        "lse_base": 'of the log normalisers: "e" (default) or "2"',
-        "hidden": 'what masked keys and values may be: "any" (default), NaN too; "finite-values", '
-        'keys alone may be NaN; or "finite"',
-        "epsilon": "what is added to features or normalisers; 0 by default",
-        "ddof": "of the covariance: 0, or 1 by default",
-        "head_sizes": "the only d that it takes, such as 64,128; any by default",
-        "multiple_of": "what numbers of tokens must be multiples of; 1 by default",
-        "self_attention": "true if there must be as many queries as keys",
-        "causal_only": "true if every call is causal, with causal=True only if that is declared",
-        "same_value_size": "true if values must be as long as queries and keys",
-        "fixed_frequencies": "true if drawn when it was made: neither a size nor a seed is given",
-        "empty_rows": 'what a query gets that sees no key: "zero" (default), "nan", "mean" or '
-        '"undefined"',
-        "max_logit": "the largest |scale q . k| that it takes; any by default",
-        "window": 'which keys a window holds: "inclusive", so many besides the query\'s own, or '
-        '"exclusive", left counts that; and where it lies if n != m, "bottom-right" or "top-left"; '
-        '"inclusive, bottom-right" by default',
-    }
-)
-
-
+CAPABILITIES, TAGS, LIMITS = map(_words, ("capabilities", "tags", "limits"))
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "coupling": ("iid", "orthogonal", "simplex", "antithetic", "sobol", "halton"),
-        "features": ("positive", "hyperbolic", "trigonometric"),
-        "feature_map": ("elu", "relu"),
-        "weighting": ("balance", "own", "query", "query-over-queries"),
-        "dtype": TAGGED_DTYPES,
-        "library": LIBRARIES,
-        "layout": LAYOUTS,
-        "causal": ("bottom-right", "top-left"),
-        "hidden": ("any", "finite-values", "finite"),
-        "lse_base": ("e", "2"),
-        "centres": ("own", "chunks"),
-        "empty_rows": ("zero", "nan", "mean", "undefined"),
-        "window": (
-            "inclusive, bottom-right",
-            "inclusive, top-left",
-            "exclusive, bottom-right",
-            "exclusive, top-left",
-        ),
-    }
+    {name: tuple(some) for name, some in _TABLES["values"].items()}
 )
-
+TAGGED_DTYPES, LIBRARIES, LAYOUTS = (CHOICES[x] for x in ("dtype", "library", "layout"))
 
 _TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
 
@@ -130,25 +52,6 @@ _OF_BITS = ("batch_invariant", "deterministic")
 
 # What may be given of what an estimator draws: results are numbers then, and need no seed.
 DRAWN_KEYWORDS = ("omega", "indices")
-
-
-# What a verdict does not cover where a tag or a capability says so.
-LIMITS: Mapping[str, str] = MappingProxyType(
-    {
-        "indices_only": "how keys are drawn is not its own",
-        "omega_only": "how frequencies are drawn is not its own",
-        "hidden": "what is hidden was finite",
-        "epsilon": "errors that it may cause were allowed",
-        "head_sizes": "no other length of queries and keys was asked",
-        "multiple_of": "no other number of tokens was asked",
-        "self_attention": "there were always as many queries as keys",
-        "causal_only": "every call was causal",
-        "same_value_size": "values were always as long as keys",
-        "fixed_frequencies": "the law of its frequencies was not tested",
-        "empty_rows": "queries that see no key were compared with that",
-        "max_logit": "no larger inner product was asked",
-    }
-)
 
 
 def draws_something(record: Estimator, options: Iterable[str]) -> bool:
