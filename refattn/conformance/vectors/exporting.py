@@ -14,7 +14,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ...registry import ESTIMATORS
 from ..conventions import CONVENTIONS, Library
-from .cases import INSTALL_VECTORS, Case
+from .cases import INSTALL_VECTORS, Case, read_text
 from .reading import cases_of
 from .solving import documents, write_hex
 
@@ -73,34 +73,6 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
 
 # --- C --------------------------------------------------------------------------------------------
 
-_STRUCTS = """/* Golden vectors of refattn: |output - data| <= tolerance * size must hold,
-   and where data are not finite, outputs must be the same. */
-#ifndef REFATTN_VECTORS_H
-#define REFATTN_VECTORS_H
-
-#include <math.h>
-
-/* Row-major; of masks 1 where a query sees a key; indices are numbers too; size is of outputs. */
-typedef struct {
-    const char *name;
-    int axes, shape[4];
-    const double *data, *size;
-} refattn_tensor;
-
-typedef struct {
-    const char *id, *estimator, *group, *features, *comment;
-    const char *option, *value; /* what libraries disagree on, "" if it is not about that */
-    double scale; /* NAN means 1 / sqrt(d) */
-    double softcap, dropout_p; /* 0 for none */
-    int causal, left, right; /* sides of the window, -1 for no limit */
-    int chunk, log_size; /* keys of a chunk, 0 for none, and whether summaries count as many */
-    double tolerance_float64, tolerance_float32; /* 0 if it says nothing in this type */
-    int inputs, outputs;
-    const refattn_tensor *input, *output;
-} refattn_case;
-
-"""
-
 
 def _c_header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
     """Yield one header with all cases."""
@@ -123,7 +95,7 @@ def _c_header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
                 + "};\n"
             )
         rows.append(_c_row(i, case))
-    text = _STRUCTS + "\n".join(arrays)
+    text = read_text("refattn_vectors.h") + "\n".join(arrays)
     text += (
         "\nstatic const refattn_case refattn_cases[] = {\n    " + ",\n    ".join(rows) + "};\n\n"
     )
