@@ -229,23 +229,8 @@ def pose(
 ) -> Inputs:
     """Check queries, keys and values, and evaluate exact attention, which errors are relative to.
 
-    Parameters
-    ----------
-    q, k, v, scale, causal, seed
-        As in `measure`.
+    It must be finite, and not 0 in any head.
 
-    Returns
-    -------
-    Inputs
-        What `measure` measures estimators on.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is unusable, or if exact attention is not finite or is 0 in some head.
-
-    Examples
-    --------
     >>> import refattn
     >>> from refattn import compare
     >>> inputs = compare.pose(*refattn.load_sample())
@@ -261,27 +246,11 @@ def pose(
 
 
 def on_some(inputs: Inputs, queries: int) -> Inputs:
-    """Take some of the queries, evenly spaced from the first to the last.
+    """Take some queries of each head, evenly spaced from the first to the last.
 
-    Parameters
-    ----------
-    inputs : Inputs
-        Of all queries.
-    queries : int
-        How many to take of each head, at most.
+    Estimators give the same for them if a query's result does not depend on others. Exact
+    attention must not be 0 for all of them in any head.
 
-    Returns
-    -------
-    Inputs
-        That for which an estimator gives the same, if a query's result does not depend on others.
-
-    Raises
-    ------
-    ValueError
-        If exact attention is 0 for these queries in some head.
-
-    Examples
-    --------
     >>> import refattn
     >>> from refattn import compare
     >>> compare.on_some(compare.pose(*refattn.load_sample()), 32).q.shape

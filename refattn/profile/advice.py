@@ -305,18 +305,8 @@ def study(
 def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | None = None) -> float:
     """Estimate how many seconds `study` takes: a + b m^2 for each head, from two parts of one.
 
-    Parameters
-    ----------
-    q, k, v, scale
-        As in `study`.
+    0 where there is little to do.
 
-    Returns
-    -------
-    float
-        0 where there is little to do.
-
-    Examples
-    --------
     >>> import refattn
     >>> from refattn import profile
     >>> profile.advice.foreseen(*refattn.load_sample())

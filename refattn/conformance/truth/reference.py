@@ -504,12 +504,6 @@ def _terms(
     return phi_q @ np.swapaxes(phi_k, -1, -2), added
 
 
-def _half_square(x: Floats) -> Floats:
-    """Return half the squared length of rows, (..., n, 1)."""
-    half: Floats = np.sum(x * x, -1, keepdims=True) / 2
-    return half
-
-
 def _norm(x: Any) -> float:
     """Return the largest length of a row."""
     x = np.asarray(x, float)

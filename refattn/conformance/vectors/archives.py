@@ -30,18 +30,6 @@ _LARGEST_ARCHIVE = 2**30  # bytes that are unpacked at most: vectors are a thous
 def is_archive(path: str | os.PathLike[str]) -> bool:
     """Return whether the name is that of an archive, in small letters or not.
 
-    Parameters
-    ----------
-    path : path
-        A name; whether there is such a file does not matter.
-
-    Returns
-    -------
-    bool
-        True if it ends as `SUFFIXES` do.
-
-    Examples
-    --------
     >>> from refattn.conformance import vectors
     >>> vectors.archives.is_archive("golden.zip"), vectors.archives.is_archive("golden")
     (True, False)
@@ -105,24 +93,9 @@ def pack(path: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
 def unpacked(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Unpack an archive of plain files into a directory that is there for the time.
 
-    Parameters
-    ----------
-    path : path
-        What `pack` was given.
+    It has no files in other directories, links or names twice, and is not far larger than vectors
+    are.
 
-    Yields
-    ------
-    Path
-        The directory.
-
-    Raises
-    ------
-    ValueError
-        If the archive cannot be read, has files in other directories, links or a name twice, or is
-        far larger than vectors are.
-
-    Examples
-    --------
     >>> import tempfile, zipfile
     >>> from refattn.conformance import vectors
     >>> with tempfile.TemporaryDirectory() as folder:

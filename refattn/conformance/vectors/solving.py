@@ -138,10 +138,7 @@ def _once(recipe: Recipe) -> dict[str, Any]:
 def prepare(track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
     """Solve all cases, which takes nearly all of the time that `write` and `export` need.
 
-    Parameters
-    ----------
-    track : callable
-        Wraps the sequence of cases, for a bar of progress, say.
+    `track` wraps the sequence of cases, for a bar of progress, say.
     """
     for recipe in track(list(all_recipes())):
         _once(recipe)
