@@ -253,10 +253,8 @@ def sampled_key_attention(
     log_probability : array, shape of `indices`, optional
         log p: the expected number of times that a key is in the sample, which is its inclusion
         probability where none comes twice. The same for all by default.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default.
-    mask : array of bool, broadcasting to (..., n, m), optional
-        True where the query attends to the key.
+    scale, mask
+        As in `softmax_attention`.
 
     Returns
     -------

@@ -67,7 +67,7 @@ def linear_randomized_attention(
 
     Parameters
     ----------
-    q, k, v, scale
+    q, k, v, rng, scale
         As in `random_feature_attention`.
     num_proposals : int, optional
         Number C of chunks, at most n and m. Give it or `centres`, or `omega` for C = S.
@@ -99,8 +99,6 @@ def linear_randomized_attention(
     proposal : sampling.Gaussian, optional
         What `adapt.fit` returns: queries and keys are put into its gauge first, in which `centres`
         and `omega` are then given and chunk means taken. Its mean and covariance are not used.
-    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
-        Source of the drawn frequencies.
     mask : array of bool, broadcasting to (..., n, m), optional
         As in `random_feature_attention`. Chunks of keys are of equal numbers of unmasked keys
         (keys some query sees), so that masking a key equals deleting it.

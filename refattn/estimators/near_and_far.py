@@ -81,14 +81,12 @@ def eva_attention(
     omega : array, shape (..., C, d), optional
         A frequency for each of the ceil(m / w) chunks, in kernel coordinates, in place of those
         drawn.
-    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
-        Source of the drawn frequencies.
+    rng, scale
+        As in `random_feature_attention`.
     sampled : bool, default True
         Whether omega_c is drawn. If not, it is the mean of its law: no random numbers are used.
     log_size : bool, default True
         Whether a summary counts as often as there are keys seen in its chunk, or once.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key: the same for all queries.
     causal : bool, default False

@@ -41,14 +41,12 @@ def randomized_attention(
 
     Parameters
     ----------
-    q, k, v, scale, mask, causal
+    q, k, v, rng, scale, mask, causal
         As in `random_feature_attention`. `f_i` and `p_i` range over the keys query i sees.
     omega : array, shape (..., n, S, d), optional
         Frequencies of each query, in kernel coordinates.
     num_samples : int, optional
         Number S of frequencies to draw for each query when `omega` is not given.
-    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
-        Source of the drawn frequencies.
 
     Returns
     -------

@@ -48,12 +48,10 @@ def coreset_attention(
 
     Parameters
     ----------
-    q, k, v
-        As in `softmax_attention`.
+    q, k, v, scale
+        As in `random_feature_attention`.
     indices : array of integers, shape (..., S)
         Keys J. One that is hidden, or equals one before it, counts as not there.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key.
 
@@ -113,7 +111,7 @@ def sampled_key_attention(
 
     Parameters
     ----------
-    q, k, v
+    q, k, v, scale, mask
         As in `softmax_attention`.
     indices : array of integers, shape (..., S) or (..., n, S)
         Which keys are in the sample, the same for all queries or one for each: of each query if
@@ -121,10 +119,6 @@ def sampled_key_attention(
     log_probability : array, shape of `indices`, optional
         log p: the expected number of times that a key is in the sample, which is its inclusion
         probability where none comes twice. The same for all by default.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default.
-    mask : array of bool, broadcasting to (..., n, m), optional
-        True where the query attends to the key.
 
     Returns
     -------

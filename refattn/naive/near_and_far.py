@@ -52,8 +52,8 @@ def eva_attention(
 
     Parameters
     ----------
-    q, k, v
-        As in `softmax_attention`.
+    q, k, v, scale
+        As in `random_feature_attention`.
     window : int
         Keys of a chunk: key j is in chunk floor(j / window), and query i in that of the key which
         is level with it, j = i + m - n.
@@ -62,8 +62,6 @@ def eva_attention(
         key.
     log_size : bool, default True
         Whether a summary counts |P_c| times, as many as there are keys seen in its chunk, or once.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key.
     causal : bool, default False
