@@ -86,21 +86,8 @@ def write(
     """Write the report into a directory and return its files.
 
     Each file is replaced at once, and none before all are made. A figure that cannot be drawn is
-    named in the report and left out.
-
-    Parameters
-    ----------
-    settings : mapping
-        Those of the run.
-    records : list of dict
-        One for each claim.
-    out : pathlib.Path
-        The directory; it is made if needed.
-    plots : mapping of str to callable, optional
-        From names of claims to what draws their data; those of the suite by default.
-    small : mapping of str to sequence of callable, optional
-        From names of claims to what draws the small figures of their errata; those of the suite by
-        default.
+    named in the report and left out. `plots` draw the data of claims, and `small` the figures of
+    their errata, by names of claims; those of the suite by default.
     """
     if plots is None:
         plots = {name: claim.plot for name, claim in suite.claims().items()}

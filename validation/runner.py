@@ -57,30 +57,11 @@ def run(
 ) -> list[dict[str, Any]]:
     """Run claims and return their records, in the order of the names.
 
-    Parameters
-    ----------
-    names : iterable of str
-        Names of claims.
-    executor : concurrent.futures.Executor
-        Where tasks run; all of it is needed for claims that are timed.
-    level : {"quick", "full", "tiny"}
-        How many draws and how large.
-    seed : int
-        Determines every random number.
-    results : pathlib.Path
-        File of results, one line of JSON for the settings and one for each claim.
-    resume : bool
-        Keep the claims that the file has. Without it the file is written anew.
-    progress : callable, optional
-        Called with the name of a claim, how many of its tasks have ended, and how many there are.
-
-    Raises
-    ------
-    ValueError
-        If a name is unknown, if the file is that of a run with other settings or no file of
-        results, or if another run writes to it.
-    OSError
-        If the file cannot be written.
+    All of the executor is needed for claims that are timed. The file of results has a line of JSON
+    for the settings and one for each claim; to `resume` is to keep the claims that it has.
+    `progress` is called with the name of a claim, how many of its tasks have ended, and how many
+    there are. A ValueError says that a name is unknown, that the file is that of a run with other
+    settings or no file of results, or that another run writes to it.
     """
     chosen = list(names)
     for name in chosen:

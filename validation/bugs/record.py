@@ -17,22 +17,13 @@ Floats = npt.NDArray[Any]
 class Number(NamedTuple):
     """A measurement, and what it is to be compared with.
 
-    Attributes
-    ----------
-    what : str
-        What was measured, on which arrays.
-    value : float
-        The result.
-    right : str
-        What a right implementation gives.
-    bound : float or None
-        Of a finding, what the value exceeds as long as the finding is there; of an
-        implementation in which nothing was found, what it stays below. None if it only explains.
+    Of a finding the value exceeds the bound as long as the finding is there; of an implementation
+    in which nothing was found it stays below. Without a bound it only explains.
     """
 
-    what: str
+    what: str  # was measured, on which arrays
     value: float
-    right: str
+    right: str  # what a right implementation gives
     bound: float | None = None
 
 
@@ -47,32 +38,16 @@ class Candidate(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """Something that an implementation gets wrong, or does otherwise than one would expect.
+    """Something that an implementation gets wrong, or does otherwise than one would expect."""
 
-    Attributes
-    ----------
-    name : str
-        The name of the entry on the command line.
-    package : str
-        The distribution, as pip knows it.
-    title, cause, mend : str
-        What is wrong, why, and the change that mends it.
-    measure : callable
-        Runs the implementation, and returns numbers; at least one has a bound.
-    note : str
-        What its authors say of it, where they do, and where it does not matter.
-    candidate : Candidate or None
-        How `refattn check` shows it.
-    """
-
-    name: str
-    package: str
-    title: str
+    name: str  # of the entry, on the command line
+    package: str  # the distribution, as pip knows it
+    title: str  # what is wrong
     cause: str
-    mend: str
-    measure: Callable[[], tuple[Number, ...]]
-    note: str = ""
-    candidate: Candidate | None = None
+    mend: str  # the change that mends it
+    measure: Callable[[], tuple[Number, ...]]  # at least one of them has a bound
+    note: str = ""  # what its authors say of it, and where it does not matter
+    candidate: Candidate | None = None  # how `refattn check` shows it
 
 
 class Tried(NamedTuple):

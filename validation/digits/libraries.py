@@ -32,47 +32,24 @@ MOST = {"float64": 16.0, "pairs": 30.0}
 
 
 class Library(NamedTuple):
-    """An attention function.
+    """An attention function."""
 
-    Attributes
-    ----------
-    name : str
-        Of its column.
-    package : str
-        Whose version is stated.
-    load : callable
-        Imports it, and returns a function of q, k and v of one head; what that returns is an
-        array of float64, or a pair of them.
-    kind : str
-        A key of `MOST`.
-    """
-
-    name: str
-    package: str
-    load: Callable[[], _Attention]
-    kind: str = "float64"
+    name: str  # of its column
+    package: str  # whose version is stated
+    load: Callable[[], _Attention]  # of one head: gives an array of float64, or a pair of them
+    kind: str = "float64"  # a key of `MOST`
 
 
 class Row(NamedTuple):
-    """What one library gets right on the vectors of one family and level.
-
-    Attributes
-    ----------
-    library, version, family, level
-        Which.
-    least, median : float
-        Log relative errors of the entries of outputs.
-    least_of_terms, median_of_terms : float
-        The same, relative to sum \\|p v\\|.
-    """
+    """What one library gets right on the vectors of one family and level: log relative errors."""
 
     library: str
     version: str
     family: str
     level: int
-    least: float
+    least: float  # of the entries of outputs
     median: float
-    least_of_terms: float
+    least_of_terms: float  # relative to sum |p v|
     median_of_terms: float
 
 
@@ -177,17 +154,7 @@ def _exact(case: Hard) -> tuple[tuple[Fraction, ...], tuple[Fraction, ...]]:
 
 
 def digits(found: Any, case: Hard, kind: str = "float64") -> Digits:
-    """Log relative errors of an output of a case.
-
-    Parameters
-    ----------
-    found : array or pair of arrays
-        The output.
-    case : Hard
-        Whose output it is.
-    kind : {"float64", "pairs"}
-        Whose `MOST` is the largest that is told.
-    """
+    """Log relative errors of an output of a case, at most `MOST` of the kind."""
     parts = found if isinstance(found, tuple) else (found,)
     entries = list(zip(*(np.ravel(part).tolist() for part in parts), strict=True))
     lost: list[list[float]] = []
@@ -208,15 +175,7 @@ def _digits(parts: Iterable[float], exact: Fraction, size: Fraction, most: float
 def measure(
     cases: Sequence[Hard] = hard.HARD_CASES, libraries: Sequence[Library] = LIBRARIES
 ) -> tuple[list[Row], list[Skipped]]:
-    """Digits of each library in each family and at each level; those that are not here are skipped.
-
-    Parameters
-    ----------
-    cases : sequence of Hard
-        The vectors.
-    libraries : sequence of Library
-        What is measured.
-    """
+    """Digits of each library in each family, at each level; those not installed are skipped."""
     rows: list[Row] = []
     skipped: list[Skipped] = []
     for library in libraries:

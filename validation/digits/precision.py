@@ -26,31 +26,15 @@ _KINDS = ("plain", "causal", "mask", "grouped", "options")
 
 
 class Certificate(NamedTuple):
-    """Errors of certified attention in one case.
+    """Errors of certified attention in one case."""
 
-    Attributes
-    ----------
-    kind : str
-        What was attended with.
-    d : int
-        Head size.
-    logit : float
-        Largest logit.
-    worst, mean : float
-        Error of hi + lo over the exact number, in units of 2^-53.
-    ratios : array
-        Bound over error, of every number of which the error is not 0.
-    proven : float
-        Share of the numbers that are proven to be rounded correctly.
-    """
-
-    kind: str
+    kind: str  # what was attended with
     d: int
-    logit: float
-    worst: float
+    logit: float  # the largest
+    worst: float  # error of hi + lo over the exact number, in units of 2^-53
     mean: float
-    ratios: _Array
-    proven: float
+    ratios: _Array  # bound over error, of every number of which the error is not 0
+    proven: float  # share of the numbers that are proven to be rounded correctly
 
 
 def _case(kind: str, d: int, logit: float, rng: Any) -> tuple[list[_Array], dict[str, Any]]:

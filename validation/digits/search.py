@@ -41,19 +41,11 @@ _PROVEN = 0.01  # largest share of an error that may be that of what it is compa
 
 
 class Lost(NamedTuple):
-    """Digits lost: the decimal logarithm of the largest error, in units of one rounding.
+    """Digits lost: the decimal logarithm of the largest error, in units of one rounding."""
 
-    Attributes
-    ----------
-    output, terms : float
-        Of errors relative to the output, and to the sum of its absolute terms, sum |p v|.
-    median : float
-        Of the median error relative to the output.
-    """
-
-    output: float
-    terms: float
-    median: float
+    output: float  # relative to the output
+    terms: float  # relative to the sum of its absolute terms, sum |p v|
+    median: float  # of the median error relative to the output
 
 
 class Found(NamedTuple):
@@ -114,16 +106,7 @@ def _judged(case: Hard) -> Lost:
 def climb(start: Hard, *, steps: int = 200, relative: str = "output", seed: int = 0) -> Found:
     """Change seed or width, and keep what loses more; what cannot be judged is passed over.
 
-    Parameters
-    ----------
-    start : Hard
-        Family, level and sizes stay.
-    steps : int
-        Cases that are tried.
-    relative : {"output", "terms"}
-        What errors are relative to.
-    seed : int
-        Of the steps.
+    `steps` cases are tried, of the same family, level and sizes; `relative` says what of `Lost`.
     """
     rng = np.random.default_rng([seed, zlib.crc32(start.label.encode())])
     first = best = (start, _judged(start))

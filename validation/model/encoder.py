@@ -21,18 +21,10 @@ _EPS = 1e-12  # of LayerNorm
 
 
 class Encoder(NamedTuple):
-    """Weights, and what is computed with them.
-
-    Attributes
-    ----------
-    weights : mapping of str to NumPy array
-        By their names in a `transformers.BertModel`.
-    heads : int
-        Number of attention heads of a layer.
-    """
+    """Weights, by their names in a `transformers.BertModel`, and what is computed with them."""
 
     weights: Mapping[str, Array]
-    heads: int
+    heads: int  # of a layer
 
     @property
     def depth(self) -> int:

@@ -39,33 +39,19 @@ METRICS: dict[str, metrics.Metric] = {
 class Row(NamedTuple):
     """What one way to compute attention does to the embeddings.
 
-    Attributes
-    ----------
-    estimator : str
-        Name of the registry, `EXACT` or `MEAN`.
-    samples : int or None
-        S; where an estimator takes no more than there are tokens, the smaller of the two.
-    layers : str
-        ``"all"``, or the one that was replaced.
-    values, errors : mapping of str to float
-        Each of `METRICS`, and "long", the mean cosine of the long texts, with standard errors.
-    attention : float
-        Relative error of attention on the queries, keys and values that it met, as `refattn
-        compare` has it: mean over texts, heads, layers and draws.
-    seconds : float
-        In attention, for all texts: the median of the draws.
-    multiply_adds : int or None
-        Of the matrix products there; None if they could not be counted.
+    `values` and `errors` are each of `METRICS`, and "long", the mean cosine of the long texts, with
+    standard errors. `attention` is the relative error of attention on the queries, keys and values
+    that it met, as `refattn compare` has it: mean over texts, heads, layers and draws.
     """
 
-    estimator: str
-    samples: int | None
-    layers: str
+    estimator: str  # name of the registry, `EXACT` or `MEAN`
+    samples: int | None  # S; the number of tokens where no more are taken
+    layers: str  # "all", or the one that was replaced
     values: dict[str, float]
     errors: dict[str, float]
     attention: float
-    seconds: float
-    multiply_adds: int | None
+    seconds: float  # in attention, for all texts: the median of the draws
+    multiply_adds: int | None  # of the matrix products there, where they could be counted
 
 
 class _Watched:
@@ -98,16 +84,9 @@ class Replaced(NamedTuple):
 
 
 class Study:
-    """An encoder and texts: embeddings with any attention, from any layer on.
+    """An encoder and texts, `ids`: embeddings with any attention, from any layer on.
 
-    Parameters
-    ----------
-    encoder : Encoder
-        The model.
-    ids : sequence of NumPy arrays, shape (n,)
-        Tokens of each text.
-    topics : sequence of int
-        Topic of each text; texts on one topic are not independent.
+    Texts on one of the `topics` are not independent.
     """
 
     def __init__(self, encoder: Encoder, ids: Sequence[Array], topics: Sequence[int]) -> None:
@@ -213,29 +192,9 @@ def measure(
 ) -> tuple[list[Row], list[Skipped]]:
     """Measure exact attention, the mean of the values, and each estimator at each S.
 
-    Parameters
-    ----------
-    study : Study
-        Model and texts.
-    estimators : iterable of str
-        Names, see `refattn.compare.names`.
-    sizes : sequence of int
-        Numbers S; an estimator that has no size is measured once.
-    layers : sequence of str
-        What is replaced: ``"all"``, or the number of one layer.
-    draws : int
-        Of random numbers; an estimator that draws none is measured once.
-    seed : int
-        Layer l in draw i at S has ``SeedSequence(seed, spawn_key=(S, i, l))``, for every estimator.
-    track : callable
-        Wraps the sequence of what is to be measured, for a bar of progress, say.
-
-    Returns
-    -------
-    rows : list of Row
-        What was measured.
-    skipped : list of refattn.compare.Skipped
-        What an estimator refused.
+    What has no size, or draws nothing, is measured once; what an estimator refuses is skipped.
+    Layer l in draw i at S has ``SeedSequence(seed, spawn_key=(S, i, l))``, for every estimator.
+    `layers` are "all" or numbers of one; `track` wraps the sequence of what is to be measured.
     """
     plan: list[tuple[Estimator | Attention, int | None]] = [
         (softmax_attention, None),
@@ -274,23 +233,7 @@ def tolerated(
     so that only the size of its error changes, to about each of `TARGETS`; the error at the
     threshold lies on a line between these, of log(1 - cosine) over the log of the error.
 
-    Parameters
-    ----------
-    study : Study
-        Model and texts.
-    rows : iterable of Row
-        What was measured; of each estimator the row of its middle S is used, in all layers.
-    threshold : float
-        Of the mean cosine.
-    seed : int
-        As in `measure`; the first draw is used.
-    track : callable
-        As in `measure`.
-
-    Returns
-    -------
-    dict of str to float
-        The error, by estimator.
+    Of each estimator the row of its middle S is used, in all layers, and the first draw.
     """
     measured: dict[str, list[Row]] = {}
     for row in rows:

@@ -19,17 +19,7 @@ _SOURCE = "---\norphan: true\nnosearch: true\n---\n# `{}`\n\n``````{}\n{}``````\
 
 
 def gather(folder: Path, report: Path, note: str) -> None:
-    """Write what Sphinx reads.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where it goes.
-    report : pathlib.Path
-        A folder that `python -m validation` wrote.
-    note : str
-        What is said of the report.
-    """
+    """Write what Sphinx reads into a folder: also the report of a run, with a note."""
     shutil.copytree(SITE / "contents", folder)
     documents = _Documents(folder)
     while documents.waiting:
