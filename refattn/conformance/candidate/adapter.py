@@ -49,18 +49,9 @@ class Adapter:
         What it computes: a name of `registry.ESTIMATORS`, such as ``"softmax"``, ``"kernel"``,
         ``"rfa"``, ``"ra"``, ``"lara"``, ``"linear"``, ``"moments"``.
     capabilities : iterable of str
-        Keywords it takes beyond those of a black box: ``"omega"`` (frequencies are given; for
-        LARA with ``centres``), ``"omega_per_head"`` (they may differ between heads), ``"indices"``
-        (keys are given in place of those drawn, with ``log_probability`` if they are a sample:
-        integers from 0 to m - 1, for all heads or each; those of a coreset differ), ``"mask"``,
-        ``"causal"``, ``"gqa"`` (fewer key than query heads), ``"feature_map"`` (a kernel called
-        as ``fn(x, omega=omega)`` returns features), ``"moments"`` (RFA takes ``mean`` and
-        ``cov`` of the law of its frequencies), ``"vjp"`` (gradients: with the tag ``library``
-        torch or jax the library differentiates the callable, otherwise it takes ``d_out`` and
-        returns ``(out, dq, dk, dv)``), ``"lse"`` (with ``return_lse=True`` exact attention returns
-        ``(out, lse)``), ``"d_lse"`` (whose gradient it has too), and of exact attention
-        ``"window"``, ``"softcap"``, ``"sinks"``, ``"bias"`` and ``"dropout"``, with gradients also
-        of ``"d_bias"`` and ``"d_sinks"``, in this order after ``dv``.
+        Keywords it takes beyond those of a black box: names of `CAPABILITIES`, which says what each
+        means, as `refattn check --list` does. Keys that are given (``"indices"``) are integers from
+        0 to m - 1, for all heads or each; those of a coreset differ.
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional
