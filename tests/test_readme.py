@@ -55,7 +55,7 @@ def test_what_a_newcomer_copies():
     """Two commands, each once and on a line of its own: one of them is found there by `.ci/run`."""
     for end, extra in ((".venv/bin/refattn compare", "cli"), ("-m pytest", "test")):
         (line,) = [x for x in README.splitlines() if x.endswith(end)]
-        start = f"python3 -m venv .venv && .venv/bin/pip install -q -e '.[{extra}]' "
+        start = f"python3 -m venv .venv && .venv/bin/pip install -q --no-compile -e '.[{extra}]' "
         assert line.startswith(start)
 
 

@@ -45,6 +45,7 @@ DIMENSIONS = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("simplex", "regularised+16", "regularised+5")
 @pytest.mark.parametrize(("coupling", "d"), DIMENSIONS)
 @pytest.mark.parametrize("features", FEATURES)
