@@ -8,6 +8,10 @@ import time
 import zlib
 from collections import defaultdict
 
+# Workers share the cores: BLAS reads this when NumPy is imported.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -195,10 +199,11 @@ def pytest_collection_modifyitems(config, items):
         fail_marks_of_nothing(items)
     for item in items:
         full = soak or config.getoption("full")
-        if item.name in LONG_EXAMPLES:
+        of_sweep = (m.args[0] for m in item.iter_markers("sweep"))
+        if item.name in LONG_EXAMPLES or any(number_of(item) // 4 % x for x in of_sweep):
             item.add_marker(pytest.mark.long)
         if turn is not None:  # by its name, so that no other test moves it
-            full = full or zlib.crc32(item.nodeid.encode()) % 4 == turn % 4
+            full = full or number_of(item) % 4 == turn % 4
         runs = {"soak": soak, "long": full, "docs": full or turn is not None}
         fits = all(run or not is_marked(item, mark) for mark, run in runs.items())
         (chosen if fits else left_out).append(item)
@@ -213,13 +218,20 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def number_of(item):
+    return zlib.crc32(item.nodeid.encode())
+
+
 def words_of(item):
     return set(getattr(getattr(item, "callspec", None), "id", "").split("-"))
 
 
 def is_marked(item, mark):
-    """Whether a test has the mark, or has it with one of its parameters."""
-    return any(not m.args or words_of(item) & set(m.args) for m in item.iter_markers(mark))
+    """Whether a test has the mark, or has it with one of its parameters, or with several."""
+    words = words_of(item)
+    return any(
+        not m.args or any({*x.split("+")} <= words for x in m.args) for m in item.iter_markers(mark)
+    )
 
 
 def fail_marks_of_nothing(items):
@@ -229,7 +241,7 @@ def fail_marks_of_nothing(items):
         found[item.nodeid.partition("[")[0]] |= words_of(item)
     for item in items:
         marks = (m for name in ("long", "docs", "soak") for m in item.iter_markers(name))
-        words = {x for m in marks for x in m.args}
+        words = {x for m in marks for some in m.args for x in some.split("+")}
         item.stash[NOTHING] = words - found[item.nodeid.partition("[")[0]]
 
 
@@ -300,6 +312,9 @@ def pytest_configure(config):
         settings.load_profile("full")
     config.addinivalue_line(
         "markers", "long(*words): is run with --full only, if a parameter has one of these names"
+    )
+    config.addinivalue_line(
+        "markers", "sweep(n): one case of n is run, chosen by its name, and all with --full"
     )
     config.addinivalue_line(
         "markers", "docs(*words): is run with --full or --turn, likewise: long, and shows on pages"

@@ -39,9 +39,11 @@ def rows():
 
 
 @pytest.mark.parametrize(("setup", "call", "error", "words"), [*rows()])
-def test_bad_arguments(setup, call, error, words, tmp_path):
+def test_bad_arguments(setup, call, error, words, request):
     assert re.search(r"\w", words), "a row without words"
-    given = {**names(setup), "tmp_path": tmp_path}
+    given = dict(names(setup))
+    if "tmp_path" in call:
+        given["tmp_path"] = request.getfixturevalue("tmp_path")
     with pytest.raises(getattr(builtins, error)) as raised:
         eval(call, given)
     assert raised.type.__name__ == error

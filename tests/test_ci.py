@@ -59,6 +59,18 @@ def test_slow_and_marked(size): work() if size == "slow" else None
 def test_mark_has_a_hyphen(size): pass
 """
 
+PARTLY = """
+import pytest
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("number", range(64))
+def test_many(number): pass
+@pytest.mark.long("wide+tall")
+@pytest.mark.parametrize("width", ["wide", "narrow"])
+@pytest.mark.parametrize("height", ["tall", "low"])
+def test_both(width, height): pass
+"""
+
 
 @pytest.fixture
 def run(pytester):
@@ -101,3 +113,11 @@ def test_what_is_long_without_saying_so_fails(ci, run, pytester, monkeypatch):
     slow = {"test_slow", "test_fixture_is_slow"} if ci else set()
     assert failed == {"test_mark_has_a_hyphen[as-tall]"} | slow
     assert run("--full", "test_wrong.py").parseoutcomes()["passed"] == 5 - len(slow)
+
+
+def test_some_of_a_sweep_are_run_and_what_is_long_by_two_words_is_not(run, pytester):
+    path = pytester.makepyfile(test_partly=PARTLY)
+    names = [x.split("::")[1].split("[")[0] for x in run(path).outlines if x.startswith("PASSED ")]
+    assert names.count("test_both") == 3
+    assert 16 < names.count("test_many") < 48  # half, by the checksums of their names
+    run("--full", path).assert_outcomes(passed=68)

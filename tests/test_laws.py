@@ -59,6 +59,7 @@ MANY = [  # leading axes, queries, keys, causal
 ]
 
 
+@pytest.mark.long("keys")
 @pytest.mark.parametrize("mask", ["none", "keys", "heads"])
 @those("formula")
 def test_the_engine_agrees_with_the_formula_of_many_tokens(name, mask):
@@ -76,7 +77,7 @@ BEYOND = [  # queries, keys, head size, columns of values, features
 ]
 
 
-@pytest.mark.long("jax", "dask", "shape5", "shape6", "shape8", "shape9")
+@pytest.mark.long("jax", "dask", "readonly", "shape5", "shape6", "shape8", "shape9")
 @pytest.mark.parametrize("shape", BEYOND)
 @pytest.mark.parametrize("name", ["softmax", "rfa positive", "is"])
 def test_libraries_agree_beyond_every_block(backend, name, shape):
@@ -104,6 +105,7 @@ VARIANTS = [  # queries, keys, mask, causal
     ("d", "size"),
     [*SIZES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in SIZES)],
 )
+@pytest.mark.long("float32+64", "second order+64")
 @pytest.mark.parametrize("name", [x for x, case in CASES.items() if case.digits])
 def test_digits(name, d, size, dtype, record_accuracy):
     """Against 50-digit arithmetic, in units of eps (1 + largest exponent)."""
@@ -126,7 +128,7 @@ def test_digits(name, d, size, dtype, record_accuracy):
         record_accuracy(f"{name}, {mask}{causal * ', causal'}, norms {size:g}", dtype, units)
 
 
-@pytest.mark.long("jax", "dask")
+@pytest.mark.long("jax", "dask", "readonly+float32")
 @those()
 def test_every_library_agrees_with_numpy(backend, dtype, name):
     """Options as arrays of NumPy and of the library; the engine and the formula."""
@@ -227,7 +229,8 @@ def test_heads_are_repeated_and_axes_broadcast(name, lead):
         assert_close(got, want, case.atol(p, options))
 
 
-@pytest.mark.long("jax", "dask", "coreset")
+@pytest.mark.sweep(2)
+@pytest.mark.long("jax", "dask", "readonly", "coreset")
 @those()
 def test_axes_may_be_empty(backend, name):
     """No heads, queries, keys or columns of values: the shape, and 0 where no key is seen."""
@@ -281,6 +284,7 @@ def test_a_scale_multiplies_queries_and_keys_by_its_root(name, scale):
         assert_close(got, function(*p.arrays, **options), atol)
 
 
+@pytest.mark.long("True+heads", "False+rows")
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])
 @pytest.mark.parametrize("causal", [False, True])
 @those("vjp")

@@ -41,21 +41,22 @@ def shows(word, folder, *, without=None):
 
 
 def test_length():
-    assert len(README.split()) <= 1300
+    assert len(README.split()) <= 800
+    assert len(README.splitlines()) <= 110
 
 
 def test_links():
     links = re.findall(r"\]\(([^)]+)\)", README)
     assert len(links) > 10
     for link in links:
-        assert link.startswith("https://arxiv.org/abs/") or (ROOT / link).is_file(), link
+        assert (ROOT / link.partition("#")[0]).is_file(), link
 
 
 def test_what_a_newcomer_copies():
     """Two commands, each once and on a line of its own: one of them is found there by `.ci/run`."""
     for end, extra in ((".venv/bin/refattn compare", "cli"), ("-m pytest", "test")):
         (line,) = [x for x in README.splitlines() if x.endswith(end)]
-        start = f"python3 -m venv .venv && .venv/bin/pip install -q -e '.[{extra}]' "
+        start = f"python3 -m venv .venv && .venv/bin/pip install -q --no-compile -e '.[{extra}]' "
         assert line.startswith(start)
 
 
@@ -88,7 +89,9 @@ def test_judging_numbers(library, tmp_path, monkeypatch):
 
 def test_judging_code(tmp_path):
     pytest.importorskip("performer_pytorch")
-    (tmp_path / "mine.py").write_text(code("performer_pytorch")[0])
+    page = guide_blocks.blocks(guide_blocks.page("performer"))
+    (mine,) = [x.text for x in page if "import FastAttention" in x.text]
+    (tmp_path / "mine.py").write_text(mine)
     shows("check", tmp_path)
 
 
@@ -102,13 +105,8 @@ def test_every_command_is_tried():
     assert sorted(x.split()[1] for x in CONSOLE) == ["check", "compare", "verify"]
 
 
-@pytest.mark.docs("all")
-@pytest.mark.parametrize("without", [None, "RA"], ids=["all", "fast"])
-def test_in_python(without, tmp_path):
+def test_in_python():
     text, shown = code("import numpy")
-    if without:
-        text = re.sub(rf'^ *"{without}": .*\n', "", text, flags=re.MULTILINE)
-        shown = re.sub(rf"^{without} .*\n", "", shown, flags=re.MULTILINE)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(text, {})
     assert not guide_blocks.difference(shown, printed.getvalue())

@@ -67,6 +67,7 @@ def cases():
         yield pytest.param(row, "all", marks=longest, id=f"{row.name}-all")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("waves in float16")
 @pytest.mark.parametrize(("row", "extent"), [*cases()])
 def test_right_candidates_pass(row, extent, monkeypatch):
@@ -108,7 +109,9 @@ def test_a_whole_run_passes(monkeypatch):
     assert [r.check for r in report.results] == [x.name for x in checks_of(adapter)]
 
 
-@pytest.mark.long("undefined")
+@pytest.mark.long(
+    "undefined", "epsilon of feature", "epsilon of normaliser", "mean", "nan", "square"
+)
 @pytest.mark.parametrize(
     "row",
     [pytest.param(x, id=x.name) for x in ROWS if x.kind == "limited" and "idle" not in x.words],

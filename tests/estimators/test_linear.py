@@ -10,6 +10,7 @@ from tests.cases import CASES, assert_close, prepared
 from tests.problems import draw
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [x for x in CASES if x.startswith("linear")])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])

@@ -299,6 +299,7 @@ def test_defects_are_named_and_measured(wrong, name, size, options):
     assert next(x.name for x in suspects if x.name != "convention") == name
 
 
+@pytest.mark.long("1.3")
 @pytest.mark.parametrize("softcap", [None, 1.3])
 @pytest.mark.parametrize("sink", [None, 1.0])
 @pytest.mark.parametrize("of", NAMES)

@@ -178,7 +178,7 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
 PART, REST = slice(0, 5), slice(5, 11)
 
 
-@pytest.mark.long("jax", "dask")
+@pytest.mark.long("jax", "dask", "readonly")
 @every_state
 def test_axes_may_be_empty(backend, name):
     """A state merged with one of no keys, and read by queries; 0 if there are no keys at all."""

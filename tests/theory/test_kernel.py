@@ -45,7 +45,8 @@ DIMENSIONS = [
 ]
 
 
-@pytest.mark.long("simplex")
+@pytest.mark.sweep(2)
+@pytest.mark.long("simplex", "regularised+16", "regularised+5")
 @pytest.mark.parametrize(("coupling", "d"), DIMENSIONS)
 @pytest.mark.parametrize("features", FEATURES)
 def test_laws_against_mpmath(features, coupling, d, record_accuracy):

@@ -15,6 +15,7 @@ from ..._version import __version__
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.arrays import INSTALL
+from ..candidate.tags import DEFAULTS
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
 SEVERITIES = {
@@ -312,7 +313,9 @@ class Report:
 
     def _rendered(self, template: str, **values: Any) -> str:
         page = _templates().get_template(template)
-        return printable(page.render(report=self, severities=SEVERITIES, **values))
+        return printable(
+            page.render(report=self, severities=SEVERITIES, defaults=DEFAULTS, **values)
+        )
 
     def __repr__(self) -> str:
         counts = "".join(f", {count} {status}" for status, count in self.counts.items())

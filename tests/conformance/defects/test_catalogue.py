@@ -42,6 +42,7 @@ def test_kills_have_a_line_each():
         assert text.count(f'\n  "{m.name}": [') == 1
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.long("float32")
 @each
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -130,6 +131,7 @@ def differs_at_once(m):
     return not (late or m.name in TOGETHER or ELSEWHERE & set(m.capabilities))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("entry", [m for m in MUTANTS if differs_at_once(m)], ids=lambda m: m.name)
 def test_mutants_differ(entry):
     """By more than rounding from the correct variant on the same arguments, seeds included."""
@@ -146,6 +148,7 @@ STILL = ("seed-constant", "noise-dropped", "exact", "rademacher", "causal-bucket
 STILL = (*STILL, "far-unseen")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("entry", DRAWN, ids=lambda m: m.name)
 def test_the_same_seed_gives_the_same(entry):
     """And another seed something else, but for the mutants of seeds."""

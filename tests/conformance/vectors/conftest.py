@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import shutil
 import time
 from pathlib import Path
@@ -9,8 +10,41 @@ from pathlib import Path
 import pytest
 
 from refattn.conformance import vectors
-from refattn.conformance.vectors import cases, checking, solving, writing
-from refattn.conformance.vectors.reading import tests_of
+from refattn.conformance.vectors import cases, checking, recipes, solving, writing
+
+PARTS = 16
+
+
+def claims(path):
+    """Whether this process is the first to make the folder."""
+    try:
+        path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def wait_for(paths):
+    """Until other processes have written them."""
+    end = time.monotonic() + 600
+    while not all(path.exists() for path in paths):
+        assert time.monotonic() < end, "a process that writes the vectors has died"
+        time.sleep(0.1)
+
+
+def solve_together(root):
+    """Solve all recipes, each in the first process that comes to its part."""
+    every = list(recipes.all_recipes())
+    parts = [every[i::PARTS] for i in range(PARTS)]
+    written = [root / f"{i}.pickle" for i in range(PARTS)]
+    for i, part in enumerate(parts):
+        if claims(root / str(i)):
+            found = {recipe.id: solving.solved(recipe) for recipe in part}
+            (root / f"{i}.part").write_bytes(pickle.dumps(found))
+            (root / f"{i}.part").rename(written[i])
+    wait_for(written)
+    for path in written:
+        solving._SOLVED.update(pickle.loads(path.read_bytes()))
 
 
 @pytest.fixture(scope="session")
@@ -20,22 +54,14 @@ def folders(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent  # that of all processes
     root = root / "vectors"
+    root.mkdir(exist_ok=True)
+    solve_together(root)
+    for kind in vectors.FORMATS:
+        if claims(making := root / f"{kind} in the making"):
+            vectors.write(making / kind, format=kind)
+            (making / kind).rename(root / kind)
     found = {kind: root / kind for kind in vectors.FORMATS}
-    done = root / "done"
-    try:
-        root.mkdir()
-    except FileExistsError:  # another process writes them
-        end = time.monotonic() + 600
-        while not done.exists():
-            assert time.monotonic() < end, "the process that writes the vectors has died"
-            time.sleep(0.2)
-        for name in vectors.FILES:
-            document = json.loads((found["json"] / f"{name}.json").read_text())
-            solving._SOLVED.update({test["id"]: test for test in tests_of(document)})
-    else:
-        for kind, folder in found.items():
-            vectors.write(folder, format=kind)
-        done.touch()
+    wait_for(found.values())
     return found
 
 

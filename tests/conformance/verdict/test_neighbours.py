@@ -13,6 +13,7 @@ from tests.conformance.candidates import declared, rows
 CHECKS = ("query_without_keys", "causal_cross", "grouped_heads", "hidden_nonsense")
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(("fn", "words", "like"), [*rows("verdict/diagnoses.txt")])
 def test_diagnosis(fn, words, like):
     adapter = declared(fn, words)

@@ -171,7 +171,7 @@ def everything():
     stale.reason = MARKUP
     left = {"gqa": "needs more", "causal": "needs more", "seeds": MARKUP}
     found = report(result(check="contract"), failed, unlike, weak, stale, name=MARKUP)
-    found.capabilities, found.tags = (MARKUP, "causal"), {"device": MARKUP, "scale": None}
+    found.capabilities, found.tags = (MARKUP, "causal"), {"device": MARKUP, "scale": 1.0, "ddof": 1}
     found.not_tried = left
     return found
 
@@ -180,7 +180,7 @@ def test_the_page_holds_everything(everything):
     text = page(everything).text()
     for part in (
         f"refattn {everything.version} · check of an implementation FAIL {SHOWN} as rfa",
-        f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale None",
+        f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale 1.0 level quick alpha",
         "level quick alpha 1e-06 seed 7",
         "Summary 1 PASS 2 FAIL 1 UNDERPOWERED 1 STALE",
         f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that shows it {SHOWN}",
