@@ -25,19 +25,7 @@ from .attention import softmax_attention
 from .files.tolerated import Tolerated, tolerated
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
-__all__ = [
-    "Comparison",
-    "Inputs",
-    "Row",
-    "Skipped",
-    "Tolerated",
-    "listed",
-    "measure",
-    "names",
-    "places",
-    "seconds",
-    "tolerated",
-]
+__all__ = ["Comparison", "Inputs", "Row", "Skipped", "Tolerated", "measure", "names", "tolerated"]
 
 
 def __dir__() -> list[str]:
