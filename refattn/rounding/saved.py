@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
+from .hardware import cut_error
 from .head import SoftmaxHead, Tile, attend_rows, scan_tiles
 from .roundings import RMS, Roundings, sum_error, walk
 from .softmax import NearestWeights, analyse_softmax
@@ -102,7 +103,7 @@ def multiply_values(
     t = g @ v.T
     d_v = v.shape[-1]
     sizes = np.sqrt(np.sum(g * g, -1))[:, None] * np.sqrt(np.sum(v * v, -1))
-    bound = sum_error(kernel, d_v, 2) * sizes
+    bound = (sum_error(kernel, d_v, 2) + cut_error(kernel.score_unit, d_v)) * sizes
     # Of a difference of nearly equal numbers all the rest is these.
     variance: Any = np.zeros_like(t)
     run = np.zeros_like(t)

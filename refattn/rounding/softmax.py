@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ..arrays.library import Doubles
 from ..certified.pairs import Pair
+from .hardware import SLACK, CutSum, cut_error
 from .head import (
     TILE_KEYS,
     ScoredRows,
@@ -66,6 +67,7 @@ def analyse_softmax(
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
+    cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
     top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
     law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
     for tile in scan_tiles(head, i):
@@ -77,13 +79,20 @@ def analyse_softmax(
         shares = weights * law.whole
         law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
         nearest += rounded.weights(tile) @ v
+        if cuts is not None:
+            cuts.add(rounded.stored(tile), v)
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
             steep[name] += (shares * change(head, tile, i)) @ with_ones
     variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
+    shift: Doubles | float = 0.0
+    if cuts is not None:
+        shift, noise = cuts.shift / rounded.divisor, cuts.variance / rounded.divisor**2
+        variance, least_favourable = variance + noise, least_favourable + noise
+        nearest, bound = nearest + shift, bound + np.abs(shift)
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
-    loose = (np.abs(nearest - exact.out) > SURE * std) | law.tied(kernel)[:, None]
+    loose = (np.abs(nearest - exact.out - shift) > SURE * std) | law.tied(kernel)[:, None]
     loose |= law.lost(kernel)
     spacing = np.zeros_like(exact.out)
     if kernel.out is not None:
@@ -118,10 +127,11 @@ def analyse_softmax(
         lse_bound,
         kernel.accumulate.unit * lse_slack,
         spacing,
-        kernel.accumulate.unit * slack + flushed,
+        kernel.accumulate.unit * slack + flushed + SLACK * np.abs(shift),
         tangents,
         rest=out.lo,
         lse_rest=lse.lo,
+        shift=shift,
     )
 
 
@@ -172,12 +182,20 @@ class NearestWeights:
 
     def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
         """Return the weights of a tile, rounded if the profile does."""
+        if self.kernel.weights is None or not rounded:
+            return np.asarray(np.exp(self._logs(tile)) / self.total)
+        return np.asarray(self.stored(tile) / self.divisor)
+
+    def stored(self, tile: Tile) -> Doubles:
+        """Return the rounded weights of a tile as they are multiplied by values."""
         weights, to = np.exp(self._logs(tile)), self.kernel.weights
-        if to is None or not rounded:
-            return np.asarray(weights / self.total)
-        if self.kernel.normalised:
-            return to.round(weights / self.total)
-        return to.round(weights) / self.total
+        assert to is not None
+        return to.round(weights / self.total if self.kernel.normalised else weights)
+
+    @property
+    def divisor(self) -> Doubles | float:
+        """What sums of rounded weights times values are divided by."""
+        return 1.0 if self.kernel.normalised else self.total
 
 
 class _Shares(NamedTuple):
@@ -360,7 +378,8 @@ class _ErrorSums:
         known = self.weights if kernel.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known) + self.wider
         least = np.where(self.least > 0, self.least, 1.0)
-        error = self.moved + self.gamma * (self.sizes + self.moved) + last / 2
+        gamma = self.gamma + cut_error(kernel.unit, m)
+        error = self.moved + gamma * (self.sizes + self.moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
         reach = (self.sizes + self.moved) * (1 + self.gamma) / whole

@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
+from .hardware import cut_error
 from .head import SoftmaxHead, Tile
 from .roundings import MAXIMUM_KEYS, RMS, Roundings, is_power_of_two, sum_error, walk
 
@@ -155,7 +156,7 @@ def _logit_error(
 ) -> Doubles:
     """Bound the error of the scores before the cap."""
     unit, d = kernel.accumulate.unit, head.q.shape[-1]
-    terms = sum_error(kernel, d, 1)
+    terms = sum_error(kernel, d, 1) + cut_error(kernel.score_unit, d)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
     norms = _multiply_norms(head, tile, i)
     norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
