@@ -72,13 +72,13 @@ _AMPERE, _HOPPER, _EIGHT = Unit(8, 24, 23), Unit(16, 25, 23), Unit(32, 13, 13)
 
 # For factors of 16 bits and of 8; None where sums are rounded, or where there is no such unit.
 UNITS: Mapping[str, tuple[Unit | None, Unit | None]] = {
-    "volta": (Unit(4, 23, 23), None),
-    "turing": (_AMPERE, None),
-    "ampere": (_AMPERE, None),
-    "ada": (_AMPERE, _EIGHT),
     "hopper": (_HOPPER, _EIGHT),
     "hopper-promoted": (_HOPPER, _EIGHT._replace(run=128)),  # sums of 128 products, in float32
     "blackwell": (_HOPPER, None),
+    "ampere": (_AMPERE, None),
+    "turing": (_AMPERE, None),
+    "ada": (_AMPERE, _EIGHT),
+    "volta": (Unit(4, 23, 23), None),
 }
 
 
@@ -92,10 +92,10 @@ def unit_for(name: Any, to: Format | None) -> Unit | None:
     return UNITS[name][to.digits <= _EIGHT_BITS]
 
 
-def describe_units(unit: Unit) -> str:
+def name_units(unit: Unit) -> str:
     """Name all hardware that has a unit."""
-    names = [x.partition("-") for x, units in UNITS.items() if unit in units]
-    return " or ".join(f"{x.capitalize()}{' ' * bool(rest)}{rest}" for x, _, rest in names)
+    names = [x for x, units in UNITS.items() if unit in units and ("-" in x) == bool(unit.run)]
+    return " or ".join(x.replace("-", " ").capitalize() for x in names)
 
 
 def cut_error(unit: Unit | None, terms: int) -> float:

@@ -35,6 +35,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..arrays.library import Doubles
+from ..rounding.hardware import IEEE
 from ..rounding.problems import Problem
 from ..rounding.profiles import PROFILES, Profile
 from ..rounding.roundings import Roundings
@@ -43,6 +44,7 @@ from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import Numbers, Part, ProfileTrial
 from .head_sums import row_weights
 from .trial import attempt
+from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict
 from .z_scores import mean_square
 
@@ -56,16 +58,24 @@ def judge(
     dtype: str,
     profile: ProfileChoice = None,
     alpha: float = 1e-6,
+    hardware: str | None = None,
 ) -> Verdict:
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
     start = time.perf_counter()
-    profiles = choose_profiles(dtype, numbers.out_dtype, profile)
+    profiles = on_hardware(choose_profiles(dtype, numbers.out_dtype, profile), hardware)
     trial = _prepare_trials(problem, numbers, dtype, profiles, alpha)
     trials: dict[str, ProfileTrial] = {}
     for name in _order_profiles(problem, numbers, dtype, profiles):
         trials[name] = trial(name)
         if name != _LIKE_THE_NEXT and _any_explains(trials, alpha):
             break
+    explained = [x for x in trials.values() if x.known and not x.rejected(alpha)]
+    if hardware is None and not explained:
+        for name in list_units(problem, numbers, dtype, profiles):
+            add_unit(profiles, name)
+            trials[name] = trial(name)
+            if not trials[name].rejected(alpha):
+                return _conclude(problem, numbers, dtype, alpha, trials, trials[name], start)
     best = min(trials.values(), key=lambda x: _rank_trial(x, profiles[x.profile], alpha))
     return _conclude(problem, numbers, dtype, alpha, trials, best, start)
 
@@ -102,15 +112,18 @@ def _conclude(
     verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
     suspects = list(best.suspects)
     remarks = list(list_remarks(problem, numbers.out))
+    name, _, hardware = best.profile.partition("@")
     if failed:
         remarks += [
             *suspect_narrower(problem, dtype),
             *_suspect_float32(problem, numbers, dtype, alpha),
         ]
         suspects[:0] = list_conventions(problem, numbers, dtype, PROFILES["eager"])
+    elif hardware:
+        remarks += describe_unit(problem, numbers, dtype, best.profile)
     return Verdict(
         verdict,
-        None if failed else best.profile,
+        None if failed else name,
         best.z,
         best.tests,
         suspects,
@@ -124,21 +137,26 @@ def _conclude(
         {name: min((t.adjusted for t in x.tests), default=1.0) for name, x in trials.items()},
         time.perf_counter() - start,
         best.profile,
+        hardware=None if failed or hardware in ("", IEEE) else hardware,
     )
 
 
 def judge_all(
-    parts: Mapping[str, Part], dtype: str, profile: ProfileChoice = None, alpha: float = 1e-6
+    parts: Mapping[str, Part],
+    dtype: str,
+    profile: ProfileChoice = None,
+    alpha: float = 1e-6,
+    hardware: str | None = None,
 ) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
     share = alpha / len(parts)
     verdicts: dict[str, Verdict] = {}
     if "out" in parts:
-        verdicts["out"] = judge(*parts["out"], dtype, profile, share)
+        verdicts["out"] = judge(*parts["out"], dtype, profile, share, hardware)
         if len(parts) == 1:
             return verdicts["out"]
     verdicts |= _judge_gradients(
-        {x: y for x, y in parts.items() if x != "out"}, dtype, profile, share
+        {x: y for x, y in parts.items() if x != "out"}, dtype, profile, share, hardware
     )
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
@@ -147,7 +165,11 @@ def judge_all(
 
 
 def _judge_gradients(
-    parts: Mapping[str, Part], dtype: str, profile: ProfileChoice, alpha: float
+    parts: Mapping[str, Part],
+    dtype: str,
+    profile: ProfileChoice,
+    alpha: float,
+    hardware: str | None = None,
 ) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the first that explains most.
 
@@ -155,7 +177,10 @@ def _judge_gradients(
     So one that no profile explains is tried by all of them, and the others by few.
     """
     names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
-    profiles = {x: choose_profiles(dtype, y.numbers.out_dtype, names) for x, y in parts.items()}
+    profiles = {
+        x: on_hardware(choose_profiles(dtype, y.numbers.out_dtype, names), hardware)
+        for x, y in parts.items()
+    }
     trial = {x: _prepare_trials(*y, dtype, profiles[x], alpha) for x, y in parts.items()}
     trials: dict[str, dict[str, ProfileTrial]] = {x: {} for x in parts}
     spent = dict.fromkeys(parts, 0.0)
@@ -183,7 +208,19 @@ def _judge_gradients(
         start = time.perf_counter()
         trials[part][name] = trial[part](name)
         spent[part] += time.perf_counter() - start
-    best = min((x for x in every if all(x in y for y in trials.values())), key=rank)
+
+    def nearest() -> str:
+        return min((x for x in every if all(x in y for y in trials.values())), key=rank)
+
+    failed = [x for x in parts if trials[x][nearest()].rejected(alpha)]
+    if hardware is None and failed:
+        for name in list_units(*parts[failed[0]], dtype, profiles[failed[0]]):
+            for x in parts:
+                add_unit(profiles[x], name)
+                trials[x][name] = trial[x](name)
+            if not any(rejected(x, name) for x in parts):
+                break
+    best = nearest()
     return {
         x: _conclude(*y, dtype, alpha, trials[x], trials[x][best], time.perf_counter() - spent[x])
         for x, y in parts.items()

@@ -1,112 +1,133 @@
-"""Which units are tried where rounded sums explain nothing, and what a unit explains."""
+"""Units that cut sums: which are tried where rounded sums explain nothing, and what one explains."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from ..rounding.hardware import IEEE, UNITS, describe_units
+from ..rounding.hardware import IEEE, UNITS, Unit, name_units
 from ..rounding.problems import Problem
-from ..rounding.profiles import Profile
+from ..rounding.profiles import Profile, profile_of
+from .evidence import log_chernoff
 from .findings import Numbers
+from .z_scores import subtract_rounding
 
-_BLOCKS, _ROWS = 4, 128  # blocks of rows that shifts are compared on
+_BLOCKS, _ROWS = 4, 128  # blocks of rows that shifts are compared on, and rows of each
 _SURE = 6.0  # standard errors
+_CHANCE = 1e-9  # of a right profile to be passed over
 
 
 class Fit(NamedTuple):
-    """How errors compare with the shift that a unit predicts, on some rows.
+    """How the errors of some rows compare with the shift that a unit predicts.
 
     Attributes
     ----------
     share, error : float
-        The part of the shift that the errors show, 1 for the right unit, and its standard error.
-    known : float
-        The least standard error that all rows would leave.
+        The part of the shift that errors show, 1 for the right unit, and its standard error.
+    least : float
+        The standard error that all rows would leave.
+    possible : bool
+        Whether the mean square of the rest of the errors is one that the profile may have.
     measured, predicted : float
         By what part of itself the result is too large.
     """
 
     share: float
     error: float
-    known: float
+    least: float
+    possible: bool
     measured: float
     predicted: float
 
     @property
     def agrees(self) -> bool:
-        """Whether the shift may explain the errors, and is large enough to be seen in all rows."""
-        return self.known < 1 and abs(self.share - 1) < 0.5 + _SURE * self.error
+        """Whether the shift may be that of the errors, and is large enough to be seen in all rows."""
+        return self.least < 1 and abs(self.share - 1) < 0.5 + _SURE * self.error
 
 
-def compare_shift(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> Fit:
-    """Compare the errors of some rows with the shift of the unit of a profile."""
+def compare_shift(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> Fit | None:
+    """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
-    items = list(problem.items())
-    sums, rows = np.zeros(7), 0
+    items, sums, rows = list(problem.items()), np.zeros(7), 0
     for index, i in items[:: max(1, len(items) // _BLOCKS)][:_BLOCKS]:
         i = slice(i.start, min(i.stop, i.start + _ROWS))
         with np.errstate(all="ignore"):
             x = problem.analyse(index, kernel, i)
             errors = x.errors(numbers.out(index)[i])
             known = np.isfinite(x.std) & np.isfinite(errors)
-            errors, shift, out = (
-                np.where(known, y / x.std, 0.0) for y in (errors, x.shift, x.out)
-            )
-        pairs = ((errors, shift), (shift, shift), (errors, errors), (errors, out), (shift, out))
-        sums += [*(np.sum(a * b) for a, b in pairs), np.sum(out * out), np.sum(known)]
-        rows += i.stop - i.start
-    along, size, square, of_out, shift_of_out, out, count = sums.tolist()
-    if not size or not out:
-        return Fit(0.0, 0.0, math.inf, 0.0, 0.0)
-    every = math.prod(problem.lead) * problem.shape[0]
+            e, s, out = (np.where(known, y / x.std, 0.0) for y in (errors, x.shift, x.out))
+            z = np.where(known, subtract_rounding(errors, x) / x.worst, 0.0)
+        products = (e * s, s * s, e * e, e * out, s * out, out * out, z * z)
+        sums, rows = sums + [np.sum(x) for x in products], rows + len(out)
+    both, shifts, square, of_out, shift_of_out, outs, least = sums.tolist()
+    if not shifts or not outs:
+        return None
+    count, every = rows * problem.shape[2], math.prod(problem.lead) * problem.shape[0]
+    independent = rows if problem.rows_apart(kernel) else 0
     return Fit(
-        1 + along / size,
-        math.sqrt(square / max(count, 1.0) / size),
-        math.sqrt(rows / every / size),
-        (of_out + shift_of_out) / out,
-        shift_of_out / out,
+        1 + both / shifts,
+        math.sqrt(square / count / shifts),
+        math.sqrt(rows / every / shifts),
+        bool(log_chernoff(least / count, independent) > math.log(_CHANCE)),
+        (of_out + shift_of_out) / outs,
+        shift_of_out / outs,
     )
 
 
 def list_units(
     problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
-) -> Iterator[tuple[str, Profile]]:
-    """List profiles with the units whose shifts agree with the errors, the best first."""
-    if problem.kind != "scores":
-        return
-    fits: dict[tuple[str, str], Fit] = {}
-    for name, profile in profiles.items():
-        units = set()
-        for hardware in UNITS if profile.accumulator is None else ():
-            unit = profile._replace(accumulator=hardware).kernel(dtype).unit
-            if unit is not None and unit not in units:
-                units.add(unit)
-                fits[name, hardware] = compare_shift(
-                    problem, numbers, dtype, profile._replace(accumulator=hardware)
-                )
-    for name, hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
-        if fits[name, hardware].agrees:
-            yield f"{name}@{hardware}", profiles[name]._replace(accumulator=hardware)
+) -> list[str]:
+    """Name profiles with units whose shifts agree with the errors, the best first.
+
+    For each unit those are the two tightest profiles that may explain the other errors.
+    """
+    names = [x for x, y in profiles.items() if y.accumulator is None and _list_units(y, dtype)]
+    if problem.kind != "scores" or not names:
+        return []
+
+    def compare(name: str, hardware: str) -> Fit | None:
+        profile = profiles[name]._replace(accumulator=hardware)
+        return compare_shift(problem, numbers, dtype, profile)
+
+    tightest = {x: compare(names[0], x) for x in _list_units(profiles[names[0]], dtype).values()}
+    fits = {x: y for x, y in tightest.items() if y is not None and y.agrees}
+    chosen: list[str] = []
+    for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
+        possible = (x for x in names if (fit := compare(x, hardware)) and fit.possible)
+        chosen += [f"{x}@{hardware}" for x in islice(possible, 2)]
+    return chosen
 
 
-def on_hardware(profiles: Mapping[str, Profile], hardware: str | None) -> dict[str, Profile]:
+def _list_units(profile: Profile, dtype: str) -> dict[Unit, str]:
+    """List the units that a profile may have, with one of the names of each."""
+    units = {x: profile._replace(accumulator=x).kernel(dtype).unit for x in UNITS}
+    return {unit: name for name, unit in reversed(units.items()) if unit is not None}
+
+
+def add_unit(profiles: dict[str, Profile], name: str) -> None:
+    """Add the profile with a unit of a name such as "flash@hopper"."""
+    base, _, hardware = name.partition("@")
+    profiles[name] = profiles[base]._replace(accumulator=hardware)
+
+
+def on_hardware(profiles: dict[str, Profile], hardware: str | None) -> dict[str, Profile]:
     """Give the hardware to all profiles, and its name to their names."""
     if hardware in (None, IEEE):
-        return dict(profiles)
+        return profiles
     return {f"{x}@{hardware}": y._replace(accumulator=hardware) for x, y in profiles.items()}
 
 
-def describe_fit(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> Iterator[str]:
-    """Say what the unit of a profile makes of the result, if it has one."""
-    unit = profile.kernel(dtype).unit
-    if unit is not None:
-        fit = compare_shift(problem, numbers, dtype, profile)
+def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> Iterator[str]:
+    """Say what the unit of a profile of this name makes of the result, if it has one."""
+    profile = profile_of(name)._replace(out=numbers.out_dtype)
+    unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
+    if unit is not None and fit is not None:
         yield (
-            f"sums as tensor cores of {describe_units(unit)} cut them: "
+            f"sums as tensor cores of {name_units(unit)} cut them: "
             f"{_write(fit.measured)}, predicted {_write(fit.predicted)}"
         )
 

@@ -67,6 +67,8 @@ class Verdict(NamedTuple):
     of : str
         What all of this is said of: `out` or, where gradients are judged, the first of `parts` that
         failed or, if none did, that lacks power.
+    hardware : str or None
+        The hardware whose matrix units explain the numbers where rounded sums do not.
     parts : dict of str to Verdict
         Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
         alpha.
@@ -88,6 +90,7 @@ class Verdict(NamedTuple):
     seconds: float
     by: str = ""
     of: str = "out"
+    hardware: str | None = None
     parts: Mapping[str, Verdict] = MappingProxyType({})
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -139,7 +142,7 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         else f"{verdict.dtype} to {verdict.out_dtype}"
     )
     words = {
-        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.profile})",
+        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.profile and verdict.by})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(verdict.trials)})",
         "UNDERPOWERED": f"{one} that is 1 % too large would not have been rejected",
