@@ -8,10 +8,10 @@ groups there are. With the unit in the last place of the aligned numbers and of 
 .. math:: u = 2^{\lfloor \log_2 \max(|C|, \max_j |x_j|) \rfloor - a}, \qquad
     w = \max(u, 2^{\lfloor \log_2 |C + \sum_j x_j| \rfloor - b}),
 
-a group takes from the sum :math:`\sum_j \operatorname{sign}(x_j) (|x_j| \bmod u)`, and then what its
-terms, cut, leave above a multiple of w. `CutSum` computes both for a group of a tile of keys, with
-the products as the profile rounds them, and takes the other groups of the tile for like it, but
-that their signs are known. The accumulator carries what was lost.
+a group takes :math:`\sum_j \operatorname{sign}(x_j) (|x_j| \bmod u)` from the sum, and then what
+its cut terms leave above a multiple of w. `CutSum` computes both for some products of a tile of
+keys, as the profile rounds them: the others of the tile lose as much on average, and their signs
+are known. The accumulator carries what was lost.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ import numpy as np
 from ..arrays.library import Doubles
 from .formats import Format
 
-# The share of a shift by which it may be off, in every test. What is not known is which digits are
-# cut: of 512 products and more, with values of one sign, the mean of losses is known to 5 %. Where
-# values have both signs shifts are a twentieth of that, and known to 15 %.
+# The share of a shift by which it may be off for all elements alike, which every test allows. In a
+# tile u is that of its middle. A tile is at most an eighth of the products before it, so that a sum
+# of terms of one sign is off by a factor of 2 in at most half of one tile of the eight or more in
+# which it doubles: by 1/16 of the loss, up or down. Terms that are not looked at are as large as
+# others, unless keys are in an order, and other maxima cut other digits: both average out over
+# tiles, and are in the variance. A third of the slack is for u, the rest for what is not known: the
+# order of keys in groups, and sums that are rescaled when a maximum grows.
 SLACK = 0.2
-_TILE = 64  # products after which a unit in the last place is computed again, at the most
+_TILE = 64  # products of a tile, at the most
 _SOME = 8  # products of a tile whose losses are computed, at the least
+_LEAST = 2.0**-100  # numbers below it are taken for 0
 _EIGHT_BITS, _SIXTEEN_BITS = 4, 11  # digits of a format, at the most
 
 
@@ -80,7 +85,6 @@ UNITS: Mapping[str, tuple[Unit | None, Unit | None]] = {
     "ada": (_AMPERE, _EIGHT),
     "volta": (Unit(4, 23, 23), None),
 }
-
 
 IEEE = "ieee"  # hardware that rounds sums
 
@@ -152,17 +156,16 @@ class CutSum:
         last = np.maximum(_leading(after) * 2.0**-self.unit.kept / unit, 1.0)
         above = np.mod(sign * np.sum(cut[:, :group], 1), last)
         shift = -unit * (loss + groups * sign * above)
+        # Of losses that are uniform, of as many terms and again of those that stand for others.
         others = count - some
-        squares = np.sum(lost * lost, 1) * ((count + others * others / some) / some)
-        self.variance += unit * unit * (squares / 2 + groups * (last * last - 1) / 12)
+        squares = np.sum(lost * lost, 1) * (count + others * others / some) / some
+        squares = squares + np.square(groups * above)
+        self.variance += unit * unit * squares / 2
         self.shift += shift
         self.total = self.total + more + shift
         self.terms += count
         if self.unit.run is not None and self.terms >= self.unit.run:
             self.restart()
-
-
-_LEAST = 2.0**-100  # below which numbers are taken for 0
 
 
 def _leading(x: Doubles) -> Doubles:

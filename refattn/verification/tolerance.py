@@ -34,10 +34,10 @@ from ..rounding.roundings import RowErrors
 from .choice import ProfileChoice, usual_profiles
 from .findings import Numbers
 from .judging import judge
+from .units import name_on_hardware
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
 _DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
-_TINY = float(np.finfo(np.float64).tiny)
 _HEADS, _QUERIES = 8, 1024  # of the power table, queries of all heads together
 
 
@@ -165,9 +165,8 @@ class Tolerance(NamedTuple):
         """Give what is needed, and what becomes of defects, as rows."""
         pairs = (f"{x}.{y}" for x in ("pair", "proven_pair") for y in ("rtol", "atol"))
         needs = [Column("profile"), Column("head", write_head)]
-        needs += [
-            Column(x, digits) for x in ("atol", "proven", *pairs, *["drift"] * bool(self.hardware))
-        ]
+        drift = [] if self.hardware is None else ["drift"]
+        needs += [Column(x, digits) for x in ("atol", "proven", *pairs, *drift)]
         power = [
             *(Column("defect"), Column("size")),
             *(Column("given", _write_ratio, drop=2), Column("ours", _write_ratio, drop=3)),
@@ -221,8 +220,7 @@ def study(
     scale, bias, mask, causal, window, softcap
         As for `rounding.predict`.
     hardware : str, optional
-        What the kernel runs on, as in `verify`: its matrix units cut sums, and what they lose is
-        predicted from the arrays and added to the tolerance.
+        What the kernel runs on, as in `verify`: what its units lose is in what is needed.
     track : callable
         Wraps the sequence of what is to be tried, for a bar of progress, say.
 
@@ -252,8 +250,9 @@ def study(
         q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, window=window, softcap=softcap
     )
     dtype = dtype_of(q) if dtype is None else dtype
-    chosen = {"profile": profile, "hardware": hardware}
-    return study_problem(problem, dtype, atol=atol, rtol=rtol, track=track, **chosen)
+    return study_problem(
+        problem, dtype, profile=profile, hardware=hardware, atol=atol, rtol=rtol, track=track
+    )
 
 
 def study_problem(
@@ -269,8 +268,7 @@ def study_problem(
 ) -> Tolerance:
     """Study a problem as `study` does arrays."""
     checks.choice("dtype", dtype, USUAL)
-    if profile is not None:
-        checks.choice("profile", profile.partition("@")[0], PROFILES)
+    checks.choice("profile", (profile or "flash").partition("@")[0], PROFILES)
     check_hardware("hardware", hardware)
     if 0 in (*problem.lead, *problem.shape):
         sizes = ", ".join(map(str, problem.shape))
@@ -284,15 +282,9 @@ def study_problem(
         for name, x in problem.read(index).items():
             if name in "qkv" and not np.all(np.isfinite(x)):
                 raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
-
-    def named(name: str) -> str:
-        """Add the hardware to a profile that multiplies weights in its units."""
-        on_it = profile_of(name)._replace(accumulator=hardware)
-        return name if "@" in name or on_it.kernel(dtype).unit is None else f"{name}@{hardware}"
-
-    names = [named(x) for x in ([profile] if profile is not None else usual_profiles(dtype))]
-    simulated = named(profile or ("math" if dtype == "float32" else "flash"))
-    judged = names if profile is not None or any("@" in x for x in names) else None
+    usual = usual_profiles(dtype) if profile is None else [profile]
+    fused = profile or ("math" if dtype == "float32" else "flash")
+    *names, simulated = (name_on_hardware(x, dtype, hardware) for x in (*usual, fused))
     part, rows = _choose_part(problem)
     defects = list(catalogue(part))
     if announce is not None:
@@ -309,7 +301,7 @@ def study_problem(
         else:
             if not power:
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
-            power.append(_try_defect(part, item, dtype, simulated, judged, given, ours))
+            power.append(_try_defect(part, item, dtype, simulated, names, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows, hardware)
 
 
@@ -342,6 +334,7 @@ class _ElementErrors(NamedTuple):
     off: Doubles
     std: Doubles
     bound: Doubles
+    shift: Doubles  # away from 0
 
     def less(self, rtol: float) -> _ElementErrors:
         """Take a relative tolerance off."""
@@ -358,23 +351,18 @@ def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
     """Find what a profile needs, for all heads and for each."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     elements = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))
-    shift = np.zeros(shape)  # towards infinity, below 0 towards 0
 
     def add(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
-        elements.size[at] = np.abs(rows.out)
+        elements.size[at], elements.shift[at] = np.abs(rows.out), rows.shift * np.sign(rows.out)
         elements.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
         elements.std[at], elements.bound[at] = rows.worst, rows.bound
-        shift[at] = rows.shift * np.sign(rows.out)
 
     sweep(problem, dtype, profile_of(name), add)
     unit = FORMATS[dtype].unit
-    heads = list(np.ndindex(problem.lead)) if math.prod(problem.lead) > 1 else []
-    for head in (None, *heads):
-        at: Any = ... if head is None else head
-        of = _ElementErrors(*(x[at].ravel() for x in elements))
-        drift = float(np.sum(shift[at] * elements.size[at]) / max(np.sum(of.size**2), _TINY))
-        yield _need_of(name, head, of, unit)._replace(drift=drift)
+    yield _need_of(name, None, _ElementErrors(*(x.ravel() for x in elements)), unit)
+    for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
+        yield _need_of(name, head, _ElementErrors(*(x[head].ravel() for x in elements)), unit)
 
 
 def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: float) -> Need:
@@ -390,6 +378,7 @@ def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: floa
         _largest_or_zero(elements.bound),
         Allowance(_smallest_atol(of[rtol]), rtol),
         Allowance(_largest_or_zero(of[proven].bound), proven),
+        float(np.sum(elements.shift * elements.size) / (np.sum(elements.size**2) or 1.0)),
     )
 
 

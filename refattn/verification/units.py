@@ -1,4 +1,4 @@
-"""Units that cut sums: which are tried where rounded sums explain nothing, and what one explains."""
+"""Units that cut sums: which are tried where rounded sums explain nothing, and what they say."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Fit(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether the shift may be that of the errors, and is large enough to be seen in all rows."""
+        """Whether the shift may be that of the errors, and all rows would show it."""
         return self.least < 1 and abs(self.share - 1) < 0.5 + _SURE * self.error
 
 
@@ -83,7 +83,7 @@ def list_units(
 ) -> list[str]:
     """Name profiles with units whose shifts agree with the errors, the best first.
 
-    For each unit those are the two tightest profiles that may explain the other errors.
+    For each unit those are the two tightest profiles that may explain the rest of the errors.
     """
     names = [x for x, y in profiles.items() if y.accumulator is None and _list_units(y, dtype)]
     if problem.kind != "scores" or not names:
@@ -121,16 +121,18 @@ def on_hardware(profiles: dict[str, Profile], hardware: str | None) -> dict[str,
     return {f"{x}@{hardware}": y._replace(accumulator=hardware) for x, y in profiles.items()}
 
 
+def name_on_hardware(name: str, dtype: str, hardware: str | None) -> str:
+    """Add the name of hardware to that of a profile which multiplies weights in its units."""
+    profile = profile_of(name)._replace(accumulator=hardware)
+    return name if "@" in name or profile.kernel(dtype).unit is None else f"{name}@{hardware}"
+
+
 def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> Iterator[str]:
     """Say what the unit of a profile of this name makes of the result, if it has one."""
     profile = profile_of(name)._replace(out=numbers.out_dtype)
     unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
     if unit is not None and fit is not None:
         yield (
-            f"sums as tensor cores of {name_units(unit)} cut them: "
-            f"{_write(fit.measured)}, predicted {_write(fit.predicted)}"
+            f"sums as tensor cores of {name_units(unit)} cut them: {-fit.measured:.2g} too small, "
+            f"predicted {-fit.predicted:.2g}"
         )
-
-
-def _write(x: float) -> str:
-    return f"{abs(x):.2g} too {'small' if x < 0 else 'large'}"

@@ -142,7 +142,7 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         else f"{verdict.dtype} to {verdict.out_dtype}"
     )
     words = {
-        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.profile and verdict.by})",
+        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.by})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(verdict.trials)})",
         "UNDERPOWERED": f"{one} that is 1 % too large would not have been rejected",

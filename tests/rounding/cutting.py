@@ -42,23 +42,27 @@ def product(x, y, unit, total=None):
 
 
 def flash(case, dtype, unit, *, tile=64, running=True, out=None, weights=None):
-    """Tiles of keys over the running maximum, or the true one; the normaliser is in float32."""
+    """Tiles of keys over the running maximum, or the true one; the normaliser is in float32.
+
+    Without a unit sums are exact.
+    """
     to, s = FORMATS[weights or dtype], scores32(case)
-    top = np.max(s, -1, keepdims=True) if not running else np.full((len(s), 1), -np.inf, f32)
+    top = np.full((len(s), 1), -np.inf, f32) if running else np.max(s, -1, keepdims=True)
     total, found = np.zeros_like(top), np.zeros((len(s), case.v.shape[1]))
-    far = np.zeros_like(found)  # of units that start afresh: sums so far, in float32
-    terms = 0
+    far, terms = np.zeros_like(found), 0  # sums in float32 of a unit that starts afresh
     for j in range(0, s.shape[1], tile):
-        part = s[:, j : j + tile]
+        part, v = s[:, j : j + tile], case.v[j : j + tile]
         new = np.maximum(top, part.max(-1, keepdims=True))
         safe = np.where(np.isfinite(new), new, f32(0))
         w, shrink = np.exp(part - safe), np.exp(np.where(np.isfinite(top), top, safe) - safe)
         total = total * shrink + w.sum(-1, keepdims=True, dtype=f32)
-        found, far = ((x * shrink).astype(f32).astype(np.float64) for x in (found, far))
-        found = product(to.round(w), case.v[j : j + tile], unit, found)
+        w, found, far, top = to.round(w), single(found * shrink), single(far * shrink), new
+        found = found + w @ v if unit is None else product(w, v, unit, found)
         terms += tile
-        if unit.run is not None and terms >= unit.run:
-            far, found, terms = (far + found).astype(f32).astype(np.float64), 0 * found, 0
-        top = new
-    found = (far + found).astype(f32) / np.where(total > 0, total, f32(1))
-    return FORMATS[out or dtype].round(found)
+        if unit is not None and unit.run is not None and terms >= unit.run:
+            far, found, terms = single(far + found), 0 * found, 0
+    return FORMATS[out or dtype].round((far + found) / np.where(total > 0, total, f32(1)))
+
+
+def single(x):
+    return x.astype(f32).astype(np.float64)

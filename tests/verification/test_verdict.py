@@ -526,7 +526,7 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     monkeypatch.setattr(judging, "judge", one)
     monkeypatch.setattr(judging, "_judge_gradients", gradients)
     parts = {name: findings.Part(name, name) for name in ("out", "dq", "dv")}
-    found = judging.judge_all(parts, "float32", "math", 0.3)
+    found = judging.judge_all(parts, "float32", "math", 0.3, "ampere")
     worst = min(first, second, key=ORDER.index)
     assert found.verdict == worst
     names = {"out": first, "dq": "PASS", "dv": second}
@@ -537,12 +537,13 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     }
     rest = {name: parts[name] for name in ("dq", "dv")}
     share = pytest.approx(0.1)
-    assert asked == [("out", "out", "float32", "math", share), (rest, "float32", "math", share)]
+    said = ("float32", "math", share, "ampere")
+    assert asked == [("out", "out", *said), (rest, *said)]
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
     one_part = judging.judge_all({"out": findings.Part(0, 1)}, "float32", None, 0.3)
-    assert (one_part.verdict, one_part.parts, asked[-1][-1]) == (first, {}, 0.3)
+    assert (one_part.verdict, one_part.parts, asked[-1][-2:]) == (first, {}, (0.3, None))
 
 
 # How far results are from a profile, where it is rejected, its rms there, what is tried in which
@@ -608,7 +609,7 @@ def test_gradients_are_judged_by_one_profile(name, monkeypatch):
         lambda x, numbers, dtype, all_: {y: near.get((x, y), 1.0) for y in all_},
     )
     parts = {x: findings.Part(x, SimpleNamespace(out_dtype=x)) for x in ("dq", "dk", "dv")}
-    found = judging._judge_gradients(parts, "bfloat16", list(full.values()), 0.3)
+    found = judging._judge_gradients(parts, "bfloat16", list(full.values()), 0.3, "ieee")
     assert " ".join(tried) == order
     for x in parts:
         made = {full[y[3]] for y in tried if y[:2] == x}
