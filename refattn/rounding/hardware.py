@@ -16,13 +16,14 @@ are known. The accumulator carries what was lost.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.library import Doubles
-from .formats import Format
+from .formats import FORMATS, Format
 
 # The share of a shift by which it may be off for all elements alike, which every test allows. In a
 # tile u is that of its middle. A tile is at most an eighth of the products before it, so that a sum
@@ -35,6 +36,7 @@ SLACK = 0.2
 _TILE = 64  # products of a tile, at the most
 _SOME = 8  # products of a tile whose losses are computed, at the least
 _LEAST = 2.0**-100  # numbers below it are taken for 0
+_FOUR_DIGITS = Format(4, -1000, math.inf)
 _EIGHT_BITS, _SIXTEEN_BITS = 4, 11  # digits of a format, at the most
 
 
@@ -91,7 +93,7 @@ IEEE = "ieee"  # hardware that rounds sums
 
 def unit_for(name: Any, to: Format | None) -> Unit | None:
     """Look up the unit of this name for factors of a type; None where sums are rounded."""
-    if name in (None, IEEE) or to is None or to.digits > _SIXTEEN_BITS:
+    if name in (None, IEEE) or to in (None, FORMATS["tfloat32"]) or to.digits > _SIXTEEN_BITS:
         return None
     return UNITS[name][to.digits <= _EIGHT_BITS]
 
@@ -137,10 +139,12 @@ class CutSum:
 
     def _add_tile(self, x: Doubles, y: Doubles) -> None:
         count, group = len(y), self.unit.group
+        scale = find_scale(y) if self.unit.narrow else 1.0  # which is not in the unit
+        y, total = y / scale, self.total / scale
         some = count if self.unit.narrow else min(count, max(group, _SOME))
         groups = count / group
         more = x @ y
-        before = self.total + more * max(groups - 1, 0) / (2 * groups)  # of a group, on average
+        before = total + more * max(groups - 1, 0) / (2 * groups)  # of a group, on average
         after = before + more / groups
         terms = x[:, :some, None].astype(np.float32) * y[:some].astype(np.float32)
         largest = np.maximum(np.abs(before), np.max(np.abs(terms), 1))
@@ -160,12 +164,22 @@ class CutSum:
         others = count - some
         squares = np.sum(lost * lost, 1) * (count + others * others / some) / some
         squares = squares + np.square(groups * above)
-        self.variance += unit * unit * squares / 2
-        self.shift += shift
-        self.total = self.total + more + shift
+        self.variance += np.square(scale * unit) * squares / 2
+        self.shift += scale * shift
+        self.total = scale * (total + more + shift)
         self.terms += count
         if self.unit.run is not None and self.terms >= self.unit.run:
             self.restart()
+
+
+def find_scale(x: Doubles) -> float:
+    """Find the scale of numbers that have 4 binary digits but for it; 1 if there is none."""
+    largest = float(np.max(np.abs(x), initial=0.0))
+    for digits in range(8, 16):
+        scale = largest / digits if largest else 1.0
+        if scale > 0 and np.allclose(_FOUR_DIGITS.round(x / scale), x / scale, 2.0**-40, 0.0):
+            return scale
+    return 1.0
 
 
 def _leading(x: Doubles) -> Doubles:

@@ -84,7 +84,7 @@ def test_units_of_formats():
     for name, dtype in ((None, "float16"), ("ieee", "float16"), ("hopper", "float32")):
         assert unit_of(name, dtype) is None
     assert unit_of("ampere", "float8_e4m3fn") is None
-    assert unit_of("hopper", "tfloat32") == HOPPER  # of 11 digits
+    assert unit_of("hopper", "tfloat32") is None
     assert hardware.name_units(HOPPER) == "Hopper or Blackwell"
     assert hardware.name_units(EIGHT) == "Hopper or Ada"
     assert hardware.name_units(EIGHT._replace(run=128)) == "Hopper promoted"
@@ -159,6 +159,20 @@ def test_expected_losses_of_weights_of_many_sizes(name, dtype, sharp):
     x, y = weights_and_values(dtype, "one sign", 1024 if sharp < 9 else 8192, sharp=sharp)
     lost = cut_in_runs(x, y, unit) - x @ y
     assert abs(np.sum(expected_cut(x, y, unit).shift) / np.sum(lost) - 1) < SLACK
+
+
+@pytest.mark.parametrize("values", ["one sign", "mostly one"])
+def test_scales_of_8_bit_numbers_are_not_in_the_unit(values):
+    """Values are numbers of 8 bits over a scale: what a unit loses is of the numbers."""
+    to, (x, y) = FORMATS["float8_e4m3fn"], weights_and_values("float8_e4m3fn", values, 512)
+    scale = 448 / 3.7
+    lost = (product(x, y, EIGHT) - x @ y) / scale
+    shift = expected_cut(x, y / scale, EIGHT).shift
+    np.testing.assert_allclose(shift, expected_cut(x, y, EIGHT).shift / scale, rtol=1e-9)
+    assert abs(np.sum(shift) / np.sum(lost) - 1) < SLACK / 2
+    assert to.holds(y / scale / hardware.find_scale(y / scale)).all()
+    assert hardware.find_scale(y / scale + 1e-6 * np.arange(24)) == 1.0
+    assert hardware.find_scale(np.zeros((2, 2))) == 1.0
 
 
 @pytest.mark.parametrize("name", ["volta", "ampere", "hopper", "eight", "promoted"])
