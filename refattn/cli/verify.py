@@ -103,6 +103,12 @@ the whole program (validation/site/guide/numbers.md).
 @window_option
 @softcap_option
 @layout_option
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Look at all rows of large files, and along all known defects.",
+)
 @alpha_option("kernel")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
@@ -157,7 +163,14 @@ def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> t
 
 
 def _judge_file(
-    path: Path, *, dtype: str | None, layout: str, profile: str | None, alpha: float, **options: Any
+    path: Path,
+    *,
+    dtype: str | None,
+    layout: str,
+    profile: str | None,
+    alpha: float,
+    everything: bool,
+    **options: Any,
 ) -> verdicts.Verified:
     """Judge what a file holds."""
     alpha = check_alpha(alpha)
@@ -177,7 +190,7 @@ def _judge_file(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = {name: shown(part) for name, part in parts.items()}
-        verdict = judge_all(judged, tensors.dtype, profile, alpha)
+        verdict = judge_all(judged, tensors.dtype, profile, alpha, everything)
     return verdicts.Verified(tensors, problem, parts, verdict)
 
 

@@ -46,11 +46,12 @@ def verify(
     sinks: Any = None,
     features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
+    everything: bool = False,
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
 
     They are compared with exact attention, by what `rounding.predict` says of errors; the tests,
-    and what they assume, are those of `refattn.verification`. Profiles are tried from the tightest
+    and what they assume, are those of `refattn.verification`. Profiles are tried from the likeliest
     until one explains the numbers.
 
     Parameters
@@ -80,6 +81,9 @@ def verify(
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+    everything : bool, default False
+        Whether all rows of large arrays are looked at, and along all known defects. Without it the
+        verdict says which share was.
 
     Returns
     -------
@@ -158,7 +162,7 @@ def verify(
             parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
     if not parts:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    return judge_all(parts, dtype, profile, alpha)
+    return judge_all(parts, dtype, profile, alpha, everything)
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:

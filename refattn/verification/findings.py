@@ -117,7 +117,8 @@ class ProfileTrial(NamedTuple):
     detectable: dict[str, float]
     powered: bool  # whether an output that is 1 % too large would have been rejected
     element: float = 0.0  # standard deviations by which any element is off to be rejected
-    idle: Sequence[Index] = ()  # rows that may hold any mean of the values
+    loud: tuple[tuple[Index, slice], ...] = ()  # rows with the largest z, if others are left out
+    idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
 
     def with_test(self, test: Finding) -> ProfileTrial:
         """Add a test, and correct for it, too."""

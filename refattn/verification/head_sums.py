@@ -58,7 +58,7 @@ class HeadSums:
         self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
         self.furthest = 0.0  # the largest error that is no evidence, in standard deviations
         self.widest = 0.0  # the largest of these for the least favourable digits, over the usual
-        self.idle: list[Index] = []  # rows that may hold any mean of the values
+        self.idle: list[Index] = []  # rows that may hold 0, or the mean of the values
         self.plain = 0.0  # sum of squares of errors over standard deviations
         self.elements = 0  # that have a law
         self.farthest: tuple[float, Index] = (0.0, ())  # error over standard deviation
@@ -150,15 +150,15 @@ class HeadSums:
     def _find_idle(
         self, index: Index, i: slice, rows: RowErrors, near: tuple[Doubles, Doubles]
     ) -> list[Index]:
-        """Find rows of which no test of one element would reject any mean of the values."""
+        """Find rows where 0, or the mean of all values, is within reach of every element."""
         v = self.problem.read(index)["v"]
-        if not v.size:
-            return []
-        low, high = np.min(v, 0) - rows.out, np.max(v, 0) - rows.out
         far = _FAR * rows.worst
-        reach = (np.maximum(near[0] - far, -rows.bound), np.minimum(near[1] + far, rows.bound))
-        free = np.all((reach[0] <= low) & (high <= reach[1]), -1) & (np.ptp(v) > 0)
-        return [(*index, int(x)) for x in np.flatnonzero(free) + i.start]
+        low, high = np.maximum(near[0] - far, -rows.bound), np.minimum(near[1] + far, rows.bound)
+        free = np.zeros(len(rows.out), bool)
+        for trivial in (0.0, np.mean(v, 0)) if v.size else ():
+            off = trivial - rows.out
+            free |= np.all((low <= off) & (off <= high), -1)
+        return [(*index, int(x)) for x in np.flatnonzero(free & np.any(v)) + i.start]
 
     def _add_lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
         """Write the errors of the log normalisers; return what adds their part of the sums."""

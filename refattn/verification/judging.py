@@ -42,7 +42,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..arrays.library import Doubles
+import numpy as np
+
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import PROFILES, Profile
 from .alternatives import list_conventions, list_remarks, suspect_narrower
@@ -50,8 +51,16 @@ from .blind import list_blind
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import WITHOUT_POWER, Finding, Numbers, Part, ProfileTrial, place
 from .head_sums import row_weights
-from .likelihood import Fit, compare
-from .looks import Look, choose_blocks, choose_compared, count_rows, split_directions
+from .likelihood import ALIKE, Fit, compare
+from .looks import (
+    Blocks,
+    Look,
+    choose_blocks,
+    choose_compared,
+    choose_screened,
+    count_rows,
+    split_directions,
+)
 from .trial import attempt
 from .verdict import Verdict
 
@@ -76,8 +85,8 @@ class _Case:
         self.profiles = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
-        self.weights: dict[tuple[str | None, bool, bool], Doubles] = {}
         self.fits: dict[str, Fit] = {}
+        self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.trials: dict[str, ProfileTrial] = {}
 
     def compare(self, names: Sequence[str]) -> None:
@@ -89,37 +98,59 @@ class _Case:
 
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
-        fit = self.fits.get(name)
-        return fit is not None and not (fit.within and fit.log_p > math.log(self.alpha / _TESTS))
+        fit, least = self.fits.get(name), self.alpha / _TESTS
+        if self.screened.get(name, 1.0) <= least:
+            return True
+        return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
-    def attempt(self, name: str, all_directions: bool = False) -> ProfileTrial:
-        """Try a profile; weights of rows are computed once."""
+    def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
+        """Try a profile on all rows, or on some along all directions."""
         start, chosen = time.perf_counter(), self.profiles[name]
-        kernel = chosen.kernel(self.dtype)
-        products = self.problem.gradient is not None and kernel.products_matter
-        known = chosen.inputs, self.problem.rows_apart(kernel), products
-        if known not in self.weights:
-            self.weights[known] = row_weights(self.problem.read_by(chosen), kernel)
-        whole = all_directions or self.everything or not self.problem.is_mean
-        blocks = split_directions(tuple(self.problem.items()), self.problem.shape[1], whole)
-        look = Look(self.weights[known], *blocks)
-        rest = self.dtype, chosen, name, self.numbers, self.alpha, look
-        trial = attempt(self.problem, *rest)
-        fit = self.fits.get(name)
-        if fit is not None and fit.likelier:
-            p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
-            trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
+        problem = self.problem if rows is None else self.problem.looked_at(rows)
+        kernel, blocks = chosen.kernel(self.dtype), tuple(problem.items())
+        whole = rows is not None or self.everything or not problem.is_mean
+        split = split_directions(blocks, problem.shape[1], whole)
+        look = Look(row_weights(problem.read_by(chosen), kernel), *split)
+        with np.errstate(all="ignore"):
+            trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
         return trial
 
+    def screen(self, name: str) -> None:
+        """Try a profile on some rows, if these are few beside all: that is one more test of it.
+
+        Some are at random, and some the worst block of a profile that failed, of all blocks.
+        """
+        some = choose_screened(self.problem)
+        if name in {*self.screened, *self.trials} or not some:
+            return
+        p = self._smallest(name, some)
+        worst = next(iter(self.trials.values())).loud[:1] if self.trials else ()
+        if worst and p > self.alpha / _TESTS / 2:
+            p = min(p, self._smallest(name, worst) * sum(1 for _ in self.problem.items()))
+        self.screened[name] = min(1.0, 2 * p)
+
+    def _smallest(self, name: str, rows: Blocks) -> float:
+        return min((x.adjusted for x in self.attempt(name, rows).tests), default=1.0)
+
     def trial(self, name: str) -> ProfileTrial:
         """Return what was found by a profile, or try it."""
-        if name not in self.trials:
-            self.trials[name] = self.attempt(name)
-        return self.trials[name]
+        if name in self.trials:
+            return self.trials[name]
+        trial, fit = self.attempt(name), self.fits.get(name)
+        if fit is not None and fit.likelier:
+            p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
+            trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
+        if name in self.screened:
+            p = self.screened[name]
+            trial = trial.with_test(Finding("some rows", p, p, math.nan, "all tests of some rows"))
+        self.trials[name] = trial
+        return trial
 
     def rejects(self, name: str) -> bool:
         """Tell whether a profile does not explain the numbers."""
+        if not self.is_out(name):
+            self.screen(name)
         return self.is_out(name) or self.trial(name).rejected(self.alpha)
 
     def is_rejected(self, name: str) -> bool:
@@ -135,8 +166,8 @@ class _Case:
         suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
         blind: list[str] = []
         if failed:
-            if problem.is_mean:
-                suspects = self.attempt(name, all_directions=True).suspects
+            if problem.is_mean and best.loud:
+                suspects = self.attempt(name, best.loud).suspects
             remarks += [
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
@@ -145,7 +176,9 @@ class _Case:
         else:
             blind = self._list_blind(self.profiles[name])
             remarks += _remark_idle(best.idle)
-        doubted = best.idle and any(map(self.is_out, self.fits))
+        fit = self.fits.get(name)
+        likelier = fit is not None and fit.against > ALIKE and self.is_out(fit.likelier)
+        doubted = best.idle and likelier
         weak = not best.powered or doubted or {*WITHOUT_POWER} & {*blind}
         rows = math.prod(problem.lead) * problem.shape[0]
         return Verdict(
@@ -187,7 +220,8 @@ class _Case:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
                 fit = self.fits[name]
-                found[name] = _TESTS * math.exp(max(fit.log_p, -700.0)) if fit.within else 0.0
+                p = min(math.exp(max(fit.log_p, -700.0)), self.screened.get(name, 1.0))
+                found[name] = _TESTS * p if fit.within else 0.0
         return found
 
 
@@ -263,7 +297,7 @@ def _remark_idle(rows: Sequence[Index]) -> list[str]:
         return []
     first = place(min(rows))
     return [
-        f"{len(rows)} rows may hold any mean of v by this profile, the first is {first}: "
+        f"{len(rows)} rows could be 0 or the mean of v by this profile, the first is {first}: "
         "nothing is said of them"
     ]
 

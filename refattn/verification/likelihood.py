@@ -28,7 +28,7 @@ from .findings import Numbers
 from .head_sums import row_weights
 
 _FACTORS = np.geomspace(WORST / 2, WORST, 9)  # of standard deviations, by the leading digits
-_ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
+ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
 _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
 
 
@@ -76,7 +76,7 @@ def compare(
         x: Fit(y.within, sure[x][0], held[x][1], min(0.0, others - held[x][0]))
         for x, y in samples.items()
     }
-    return dict(sorted(fits.items(), key=lambda x: max(_ALIKE, x[1].against)))
+    return dict(sorted(fits.items(), key=lambda x: max(ALIKE, x[1].against)))
 
 
 def _look(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> _Sample:

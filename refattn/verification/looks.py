@@ -25,6 +25,7 @@ MOST_PAIRS_OF_GRADIENTS = 2**25  # with what is saved, and in three parts
 ALL_DIRECTIONS = 2**22  # pairs that are looked at along all known defects
 _ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
+_SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
 _COMPARED_HEADS = 2  # of gradients
 
 
@@ -86,6 +87,24 @@ def choose_compared(problem: Problem) -> Problem:
     return problem.looked_at(
         [(index, slice(i.start, min(i.stop, i.start + rows))) for index, i in cut]
     )
+
+
+def choose_screened(problem: Problem) -> Blocks:
+    """Take some more rows, by which a profile may be ruled out; none where that would be a half."""
+    found = tuple(problem.items())
+    most = max(1, _SCREENED_PAIRS // (_BLOCK_ROWS * max(problem.shape[1], 1)))
+    if problem.gradient is not None or 2 * most >= len(found):
+        return ()
+    return tuple(found[x] for x in _one_of_each(len(found), most))
+
+
+def choose_loud(found: Blocks, squares: Doubles, problem: Problem) -> Blocks:
+    """Take the blocks with the largest mean squares, from the largest; none if those are all."""
+    most = max(1, ALL_DIRECTIONS // (_BLOCK_ROWS * max(problem.shape[1], 1)))
+    if most >= len(found):
+        return ()
+    means = [-float(np.mean(squares[problem.number(x), i])) for x, i in found]
+    return tuple(found[x] for x in np.argsort(means, kind="stable")[:most].tolist())
 
 
 def count_rows(found: Iterable[tuple[Index, slice]]) -> int:

@@ -14,7 +14,14 @@ from ..arrays.words import portable, to_json
 from .findings import WITHOUT_POWER, Finding, Suspect, Z, place
 
 _PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
-_TESTS_OF_ALL = ("bound", "largest z", "mean square", "mean square of columns")
+_TESTS_OF_ALL = (
+    "bound",
+    "largest z",
+    "mean square",
+    "mean square of columns",
+    "sum of squares of a tile",
+    "likelihood",
+)
 _TESTS_OF_PARTS = ("mean square of tiles", "mean square of heads")
 _DEFECTS = {
     "scale": "a scale wrong by",
@@ -37,7 +44,7 @@ class Verdict(NamedTuple):
         ``"PASS"``; ``"FAIL"``, no profile that was tried explains the numbers; or
         ``"UNDERPOWERED"``, an output that is 1 % too large would not have been rejected.
     profile : str or None
-        The tightest profile that explains the numbers.
+        The likeliest profile that explains the numbers.
     z : Z
         Errors over their standard deviations, by that profile or, of those rejected, by the one
         with which a known defect explains all, or else by the nearest: root mean square, largest,

@@ -271,6 +271,7 @@ DEFECTS = {
     "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
     "log2 e": (lambda: run(base2=True, log2e=1.443, heads=ALL), A, False, "the scale is 1.00018"),
     "tile": (lambda: changed(EXACT, np.s_[3, 32:48], lambda x: 1.01 * x), {}, False, ""),
+    "tile 3e-3": (lambda: changed(EXACT, np.s_[3, 32:48], lambda x: 1.003 * x), {}, False, ""),
     "cap before": (lambda: run(cap_before_scale, **CAP), CAP, True, ""),
     "cap of 200": (lambda: run(softcap=200.0, heads=ALL), A, False, CAPPED),
     "ALiBi": (lambda: run(bias=1.01 * SLOPE), {"bias": SLOPE}, False, ""),
@@ -291,7 +292,7 @@ DEFECTS = {
     "one key in a row": (lambda: one_row_of(run(), run(mask=LOST)), {"heads": SOME[:1]}, True, ""),
 }
 FAST = {"scale 3e-3", "last key lost", "edge -1", "truncated", "epsilon 1e-3", "window", "one head"}
-FAST |= {"tile", "NaN", "zeros", "window of 1", "no small sink"}
+FAST |= {"tile", "tile 3e-3", "NaN", "zeros", "window of 1", "no small sink"}
 
 
 def some(names, fast):
@@ -400,7 +401,7 @@ NOT_SEEN = {
     "epsilon 1e-5": lambda: run(with_epsilon, epsilon=1e-5),
     "log2 e": lambda: run(base2=True, log2e=1.4427),
     "rounded normaliser": lambda: run(rounded_normaliser=True),
-    "tile": lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.003 * x),
+    "tile": lambda: changed(run(to="float32"), np.s_[3, 32:48], lambda x: 1.001 * x),
     "rounded twice": lambda: BF16(FORMATS["float16"].round(run(to="float32"))),
 }
 
