@@ -105,6 +105,12 @@ the whole program (validation/site/guide/numbers.md).
 @window_option
 @softcap_option
 @layout_option
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Look at all rows of large files, and along all known defects.",
+)
 @alpha_option("kernel")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
@@ -166,6 +172,7 @@ def _judge_file(
     profile: str | None,
     hardware: str | None,
     alpha: float,
+    everything: bool,
     **options: Any,
 ) -> verdicts.Verified:
     """Judge what a file holds."""
@@ -186,7 +193,7 @@ def _judge_file(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = {name: shown(part) for name, part in parts.items()}
-        verdict = judge_all(judged, tensors.dtype, profile, alpha, hardware)
+        verdict = judge_all(judged, tensors.dtype, profile, alpha, everything, hardware)
     return verdicts.Verified(tensors, problem, parts, verdict)
 
 

@@ -47,11 +47,12 @@ def verify(
     features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
     hardware: str | None = None,
+    everything: bool = False,
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
 
     They are compared with exact attention, by what `rounding.predict` says of errors; the tests,
-    and what they assume, are those of `refattn.verification`. Profiles are tried from the tightest
+    and what they assume, are those of `refattn.verification`. Profiles are tried from the likeliest
     until one explains the numbers.
 
     Parameters
@@ -81,6 +82,9 @@ def verify(
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+    everything : bool, default False
+        Whether all rows of large arrays are looked at, and along all known defects. Without it the
+        verdict says which share was.
 
     hardware : str, optional
         What the kernel ran on, if its matrix units cut sums: "volta", "turing", "ampere", "ada",
@@ -166,7 +170,7 @@ def verify(
             parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
     if not parts:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    return judge_all(parts, dtype, profile, alpha, hardware)
+    return judge_all(parts, dtype, profile, alpha, everything, hardware)
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:
