@@ -558,7 +558,7 @@ def _try_defect(
     """Try the output of a kernel with a defect."""
     exact, got = _simulate(problem, defect, dtype, profile_of(simulated))
     numbers = Numbers(got.__getitem__, dtype)
-    verdict = judge(problem, numbers, dtype, profile, LEVEL, IEEE)
+    verdict = judge(problem, numbers, dtype, profile, LEVEL, hardware=IEEE)
     suspect = verdict.suspects[0].text if verdict.suspects and verdict.verdict == "FAIL" else ""
     return Power(
         defect.name,
