@@ -251,6 +251,7 @@ def test_gradients(layout):
     assert "gradients are judged for softmax only, got linear" in message
 
 
+@pytest.mark.long
 def test_hardware_in_words():
     """`flash` with rounded sums does not give these numbers, with those of Hopper it does."""
     arrays = cut_made("hopper", "float8_e4m3fn", "one sign", 24, 512)
