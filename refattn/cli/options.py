@@ -18,6 +18,7 @@ from ..arrays.words import close
 from ..compare import names as comparable
 from ..files.arrays import INSTALL
 from ..registry import DEFAULT, ESTIMATORS
+from ..rounding.hardware import IEEE, UNITS
 from ..rounding.profiles import PROFILES
 from .progress import notice
 from .show.page import Page, to_csv
@@ -317,6 +318,17 @@ layout_option = known_option(
 profile_option = known_option(
     "--profile",
     known=PROFILES,
+    aliases=(f"{x}@{y}" for x in PROFILES for y in UNITS),
     metavar="NAME",
     help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: any that is usual]",
 )
+
+
+def hardware_option(default: str) -> Callable[[Any], Any]:
+    return known_option(
+        "--hardware",
+        known=(IEEE, *UNITS),
+        metavar="NAME",
+        help="What the kernel runs on, whose matrix units cut sums of products: "
+        f"{', '.join(UNITS)}; {IEEE} if sums are rounded.  [default: {default}]",
+    )

@@ -11,7 +11,7 @@ import click
 from ..files.arrays import find_sample
 from ..files.tensors import DTYPES, open_tensors
 from ..rounding.problems import CALLED, Problem
-from ..rounding.profiles import PROFILES
+from ..rounding.profiles import profile_of
 from ..verification.choice import usual_profiles
 from ..verification.door import check_alpha
 from ..verification.findings import Part
@@ -25,6 +25,7 @@ from .options import (
     examples,
     file_argument,
     format_option,
+    hardware_option,
     json_option,
     known_option,
     layout_option,
@@ -98,11 +99,18 @@ the whole program (validation/site/guide/numbers.md).
     help="What float32 or float64 arrays were rounded to.  [default: their type]",
 )
 @profile_option
+@hardware_option("ieee, then any")
 @causal_option
 @scale_option
 @window_option
 @softcap_option
 @layout_option
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Look at all rows of large files, and along all known defects.",
+)
 @alpha_option("kernel")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
@@ -151,13 +159,21 @@ def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> t
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(usual_profiles(dtype))
-    block = block_seconds(problem, dtype, PROFILES[names[0]])
+    block = block_seconds(problem, dtype, profile_of(names[0]))
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
     return parts * _ANALYSES * block * sum(1 for _ in problem.items()), words
 
 
 def _judge_file(
-    path: Path, *, dtype: str | None, layout: str, profile: str | None, alpha: float, **options: Any
+    path: Path,
+    *,
+    dtype: str | None,
+    layout: str,
+    profile: str | None,
+    hardware: str | None,
+    alpha: float,
+    everything: bool,
+    **options: Any,
 ) -> verdicts.Verified:
     """Judge what a file holds."""
     alpha = check_alpha(alpha)
@@ -177,7 +193,7 @@ def _judge_file(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = {name: shown(part) for name, part in parts.items()}
-        verdict = judge_all(judged, tensors.dtype, profile, alpha)
+        verdict = judge_all(judged, tensors.dtype, profile, alpha, everything, hardware)
     return verdicts.Verified(tensors, problem, parts, verdict)
 
 
@@ -197,6 +213,7 @@ def _judge_file(
     help=f"What the kernel holds: {', '.join(USUAL)}.  [default: what FILE holds]",
 )
 @profile_option
+@hardware_option("ieee")
 @click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
 @click.option("--rtol", type=float, help="What you allow, relative to the exact result.")
 @causal_option
@@ -210,6 +227,7 @@ def tolerance_command(
     file: Path | None,
     dtype: str | None,
     profile: str | None,
+    hardware: str | None,
     atol: float | None,
     rtol: float | None,
     layout: str,
@@ -236,6 +254,7 @@ def tolerance_command(
                 problem,
                 dtype or tensors.dtype,
                 profile=profile,
+                hardware=hardware,
                 atol=atol,
                 rtol=rtol,
                 announce=work.estimated,

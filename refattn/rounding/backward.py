@@ -40,6 +40,7 @@ import numpy as np
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
+from .hardware import SLACK, CutSum, Unit, cut_error
 from .head import scan_tile
 from .roundings import BIAS, CONSTANTS, RMS, WORST, Roundings, RowErrors, sum_error, walk
 from .saved import BLOCK_QUERIES, RUN_STEPS, BackwardHead, Saved, share_tile, unscale_rows
@@ -53,7 +54,13 @@ class _GradientSum:
     """A sum of products over tokens, with what its law and bound are made of."""
 
     def __init__(
-        self, rows: int, columns: int, kernel: Roundings, scale: float, copies: float
+        self,
+        rows: int,
+        columns: int,
+        kernel: Roundings,
+        scale: float,
+        copies: float,
+        unit: Unit | None = None,
     ) -> None:
         self.kernel, self.scale = kernel, scale
         self.copies = copies  # of a term, at most: they are rounded alike
@@ -62,6 +69,7 @@ class _GradientSum:
         self.variance, self.running, self.moved = (np.zeros(shape) for _ in range(3))
         self.flushed = np.zeros(shape)
         self.terms = 0
+        self.cuts = None if unit is None else CutSum(unit, rows, columns)
 
     def add(
         self,
@@ -77,6 +85,7 @@ class _GradientSum:
             self.variance += np.square(scaled_spacing(to, self.total, self.scale)) / 12
             self.moved += scaled_spacing(to, np.abs(self.total) + self.moved, self.scale) / 2
             self.near = round_scaled(to, self.near, self.scale)
+            self.restart()
         for at in blocks(0, len(y), RUN_STEPS if self.kernel.scores_matter else len(y)):
             last = self.total + x[:, at] @ y[at]
             squares = np.square(x[:, at]) @ np.square(y[at])
@@ -86,11 +95,18 @@ class _GradientSum:
             self.total = last
         sizes, tiny = np.abs(y), self.kernel.accumulate.tiny
         self.near += near @ y
+        if self.cuts is not None:
+            self.cuts.add(near, y)
         self.sizes += np.abs(x) @ sizes
         lost = flushed @ sizes + np.minimum(len(y) * tiny, np.abs(x) @ sizes)
         self.flushed += lost
         self.moved += bound @ sizes + lost
         self.terms += len(y)
+
+    def restart(self) -> None:
+        """Begin another sum in the unit, that is added to those before."""
+        if self.cuts is not None:
+            self.cuts.restart()
 
 
 def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
@@ -208,7 +224,9 @@ def analyse_gradient(
     columns = _count_columns(backs[0][0], of)
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     most = float(np.max(copies, initial=1.0))
-    sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most)
+    rounded = kernel.weights if of == "dv" else kernel.d_scores
+    unit = None if rounded is None else kernel.unit
+    sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, unit)
     softcap = backs[0][0].head.softcap
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, softcap is not None, has_sinks)
@@ -216,6 +234,7 @@ def analyse_gradient(
     size, to = _block_tokens(kernel, of)
     for back, saved in backs:
         head = back.head
+        sum_.restart()
         if of == "dq":
             for j in head.blocks(size):
                 x = analyse_pairs(back, saved, kernel, rows, j)
@@ -362,16 +381,20 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     else:
         variance = variance + (RMS * unit * sum_.total) ** 2 * max(sum_.terms, 1) * sum_.copies
     total, near = scale * sum_.total, scale * sum_.near
+    shift: Doubles | float = 0.0
+    if sum_.cuts is not None:
+        shift, variance = scale * sum_.cuts.shift, variance + sum_.cuts.variance
     variance = scale * scale * np.maximum(variance, 0.0)
-    gamma = sum_error(kernel, sum_.terms, 2) + 2 * unit
+    gamma = sum_error(kernel, sum_.terms, 2) + 2 * unit + cut_error(kernel.unit, sum_.terms)
     tiny = kernel.accumulate.tiny
     bound = np.minimum(np.abs(total), tiny) + abs(scale) * (
         sum_.moved + gamma * (sum_.sizes + sum_.moved)
     )
     most = (sum_.sizes + sum_.moved) * (1 + gamma)
-    bound = np.where(most > kernel.accumulate.largest, math.inf, bound)
+    bound = np.where(most > kernel.accumulate.largest, math.inf, bound) + np.abs(shift)
     worst = WORST**2 * variance
     loose = np.abs(near - total) > _SURE_OF_GRADIENTS * np.sqrt(variance)
+    near = near + shift
     spacing = np.zeros_like(total)
     if kernel.out is not None:
         spacing = kernel.out.spacing(total)
@@ -380,14 +403,14 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
         near = kernel.out.round(near)
         bound = np.where(np.abs(total) + bound > kernel.out.largest, math.inf, bound)
     loose |= np.isinf(bound) | ~np.isfinite(near)
-    near = np.where(loose, total, near)
+    near = np.where(loose, total + shift, near)
     std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))
     apart = (RMS * unit * scale) ** 2 * (sum_.running + sum_.total * sum_.total) + spacing**2 / 12
     # What the exponentials and the constants have in common.
     slack = abs(scale) * (kernel.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
     slack = unit * (slack + CONSTANTS * np.abs(total))
     slack += abs(scale) * sum_.flushed + np.where(np.abs(total) < tiny, np.abs(total), 0.0)
+    slack += SLACK * np.abs(shift)
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
-    return RowErrors(
-        total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep, apart
-    )
+    rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
+    return RowErrors(*rows, apart, shift=shift)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import checks
 from .formats import FORMATS, Format
+from .hardware import IEEE, UNITS, unit_for
 from .roundings import Roundings
 
 
@@ -53,6 +54,9 @@ class Profile(NamedTuple):
     parts : pair of int or None
         Queries, and keys, after which a running sum of gradients is rounded to the type of the
         result; None if there is one sum.
+    accumulator : str or None
+        Name of the hardware whose matrix units cut sums of products of 16-bit and of 8-bit numbers,
+        one of `hardware.UNITS`. With None or "ieee" sums are rounded.
     """
 
     scores: str | None = None
@@ -70,6 +74,7 @@ class Profile(NamedTuple):
     d_scores: str | None = None
     delta: str = "weights"
     parts: tuple[int, int] | None = None
+    accumulator: str | None = None
 
     def kernel(self, dtype: str) -> Roundings:
         """Look up the formats for a storage type."""
@@ -95,6 +100,8 @@ class Profile(NamedTuple):
             of(self.d_scores),
             self.delta == "out",
             self.parts,
+            unit_for(self.accumulator, of(self.weights)),
+            unit_for(self.accumulator, of(self.inputs or "storage")),
         )
 
 
@@ -134,18 +141,29 @@ PROFILES: Mapping[str, Profile] = {
 
 
 def profile_of(profile: Any) -> Profile:
-    """Check a profile, or the name of one."""
+    """Check a profile, or the name of one, or of one and of hardware: "flash@hopper"."""
     if isinstance(profile, Profile):
         for field in ("scores", "weights", "accumulate", "out", "softmax", "inputs", "states"):
             _type(field, getattr(profile, field), field not in ("accumulate", "softmax"))
         checks.positive_integer("lanes", profile.lanes)
         checks.positive_integer("run", profile.run)
+        check_hardware("profile", profile.accumulator)
         return profile
+    if isinstance(profile, str) and "@" in profile:
+        name, _, hardware = profile.partition("@")
+        return profile_of(profile_of(name)._replace(accumulator=hardware))
     if not isinstance(profile, str) or profile not in PROFILES:
         raise ValueError(
             f"`profile` must be a Profile or of {', '.join(PROFILES)}, got {profile!r}."
         )
     return PROFILES[profile]
+
+
+def check_hardware(name: str, hardware: Any) -> None:
+    """Check the name of the hardware that an argument gives."""
+    known = (IEEE, *UNITS)
+    if hardware is not None and hardware not in known:
+        raise ValueError(f"`{name}` must name hardware of {', '.join(known)}, got {hardware!r}.")
 
 
 def _type(field: str, name: Any, optional: bool) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays.library import Doubles
 from .formats import Format
+from .hardware import Unit
 
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
 RMS = math.sqrt(1 / (8 * math.log(2)))
@@ -42,6 +43,8 @@ class Roundings(NamedTuple):
     d_scores: Format | None
     delta_of_out: bool  # whether D is taken from the output
     parts: tuple[int, int] | None  # queries and keys after which running sums are rounded
+    unit: Unit | None = None  # that multiplies weights or derivatives; None rounds sums
+    score_unit: Unit | None = None  # that multiplies queries and keys
 
     @property
     def fine(self) -> bool:
@@ -95,6 +98,8 @@ class RowErrors(NamedTuple):
         Variance of what has no part in another element, of gradients.
     rest, lse_rest : arrays, (b, d_v) and (b,), or 0
         What float64 leaves of the exact result, where a kernel sums in float64 itself.
+    shift : array, (b, d_v), or 0
+        What a unit that cuts sums is expected to add to the result.
     """
 
     out: Doubles
@@ -113,10 +118,11 @@ class RowErrors(NamedTuple):
     apart: Doubles | None = None
     rest: Doubles | float = 0.0
     lse_rest: Doubles | float = 0.0
+    shift: Doubles | float = 0.0
 
     def errors(self, got: Doubles) -> Doubles:
-        """Return how far numbers are from the exact result."""
-        errors: Doubles = got - self.out - self.rest
+        """Return how far numbers are from the exact result and the shift of its unit."""
+        errors: Doubles = got - self.out - self.rest - self.shift
         return errors
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ..arrays.library import Doubles
 from ..certified.pairs import Pair
+from .hardware import SLACK, CutSum, cut_error
 from .head import (
     TILE_KEYS,
     ScoredRows,
@@ -66,6 +67,7 @@ def analyse_softmax(
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
+    cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
     top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
     law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
     for tile in scan_tiles(head, i):
@@ -75,15 +77,30 @@ def analyse_softmax(
             gap = np.where(tile.visible, gap, -math.inf)
         weights = np.exp(gap)
         shares = weights * law.whole
-        law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
-        nearest += rounded.weights(tile) @ v
+        of = _Shares(gap, weights, shares)
+        if rounded.of_largest:  # the same weights, rounded
+            assert kernel.weights is not None
+            step = kernel.weights.spacing(weights)
+            near = np.rint(weights / step) * step
+            of = of._replace(step=step, near=near)
+            nearest += (near @ v) / rounded.total
+        else:
+            nearest += rounded.weights(tile) @ v
+        law.add(head, kernel, tile, i, of, v)
+        if cuts is not None:
+            cuts.add(rounded.stored(tile) if of.near is None else of.near, v)
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
             steep[name] += (shares * change(head, tile, i)) @ with_ones
     variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
+    shift: Doubles | float = 0.0
+    if cuts is not None:
+        shift, noise = cuts.shift / rounded.divisor, cuts.variance / rounded.divisor**2
+        variance, least_favourable = variance + noise, least_favourable + noise
+        nearest, bound = nearest + shift, bound + np.abs(shift)
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
-    loose = (np.abs(nearest - exact.out) > SURE * std) | law.tied(kernel)[:, None]
+    loose = (np.abs(nearest - exact.out - shift) > SURE * std) | law.tied(kernel)[:, None]
     loose |= law.lost(kernel)
     spacing = np.zeros_like(exact.out)
     if kernel.out is not None:
@@ -118,10 +135,11 @@ def analyse_softmax(
         lse_bound,
         kernel.accumulate.unit * lse_slack,
         spacing,
-        kernel.accumulate.unit * slack + flushed,
+        kernel.accumulate.unit * slack + flushed + SLACK * np.abs(shift),
         tangents,
         rest=out.lo,
         lse_rest=lse.lo,
+        shift=shift,
     )
 
 
@@ -134,6 +152,8 @@ class NearestWeights:
         self.first = exact if to is None else attend_rows(head, i, to.round)
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
         self.narrow = kernel.softmax.unit > kernel.accumulate.unit
+        plain = kernel.weights is not None and not kernel.normalised
+        self.of_largest = to is None and not self.narrow and plain  # rounded over the largest
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
         total = np.exp(lse - self.top)
         if self.narrow:
@@ -172,12 +192,20 @@ class NearestWeights:
 
     def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
         """Return the weights of a tile, rounded if the profile does."""
+        if self.kernel.weights is None or not rounded:
+            return np.asarray(np.exp(self._logs(tile)) / self.total)
+        return np.asarray(self.stored(tile) / self.divisor)
+
+    def stored(self, tile: Tile) -> Doubles:
+        """Return the rounded weights of a tile as they are multiplied by values."""
         weights, to = np.exp(self._logs(tile)), self.kernel.weights
-        if to is None or not rounded:
-            return np.asarray(weights / self.total)
-        if self.kernel.normalised:
-            return to.round(weights / self.total)
-        return to.round(weights) / self.total
+        assert to is not None
+        return to.round(weights / self.total if self.kernel.normalised else weights)
+
+    @property
+    def divisor(self) -> Doubles | float:
+        """What sums of rounded weights times values are divided by."""
+        return 1.0 if self.kernel.normalised else self.total
 
 
 class _Shares(NamedTuple):
@@ -189,11 +217,15 @@ class _Shares(NamedTuple):
         Differences to the largest score, -inf where hidden.
     weights, shares : arrays
         e^gap, and these over their sum.
+    step, near : arrays or None
+        Where e^gap is rounded: distances of neighbouring numbers, and the nearest of them.
     """
 
     gap: Doubles
     weights: Doubles
     shares: Doubles
+    step: Doubles | None = None
+    near: Doubles | None = None
 
 
 class _ErrorSums:
@@ -224,7 +256,7 @@ class _ErrorSums:
         self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
     ) -> None:
         """Add the keys of a tile."""
-        gap, _, shares = of
+        gap, shares = of.gap, of.shares
         finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
         squares, sizes = v * v, np.abs(v)
         noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
@@ -266,32 +298,38 @@ class _ErrorSums:
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, (gap, weights, shares) = kernel.weights, of
+        to, gap, weights, shares = kernel.weights, of.gap, of.weights, of.shares
         assert to is not None
         if kernel.normalised:
             return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
         rounded = (shares > 0) & (gap < 0)
-        of_one = np.where(rounded, self.whole, 0.0)
-        step = to.spacing(weights) * of_one
-        widest = np.where(rounded, np.maximum(step, 2 * to.unit * shares), 0.0)
-        self.wider += ((widest * widest - step * step) / 12) @ squares
-        last = to.spacing(0.0)
-        flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
-        if np.any(flushed):
+        of_one = rounded * self.whole
+        step = (to.spacing(weights) if of.step is None else of.step) * of_one
+        narrow = step * step / 12
+        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
+        widest = size * (to.unit**2 / 3)
+        least, last = np.min(weights), to.spacing(0.0)
+        if least < to.tiny:
+            widest = np.maximum(widest, narrow)
+        self.wider += (widest - narrow) @ squares
+        if least < _FLUSHED * last:
+            flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
             ones = np.ones((len(squares), 1))
             self.flushed += flushed @ np.concatenate([np.sqrt(squares), ones], -1)
-        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
-        residual = of_one * (to.round(weights) - weights)
+        residual = of_one * ((to.round(weights) if of.near is None else of.near) - weights)
         self.together += np.sum(np.square(np.sum(residual, 0)))
-        self.alone += np.sum(np.square(residual))
+        self.alone += np.vdot(residual, residual)
         if self.keys == 0:
             self.lattice = _has_few_values(gap[rounded & (weights > last)])
         self._spread(size, gap)
-        return step * step / 12
+        return np.asarray(narrow)
 
     def _spread(self, size: Doubles, gap: Doubles) -> None:
         """Add how far weights are from each other and from the largest."""
-        self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
+        moved = size * gap
+        sums = ((moved, gap), (size, size))
+        second, fourth = (np.einsum("ij,ij->i", x, y) for x, y in sums)
+        self.near += np.stack([np.sum(size, -1), np.sum(moved, -1), second, fourth], -1)
 
     def lost(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
         """Tell whether products are as small as the smallest numbers of the sums."""
@@ -360,7 +398,8 @@ class _ErrorSums:
         known = self.weights if kernel.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known) + self.wider
         least = np.where(self.least > 0, self.least, 1.0)
-        error = self.moved + self.gamma * (self.sizes + self.moved) + last / 2
+        gamma = self.gamma + cut_error(kernel.unit, m)
+        error = self.moved + gamma * (self.sizes + self.moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
         reach = (self.sizes + self.moved) * (1 + self.gamma) / whole

@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
+from .hardware import cut_error
 from .head import SoftmaxHead, Tile
 from .roundings import MAXIMUM_KEYS, RMS, Roundings, is_power_of_two, sum_error, walk
 
@@ -102,7 +103,7 @@ def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: s
 
 def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
     """Multiply norms of queries by norms of keys."""
-    q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
+    q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
     products: Doubles = q[:, None] * k
     return products
 
@@ -155,7 +156,7 @@ def _logit_error(
 ) -> Doubles:
     """Bound the error of the scores before the cap."""
     unit, d = kernel.accumulate.unit, head.q.shape[-1]
-    terms = sum_error(kernel, d, 1)
+    terms = sum_error(kernel, d, 1) + cut_error(kernel.score_unit, d)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
     norms = _multiply_norms(head, tile, i)
     norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)

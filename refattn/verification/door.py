@@ -12,7 +12,7 @@ from ..arrays.library import Doubles
 from ..features import elu_features
 from ..rounding.formats import FORMATS
 from ..rounding.problems import check_holds, dtype_of, pose_arrays, pose_gradients, widen
-from ..rounding.profiles import Profile
+from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .findings import Numbers, Part
 from .judging import judge_all
@@ -46,11 +46,13 @@ def verify(
     sinks: Any = None,
     features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
+    hardware: str | None = None,
+    everything: bool = False,
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
 
     They are compared with exact attention, by what `rounding.predict` says of errors; the tests,
-    and what they assume, are those of `refattn.verification`. Profiles are tried from the tightest
+    and what they assume, are those of `refattn.verification`. Profiles are tried from the likeliest
     until one explains the numbers.
 
     Parameters
@@ -80,6 +82,15 @@ def verify(
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+    everything : bool, default False
+        Whether all rows of large arrays are looked at, and along all known defects. Without it the
+        verdict says which share was.
+
+    hardware : str, optional
+        What the kernel ran on, if its matrix units cut sums: "volta", "turing", "ampere", "ada",
+        "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in float32) or
+        "blackwell"; "ieee" if sums are rounded. By default sums are rounded and, if that explains
+        nothing, as the units do it.
 
     Returns
     -------
@@ -117,6 +128,7 @@ def verify(
         **_options_of_estimator(estimator, omega, log_weight, features, feature_map),
     )
     alpha = check_alpha(alpha)
+    check_hardware("hardware", hardware)
     n, _, d_v = problem.shape
     of_result = "the result"
     results_by_name = {
@@ -158,7 +170,7 @@ def verify(
             parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
     if not parts:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    return judge_all(parts, dtype, profile, alpha)
+    return judge_all(parts, dtype, profile, alpha, everything, hardware)
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:

@@ -174,6 +174,22 @@ def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
     return t - share * u, share
 
 
+def log_quadratic(total: float, variances: Any) -> float:
+    r"""Bound the log of the probability that a sum of squares is so large.
+
+    .. math:: P\Big(\sum_k z_k^2 > x\Big) \le e^{-\lambda x / 2}
+        \prod_k (1 - \lambda \mu_k)^{-1/2}, \quad 0 \le \lambda < 1 / \max_k \mu_k
+
+    for sub-Gaussian z with a covariance whose eigenvalues are at most these.
+    """
+    most = float(np.max(variances, initial=0.0))
+    if not 0 < most < math.inf:
+        return 0.0
+    shares = np.linspace(0, 1, 64, endpoint=False)[:, None] / most
+    logs = -shares[:, 0] * total / 2 - np.sum(np.log1p(-shares * variances.reshape(1, -1)), -1) / 2
+    return float(np.min(logs))
+
+
 def log_chernoff(square: Any, rows: Any) -> Any:
     r"""Bound the log of the probability that the mean square of so many rows is so large.
 

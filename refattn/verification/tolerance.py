@@ -26,13 +26,15 @@ from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits, write_head
 from ..arrays.words import portable
 from ..rounding.formats import FORMATS, Format
+from ..rounding.hardware import IEEE
 from ..rounding.head import scan_tiles
 from ..rounding.problems import Index, Problem, dtype_of, pose_arrays, sweep
-from ..rounding.profiles import PROFILES, Profile
+from ..rounding.profiles import PROFILES, Profile, check_hardware, profile_of
 from ..rounding.roundings import RowErrors
-from .choice import usual_profiles
+from .choice import ProfileChoice, usual_profiles
 from .findings import Numbers
 from .judging import judge
+from .units import name_on_hardware
 
 LEVEL = 1e-6  # probability that a correct kernel exceeds the tolerance
 _DEFECT_PASSES = 3  # over the queries that it takes about to judge a defect
@@ -67,6 +69,8 @@ class Need(NamedTuple):
         For rtol 0: with probability 1 - 1e-6 by the law, and for certain by the bound.
     pair, proven_pair : Allowance
         The same with the rtol, of some multiples of the unit, that allows least on average.
+    drift : float
+        By what part of itself the result is too large where matrix units cut sums.
     """
 
     profile: str
@@ -75,6 +79,7 @@ class Need(NamedTuple):
     proven: float
     pair: Allowance
     proven_pair: Allowance
+    drift: float = 0.0
 
 
 class Defect(NamedTuple):
@@ -142,6 +147,8 @@ class Tolerance(NamedTuple):
         The tolerance that was given, and what that profile needs.
     lead, rows : tuple of int and int
         Heads, and queries of each, that defects were tried on.
+    hardware : str or None
+        What the kernels run on, if sums are not rounded.
     """
 
     needs: list[Need]
@@ -152,12 +159,14 @@ class Tolerance(NamedTuple):
     ours: Allowance
     lead: tuple[int, ...]
     rows: int
+    hardware: str | None = None
 
     def tables(self) -> tuple[Table, Table]:
         """Give what is needed, and what becomes of defects, as rows."""
         pairs = (f"{x}.{y}" for x in ("pair", "proven_pair") for y in ("rtol", "atol"))
         needs = [Column("profile"), Column("head", write_head)]
-        needs += [Column(x, digits) for x in ("atol", "proven", *pairs)]
+        drift = [] if self.hardware is None else ["drift"]
+        needs += [Column(x, digits) for x in ("atol", "proven", *pairs, *drift)]
         power = [
             *(Column("defect"), Column("size")),
             *(Column("given", _write_ratio, drop=2), Column("ours", _write_ratio, drop=3)),
@@ -188,6 +197,7 @@ def study(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
+    hardware: str | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
     """Say which tolerance a correct kernel needs on such arrays, and which defects it lets through.
@@ -209,6 +219,8 @@ def study(
         `torch.testing.assert_close` if none is.
     scale, bias, mask, causal, window, softcap
         As for `rounding.predict`.
+    hardware : str, optional
+        What the kernel runs on, as in `verify`: what its units lose is in what is needed.
     track : callable
         Wraps the sequence of what is to be tried, for a bar of progress, say.
 
@@ -238,7 +250,9 @@ def study(
         q, k, v, scale=scale, bias=bias, mask=mask, causal=causal, window=window, softcap=softcap
     )
     dtype = dtype_of(q) if dtype is None else dtype
-    return study_problem(problem, dtype, profile=profile, atol=atol, rtol=rtol, track=track)
+    return study_problem(
+        problem, dtype, profile=profile, hardware=hardware, atol=atol, rtol=rtol, track=track
+    )
 
 
 def study_problem(
@@ -246,6 +260,7 @@ def study_problem(
     dtype: str,
     *,
     profile: str | None = None,
+    hardware: str | None = None,
     atol: float | None = None,
     rtol: float | None = None,
     announce: Callable[[float], None] | None = None,
@@ -253,8 +268,8 @@ def study_problem(
 ) -> Tolerance:
     """Study a problem as `study` does arrays."""
     checks.choice("dtype", dtype, USUAL)
-    if profile is not None:
-        checks.choice("profile", profile, PROFILES)
+    checks.choice("profile", (profile or "flash").partition("@")[0], PROFILES)
+    check_hardware("hardware", hardware)
     if 0 in (*problem.lead, *problem.shape):
         sizes = ", ".join(map(str, problem.shape))
         raise ValueError(
@@ -267,13 +282,14 @@ def study_problem(
         for name, x in problem.read(index).items():
             if name in "qkv" and not np.all(np.isfinite(x)):
                 raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
-    names = [profile] if profile is not None else list(usual_profiles(dtype))
-    simulated = profile or ("math" if dtype == "float32" else "flash")
+    usual = usual_profiles(dtype) if profile is None else [profile]
+    fused = profile or ("math" if dtype == "float32" else "flash")
+    *names, simulated = (name_on_hardware(x, dtype, hardware) for x in (*usual, fused))
     part, rows = _choose_part(problem)
     defects = list(catalogue(part))
     if announce is not None:
         passes = _DEFECT_PASSES if profile is None else 2
-        block = block_seconds(problem, dtype, PROFILES[names[0]])
+        block = block_seconds(problem, dtype, profile_of(names[0]))
         blocks = [sum(1 for _ in x.items()) for x in (problem, part)]
         announce(block * (len(names) * blocks[0] + len(defects) * passes * blocks[1]))
     needs: list[Need] = []
@@ -285,8 +301,8 @@ def study_problem(
         else:
             if not power:
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
-            power.append(_try_defect(part, item, dtype, simulated, profile, given, ours))
-    return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows)
+            power.append(_try_defect(part, item, dtype, simulated, names, given, ours))
+    return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows, hardware)
 
 
 def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
@@ -318,6 +334,7 @@ class _ElementErrors(NamedTuple):
     off: Doubles
     std: Doubles
     bound: Doubles
+    shift: Doubles  # away from 0
 
     def less(self, rtol: float) -> _ElementErrors:
         """Take a relative tolerance off."""
@@ -337,11 +354,11 @@ def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
 
     def add(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
-        elements.size[at] = np.abs(rows.out)
+        elements.size[at], elements.shift[at] = np.abs(rows.out), rows.shift * np.sign(rows.out)
         elements.off[at] = np.abs(rows.nearest - rows.out) + rows.slack
         elements.std[at], elements.bound[at] = rows.worst, rows.bound
 
-    sweep(problem, dtype, PROFILES[name], add)
+    sweep(problem, dtype, profile_of(name), add)
     unit = FORMATS[dtype].unit
     yield _need_of(name, None, _ElementErrors(*(x.ravel() for x in elements)), unit)
     for head in np.ndindex(problem.lead) if math.prod(problem.lead) > 1 else ():
@@ -361,6 +378,7 @@ def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: floa
         _largest_or_zero(elements.bound),
         Allowance(_smallest_atol(of[rtol]), rtol),
         Allowance(_largest_or_zero(of[proven].bound), proven),
+        float(np.sum(elements.shift * elements.size) / (np.sum(elements.size**2) or 1.0)),
     )
 
 
@@ -533,14 +551,14 @@ def _try_defect(
     defect: Defect,
     dtype: str,
     simulated: str,
-    profile: str | None,
+    profile: ProfileChoice,
     given: Allowance,
     ours: Allowance,
 ) -> Power:
     """Try the output of a kernel with a defect."""
-    exact, got = _simulate(problem, defect, dtype, PROFILES[simulated])
+    exact, got = _simulate(problem, defect, dtype, profile_of(simulated))
     numbers = Numbers(got.__getitem__, dtype)
-    verdict = judge(problem, numbers, dtype, profile, LEVEL)
+    verdict = judge(problem, numbers, dtype, profile, LEVEL, hardware=IEEE)
     suspect = verdict.suspects[0].text if verdict.suspects and verdict.verdict == "FAIL" else ""
     return Power(
         defect.name,

@@ -11,17 +11,20 @@ import numpy as np
 from .. import stats
 from ..arrays.library import Doubles
 from ..rounding.backward import list_directions, variance_along
+from ..rounding.covariance import bound_covariance
 from ..rounding.problems import Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
 from .directions import SCORE_CHANGES, explain_size, give_error
-from .evidence import Evidence, Known, log_chernoff
+from .evidence import Evidence, Known, log_chernoff, log_quadratic
 from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
-from .head_sums import HeadSums
+from .head_sums import ONE_PERCENT, HeadSums
+from .looks import Look, choose_loud
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
-_ONE_PERCENT = 0.01
+_LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
+_LOUD = 1.2  # mean square of z from which on
 
 
 def attempt(
@@ -31,7 +34,7 @@ def attempt(
     name: str,
     numbers: Numbers,
     alpha: float,
-    weights: Doubles,
+    look: Look,
 ) -> ProfileTrial:
     """Try whether the numbers can be those of a correct kernel of a profile.
 
@@ -50,13 +53,19 @@ def attempt(
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
-    errors = HeadSums(problem, names, numbers, weights, rows_apart)
-    sweep(problem, dtype, profile, errors.add, changes)
+    errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
+    full = problem if look.full is None else problem._replace(blocks=look.full)
+    sweep(full, dtype, profile, errors.add, changes)
+    if look.rest:
+        few = {x: f for x, f in changes.items() if x == "scale"}
+        sweep(problem._replace(blocks=look.rest), dtype, profile, errors.add_few, few)
     if not rows_apart:
         errors.merge_rows()
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []
+    if problem.is_mean:
+        raw += _test_loud_tiles(errors, problem.read_by(profile), kernel)
     if errors.along:
         directions = list(_test_gradients(errors, problem.read_by(profile), kernel))
     else:
@@ -90,12 +99,23 @@ def attempt(
         for x, known in errors.known.items()
         if known.g > 0
     }
-    square = _ONE_PERCENT**2 * errors.strength / max(elements, 1.0)
+    square = errors.strength / max(elements, 1.0)
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
-    powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
-    known = elements / max(math.prod(problem.lead) * problem.shape[0] * problem.shape[2], 1)
+    powered = powered or detectable.get("factor", 1.0) <= ONE_PERCENT
+    known = elements / max(float(np.sum(errors.looked)) * problem.shape[2], 1)
+    far = math.sqrt(2 * math.log(2 * len(tests) * max(elements, 1.0) / alpha))
+    element = errors.widest * far + errors.furthest
     z = Z(rms, *errors.farthest)
-    return ProfileTrial(name, tests, suspects, z, known, detectable, powered)
+    loud = choose_loud(tuple(problem.items()), errors.square, problem) if look.rest else ()
+    return ProfileTrial(
+        name, tests, suspects, z, known, detectable, powered, element, loud, errors.idle
+    )
+
+
+def passes(errors: HeadSums, alpha: float) -> bool:
+    """Tell whether nothing that is tried of sizes and of some directions is rejected."""
+    tried = *_test_bound(errors), *_test_sizes(errors, errors.elements), *_test_directions(errors)
+    return bool(min(stats.holm([math.exp(max(x.log_p, -700.0)) for x in tried])) > alpha)
 
 
 def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
@@ -174,6 +194,42 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         float(means[column]),
         f"column {column}",
     )
+
+
+def _test_loud_tiles(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
+    """Test small tiles again whose mean squares are large, by how columns depend on each other.
+
+    The law of each is found only there, but all of them are corrected for.
+    """
+    if not errors.square.size:
+        return
+    whole = (errors.counted == problem.shape[2]) & (errors.weights == 1)
+    tried: list[_Outcome] = []
+    count = 0
+    for size in _LOUD_SIZES:
+        squares = _cut_tiles(errors.square * whole, size)
+        full = np.sum(_cut_tiles(1.0 * whole, size), -1) == size
+        means = np.where(full, np.mean(squares, -1), 0.0)
+        count += int(np.sum(full))
+        for at in np.argsort(-means, axis=None)[:_LOUD_TILES].tolist():
+            head, tile = (int(x) for x in np.unravel_index(at, means.shape))
+            if means[head, tile] < _LOUD:
+                continue
+            index = tuple(map(int, np.unravel_index(head, problem.lead))) if problem.lead else ()
+            i = slice(tile * size, (tile + 1) * size)
+            rows = problem.analyse(index, kernel, i)
+            covariance = bound_covariance(problem.head(index), kernel, i, rows)
+            covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
+            total = means[head, tile] * size * problem.shape[2]
+            log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
+            where = f"{problem.rows} {i.start} to {i.stop - 1}"
+            words = ", ".join(x for x in (_name_head(problem, head), where) if x)
+            tried.append(
+                _Outcome("sum of squares of a tile", log_p, float(means[head, tile]), words)
+            )
+    if tried:
+        best = min(tried, key=lambda x: x.log_p)
+        yield best._replace(log_p=_correct_for_tries(best.log_p, count))
 
 
 def _tile_sizes(n: int) -> Iterator[int]:

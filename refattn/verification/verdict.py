@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from ..rounding.roundings import WORST
-from .findings import Finding, Suspect, Z, place
+from .findings import WITHOUT_POWER, Finding, Suspect, Z, place
 
 _PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
-_TESTS_OF_ALL = ("bound", "largest z", "mean square", "mean square of columns")
+_TESTS_OF_ALL = (
+    "bound",
+    "largest z",
+    "mean square",
+    "mean square of columns",
+    "sum of squares of a tile",
+    "likelihood",
+)
 _TESTS_OF_PARTS = ("mean square of tiles", "mean square of heads")
 _DEFECTS = {
     "scale": "a scale wrong by",
@@ -24,6 +30,7 @@ _DEFECTS = {
     "epsilon": "an epsilon in the normaliser of",
 }
 
+_LARGER = "give larger q or k, or numbers in more digits"
 _MUCH = 0.5  # share below which the best of the suspects is no diagnosis
 
 
@@ -37,7 +44,7 @@ class Verdict(NamedTuple):
         ``"PASS"``; ``"FAIL"``, no profile that was tried explains the numbers; or
         ``"UNDERPOWERED"``, an output that is 1 % too large would not have been rejected.
     profile : str or None
-        The tightest profile that explains the numbers.
+        The likeliest profile that explains the numbers.
     z : Z
         Errors over their standard deviations, by that profile or, of those rejected, by the one
         with which a known defect explains all, or else by the nearest: root mean square, largest,
@@ -67,9 +74,19 @@ class Verdict(NamedTuple):
     of : str
         What all of this is said of: `out` or, where gradients are judged, the first of `parts` that
         failed or, if none did, that lacks power.
+    hardware : str or None
+        The hardware whose matrix units explain the numbers where rounded sums do not.
     parts : dict of str to Verdict
         Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
         alpha.
+    looked_at : float
+        Share of the rows that were looked at.
+    blind : tuple of str
+        Outputs that say nothing of a kernel and would have passed as well.
+    element : float
+        Standard deviations by which any element is off to be rejected.
+    idle : int
+        Rows of which the profile says nothing.
     """
 
     verdict: str
@@ -88,11 +105,16 @@ class Verdict(NamedTuple):
     seconds: float
     by: str = ""
     of: str = "out"
+    hardware: str | None = None
     parts: Mapping[str, Verdict] = MappingProxyType({})
+    looked_at: float = 1.0
+    blind: tuple[str, ...] = ()
+    element: float = 0.0
+    idle: int = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
-        return Verdict, (*self[:-1], dict(self.parts))
+        return Verdict, tuple(self._replace(parts=dict(self.parts)))
 
     def to_json(self) -> str:
         """Write the verdict as JSON."""
@@ -139,10 +161,10 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         else f"{verdict.dtype} to {verdict.out_dtype}"
     )
     words = {
-        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.profile})",
+        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.by})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(verdict.trials)})",
-        "UNDERPOWERED": f"{one} that is 1 % too large would not have been rejected",
+        "UNDERPOWERED": _say_what_is_missing(verdict, one),
     }
     yield f"{verdict.verdict}: {words[verdict.verdict]}"
     rows = math.prod(verdict.shape[:-1])
@@ -155,7 +177,15 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         f"  z = error / standard deviation: rms {verdict.z.rms:.3f}, "
         f"largest {verdict.z.largest:.3g}{there}"
     )
+    if verdict.looked_at < 1:
+        share, files = verdict.looked_at, round(1 / verdict.looked_at)
+        yield (
+            f"  looked at {share:.1%} of the rows, drawn with a fixed seed: a defect of one tile "
+            f"of them is seen in one of {files} files; --all looks at all"
+        )
     yield from (f"  {x}" for x in verdict.remarks)
+    if verdict.blind:
+        yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
     rejecting = [
         x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name in _TESTS_OF_ALL
     ]
@@ -183,11 +213,24 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
             for x, size in verdict.detectable.items()
             if x in _DEFECTS
         ]
-        rows = math.prod(verdict.shape)
-        most = WORST * math.sqrt(2 * math.log(2 * len(verdict.tests) * rows / verdict.alpha))
-        sizes.append(f"an element that is off by {most:.2g} standard deviations")
+        sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
         yield f"  would have been rejected: {', '.join(sizes)}"
     yield _PROVEN
+
+
+def _say_what_is_missing(verdict: Verdict, one: str) -> str:
+    """Say why numbers that were not rejected say little."""
+    trivial = [x for x in verdict.blind if x in WITHOUT_POWER]
+    if trivial:
+        return f"{_list_words(trivial)} would not have been rejected"
+    if verdict.idle:
+        return "nothing is known of some rows, and the others do not fit this profile best"
+    return f"{one} that is 1 % too large would not have been rejected"
+
+
+def _list_words(names: Sequence[str]) -> str:
+    """Join names by commas and `and`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _write_p(p: float) -> str:

@@ -36,6 +36,13 @@ def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
     return squares / count if count else 0.0
 
 
+def subtract_rounding(errors: Doubles, rows: RowErrors) -> Doubles:
+    """Subtract what rounding to nearest gives, and what errors have in common, at their most."""
+    rounding = rows.errors(rows.nearest)
+    near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
+    return np.asarray(errors - np.clip(errors, *near))
+
+
 def z_by_row(
     problem: Problem, numbers: Numbers, dtype: str, profile: str | Profile
 ) -> tuple[Doubles, Doubles]:

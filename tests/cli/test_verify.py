@@ -23,6 +23,7 @@ from tests.cli.running import loads
 from tests.cli.test_unusable import refused
 from tests.rounding.rounded import made
 from tests.validation import guide_blocks
+from tests.verification.test_units import made as cut_made
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 ml_dtypes = pytest.importorskip("ml_dtypes")
@@ -248,6 +249,22 @@ def test_gradients(layout):
     assert "\nPASS: dk PASS\n" in run(alone).stdout
     message = refused("verify", *alone.split(), "--estimator", "linear")
     assert "gradients are judged for softmax only, got linear" in message
+
+
+@pytest.mark.long
+def test_hardware_in_words():
+    """`flash` with rounded sums does not give these numbers, with those of Hopper it does."""
+    arrays = cut_made("hopper", "float8_e4m3fn", "one sign", 24, 512)
+    with_type = " --dtype float8_e4m3fn --profile flash"
+    words = save("file.safetensors", arrays, "float32") + with_type
+    result = run(f"{words} --json x.json")
+    assert result.exit_code == 0, result.stdout
+    assert "\n  sums as tensor cores of Hopper or Ada cut them: 0.0" in result.stdout
+    assert loads(Path("x.json").read_text("utf-8"))["hardware"] == "hopper"
+    assert run(f"{words} --hardware ieee").exit_code == 1
+    assert run(f"{words}@hopper").exit_code == 0
+    message = refused("verify", *words.split(), "--hardware", "hoper")
+    assert "--hardware must be of ieee, hopper" in message
 
 
 def of_file(name, profile):

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from refattn.rounding import PROFILES
+from refattn.rounding.hardware import UNITS
 from tests.validation import guide_blocks
 from tests.validation.guide_blocks import GUIDE, difference
 
@@ -27,9 +28,9 @@ def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
     assert compared == OUTPUTS.get(name, 0)
 
 
-def test_every_profile_is_in_the_table_of_numbers():
+def test_every_profile_and_unit_is_in_the_tables_of_numbers():
     first = [x.split("|")[1] for x in guide_blocks.page("numbers").splitlines() if x[:3] == "| `"]
-    assert sorted(re.findall("`(.*?)`", "".join(first))) == sorted(PROFILES)
+    assert sorted(re.findall("`(.*?)`", "".join(first))) == sorted([*PROFILES, *UNITS])
 
 
 def test_the_glossary_is_in_order():

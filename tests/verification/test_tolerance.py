@@ -90,7 +90,8 @@ def test_the_search_starts_from_what_each_element_exceeds_with_its_share():
     """P(|e| > t sigma) <= 2 exp(-t^2 / 2), for all elements together, or the bound."""
     rng = np.random.default_rng(0)
     size, off, std = rng.random((3, 50))
-    elements = tolerance._ElementErrors(size, off, std, np.where(np.arange(50) < 5, off, 1e9))
+    bound = np.where(np.arange(50) < 5, off, 1e9)
+    elements = tolerance._ElementErrors(size, off, std, bound, 0 * off)
     limits = elements.limits(1e-3)
     tails = 2 * np.exp(-np.square((limits - off) / std)[5:] / 2)
     np.testing.assert_allclose(tails, 1e-3 / 50)
@@ -102,7 +103,8 @@ def test_the_relative_tolerance_is_the_one_that_allows_least(units):
     """That with which a small and a large element need the same, by the law or by the bound."""
     unit, size, std = 2.0**-8, np.array([2.0, 6.0]), np.full(2, 1e-30)
     off, bound = (unit * np.array([x, x + 4 * y]) for x, y in ((20, units), (40, 4 / units)))
-    need = tolerance._need_of("", None, tolerance._ElementErrors(size, off, std, bound), unit)
+    elements = tolerance._ElementErrors(size, off, std, bound, 0 * off)
+    need = tolerance._need_of("", None, elements, unit)
     assert need.pair == pytest.approx((unit * (20 - 2 * units), unit * units))
     assert need.proven_pair == pytest.approx((unit * (40 - 8 / units), unit * 4 / units))
     assert (need.atol, need.proven) == pytest.approx((off[1], bound[1]))

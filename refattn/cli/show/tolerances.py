@@ -23,6 +23,8 @@ def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, pa
     whole = [x for x in needs.rows if x["head"] is None]
     columns = [x for x in needs.columns if x.name != "head"]
     page.table(needs._replace(rows=whole, columns=columns))
+    if tolerance.hardware is not None:
+        page.say("drift: what matrix units lose of sums, over the result; it is in all of these")
     if of_heads := [x for x in needs.rows if x["head"] is not None]:
         page.say("\natol of each head (rtol 0), by profile")
         by_head = needs._replace(rows=of_heads).pivot(

@@ -1,0 +1,138 @@
+"""Units that cut sums: which are tried where rounded sums explain nothing, and what they say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from ..rounding.hardware import IEEE, UNITS, Unit, name_units
+from ..rounding.problems import Problem
+from ..rounding.profiles import Profile, profile_of
+from .evidence import log_chernoff
+from .findings import Numbers
+from .z_scores import subtract_rounding
+
+_BLOCKS, _ROWS = 4, 128  # blocks of rows that shifts are compared on, and rows of each
+_SURE = 6.0  # standard errors
+_CHANCE = 1e-9  # of a right profile to be passed over
+
+
+class Fit(NamedTuple):
+    """How the errors of some rows compare with the shift that a unit predicts.
+
+    Attributes
+    ----------
+    share, error : float
+        The part of the shift that errors show, 1 for the right unit, and its standard error.
+    least : float
+        The standard error that all rows would leave.
+    possible : bool
+        Whether the mean square of the rest of the errors is one that the profile may have.
+    measured, predicted : float
+        By what part of itself the result is too large.
+    """
+
+    share: float
+    error: float
+    least: float
+    possible: bool
+    measured: float
+    predicted: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the shift may be that of the errors, and all rows would show it."""
+        return self.least < 1 and abs(self.share - 1) < 0.5 + _SURE * self.error
+
+
+def compare_shift(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> Fit | None:
+    """Compare the errors of some rows with the shift of a profile; None if there is none."""
+    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
+    items, sums, rows = list(problem.items()), np.zeros(7), 0
+    for index, i in items[:: max(1, len(items) // _BLOCKS)][:_BLOCKS]:
+        i = slice(i.start, min(i.stop, i.start + _ROWS))
+        with np.errstate(all="ignore"):
+            x = problem.analyse(index, kernel, i)
+            errors = x.errors(numbers.out(index)[i])
+            known = np.isfinite(x.std) & np.isfinite(errors)
+            e, s, out = (np.where(known, y / x.std, 0.0) for y in (errors, x.shift, x.out))
+            z = np.where(known, subtract_rounding(errors, x) / x.worst, 0.0)
+        products = (e * s, s * s, e * e, e * out, s * out, out * out, z * z)
+        sums, rows = sums + [np.sum(x) for x in products], rows + len(out)
+    both, shifts, square, of_out, shift_of_out, outs, least = sums.tolist()
+    if not shifts or not outs:
+        return None
+    count, every = rows * problem.shape[2], math.prod(problem.lead) * problem.shape[0]
+    independent = rows if problem.rows_apart(kernel) else 0
+    return Fit(
+        1 + both / shifts,
+        math.sqrt(square / count / shifts),
+        math.sqrt(rows / every / shifts),
+        bool(log_chernoff(least / count, independent) > math.log(_CHANCE)),
+        (of_out + shift_of_out) / outs,
+        shift_of_out / outs,
+    )
+
+
+def list_units(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
+) -> list[str]:
+    """Name profiles with units whose shifts agree with the errors, the best first.
+
+    For each unit those are the two tightest profiles that may explain the rest of the errors.
+    """
+    names = [x for x, y in profiles.items() if y.accumulator is None and _list_units(y, dtype)]
+    if problem.kind != "scores" or not names:
+        return []
+
+    def compare(name: str, hardware: str) -> Fit | None:
+        profile = profiles[name]._replace(accumulator=hardware)
+        return compare_shift(problem, numbers, dtype, profile)
+
+    tightest = {x: compare(names[0], x) for x in _list_units(profiles[names[0]], dtype).values()}
+    fits = {x: y for x, y in tightest.items() if y is not None and y.agrees}
+    chosen: list[str] = []
+    for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
+        possible = (x for x in names if (fit := compare(x, hardware)) and fit.possible)
+        chosen += [f"{x}@{hardware}" for x in islice(possible, 2)]
+    return chosen
+
+
+def _list_units(profile: Profile, dtype: str) -> dict[Unit, str]:
+    """List the units that a profile may have, with one of the names of each."""
+    units = {x: profile._replace(accumulator=x).kernel(dtype).unit for x in UNITS}
+    return {unit: name for name, unit in reversed(units.items()) if unit is not None}
+
+
+def add_unit(profiles: dict[str, Profile], name: str) -> None:
+    """Add the profile with a unit of a name such as "flash@hopper"."""
+    base, _, hardware = name.partition("@")
+    profiles[name] = profiles[base]._replace(accumulator=hardware)
+
+
+def on_hardware(profiles: dict[str, Profile], hardware: str | None) -> dict[str, Profile]:
+    """Give the hardware to all profiles, and its name to their names."""
+    if hardware in (None, IEEE):
+        return profiles
+    return {f"{x}@{hardware}": y._replace(accumulator=hardware) for x, y in profiles.items()}
+
+
+def name_on_hardware(name: str, dtype: str, hardware: str | None) -> str:
+    """Add the name of hardware to that of a profile which multiplies weights in its units."""
+    profile = profile_of(name)._replace(accumulator=hardware)
+    return name if "@" in name or profile.kernel(dtype).unit is None else f"{name}@{hardware}"
+
+
+def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> Iterator[str]:
+    """Say what the unit of a profile of this name makes of the result, if it has one."""
+    profile = profile_of(name)._replace(out=numbers.out_dtype)
+    unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
+    if unit is not None and fit is not None:
+        yield (
+            f"sums as tensor cores of {name_units(unit)} cut them: {-fit.measured:.2g} too small, "
+            f"predicted {-fit.predicted:.2g}"
+        )
