@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -118,6 +119,7 @@ def _strata(n: int, of_each: int, seed: int) -> list[slice]:
 
 def _one_of_each(count: int, parts: int, seed: int = 0) -> list[int]:
     """Draw one place of each of so many equal parts."""
-    cuts = np.linspace(0, count, min(parts, count) + 1)
-    draws = np.random.default_rng([SEED, seed]).random(len(cuts) - 1)
-    return [int(a + (b - a) * x) for a, b, x in zip(cuts, cuts[1:], draws, strict=False)]
+    parts = max(min(parts, count), 0)
+    cuts = [x * count // parts for x in range(parts + 1)] if parts else [0]
+    draws = np.random.default_rng([SEED, seed]).random(parts).tolist()
+    return [a + int((b - a) * x) for (a, b), x in zip(pairwise(cuts), draws, strict=True)]
