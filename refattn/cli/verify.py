@@ -16,6 +16,7 @@ from ..verification.choice import usual_profiles
 from ..verification.door import check_alpha
 from ..verification.findings import Part
 from ..verification.judging import judge_all
+from ..verification.looks import choose_blocks, count_rows
 from ..verification.reading import list_judged, pose_tensors, read_parts
 from ..verification.tolerance import USUAL, block_seconds, study_problem
 from .options import (
@@ -154,14 +155,17 @@ def _answer_of_files(judged_files: list[verdicts.Verified], after: bool) -> Answ
     )
 
 
-def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> tuple[float, str]:
+def _foresee(
+    problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
+) -> tuple[float, str]:
     """Return the time of one profile, and how many may be tried."""
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(usual_profiles(dtype))
     block = block_seconds(problem, dtype, profile_of(names[0]))
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
-    return parts * _ANALYSES * block * sum(1 for _ in problem.items()), words
+    share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
+    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words
 
 
 def _judge_file(
@@ -183,7 +187,7 @@ def _judge_file(
     if tensors.lead:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
-        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts)))
+        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts), everything))
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:

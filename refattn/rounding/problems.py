@@ -152,12 +152,14 @@ class Problem(NamedTuple):
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
     def looked_at(self, rows: Sequence[tuple[Index, slice]]) -> Problem:
-        """Take some rows, and of gradients in queries save no others."""
-        found, every = self._replace(blocks=tuple(rows)), self._replace(blocks=None).items()
-        if self.gradient is None or self.gradient.of != "dq" or found.blocks == tuple(every):
+        """Take some rows, and of gradients in queries save no others if they are few."""
+        found = self._replace(blocks=tuple(rows))
+        count = sum(i.stop - i.start for _, i in rows)
+        many = 4 * count > math.prod(self.lead) * self.shape[0]
+        if self.gradient is None or self.gradient.of != "dq" or many:
             return found
         part = self.gradient.problem(self.lead, self.gradient.looking(rows))
-        return part._replace(blocks=tuple(rows))
+        return part._replace(blocks=found.blocks)
 
     def alone(self, index: Index) -> Problem:
         """Take one head."""

@@ -14,6 +14,7 @@ from ..arrays.threads import for_each
 from ..rounding.formats import FORMATS
 from ..rounding.head import scan_tiles
 from ..rounding.problems import Index, Problem
+from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings, RowErrors
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
@@ -231,6 +232,23 @@ class HeadSums:
                 self.keys.add(new, (at, keys))
 
         return sums_of_all
+
+
+class RowWeights:
+    """The weights of rows by `row_weights`, once for all profiles that have the same."""
+
+    def __init__(self, problem: Problem, dtype: str) -> None:
+        self.problem, self.dtype = problem, dtype
+        self.known: dict[Any, Doubles] = {}
+
+    def of(self, profile: Profile) -> Doubles:
+        """Return them for queries, keys and values as a profile reads them."""
+        kernel, problem = profile.kernel(self.dtype), self.problem.read_by(profile)
+        products = problem.gradient is not None and kernel.products_matter
+        key = profile.inputs, problem.rows_apart(kernel), products
+        if key not in self.known:
+            self.known[key] = row_weights(problem, kernel)
+        return self.known[key]
 
 
 def row_weights(problem: Problem, kernel: Roundings) -> Doubles:

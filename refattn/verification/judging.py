@@ -51,7 +51,7 @@ from .alternatives import list_conventions, list_remarks, suspect_narrower
 from .blind import list_blind
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import WITHOUT_POWER, Finding, Numbers, Part, ProfileTrial, place
-from .head_sums import row_weights
+from .head_sums import RowWeights
 from .likelihood import ALIKE, Fit, compare
 from .looks import (
     Blocks,
@@ -89,6 +89,7 @@ class _Case:
         self.profiles = on_hardware(chosen, asked.hardware)
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
+        self.weights = RowWeights(self.problem, asked.dtype)
         self.fits: dict[str, Fit] = {}
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.trials: dict[str, ProfileTrial] = {}
@@ -111,10 +112,11 @@ class _Case:
         """Try a profile on all rows, or on some along all directions."""
         start, chosen = time.perf_counter(), self.profiles[name]
         problem = self.problem if rows is None else self.problem.looked_at(rows)
-        kernel, blocks = chosen.kernel(self.dtype), tuple(problem.items())
+        blocks = tuple(problem.items())
         whole = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], whole)
-        look = Look(row_weights(problem.read_by(chosen), kernel), *split)
+        weights = self.weights if rows is None else RowWeights(problem, self.dtype)
+        look = Look(weights.of(chosen), *split)
         with np.errstate(all="ignore"):
             trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start

@@ -25,7 +25,7 @@ from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
 from .findings import Numbers
-from .head_sums import row_weights
+from .head_sums import RowWeights
 
 _FACTORS = np.geomspace(WORST / 2, WORST, 9)  # of standard deviations, by the leading digits
 ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
@@ -68,7 +68,8 @@ def compare(
     """Compare profiles on the rows of a problem, the best first."""
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
-    samples = {x: _look(problem, numbers, dtype, y) for x, y in profiles.items()}
+    weights = RowWeights(problem, dtype)
+    samples = {x: _look(problem, numbers, dtype, y, weights.of(y)) for x, y in profiles.items()}
     sure = {x: _weigh_others(x, samples, np.ones(1)) for x in profiles}
     held = {x: _weigh_others(x, samples, _FACTORS) for x in profiles}
     others = math.log(len(profiles) - 1)
@@ -79,11 +80,12 @@ def compare(
     return dict(sorted(fits.items(), key=lambda x: max(ALIKE, x[1].against)))
 
 
-def _look(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> _Sample:
+def _look(
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile, weights: Doubles
+) -> _Sample:
     """Divide errors by their standard deviations."""
     parts: list[tuple[bool, Doubles, Doubles, Doubles]] = []
     kernel = profile.kernel(dtype)
-    weights = row_weights(problem.read_by(profile), kernel)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start

@@ -1,14 +1,14 @@
 """Which rows are looked at, and which of them along all known defects.
 
 Small problems are looked at as a whole. Of large ones every head gives blocks of rows: its first,
-its last, and one at random of each of some equal tiles. Of gradients there are heads at random
-instead, as what is saved of a head is of all of its queries. The draw has a fixed seed, `SEED`.
+its last, and one at random of each of some equal tiles. The draw has a fixed seed, `SEED`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,13 +20,13 @@ from ..rounding.problems import Index, Problem
 Blocks = tuple[tuple[Index, slice], ...]
 
 SEED = 0
-MOST_PAIRS = 2**28  # of queries and keys that are looked at
-MOST_PAIRS_OF_GRADIENTS = 2**25  # with what is saved, and in three parts
+MOST_PAIRS = 2**27  # of queries and keys that are looked at
+MOST_PAIRS_OF_GRADIENTS = 2**24  # of each of three parts, beside what is saved
 ALL_DIRECTIONS = 2**22  # pairs that are looked at along all known defects
 _ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
-_COMPARED_HEADS = 2  # of gradients
+_COMPARED_HEADS = 1  # of gradients
 
 
 class Look(NamedTuple):
@@ -52,15 +52,14 @@ def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:
     every = tuple(problem._replace(blocks=None).items())
     (n, m, _), heads = problem.shape, math.prod(problem.lead)
     most = MOST_PAIRS if problem.gradient is None else MOST_PAIRS_OF_GRADIENTS
-    if everything or heads * n * m <= most:
+    if everything or heads * n * m <= most or n <= 3 * _ROWS:
         return every
-    chosen = [*np.ndindex(problem.lead)]
-    if problem.gradient is not None:
-        chosen = [chosen[x] for x in _one_of_each(heads, max(1, most // (n * m)))]
-    of_each = max(3, most // (len(chosen) * m * _ROWS))
-    if of_each * _ROWS >= n:
-        return tuple(x for x in every if x[0] in {*chosen})
-    return tuple((x, i) for x in chosen for i in _strata(n, of_each, problem.number(x)))
+    of_each = max(3, most // (heads * m * _ROWS))
+    return tuple(
+        (index, i)
+        for index in np.ndindex(problem.lead)
+        for i in _strata(n, of_each, problem.number(index))
+    )
 
 
 def split_directions(found: Blocks, keys: int, everything: bool = False) -> tuple[Blocks, Blocks]:
@@ -114,18 +113,13 @@ def count_rows(found: Iterable[tuple[Index, slice]]) -> int:
 
 def _strata(n: int, of_each: int, seed: int) -> list[slice]:
     """Take the first and the last rows, and some at random of each of some tiles between."""
-    inner = list(blocks(_ROWS, n - _ROWS, math.ceil((n - 2 * _ROWS) / (of_each - 2))))
-    draws = np.random.default_rng([SEED, seed]).random(len(inner))
-    starts = [0]
-    for tile, draw in zip(inner, draws, strict=True):
-        last = min(tile.stop, n - _ROWS) - _ROWS
-        starts.append(max(starts[-1] + _ROWS, tile.start + int(draw * (last - tile.start + 1))))
-    starts = [x for x in starts if x <= n - 2 * _ROWS] + [n - _ROWS]
-    return [slice(x, x + _ROWS) for x in starts]
+    first, *inner, last = blocks(0, n, _ROWS)
+    return [first, *(inner[x] for x in _one_of_each(len(inner), of_each - 2, seed)), last]
 
 
-def _one_of_each(count: int, parts: int) -> list[int]:
+def _one_of_each(count: int, parts: int, seed: int = 0) -> list[int]:
     """Draw one place of each of so many equal parts."""
-    cuts = np.linspace(0, count, min(parts, count) + 1)
-    draws = np.random.default_rng(SEED).random(len(cuts) - 1)
-    return [int(a + (b - a) * x) for a, b, x in zip(cuts, cuts[1:], draws, strict=False)]
+    parts = max(min(parts, count), 0)
+    cuts = [x * count // parts for x in range(parts + 1)] if parts else [0]
+    draws = np.random.default_rng([SEED, seed]).random(parts).tolist()
+    return [a + int((b - a) * x) for (a, b), x in zip(pairwise(cuts), draws, strict=True)]

@@ -1,0 +1,104 @@
+"""Which rows are looked at: all heads, both ends, a fixed draw; of small problems all."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from refattn.rounding import PROFILES
+from refattn.rounding.problems import pose_arrays, pose_gradients
+from refattn.verification import judging, looks, verify
+from refattn.verification.findings import Numbers
+from refattn.verification.judging import judge
+from tests.verification.test_verdict import BF16
+
+
+def posed(heads=3, n=1000, m=40):
+    rng = np.random.default_rng(0)
+    q, k, v = (BF16(rng.standard_normal((heads, x, 4))) for x in (n, m, m))
+    return (q, k, v), pose_arrays(q, k, v)
+
+
+def test_small_problems_are_looked_at_as_a_whole():
+    _, problem = posed()
+    assert looks.choose_blocks(problem) == tuple(problem.items())
+    assert looks.split_directions(looks.choose_blocks(problem), 40) == (tuple(problem.items()), ())
+    assert looks.choose_screened(problem) == ()
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_every_head_gives_both_ends_and_rows_between(share, monkeypatch):
+    _, problem = posed()
+    monkeypatch.setattr(looks, "MOST_PAIRS", int(share * 3 * 1000 * 40))
+    found = looks.choose_blocks(problem)
+    assert found == looks.choose_blocks(problem)  # the draw is fixed
+    assert looks.choose_blocks(problem, everything=True) == tuple(problem.items())
+    assert looks.count_rows(found) / 3000 == pytest.approx(share, abs=0.1)
+    for head in range(3):
+        rows = [i for x, i in found if x == (head,)]
+        assert (rows[0].start, rows[-1].stop) == (0, 1000)
+        assert all(x.stop <= y.start for x, y in pairwise(rows))
+    between = [{i.start for x, i in found if x == (h,)} for h in range(3)]
+    assert between[0] != between[1]
+
+
+def test_what_is_seen_of_part_of_the_rows_is_said(monkeypatch):
+    """A wrong scale in all heads fails, and one of the rows that are not looked at does not."""
+    (q, k, v), problem = posed()
+    monkeypatch.setattr(looks, "MOST_PAIRS", 3 * 1000 * 12)
+    rows = [i for _, i in looks.choose_blocks(problem)]
+    left = next(x for x in range(1000) if not any(i.start <= x < i.stop for i in rows))
+    s = 0.5 * q @ k.swapaxes(1, 2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    out = BF16(p @ v / p.sum(-1, keepdims=True))
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "math"}
+    found = verify(**given, out=out)
+    assert found.verdict == "PASS"
+    assert 0.2 < found.looked_at < 0.4
+    assert f"looked at {found.looked_at:.1%} of the rows" in str(found)
+    assert verify(**given, out=out, scale=0.51).verdict == "FAIL"
+    out[:, left] = 0
+    assert verify(**given, out=out).verdict == "PASS"
+    whole = verify(**given, out=out, everything=True)
+    assert (whole.verdict, whole.looked_at) == ("FAIL", 1.0)
+
+
+def test_gradients_of_some_queries_are_those_of_all():
+    (q, *_), problem = posed(2, 600)
+    g = BF16(np.random.default_rng(1).standard_normal(q.shape))
+    of = pose_gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
+    kernel = PROFILES["flash"].kernel("bfloat16")
+    i = slice(320, 384)
+    some = of.looked_at([((1,), i)]).analyse((1,), kernel, i)
+    for x, y in zip(some[:8], of.analyse((1,), kernel, i)[:8], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_the_loudest_blocks_are_chosen():
+    _, problem = posed(2, 512)
+    squares = np.zeros((2, 512))
+    squares[1, 300] = 9.0
+    assert looks.choose_loud(tuple(problem.items()), squares, problem) == ()
+    wide = problem._replace(shape=(512, 2**14, 4))
+    assert looks.choose_loud(tuple(problem.items()), squares, wide) == (((1,), slice(256, 512)),)
+
+
+def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(monkeypatch):
+    (q, k, v), problem = posed(2, 1024)
+    monkeypatch.setattr(looks, "_SCREENED_PAIRS", 256 * 40)
+    s = 0.5 * q @ k.swapaxes(1, 2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    out = BF16(1.02 * p @ v / p.sum(-1, keepdims=True))
+    tried = []
+    attempt = judging.attempt
+
+    def counted(problem, *rest):
+        tried.append(looks.count_rows(problem.items()))
+        return attempt(problem, *rest)
+
+    monkeypatch.setattr(judging, "attempt", counted)
+    found = judge(problem, Numbers(out.__getitem__, "bfloat16"), "bfloat16", ("flash", "upcast"))
+    assert found.verdict == "FAIL"
+    assert tried.count(2048) == 1  # that whose tests are told
+    assert {*found.trials} == {"flash", "upcast"}
+    assert max(found.trials.values()) < 1e-6
