@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
 from types import MappingProxyType
@@ -30,6 +30,7 @@ CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by user
 
 Index = tuple[int, ...]  # of a head among the leading axes
 _BLOCK_ROWS = 256  # queries of a block
+_DIGITS_OF_8_BITS = 4  # at most
 _NUMPY_DTYPES = ("float16", "float32", "float64")
 
 
@@ -189,20 +190,25 @@ class Problem(NamedTuple):
         """Round queries, keys and values; for 8 bits scale them to the range first."""
         if self.gradient is not None:
             return self.gradient.rounded(to).problem(self.lead)
-        factor = dict.fromkeys("qkv", 1.0)
-        if to.digits <= 4:
-            largest = dict.fromkeys("qkv", 0.0)
-            for index in np.ndindex(self.lead):
-                for name, x in self.read(index).items():
-                    if name in largest:
-                        largest[name] = max(largest[name], float(np.max(np.abs(x), initial=0.0)))
-            factor = {name: to.largest / x if x else 1.0 for name, x in largest.items()}
+        heads = [*np.ndindex(self.lead)]
+        to_read = {
+            name: _scaled_to(to, (self.read(index)[name] for index in heads)) for name in "qkv"
+        }
 
         def read(index: Index) -> Mapping[str, Any]:
-            arrays = dict(self.read(index))
-            return arrays | {name: to.round(arrays[name] * x) / x for name, x in factor.items()}
+            arrays = self.read(index)
+            return {**arrays, **{name: x(arrays[name]) for name, x in to_read.items()}}
 
         return self._replace(read=read)
+
+
+def _scaled_to(to: Format, arrays: Iterable[Doubles]) -> Callable[[Doubles], Doubles]:
+    """Return what rounds arrays; for 8 bits it scales the largest to the range first."""
+    if to.digits > _DIGITS_OF_8_BITS:
+        return to.round
+    largest = max((float(np.max(np.abs(x), initial=0.0)) for x in arrays), default=0.0)
+    factor = to.largest / largest if largest else 1.0
+    return lambda x: to.round(x * factor) / factor
 
 
 class Gradient(NamedTuple):
@@ -222,6 +228,8 @@ class Gradient(NamedTuple):
         Whether there is an output.
     columns : int
         Columns of the gradient.
+    products : callable or None
+        Rounds derivatives to the output before they are multiplied.
     """
 
     of: str
@@ -231,10 +239,13 @@ class Gradient(NamedTuple):
     has_out: bool
     columns: int
     saved: Callable[[Index, Roundings], Any] = lambda index, kernel: None
+    products: Callable[[Doubles], Doubles] | None = None
 
     def back(self, head: Index) -> BackwardHead:
         """Read a query head with the derivative to its output."""
-        return BackwardHead(self.forward.head(head), *self.derivatives(head))
+        d_out, out = self.derivatives(head)
+        rounded = d_out if self.products is None else self.products(d_out)
+        return BackwardHead(self.forward.head(head), rounded, out, d_out)
 
     def backs(self, index: Index) -> list[BackwardHead]:
         """Read all query heads that have a part in a head of the gradient."""
@@ -263,13 +274,10 @@ class Gradient(NamedTuple):
         )
 
     def rounded(self, to: Format) -> Gradient:
-        """Round queries, keys, values and derivatives."""
-
-        def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
-            d_out, out = self.derivatives(index)
-            return to.round(d_out), out
-
-        return self._replace(forward=self.forward.rounded(to), derivatives=derivatives)
+        """Round queries, keys and values; and derivatives to the output in products."""
+        heads = np.ndindex(self.forward.lead)
+        scaled = _scaled_to(to, (self.derivatives(index)[0] for index in heads))
+        return self._replace(forward=self.forward.rounded(to), products=scaled)
 
     def dealt(self) -> Gradient:
         """Deal keys to query heads in turn: other heads have a part in a gradient."""
