@@ -18,7 +18,7 @@ from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
-from .formats import FORMATS, Format
+from .formats import FORMATS, STORED, Format
 from .head import SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
@@ -52,6 +52,8 @@ class Problem(NamedTuple):
         Whether heads have a sink.
     key_heads : int or None
         The number of heads of keys where query heads share these in groups.
+    storage : str
+        The type to which profiles with inputs of type `storage` round what they read.
     """
 
     lead: tuple[int, ...]
@@ -66,6 +68,7 @@ class Problem(NamedTuple):
     gradient: Gradient | None = None
     has_sinks: bool = False
     key_heads: int | None = None
+    storage: str = "float64"
 
     @property
     def is_mean(self) -> bool:
@@ -184,7 +187,9 @@ class Problem(NamedTuple):
 
     def read_by(self, profile: Profile) -> Problem:
         """Round queries, keys and values as a profile does first."""
-        return self if profile.inputs is None else self.rounded(FORMATS[profile.inputs])
+        if profile.inputs is None:
+            return self
+        return self.rounded(FORMATS[profile.inputs.replace("storage", self.storage)])
 
     def rounded(self, to: Format) -> Problem:
         """Round queries, keys and values; for 8 bits scale them to the range first."""
@@ -509,18 +514,17 @@ def sweep(
     )
 
 
-def check_holds(problem: Problem, dtype: str) -> None:
-    """Check that queries, keys and values are numbers of the storage type."""
-    checks.choice("dtype", dtype, FORMATS)
+def check_holds(problem: Problem, types: Mapping[str, str]) -> None:
+    """Check that arrays, queries, keys and values, are numbers of their types."""
     for index in np.ndindex(problem.lead):
         x = problem.read(index)
-        for name in "qkv":
+        for name, dtype in types.items():
             check_all_hold(name, x[name], index, dtype)
 
 
 def check_all_hold(name: str, x: Doubles, index: Index, dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
-    holds = FORMATS[dtype].holds(x)
+    holds = STORED[dtype].holds(x)
     if not np.all(holds):
         at = np.argwhere(~holds)[0]
         raise ValueError(

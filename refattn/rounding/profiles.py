@@ -141,6 +141,9 @@ PROFILES: Mapping[str, Profile] = {
     "math64": Profile(accumulate="float64", softmax="float64"),
     "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
 }
+# What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.
+_CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
+PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 
 
 def profile_of(profile: Any) -> Profile:

@@ -29,7 +29,9 @@ def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
 
 def test_every_profile_is_in_the_table_of_numbers():
     first = [x.split("|")[1] for x in guide_blocks.page("numbers").splitlines() if x[:3] == "| `"]
-    assert sorted(re.findall("`(.*?)`", "".join(first))) == sorted(PROFILES)
+    listed = {*re.findall("`(.*?)`", "".join(first))}
+    assert listed <= {*PROFILES}
+    assert all(x in listed or x.endswith("-cast") for x in PROFILES)
 
 
 def test_the_glossary_is_in_order():
