@@ -104,3 +104,16 @@ def _expand(
 
 def _same(x: Doubles, y: Doubles, shape: tuple[int, ...]) -> bool:
     return np.array_equal(np.broadcast_to(x, shape), np.broadcast_to(y, shape))
+
+
+def mask_of_members(mask: Any, q: Any, k: Any, v: Any) -> Any:
+    """Give a mask (batch, m), of the keys of each member of a batch, axes of heads and queries."""
+    batch = max(x.shape[0] for x in (q, k, v))
+    if q.ndim != 4 or mask.ndim != 2 or tuple(mask.shape) != (batch, k.shape[-2]) or batch == 1:
+        return mask
+    if batch == q.shape[-2]:
+        raise ValueError(
+            f"`mask` of shape {tuple(mask.shape)} may be of queries and keys, or of keys of each "
+            "member of the batch: write (1, 1, n, m) or (batch, 1, 1, m)."
+        )
+    return mask[:, None, None, :]

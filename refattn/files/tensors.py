@@ -13,7 +13,14 @@ import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.library import Doubles, Floats
-from ..arrays.stored import INTEGER, SCALES, expand_scale, list_types, storage_type
+from ..arrays.stored import (
+    INTEGER,
+    SCALES,
+    expand_scale,
+    list_types,
+    mask_of_members,
+    storage_type,
+)
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 
@@ -138,7 +145,8 @@ def open_tensors(
         k, v, out, and "weights".
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d) and `lse`
-        (..., n, h). In `mask`, `bias`, `sinks` and `omega` they come first in any case.
+        (..., n, h), or (..., h, n) where that alone fits. In `mask`, `bias`, `sinks` and `omega`
+        they come first in any case. A mask (batch, m) is one of the keys of each member.
     required : collection of str
         Names of which the file must have at least one; none, if it is empty.
     per_query : bool
@@ -158,6 +166,11 @@ def open_tensors(
     read = {name: _view_array(name, stored[name]) for name in _READ if name in stored}
     arrays = {name: x for name, x in read.items() if name in ARRAYS}
     views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
+    rows = views["q"].shape[-3:-1]
+    if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
+        views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
+    if "mask" in views:
+        views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
     try:
         lead = _check_shapes(views, per_query)
     except ValueError as error:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import checks
 from ..arrays.library import Doubles
+from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..rounding.formats import FORMATS
 from ..rounding.problems import (
@@ -23,7 +24,7 @@ from ..rounding.profiles import Profile
 from ..typing import Features
 from .choice import ProfileChoice
 from .findings import Numbers, Part
-from .inputs import name_profiles, read_inputs, widest
+from .inputs import name_profiles, read_inputs, unlimited, widest
 from .judging import judge_all
 from .reading import kind_of
 from .verdict import Verdict
@@ -94,7 +95,8 @@ def verify(
     alpha : float, default 1e-6
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
-        As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+        As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
+        (batch, m) is one of the keys of each member, and -1 in a window is no limit.
     q_scale, k_scale, v_scale : float or arrays, optional
         What arrays in 8 bits are multiplied by: one number, or one a head, a token, a block of
         tokens or columns, or a number, as shapes say: (..., heads), (..., n), or with all axes.
@@ -123,10 +125,14 @@ def verify(
     >>> found.verdict, found.suspects[0].name
     ('FAIL', 'scale')
     """
-    settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal, "window": window}
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
     inputs = read_inputs({"q": q, "k": k, "v": v}, out, dtype, scales)
     q, k, v = (inputs.numbers[name] for name in "qkv")
+    if mask is not None:
+        checks.is_array("mask", mask)
+        mask = mask_of_members(mask, q, k, v)
+    settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
+    settings["window"] = unlimited(window)
     problem = pose_arrays(
         q,
         k,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,3 +107,10 @@ def name_profiles(
 def widest(one: str, other: str) -> str:
     """Return which of two types has more digits."""
     return max(other, one, key=lambda x: FORMATS[x].digits)
+
+
+def unlimited(window: Any) -> Any:
+    """Take -1, which flash-attention writes for a side without limit, for None."""
+    if not isinstance(window, tuple | list):
+        return window
+    return tuple(None if isinstance(side, Integral) and side == -1 else side for side in window)

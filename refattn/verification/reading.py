@@ -27,7 +27,7 @@ from ..rounding.problems import (
     refuse,
 )
 from .findings import Numbers, Part
-from .inputs import widest
+from .inputs import unlimited, widest
 
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 
@@ -60,7 +60,7 @@ def pose_tensors(
     check_mask_of_keys(shapes.get("mask", ()), kind)
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
-    window = qkv.window(window)
+    window = qkv.window(unlimited(window))
     band = Band.of(m - n, causal, window)
 
     @lru_cache(maxsize=4)  # every block of queries reads its head

@@ -66,10 +66,11 @@ def _small_normalisers(t: CheckRun) -> None:
     d = 4
     (_, _, v), frequencies = t.problem(5, 1, d, 1)
     n, m, _ = t.fit(2000, 1, d)
-    sizes = np.linspace(0.2, 1.2, n)[:, None], 0.3  # features may have factors e^(|x|^2 / 2)
+    unit, normal = 1 / t.adapter.root(d), t.rng.standard_normal
+    sizes = np.linspace(0.2, 1.2, n)[:, None]  # features may have factors e^(|x|^2 / 2)
     q, k = (
-        t.adapter.exact(size / t.adapter.root(d) * t.rng.standard_normal((i, d)))
-        for size, i in zip(sizes, (n, m), strict=True)
+        t.adapter.exact(sizes * unit * normal((n, d))),
+        t.adapter.exact(unit * normal((m, d)) / 3),
     )
     for options in ways_to_call(t, frequencies, 1):
         out = t.call(q, k[:1], v[:1], **options)
