@@ -36,6 +36,7 @@ _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool",
 _FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
+_OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
 _WIDE = ("float32", "float64")  # may hold numbers that were rounded
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
@@ -133,6 +134,9 @@ def open_tensors(
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
+    With `cu_seqlens`, or `cu_seqlens_q` and the same `cu_seqlens_k`, sequences lie one after
+    another, (tokens, heads, size) and `lse` (heads, tokens), and each sees itself only.
+
     Parameters
     ----------
     path : path-like
@@ -165,6 +169,9 @@ def open_tensors(
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in _READ if name in stored}
     arrays = {name: x for name, x in read.items() if name in ARRAYS}
+    offsets = _read_offsets(stored)
+    if offsets is not None:
+        layout, arrays["mask"] = "bnhd", _see_own_sequence(arrays, offsets)
     views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
     rows = views["q"].shape[-3:-1]
     if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
@@ -183,7 +190,42 @@ def open_tensors(
     else:
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
     scales = _read_scales(read, layout)
-    return Tensors(path, views, dtypes, lead, set(names) - set(_READ), per_query, scales)
+    others = set(names) - {*_READ, *_OFFSETS}
+    return Tensors(path, views, dtypes, lead, others, per_query, scales)
+
+
+def _read_offsets(stored: _Stored) -> npt.NDArray[np.int64] | None:
+    """Read where sequences begin, and where the last ends: the same for queries and keys."""
+    given = [stored[name] for name in _OFFSETS if name in stored]
+    every = [
+        np.asarray(x.numbers("offsets") if isinstance(x, safetensors.Tensor) else x) for x in given
+    ]
+    if any(not np.array_equal(x, every[0]) for x in every):
+        raise ValueError(
+            "`cu_seqlens_k` must be `cu_seqlens_q`: write other sequences one a file, as "
+            "`refattn.packed.varlen` cuts them."
+        )
+    return every[0].astype(np.int64) if every else None
+
+
+def _see_own_sequence(
+    arrays: Mapping[str, Floats], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return the mask of tokens that see their own sequence, of arrays (tokens, heads, size)."""
+    if "mask" in arrays:
+        raise ValueError("`mask` must not come with `cu_seqlens`.")
+    for name in "qkv":
+        tokens = arrays[name].shape[0]
+        steps = np.diff(offsets) if offsets.ndim == 1 else np.array([-1])
+        if arrays[name].ndim != 3 or not steps.size or offsets[0] != 0 or offsets[-1] != tokens:
+            steps = np.array([-1])
+        if np.any(steps < 0):
+            raise ValueError(
+                f"`cu_seqlens` must rise from 0 to the tokens of `{name}` (tokens, heads, size), "
+                f"got {offsets.tolist()} for shape {arrays[name].shape}."
+            )
+    sequence = np.searchsorted(offsets[1:], np.arange(arrays["q"].shape[0]), side="right")
+    return np.asarray(sequence[:, None] == sequence)
 
 
 def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles]:
@@ -200,7 +242,7 @@ def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles
 
 def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
     try:
-        return read_npz(path, _READ)
+        return read_npz(path, (*_READ, *_OFFSETS))
     except ValueError as error:  # NumPy writes a name for float8_e5m2 that it does not read
         if "dtype descriptor" in str(error):
             raise ValueError(f"{error}: {_CANNOT}") from None
