@@ -259,6 +259,11 @@ def plot_option(content: str) -> Callable[[Any], Any]:
     )
 
 
+def _parse_side(side: str) -> int | None:
+    """Parse how far a window reaches; nothing and -1 are no limit."""
+    return None if side in ("", "-1") else int(side)
+
+
 def _parse_window(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int | None, int | None] | None:
@@ -266,7 +271,7 @@ def _parse_window(
     if value is None:
         return None
     try:
-        left, right = (int(side) if side.strip() else None for side in value.split(","))
+        left, right = (_parse_side(side.strip()) for side in value.split(","))
         if min(left or 0, right or 0) < 0:
             raise ValueError
     except ValueError:

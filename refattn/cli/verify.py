@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from ..arrays.stored import list_types
+from ..arrays.words import close
 from ..files.arrays import find_sample
 from ..files.tensors import DTYPES, open_tensors
 from ..rounding.problems import CALLED, Problem
@@ -15,12 +17,14 @@ from ..rounding.profiles import profile_of
 from ..verification.choice import usual_profiles
 from ..verification.door import check_alpha
 from ..verification.findings import Part
+from ..verification.inputs import name_profiles
 from ..verification.judging import judge_all
 from ..verification.looks import choose_blocks, count_rows
 from ..verification.reading import list_judged, pose_tensors, read_parts
 from ..verification.tolerance import USUAL, block_seconds, study_problem
 from .options import (
     Answer,
+    Unusable,
     alpha_option,
     causal_option,
     examples,
@@ -38,6 +42,7 @@ from .options import (
     scale_option,
     softcap_option,
     window_option,
+    words_of,
 )
 from .progress import Work
 from .show import plots, tolerances, verdicts
@@ -46,8 +51,10 @@ _ANALYSES = 2  # over all queries that a verdict takes, in times of their analys
 
 _VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
 
-FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in its own type, and may
-hold lse, mask, bias, sinks and omega; with d_out, dq, dk and dv are judged. What a correct kernel
+FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in their own types, and may
+hold lse, mask, bias, sinks and omega; with d_out, dq, dk and dv are judged. Arrays in 8 bits, int8
+too, are multiplied by q_scale, k_scale and v_scale: one number, or one a head, a token or a block.
+What a correct kernel
 may differ by from exact attention follows from q, k, v and from what it rounds. The exit status is
 0 if all files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 where there is no verdict.
 
@@ -66,6 +73,23 @@ and from C by
 that is, a length of 8 bytes, a header in JSON, and the arrays one after the other; the guide has
 the whole program (validation/site/guide/numbers.md).
 """
+
+
+def _parse_types(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> str | dict[str, str] | None:
+    """Parse a type, or types by array."""
+    if value is None:
+        return value
+    if "=" not in value:
+        if value not in DTYPES:
+            raise Unusable(
+                f"--dtype must be of {', '.join(DTYPES)}, got {value!r}.{close(value, DTYPES)}"
+            )
+        return value
+    named = dict(pair.partition("=")[::2] for pair in value.split(","))
+    with one_line(False):
+        return list_types({x.strip(): y.strip() for x, y in named.items()}, DTYPES)
 
 
 @click.command(
@@ -93,11 +117,13 @@ the whole program (validation/site/guide/numbers.md).
     show_default=True,
     help="What was computed: softmax, rfa (of omega in FILE, positive features) or linear (elu+1).",
 )
-@known_option(
+@click.option(
     "--dtype",
-    known=DTYPES,
     metavar="NAME",
-    help="What float32 or float64 arrays were rounded to.  [default: their type]",
+    callback=_parse_types,
+    shell_complete=words_of(lambda: DTYPES),
+    help="What float32 or float64 arrays were rounded to; or types by array, q=NAME,k=NAME,..., of "
+    "q, k, v, out, and of weights in the second product.  [default: their type]",
 )
 @profile_option
 @hardware_option("ieee, then any")
@@ -171,7 +197,7 @@ def _foresee(
 def _judge_file(
     path: Path,
     *,
-    dtype: str | None,
+    dtype: Any,
     layout: str,
     profile: str | None,
     hardware: str | None,
@@ -197,7 +223,10 @@ def _judge_file(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = {name: shown(part) for name, part in parts.items()}
-        verdict = judge_all(judged, tensors.dtype, profile, alpha, everything, hardware)
+        names = profile or name_profiles(
+            tensors.dtypes, tensors.dtype, bool(tensors.scales), len(parts) > ("out" in parts)
+        )
+        verdict = judge_all(judged, tensors.dtype, names, alpha, everything, hardware)
     return verdicts.Verified(tensors, problem, parts, verdict)
 
 

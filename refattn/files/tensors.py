@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
-from ..arrays.library import Floats
+from ..arrays.library import Doubles, Floats
+from ..arrays.stored import (
+    INTEGER,
+    SCALES,
+    expand_scale,
+    list_types,
+    mask_of_members,
+    storage_type,
+)
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 
@@ -23,9 +32,12 @@ JUDGED = ("out", "lse", "dq", "dk", "dv")
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-_CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool"}
+_CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
 _FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
-_FINITE = ("q", "k", "v", "omega", "d_out")
+_FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
+_READ = (*ARRAYS, *SCALES.values())
+_OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
+_WIDE = ("float32", "float64")  # may hold numbers that were rounded
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
     "an .npz cannot hold bfloat16 or float8: write float32 numbers and say `dtype`, "
@@ -44,10 +56,12 @@ class Tensors:
     path : Path
         The file.
     dtype : str
-        What q, k and v hold, one of `DTYPES`: the type in the file, or the narrower one given.
+        The storage type, one of `DTYPES`: that of weights if it was given, or what q holds.
     dtypes : dict of str
         What each array holds: the type in the file or, if that is float32 or float64 and all its
         numbers are of it, the narrower one given; "bool" for the mask.
+    scales : dict of arrays
+        What q, k and v are multiplied by, where the file has it, with all axes of the array.
     shapes : dict of tuple
         Shape of each array that the file has, heads before tokens.
     lead : tuple of int
@@ -64,10 +78,12 @@ class Tensors:
         lead: _Shape,
         others: Iterable[str],
         per_query: bool,
+        scales: Mapping[str, Doubles] = MappingProxyType({}),
     ) -> None:
         self.path = path
-        self.dtype = dtypes["q"]
-        self.dtypes = dtypes
+        self.dtype = storage_type(dtypes)
+        self.dtypes = {name: x for name, x in dtypes.items() if name in views}
+        self.scales = scales
         self.shapes = {name: x.shape for name, x in views.items()}
         self.lead = lead
         self.others = tuple(sorted(others))
@@ -100,7 +116,8 @@ class Tensors:
         x = self._views[name][index]
         dtype = bool if name == "mask" else np.float64
         with np.errstate(invalid="ignore"):  # of signalling NaNs
-            return np.array(x, dtype, ndmin=self._cores[name])
+            numbers: Floats = np.array(x, dtype, ndmin=self._cores[name])
+        return numbers * self.scales[name][index] if name in self.scales else numbers
 
     def read_all(self, head: _Shape) -> dict[str, Floats]:
         """Read what a query head uses of every array, by name."""
@@ -110,24 +127,30 @@ class Tensors:
 def open_tensors(
     path: str | os.PathLike[str],
     *,
-    dtype: str | None = None,
+    dtype: str | Mapping[str, str] | None = None,
     layout: str = "bhnd",
     required: Collection[str] = JUDGED,
     per_query: bool = False,
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
+    With `cu_seqlens`, or `cu_seqlens_q` and the same `cu_seqlens_k`, sequences lie one after
+    another, (tokens, heads, size) and `lse` (heads, tokens), and each sees itself only.
+
     Parameters
     ----------
     path : path-like
         File of type .npz (not pickled) or .safetensors, with arrays q, k, v and any other of
         `ARRAYS`. Query heads may share key heads; `mask` and `bias` (..., n, m) broadcast, and so
-        do `sinks` (..., heads).
-    dtype : str, optional
-        What float32 or float64 arrays were rounded to, one of `DTYPES`.
+        do `sinks` (..., heads). q, k and v, also of int8, are multiplied by `q_scale`, `k_scale`
+        and `v_scale`: one number, or one a head, a token or a block.
+    dtype : str or dict of str, optional
+        What float32 or float64 arrays were rounded to, one of `DTYPES`; or such types by array: q,
+        k, v, out, and "weights".
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d) and `lse`
-        (..., n, h). In `mask`, `bias`, `sinks` and `omega` they come first in any case.
+        (..., n, h), or (..., h, n) where that alone fits. In `mask`, `bias`, `sinks` and `omega`
+        they come first in any case. A mask (batch, m) is one of the keys of each member.
     required : collection of str
         Names of which the file must have at least one; none, if it is empty.
     per_query : bool
@@ -138,30 +161,88 @@ def open_tensors(
     TypeError, ValueError
         If the file cannot be used: one line says which array, the rule, and what was found.
     """
-    if dtype is not None:
-        checks.choice("dtype", dtype, DTYPES)
+    types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
     path = Path(path)
     stored, names = read_file(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
     must_hold(path, stored, "qkv")
     _check_results(path, stored, required)
-    arrays = {name: _view_array(name, stored[name]) for name in ARRAYS if name in stored}
-    _same_dtype(arrays)
+    read = {name: _view_array(name, stored[name]) for name in _READ if name in stored}
+    arrays = {name: x for name, x in read.items() if name in ARRAYS}
+    offsets = _read_offsets(stored)
+    if offsets is not None:
+        layout, arrays["mask"] = "bnhd", _see_own_sequence(arrays, offsets)
     views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
+    rows = views["q"].shape[-3:-1]
+    if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
+        views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
+    if "mask" in views:
+        views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
     try:
         lead = _check_shapes(views, per_query)
     except ValueError as error:
         hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
         raise ValueError(f"{error}{hint}") from None
-    for name, x in arrays.items():
+    for name, x in read.items():
         _check_numbers(name, x)
-    dtypes = _dtypes(arrays, dtype)
-    return Tensors(path, views, dtypes, lead, set(names) - set(ARRAYS), per_query)
+    if isinstance(dtype, Mapping):
+        dtypes = _types_by_array(arrays, types)
+    else:
+        dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
+    scales = _read_scales(read, layout)
+    others = set(names) - {*_READ, *_OFFSETS}
+    return Tensors(path, views, dtypes, lead, others, per_query, scales)
+
+
+def _read_offsets(stored: _Stored) -> npt.NDArray[np.int64] | None:
+    """Read where sequences begin, and where the last ends: the same for queries and keys."""
+    given = [stored[name] for name in _OFFSETS if name in stored]
+    every = [
+        np.asarray(x.numbers("offsets") if isinstance(x, safetensors.Tensor) else x) for x in given
+    ]
+    if any(not np.array_equal(x, every[0]) for x in every):
+        raise ValueError(
+            "`cu_seqlens_k` must be `cu_seqlens_q`: write other sequences one a file, as "
+            "`refattn.packed.varlen` cuts them."
+        )
+    return every[0].astype(np.int64) if every else None
+
+
+def _see_own_sequence(
+    arrays: Mapping[str, Floats], offsets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.bool_]:
+    """Return the mask of tokens that see their own sequence, of arrays (tokens, heads, size)."""
+    if "mask" in arrays:
+        raise ValueError("`mask` must not come with `cu_seqlens`.")
+    for name in "qkv":
+        tokens = arrays[name].shape[0]
+        steps = np.diff(offsets) if offsets.ndim == 1 else np.array([-1])
+        if arrays[name].ndim != 3 or not steps.size or offsets[0] != 0 or offsets[-1] != tokens:
+            steps = np.array([-1])
+        if np.any(steps < 0):
+            raise ValueError(
+                f"`cu_seqlens` must rise from 0 to the tokens of `{name}` (tokens, heads, size), "
+                f"got {offsets.tolist()} for shape {arrays[name].shape}."
+            )
+    sequence = np.searchsorted(offsets[1:], np.arange(arrays["q"].shape[0]), side="right")
+    return np.asarray(sequence[:, None] == sequence)
+
+
+def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles]:
+    """Expand scales to all axes of their arrays, heads before tokens."""
+    scales: dict[str, Doubles] = {}
+    for name, called in SCALES.items():
+        if called in arrays:
+            shape = arrays[name].shape
+            scale = expand_scale(name, arrays[called].astype(np.float64), shape, layout)
+            whole = np.broadcast_to(scale, shape)
+            scales[name] = whole if layout == "bhnd" else _view_heads_first(name, whole)
+    return scales
 
 
 def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
     try:
-        return read_npz(path, ARRAYS)
+        return read_npz(path, (*_READ, *_OFFSETS))
     except ValueError as error:  # NumPy writes a name for float8_e5m2 that it does not read
         if "dtype descriptor" in str(error):
             raise ValueError(f"{error}: {_CANNOT}") from None
@@ -189,6 +270,8 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     dtype = _CODES.get(x.dtype, x.dtype) if isinstance(x, safetensors.Tensor) else x.dtype.name
     if name == "mask" and dtype != "bool":
         raise TypeError(f"`mask` must have dtype bool (True = attend), got {dtype}.")
+    if name in SCALES and dtype == INTEGER:
+        return x.view(np.int8) if isinstance(x, safetensors.Tensor) else x
     if name != "mask" and dtype not in DTYPES:
         hint = f": {_CANNOT}" if dtype in ("void8", "void16") else ""
         raise TypeError(
@@ -200,7 +283,7 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
 
 
 def _number_type(name: str) -> np.dtype[Any]:
-    if name in ("bool", "float16", "float32", "float64"):
+    if name in ("bool", INTEGER, "float16", "float32", "float64"):
         return np.dtype(name)
     try:
         import ml_dtypes
@@ -208,15 +291,6 @@ def _number_type(name: str) -> np.dtype[Any]:
         raise ValueError(f"{name} {INSTALL}") from None
     number_type: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return number_type
-
-
-def _same_dtype(arrays: Mapping[str, Floats]) -> None:
-    names = {name: arrays[name].dtype.name for name in "qkv"}
-    for name in "kv":
-        if names[name] != names["q"]:
-            raise TypeError(
-                f"`{name}` must have the dtype of `q`, {names['q']}, got {names[name]}."
-            )
 
 
 def _view_heads_first(name: str, x: Floats) -> Floats:
@@ -277,22 +351,48 @@ def _check_numbers(name: str, x: Floats) -> None:
             raise ValueError(f"`{name}` must be finite or -inf, got {float(x[at])} at index {at}.")
 
 
-def _dtypes(arrays: Mapping[str, Floats], dtype: str | None) -> dict[str, str]:
+def _assume_narrow(arrays: Mapping[str, Floats]) -> dict[str, str]:
+    """Return types of arrays; where q is wider than out but holds such numbers, that of out."""
+    dtypes = {name: x.dtype.name for name, x in arrays.items()}
+    out = _number_type(dtypes.get("out", "float64"))
+    if out.itemsize > 2 or not _rounded_to(arrays["q"], out):
+        return dtypes
+    return dtypes | {name: out.name for name in "qkv" if _rounded_to(arrays[name], out)}
+
+
+def _rounded_to(x: Floats, number_type: np.dtype[Any]) -> bool:
+    """Tell whether a wider array holds numbers of a type only."""
+    wide = x.dtype.name in _WIDE and x.itemsize > number_type.itemsize
+    return wide and _find_first(x, lambda block: ~_holds(number_type, block)) is None
+
+
+def _types_by_array(arrays: Mapping[str, Floats], types: Mapping[str, str]) -> dict[str, str]:
+    """Check that arrays hold numbers of the types that were given, and return those of all."""
+    dtypes = {name: x.dtype.name for name, x in arrays.items()}
+    for name, dtype in types.items():
+        if name in arrays and dtype != dtypes[name]:
+            _check_rounded(name, arrays[name], dtype)
+    return dtypes | {name: x for name, x in types.items() if name in arrays or name == "weights"}
+
+
+def _check_rounded(name: str, x: Floats, dtype: str) -> None:
+    number_type = _number_type(dtype)
+    at = _find_first(x, lambda block: ~_holds(number_type, block))
+    if at is not None:
+        raise ValueError(
+            f"`{name}` must hold {dtype} numbers only, got {float(x[at])} at index {at}."
+        )
+
+
+def _dtypes(arrays: Mapping[str, Floats], dtype: str) -> dict[str, str]:
     """Return the dtype of each array's numbers, which `dtype` may narrow."""
     dtypes = {name: x.dtype.name for name, x in arrays.items()}
-    if dtype is None:
-        return dtypes
     number_type = _number_type(dtype)
     for name, x in arrays.items():
-        if x.dtype.name not in ("float32", "float64") or x.itemsize <= number_type.itemsize:
-            continue
-        at = _find_first(x, lambda block: ~_holds(number_type, block))
-        if at is None:
+        if _rounded_to(x, number_type):
             dtypes[name] = dtype
-        elif name in "qkv":
-            raise ValueError(
-                f"`{name}` must hold {dtype} numbers only, got {float(x[at])} at index {at}."
-            )
+        elif name in "qkv" and x.itemsize > number_type.itemsize and x.dtype.name in _WIDE:
+            _check_rounded(name, x, dtype)
     if dtypes["q"] != dtype:
         raise ValueError(
             f"`dtype` must be {dtypes['q']}, the dtype of `q`, or a narrower one that float32 or "

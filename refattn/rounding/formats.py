@@ -74,3 +74,6 @@ FORMATS: Mapping[str, Format] = {
     "float8_e4m3fn": Format(4, -6, 448.0),
     "float8_e5m2": Format(3, -14, 57344.0),
 }
+
+# Beside these, what arrays may be stored in: integers of 8 bits, as numbers a distance of 1 apart.
+STORED: Mapping[str, Format] = {**FORMATS, "int8": Format(8, 7, 128.0)}

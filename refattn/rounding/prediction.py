@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..typing import Features
+from .formats import FORMATS
 from .problems import Index, check_holds, pose_arrays, sweep
 from .profiles import Profile, profile_of
 from .roundings import RowErrors
@@ -159,7 +161,8 @@ def predict(
         feature_map=feature_map,
     )
     chosen = profile_of(profile)
-    check_holds(problem, dtype)
+    checks.choice("dtype", dtype, FORMATS)
+    check_holds(problem, dict.fromkeys("qkv", dtype))
     n, _, d_v = problem.shape
     out, std, bound = (np.empty((*problem.lead, n, d_v)) for _ in range(3))
     lse = np.empty((*problem.lead, n))

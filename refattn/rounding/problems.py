@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
-from .formats import FORMATS, Format
+from .formats import FORMATS, STORED, Format
 from .head import SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
@@ -33,6 +33,7 @@ Index = tuple[int, ...]  # of a head among the leading axes
 _Look = Callable[[Index, Roundings], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
+_DIGITS_OF_8_BITS = 4  # at most
 _NUMPY_DTYPES = ("float16", "float32", "float64")
 
 
@@ -56,6 +57,8 @@ class Problem(NamedTuple):
         The number of heads of keys where query heads share these in groups.
     blocks : tuple or None
         The heads and rows that are looked at; None for all.
+    storage : str
+        The type to which profiles with inputs of type `storage` round what they read.
     """
 
     lead: tuple[int, ...]
@@ -71,6 +74,7 @@ class Problem(NamedTuple):
     has_sinks: bool = False
     key_heads: int | None = None
     blocks: tuple[tuple[Index, slice], ...] | None = None
+    storage: str = "float64"
 
     @property
     def is_mean(self) -> bool:
@@ -202,26 +206,33 @@ class Problem(NamedTuple):
 
     def read_by(self, profile: Profile) -> Problem:
         """Round queries, keys and values as a profile does first."""
-        return self if profile.inputs is None else self.rounded(FORMATS[profile.inputs])
+        if profile.inputs is None:
+            return self
+        return self.rounded(FORMATS[profile.inputs.replace("storage", self.storage)])
 
     def rounded(self, to: Format) -> Problem:
         """Round queries, keys and values; for 8 bits scale them to the range first."""
         if self.gradient is not None:
             return self.gradient.rounded(to).problem(self.lead)
-        factor = dict.fromkeys("qkv", 1.0)
-        if to.digits <= 4:
-            largest = dict.fromkeys("qkv", 0.0)
-            for index in np.ndindex(self.lead):
-                for name, x in self.read(index).items():
-                    if name in largest:
-                        largest[name] = max(largest[name], float(np.max(np.abs(x), initial=0.0)))
-            factor = {name: to.largest / x if x else 1.0 for name, x in largest.items()}
+        heads = [*np.ndindex(self.lead)]
+        to_read = {
+            name: _scaled_to(to, (self.read(index)[name] for index in heads)) for name in "qkv"
+        }
 
         def read(index: Index) -> Mapping[str, Any]:
-            arrays = dict(self.read(index))
-            return arrays | {name: to.round(arrays[name] * x) / x for name, x in factor.items()}
+            arrays = self.read(index)
+            return {**arrays, **{name: x(arrays[name]) for name, x in to_read.items()}}
 
         return self._replace(read=read)
+
+
+def _scaled_to(to: Format, arrays: Iterable[Doubles]) -> Callable[[Doubles], Doubles]:
+    """Return what rounds arrays; for 8 bits it scales the largest to the range first."""
+    if to.digits > _DIGITS_OF_8_BITS:
+        return to.round
+    largest = max((float(np.max(np.abs(x), initial=0.0)) for x in arrays), default=0.0)
+    factor = to.largest / largest if largest else 1.0
+    return lambda x: to.round(x * factor) / factor
 
 
 class Gradient(NamedTuple):
@@ -241,6 +252,8 @@ class Gradient(NamedTuple):
         Whether there is an output.
     columns : int
         Columns of the gradient.
+    products : callable or None
+        Rounds derivatives to the output before they are multiplied.
     """
 
     of: str
@@ -250,10 +263,13 @@ class Gradient(NamedTuple):
     has_out: bool
     columns: int
     saved: Callable[[Index, Roundings], Any] = lambda index, kernel: None
+    products: Callable[[Doubles], Doubles] | None = None
 
     def back(self, head: Index) -> BackwardHead:
         """Read a query head with the derivative to its output."""
-        return BackwardHead(self.forward.head(head), *self.derivatives(head))
+        d_out, out = self.derivatives(head)
+        rounded = d_out if self.products is None else self.products(d_out)
+        return BackwardHead(self.forward.head(head), rounded, out, d_out)
 
     def backs(self, index: Index) -> list[BackwardHead]:
         """Read all query heads that have a part in a head of the gradient."""
@@ -301,13 +317,10 @@ class Gradient(NamedTuple):
         )
 
     def rounded(self, to: Format) -> Gradient:
-        """Round queries, keys, values and derivatives."""
-
-        def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
-            d_out, out = self.derivatives(index)
-            return to.round(d_out), out
-
-        return self._replace(forward=self.forward.rounded(to), derivatives=derivatives)
+        """Round queries, keys and values; and derivatives to the output in products."""
+        heads = np.ndindex(self.forward.lead)
+        scaled = _scaled_to(to, (self.derivatives(index)[0] for index in heads))
+        return self._replace(forward=self.forward.rounded(to), products=scaled)
 
     def dealt(self) -> Gradient:
         """Deal keys to query heads in turn: other heads have a part in a gradient."""
@@ -541,18 +554,17 @@ def sweep(
     )
 
 
-def check_holds(problem: Problem, dtype: str) -> None:
-    """Check that queries, keys and values are numbers of the storage type."""
-    checks.choice("dtype", dtype, FORMATS)
+def check_holds(problem: Problem, types: Mapping[str, str]) -> None:
+    """Check that arrays, queries, keys and values, are numbers of their types."""
     for index in np.ndindex(problem.lead):
         x = problem.read(index)
-        for name in "qkv":
+        for name, dtype in types.items():
             check_all_hold(name, x[name], index, dtype)
 
 
 def check_all_hold(name: str, x: Doubles, index: Index, dtype: str) -> None:
     """Check that the numbers of a head are of the storage type."""
-    holds = FORMATS[dtype].holds(x)
+    holds = STORED[dtype].holds(x)
     if not np.all(holds):
         at = np.argwhere(~holds)[0]
         raise ValueError(

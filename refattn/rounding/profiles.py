@@ -35,8 +35,9 @@ class Profile(NamedTuple):
     softmax : str
         Type of the differences to the maximum, of the exponentials and of their sum.
     inputs : str or None
-        Type to which queries, keys and values are rounded first: to nearest, and for 8 bits after a
-        division by a scale that takes the largest of an array to the largest of the type.
+        Type to which queries, keys, values and derivatives to the output are rounded before they
+        are multiplied: to nearest, and for 8 bits after a division by a scale that takes the
+        largest of an array to the largest of the type.
     run : int
         Terms after which a sum of products starts afresh, and is added to those before.
     states : str or None
@@ -110,6 +111,11 @@ Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickle
 _FUSED = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
 _FUSED_FAST = _FUSED._replace(exp=2048.0)
 _STEPWISE = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
+_TF32 = Profile(weights="tfloat32", inputs="tfloat32", d_scores="tfloat32", delta="out")
+_FP8_WEIGHTS = Profile(weights="float8_e4m3fn", d_scores="storage", delta="out")
+_FP8 = _FP8_WEIGHTS._replace(inputs="float8_e4m3fn", d_scores="float8_e5m2")
+_HALF_SUMS = Profile("float16", "float16", "float16", d_weights="float16", d_scores="float16")
+_EAGER: Mapping[str, Any] = {"normalised": True, "delta": "weights"}
 
 PROFILES: Mapping[str, Profile] = {
     # All but the result in float32, sums in runs or one term after the other.
@@ -129,15 +135,22 @@ PROFILES: Mapping[str, Profile] = {
     # Step by step: scores are rounded, and probabilities; or every step of the softmax, too.
     "eager": _STEPWISE,
     "eager-narrow": _STEPWISE._replace(softmax="storage"),
-    # Matrix units that round what they are given.
-    "tf32": Profile(weights="tfloat32", inputs="tfloat32"),
-    "fp8-weights": Profile(weights="float8_e4m3fn"),
-    "fp8": Profile(weights="float8_e4m3fn", inputs="float8_e4m3fn"),
-    "half-sums": Profile("float16", "float16", "float16"),
+    # Matrix units that round what they are given, in a fused kernel or step by step.
+    "tf32": _TF32,
+    "tf32-eager": _TF32._replace(**_EAGER),
+    "fp8-weights": _FP8_WEIGHTS,
+    "fp8-weights-eager": _FP8_WEIGHTS._replace(**_EAGER),
+    "fp8": _FP8,
+    "fp8-eager": _FP8._replace(**_EAGER),
+    "half-sums": _HALF_SUMS,
+    "half-sums-eager": _HALF_SUMS._replace(normalised=True),
     # As the first two in float64: errors are those to a result in pairs (`refattn.certified`).
     "math64": Profile(accumulate="float64", softmax="float64"),
     "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
 }
+# What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.
+_CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
+PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 
 
 def profile_of(profile: Any) -> Profile:

@@ -21,11 +21,19 @@ RUN_STEPS = 16  # tokens between running sums that are known, if they matter
 
 
 class BackwardHead(NamedTuple):
-    """A head, the derivative to its output, and the output that the backward pass is given."""
+    """A head, the derivative to its output, and the output that the backward pass is given.
+
+    The derivative is that of the products with values and weights, which may be rounded.
+    """
 
     head: SoftmaxHead
     d_out: Doubles
     out: Doubles | None
+    given: Doubles | None = None  # the derivative before it was rounded
+
+    def derivative_of_delta(self, kernel: Roundings) -> Doubles:
+        """Return what D is made of: the derivative as given, if D is taken from the output."""
+        return self.d_out if self.given is None or not kernel.delta_of_out else self.given
 
 
 class Saved(NamedTuple):
@@ -143,7 +151,7 @@ def save_queries(
         exact = attend_rows(head, i, None)
         nearest = NearestWeights(head, kernel, i, exact)
         nearest_weights.append(nearest)
-        delta = np.sum(back.d_out[i] * exact.out, -1)
+        delta = np.sum(back.derivative_of_delta(kernel)[i] * exact.out, -1)
         spread, log_variance, moved, near, variance, shared, bound, run = np.zeros(
             (8, i.stop - i.start)
         )
@@ -236,7 +244,7 @@ def _take_delta_from_output(
     back: BackwardHead, kernel: Roundings, i: slice
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
-    g, head = back.d_out[i], back.head
+    g, head = back.derivative_of_delta(kernel)[i], back.head
     rows = analyse_softmax(head, kernel, i)
     if back.out is None:
         known = np.where(np.isfinite(rows.std), rows.std, rows.bound)

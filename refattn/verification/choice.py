@@ -10,12 +10,12 @@ from ..rounding.profiles import Profile, profile_of
 ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
-_WIDE_PROFILES = ("math", "serial", "tf32")
+_WIDE_PROFILES = ("math", "serial", "tf32", "tf32-eager")
 _DOUBLE_PROFILES = ("math64", "serial64")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
     True: (*_NARROW_PROFILES[:4], "flash-256", "flash-64", "flash-32", *_NARROW_PROFILES[4:]),
-    False: ("math", "recomputed", "serial"),
+    False: ("math", "recomputed", *_WIDE_PROFILES[1:]),
 }
 
 

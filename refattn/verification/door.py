@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..arrays import checks
 from ..arrays.library import Doubles
+from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..rounding.formats import FORMATS
-from ..rounding.problems import check_holds, dtype_of, pose_arrays, pose_gradients, widen
+from ..rounding.problems import (
+    check_all_hold,
+    check_holds,
+    dtype_of,
+    pose_arrays,
+    pose_gradients,
+    widen,
+)
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
+from .choice import ProfileChoice
 from .findings import Numbers, Part
+from .inputs import name_profiles, read_inputs, unlimited, widest
 from .judging import judge_all
 from .reading import kind_of
 from .verdict import Verdict
@@ -34,7 +44,7 @@ def verify(
     omega: Any = None,
     log_weight: Any = None,
     estimator: str = "softmax",
-    dtype: str | None = None,
+    dtype: str | Mapping[str, str] | None = None,
     profile: str | Profile | None = None,
     alpha: float = 1e-6,
     scale: float | None = None,
@@ -48,6 +58,9 @@ def verify(
     feature_map: Callable[[Any], Any] | None = None,
     hardware: str | None = None,
     everything: bool = False,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
 
@@ -58,7 +71,7 @@ def verify(
     Parameters
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        What the kernel was given, of any floating-point dtype and library.
+        What the kernel was given, of any floating-point dtype and library, or int8.
     out : array, shape (..., n, d_v), optional
         What it gave.
     lse : array, shape (..., n), optional
@@ -73,24 +86,30 @@ def verify(
         Frequencies of random feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"}
         What the kernel computes.
-    dtype : str, optional
-        The storage type, by default that of `q`: what the numbers of `q`, `k` and `v` were rounded
-        to, if they come in a wider type. So is that of `out`, if it holds all of its numbers.
+    dtype : str or dict of str, optional
+        The storage type: what the numbers of `q`, `k` and `v` were rounded to, if they come in a
+        wider type. So is that of `out`, if it holds all of its numbers. By default all have the
+        types of their arrays; those in a type wider than that of `out` are taken to have that one,
+        if they hold its numbers. A dict names types by array: `q`, `k`, `v`, `out`, and `weights`,
+        what these are rounded to before they multiply the values, by default the type of `q`.
     profile : str or Profile, optional
         What the kernel rounds, where that is known: no other is tried.
     alpha : float, default 1e-6
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
-        As in `rounding.predict`; for linear attention the map is `elu_features` by default.
-    everything : bool, default False
-        Whether all rows of large arrays are looked at, and along all known defects. Without it the
-        verdict says which share was.
-
+        As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
+        (batch, m) is one of the keys of each member, and -1 in a window is no limit.
     hardware : str, optional
         What the kernel ran on, if its matrix units cut sums: "volta", "turing", "ampere", "ada",
         "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in float32) or
         "blackwell"; "ieee" if sums are rounded. By default sums are rounded and, if that explains
         nothing, as the units do it.
+    everything : bool, default False
+        Whether all rows of large arrays are looked at, and along all known defects. Without it the
+        verdict says which share was.
+    q_scale, k_scale, v_scale : float or arrays, optional
+        What arrays in 8 bits are multiplied by: one number, or one a head, a token, a block of
+        tokens or columns, or a number, as shapes say: (..., heads), (..., n), or with all axes.
 
     Returns
     -------
@@ -116,7 +135,14 @@ def verify(
     >>> found.verdict, found.suspects[0].name
     ('FAIL', 'scale')
     """
-    settings = {"bias": bias, "mask": mask, "causal": causal, "window": window}
+    scales = {"q": q_scale, "k": k_scale, "v": v_scale}
+    inputs = read_inputs({"q": q, "k": k, "v": v}, out, dtype, scales)
+    q, k, v = (inputs.numbers[name] for name in "qkv")
+    if mask is not None:
+        checks.is_array("mask", mask)
+        mask = mask_of_members(mask, q, k, v)
+    settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
+    settings["window"] = unlimited(window)
     problem = pose_arrays(
         q,
         k,
@@ -126,7 +152,7 @@ def verify(
         sinks=sinks,
         **settings,
         **_options_of_estimator(estimator, omega, log_weight, features, feature_map),
-    )
+    )._replace(storage=inputs.storage)
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
     n, _, d_v = problem.shape
@@ -147,9 +173,12 @@ def verify(
                 raise ValueError(
                     f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
                 )
-    dtype = dtype_of(q) if dtype is None else dtype
-    check_holds(problem, dtype)
-    types = {x: narrowest(got[x], dtype, dtype_of(results_by_name[x][0], x)) for x in got}
+    check_holds(problem, inputs.unchecked)
+    storage = inputs.storage
+    types = {x: narrowest(got[x], storage, dtype_of(results_by_name[x][0], x)) for x in got}
+    if "out" in inputs.types and "out" in got:
+        types["out"] = inputs.types["out"]
+        check_all_hold("out", got["out"], (), types["out"])
     parts: dict[str, Part] = {}
     if "out" in got:
         parts["out"] = Part(problem, Numbers(got["out"].__getitem__, types["out"]))
@@ -164,17 +193,23 @@ def verify(
         if "d_out" not in got:
             raise ValueError(f"`{next(iter(results))}` must come with `d_out`, got None.")
         read = got["out"].__getitem__ if "out" in got else None
-        written = types.get("out", dtype)
+        written = widest(types.get("out", storage), storage)
         backward = pose_gradients(problem, results, got["d_out"].__getitem__, read, written)
         for name, one in backward.items():
             parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
     if not parts:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    return judge_all(parts, dtype, profile, alpha, everything, hardware)
+    names: ProfileChoice = profile
+    if profile is None:
+        scaled = any(x is not None for x in scales.values())
+        names = name_profiles(inputs.types, storage, scaled, bool(results))
+    return judge_all(parts, storage, names, alpha, everything, hardware)
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:
     """Return the storage type if it holds the numbers, else the type they are stored in."""
+    if widest(stored, dtype) == dtype:
+        return stored
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
 
 

@@ -27,6 +27,7 @@ from ..rounding.problems import (
     refuse,
 )
 from .findings import Numbers, Part
+from .inputs import unlimited, widest
 
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 
@@ -59,7 +60,7 @@ def pose_tensors(
     check_mask_of_keys(shapes.get("mask", ()), kind)
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
-    window = qkv.window(window)
+    window = qkv.window(unlimited(window))
     band = Band.of(m - n, causal, window)
 
     @lru_cache(maxsize=4)  # every block of queries reads its head
@@ -81,6 +82,7 @@ def pose_tensors(
         kind,
         has_sinks="sinks" in names,
         key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
+        storage=tensors.dtype,
     )
 
 
@@ -126,7 +128,9 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     if names:
         out = partial(tensors.read, "out") if "out" in shapes else None
         d_out = partial(tensors.read, "d_out")
-        dtype = results_of_file["out"].numbers.out_dtype if "out" in shapes else tensors.dtype
+        dtype = tensors.dtype
+        if "out" in shapes:
+            dtype = widest(results_of_file["out"].numbers.out_dtype, dtype)
         results: dict[str, Any] = {name: shapes[name] for name in names}
         backward = pose_gradients(problem, results, d_out, out, dtype)
         for name, one in backward.items():
@@ -138,7 +142,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
 def _storage_type(tensors: Tensors, name: str) -> str:
     """Return the type of the queries if it holds all numbers, else the type they are stored in."""
     dtype, stored = tensors.dtype, tensors.dtypes[name]
-    if stored == dtype or not math.prod(tensors.shapes[name]):
+    if widest(stored, dtype) == dtype or not math.prod(tensors.shapes[name]):
         return stored
     all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
     return dtype if all_held else stored

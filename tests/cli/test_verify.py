@@ -385,3 +385,12 @@ def test_the_lines_that_write_a_file(library):
     exec(code, {name: to(x) for name, x in wide.items()})
     assert run("dump.safetensors").exit_code == 0
     assert open_tensors(Path("dump.safetensors")).dtype == "bfloat16"
+
+
+def test_names_that_were_not_read_are_repeated_beside_a_failure():
+    """They may say what the kernel did: a table of blocks, another name of the mask."""
+    arrays = problem("float32") | {"padding_mask": np.ones(M, bool)}
+    for factor, times in ((1.0, 1), (1.01, 2)):
+        result = run(save("x.npz", arrays | {"out": factor * arrays["out"]}, "float32"))
+        assert result.exit_code == (times == 2)
+        assert result.stdout.count("padding_mask") == times

@@ -43,7 +43,7 @@ def test_every_defect_is_in_the_matrix_and_rejected():
 
 # Checks without a defect that they alone reject, by why they are made all the same.
 JUSTIFIED = {
-    "says at once what is assumed, or loses digits": "value_length large_logits extreme_logits",
+    "says at once what is assumed, or loses digits": "value_length large_logits",
     "needs no reference, whose errors would show": "order_of_keys one_frequency calls_apart "
     "mean_over_frequencies all_keys order_of_given_keys merged_parts outside_of_windows",
     "of a black box, and without a reference": "queries_apart heads_apart visible_part "

@@ -207,9 +207,12 @@ def _top(s):
     return np.where(np.isfinite(top), top, f32(0)).astype(f32)
 
 
-def plain(case, dtype, *, scores=False, weights=False, softmax=False, out=None):
-    """In float32, but for what is rounded: scores, probabilities, and steps of the softmax."""
-    to = FORMATS[dtype]
+def plain(case, dtype, *, scores=False, weights=False, softmax=False, out=None, of=None):
+    """In float32, but for what is rounded: scores, probabilities, and steps of the softmax.
+
+    To the storage type or to another, `of`.
+    """
+    to = FORMATS[of or dtype]
 
     def narrow(x, really):
         return to.round(x).astype(f32) if really else x
@@ -294,10 +297,11 @@ def serial(case, dtype):
     return FORMATS[dtype].round(found), None
 
 
-def half_sums(case, dtype="float16"):
+def half_sums(case, dtype="float16", normalised=False):
     """Sums of products in float16, term by term."""
     to = Nearest(FORMATS["float16"])
-    return stepwise(case, Steps(scores=to, weights=to, sums=to, out=to)), None
+    steps = Steps(scores=to, weights=to, sums=to, out=to, normalised=normalised)
+    return stepwise(case, steps), None
 
 
 def quantised(to, *arrays):
@@ -311,7 +315,8 @@ def quantised(to, *arrays):
     return [narrow(x) for x in arrays]
 
 
-INPUTS = {"tf32": "tfloat32", "fp8": "float8_e4m3fn"}
+E4M3 = "float8_e4m3fn"
+INPUTS = {"tf32": "tfloat32", "tf32-eager": "tfloat32", "fp8": E4M3, "fp8-eager": E4M3}
 KERNELS = {
     "math": plain,
     "flash": flash,
@@ -321,9 +326,13 @@ KERNELS = {
     "eager": partial(plain, scores=True, weights=True),
     "eager-narrow": partial(plain, scores=True, weights=True, softmax=True),
     "tf32": partial(flash, weights="tfloat32", tile=32),
-    "fp8-weights": partial(flash, weights="float8_e4m3fn"),
-    "fp8": partial(flash, weights="float8_e4m3fn"),
+    "fp8-weights": partial(flash, weights=E4M3),
+    "fp8": partial(flash, weights=E4M3),
     "half-sums": half_sums,
+    "tf32-eager": partial(plain, weights=True, of="tfloat32"),
+    "fp8-weights-eager": partial(plain, weights=True, of=E4M3),
+    "fp8-eager": partial(plain, weights=True, of=E4M3),
+    "half-sums-eager": partial(half_sums, normalised=True),
 }
 
 
@@ -339,6 +348,10 @@ DTYPES = {
     "fp8-weights": ("bfloat16", "float16"),
     "fp8": ("bfloat16",),
     "half-sums": ("float16",),
+    "tf32-eager": ("float32",),
+    "fp8-weights-eager": ("bfloat16", "float16"),
+    "fp8-eager": ("bfloat16",),
+    "half-sums-eager": ("float16",),
 }
 
 
@@ -422,6 +435,8 @@ class Back(NamedTuple):
     narrow: bool = False  # every step of the softmax, too
     delta: str = "weights"
     parts: tuple[int, int] | None = None
+    types: tuple[str | None, str | None] = (None, None)  # of weights and of d_scores
+    half: bool = False  # sums of float16, term by term
 
 
 BACKWARD = {
@@ -435,6 +450,15 @@ BACKWARD = {
     "upcast": Back(weights=True, d_weights=True),
     "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
     "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
+    "serial": Back(),
+    "tf32": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
+    "tf32-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
+    "fp8-weights": Back(True, False, True, delta="out", types=(E4M3, None)),
+    "fp8-weights-eager": Back(True, False, True, types=(E4M3, None)),
+    "fp8": Back(True, False, True, delta="out", types=(E4M3, "float8_e5m2")),
+    "fp8-eager": Back(True, False, True, types=(E4M3, "float8_e5m2")),
+    "half-sums": Back(True, True, True, kept=True, half=True),
+    "half-sums-eager": Back(True, True, True, kept=True, half=True),
 }
 
 
@@ -459,12 +483,20 @@ class Wrong(NamedTuple):
 RIGHT = Wrong()
 
 
-def backward(name, case, d_out, dtype, wrong=RIGHT):
+def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None):
     """Output and gradients in float32, with the roundings of a profile."""
     back, to = BACKWARD[name], FORMATS[dtype]
+    of_weights, of_scores = (FORMATS[x or dtype] for x in back.types)
 
-    def narrow(x, really=True):
+    def narrow(x, really=True, to=to):
         return to.round(x).astype(f32) if really else x.astype(f32)
+
+    def matrix(x, y):
+        if back.half:
+            return running(x[:, None] * y.T, FORMATS["float16"].round).astype(f32)
+        if name == "serial":
+            return running(x[:, None] * y.T, lambda x: x.astype(f32))
+        return x @ y
 
     seen = case.seen()
     if wrong.seen:
@@ -484,7 +516,8 @@ def backward(name, case, d_out, dtype, wrong=RIGHT):
         lse = top + np.log(total)
         if wrong.no_sink:
             lse = top + np.log(total - w[:, -1:])
-    g, q = d_out.astype(f32), case.q.astype(f32)
+    given, q = d_out.astype(f32), case.q.astype(f32)
+    g = given if of_products is None else of_products.astype(f32)
     v, k = (case.with_zero(x).astype(f32) for x in (case.v, case.k))
     kept = w / total
     if back.delta == "out":
@@ -495,11 +528,13 @@ def backward(name, case, d_out, dtype, wrong=RIGHT):
             p = narrow(np.exp(again - lse), back.kept)
     if name.startswith("flash"):
         out = flash(case, dtype)[0]
+    elif any(back.types) or back.half or name == "serial":
+        out = KERNELS[name](case, dtype)[0]
     else:
         out = to.round(narrow(kept, back.weights) @ v)
-    t = narrow(g @ v.T, back.d_weights)
+    t = narrow(matrix(g, v.T), back.d_weights)
     if back.delta == "out":
-        delta = (g * out.astype(f32)).sum(-1, keepdims=True, dtype=f32)
+        delta = (given * out.astype(f32)).sum(-1, keepdims=True, dtype=f32)
     else:
         delta = (p * t).sum(-1, keepdims=True, dtype=f32)
         delta = narrow(delta, back.narrow)
@@ -512,17 +547,17 @@ def backward(name, case, d_out, dtype, wrong=RIGHT):
         at = np.tanh(ratio) if wrong.late else f32(not wrong.flat) * ratio
         slope = np.concatenate([1 - at * at, 0 * ds[:, len(case.k) :]], -1)
         ds = narrow(narrow(narrow(ds * cap, back.kept) * slope, back.kept) / cap, back.kept)
-    ds = narrow(ds, back.d_scores)
+    ds = narrow(ds, back.d_scores, of_scores)
     factor = f32(case.factor)
     if back.kept:
         ds, factor = narrow(ds * factor), f32(1)
     n, m = ds.shape
     keep_q, keep_k = slice(0, n - wrong.lost), slice(0, m - wrong.lost)
-    p = narrow(p, back.weights)
+    p = narrow(p, back.weights, of_weights)
 
     def product(x, y, by, size):
         if size is None:
-            return (f32(by) * (x @ y)).astype(f32)
+            return (f32(by) * matrix(x, y)).astype(f32)
         found = np.zeros((x.shape[0], y.shape[1]), f32)
         for at in range(0, x.shape[1], size):
             found = narrow(found + f32(by) * (x[:, at : at + size] @ y[at : at + size]))
@@ -544,9 +579,18 @@ def backward(name, case, d_out, dtype, wrong=RIGHT):
 
 def made(name, q, k, v, g, dtype, wrong=RIGHT, **options):
     """What a backward pass gives, of heads that share keys where there are fewer of these."""
-    share, sinks = len(q) // len(k), options.pop("sinks", None)
+    share, sinks, products = len(q) // len(k), options.pop("sinks", None), g
+    if name in INPUTS:
+        q, k, v, products = quantised(FORMATS[INPUTS[name]], q, k, v, g)
     found = [
-        backward(name, Case(q[h], k[h // share], v[h // share], **of_head), g[h], dtype, wrong)
+        backward(
+            name,
+            Case(q[h], k[h // share], v[h // share], **of_head),
+            g[h],
+            dtype,
+            wrong,
+            products[h],
+        )
         for h in range(len(q))
         for of_head in [options | ({} if sinks is None else {"sinks": float(sinks[h])})]
     ]

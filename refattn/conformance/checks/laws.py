@@ -239,16 +239,17 @@ def _fail_above(t: CheckRun, x: Floats, rule: str, allowed: float) -> None:
 
 @add_check
 def feature_sums(t: CheckRun) -> None:
-    """Means of omega_i and of omega_i^2 over 15, 64 and 257 features, from small differences.
+    """Means of omega_i and of omega_i^2 over 15 to 2,049 features, from small differences.
 
     The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i gives both up to terms in c^4; of
     features without sign the squares only. If the features are iid they are exactly normal and
     chi-squared; else they are compared with those of the package's own draws (DKWM).
     """
     coupling = t.adapter["coupling"]
-    sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25)]
+    sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25), (513, 4, 0.1), (2049, 4, 0.1)]
     if coupling != "iid":  # own draws take time
-        sizes = [(15 if coupling == "orthogonal" else 16, 4, 1.0), (64, 16, 0.1)]
+        few = 15 if coupling == "orthogonal" else 16
+        sizes = [(few, 4, 1.0), (64, 16, 0.1), (2048, 4, 0.02)]
     for samples, d, share in sizes:
         _feature_sums(t, samples, d, share)
 

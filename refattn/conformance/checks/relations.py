@@ -53,6 +53,28 @@ def weighted_mean(t: CheckRun) -> None:
                 compare_known(t, np.broadcast_to(mean, out.shape), 0.0, q, same, v, **options)
             options = options | options_of_one_key(t.adapter, options)
             compare_known(t, np.broadcast_to(v[0], out.shape), 0.0, q, k[:1], v[:1], **options)
+    adapter = t.adapter
+    if adapter.waves and adapter["dtype"] == "float64" and not adapter["epsilon"]:
+        _small_normalisers(t)
+
+
+def _small_normalisers(t: CheckRun) -> None:
+    """Ask many queries for one key, whose weight is one cosine: near 0 for some, or below.
+
+    To be off by 1e-4 a cosine must be below 1e-11, which has probability 1e-8 for all.
+    """
+    d = 4
+    (_, _, v), frequencies = t.problem(5, 1, d, 1)
+    n, m, _ = t.fit(2000, 1, d)
+    unit, normal = 1 / t.adapter.root(d), t.rng.standard_normal
+    sizes = np.linspace(0.2, 1.2, n)[:, None]  # features may have factors e^(|x|^2 / 2)
+    q, k = (
+        t.adapter.exact(sizes * unit * normal((n, d))),
+        t.adapter.exact(unit * normal((m, d)) / 3),
+    )
+    for options in ways_to_call(t, frequencies, 1):
+        out = t.call(q, k[:1], v[:1], **options)
+        t.equal(out, np.broadcast_to(v[0], out.shape), 1e-4 * float(np.max(np.abs(v[0]))))
 
 
 @add_check

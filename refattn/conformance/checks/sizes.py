@@ -33,6 +33,7 @@ class _LargeSize(NamedTuple):
     samples: int = 9
     lead: tuple[int, ...] = ()
     causal: bool = False
+    groups: int | None = None
 
     @property
     def pairs(self) -> int:
@@ -42,6 +43,7 @@ class _LargeSize(NamedTuple):
     def __str__(self) -> str:
         words = f"n = {self.n}, m = {self.m}, d = {self.d}, S = {self.samples}"
         heads = f", leading axes {self.lead}" if self.lead else ""
+        heads += f", {self.groups} key heads" if self.groups else ""
         return words + heads + (", causal" if self.causal else "")
 
 
@@ -57,10 +59,16 @@ _LARGE = (
     _LargeSize(9, 17, 8, 5, (5, 3)),
     _LargeSize(5, 6, 4, 5, (2, 13)),
     _LargeSize(5, 6, 4, 5, (33,)),
+    _LargeSize(5, 6, 4, 5, (67, 2)),
+    _LargeSize(5, 5, 4, 5, (19, 2), True),
+    _LargeSize(3, 4, 4, 5, (2, 67)),
+    _LargeSize(3, 1100, 4, 5, (2, 6), groups=2),
+    _LargeSize(3, 2100, 4, 5, (2, 4), groups=1),
     _LargeSize(5, 5, 4, 1025, (), True),
     _LargeSize(5, 5, 257, 3, (), True),
     _LargeSize(70, 70, 64, 65, (5,)),
     *(_LargeSize(2**p + 1, 2**p + 1, 4, 5, (), True) for p in range(7, 11)),
+    _LargeSize(1100, 1100, 4, 5, (4,), True, groups=2),
     _LargeSize(700, 700, 64, 129, (2,)),
     _LargeSize(2049, 2049, 8, 17),
     _LargeSize(2049, 2049, 8, 17, (), True),
@@ -98,7 +106,11 @@ def large_sizes(t: CheckRun) -> None:
     """Lengths past every power of two by one, up to what the time allows."""
     causal = t.adapter.masks_future
     plain = not t.adapter["causal_only"]
-    cases = [size for size in _LARGE if (causal if size.causal else plain)]
+    cases = [
+        size
+        for size in _LARGE
+        if (causal if size.causal else plain) and (t.adapter.grouped or not size.groups)
+    ]
     words = "{} and {} larger ones"
     for size in growing(t, cases, _LARGE_SECONDS, words, least=2**16):
         _compare_rows(t, size)
@@ -112,7 +124,8 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
     lead = t.adapter.lead(*size.lead)
     n, m, d = t.fit(size.n, size.m, size.d)
     size = size._replace(n=n, m=m, d=d)
-    arrays, options = t.problem(n, m, d, samples, lead=lead)
+    groups = size.groups if len(lead) == len(size.lead) else None
+    arrays, options = t.problem(n, m, d, samples, lead=lead, groups=groups)
     asked = options | ({"causal": True} if size.causal else {})
     got = t.call(*arrays, **asked)
     rows = _edge_rows(n)

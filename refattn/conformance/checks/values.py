@@ -75,13 +75,26 @@ def large_logits(t: CheckRun) -> None:
 
 @add_check
 def extreme_logits(t: CheckRun) -> None:
-    """Exponents of thousands of either sign, and rows in which all of them are very negative."""
+    """Exponents of thousands of either sign, and rows in which all of them are very negative.
+
+    Of exact attention in float32 and float64 down to -3e5.
+    """
     for size in (10.0, 16.0) if t.adapter.half else (10.0, 25.0, 70.0):
         (q, k, v), options = t.problem(5, 6, 2, 4, size=size)
         t.compare(q, k, v, **options)
         q, k = -np.abs(q), np.abs(k)
         t.compare(q, k, v, **options)
         t.compare(-q, k, v, **options)
+    if t.adapter.has("exact") and not t.adapter.half:
+        _scores_far_down(t)
+
+
+def _scores_far_down(t: CheckRun) -> None:
+    """Compare where all scores are far below numbers that stand for minus infinity in halves."""
+    for size in (7e4, 3e5):
+        (q, k, v), _ = t.problem(5, 6, 2)
+        far = math.sqrt(size / 2) / t.adapter.root(2)
+        t.compare(t.adapter.exact(q - far), t.adapter.exact(k + far), v)
 
 
 @add_check

@@ -116,7 +116,9 @@ LATE = (
     *("one-query-unmasked", "first-of-batch", "last-block-of-queries-lost", "blocks-overwrite"),
     *("last-block-of-keys-lost", "diagonal-twice"),
     *("given-exponentials", "given-clamped", "given-counts-cut"),  # of probabilities
-    "given-norm-cut",
+    *("given-norm-cut", "batch-of-ten", "long-groups-in-turn"),
+    *("features-repeated", "late-features-shrunk", "from-minus-5e4", "from-minus-5e4-with-0"),
+    "maximum-from-0",
 )
 KINDS = {"dropout": "with-dropout", "window": "options", "vjp": "backward", "indices_only": "given"}
 # What is compared otherwise (see test_effects.py), or right where one thing is asked.

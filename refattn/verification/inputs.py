@@ -1,0 +1,116 @@
+"""Queries, keys and values of a call, each in a type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays import checks
+from ..arrays.library import Doubles, to_host
+from ..arrays.stored import EIGHT_BITS, INTEGER, SCALES, expand_scale, list_types, storage_type
+from ..rounding.formats import FORMATS, STORED
+from ..rounding.problems import check_all_hold, dtype_of, widen
+from ..rounding.profiles import PROFILES
+from .choice import BACKWARD_PROFILES, is_narrow, usual_profiles
+
+_CAST = "-cast"
+
+
+class Inputs(NamedTuple):
+    """Queries, keys and values as numbers, and the types of these, of the output and of weights.
+
+    Attributes
+    ----------
+    numbers : dict of arrays
+        In float64, times their scales.
+    types : dict of str
+        By name; that of the output only where it was given.
+    unchecked : dict of str
+        Types of which it is to be checked that arrays hold no other numbers.
+    storage : str
+        What kernels round weights to.
+    """
+
+    numbers: Mapping[str, Doubles]
+    types: Mapping[str, str]
+    unchecked: Mapping[str, str]
+    storage: str
+
+
+def read_inputs(
+    arrays: Mapping[str, Any], out: Any, dtype: Any, scales: Mapping[str, Any]
+) -> Inputs:
+    """Read q, k and v of any types, with types that were said, and multiply them by scales."""
+    own = {name: _own_type(name, x) for name, x in arrays.items()}
+    raw = {
+        name: to_host(x) if own[name] == INTEGER else widen(name, x) for name, x in arrays.items()
+    }
+    types = list_types(dtype, FORMATS)
+    if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
+        types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
+    if dtype is None and out is not None:
+        checks.is_array("out", out)
+        types |= assume_narrow(own, dtype_of(out, "out"), raw)
+    types = own | types
+    unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
+    numbers = dict(raw)
+    for name, called in SCALES.items():
+        scale = scales[name]
+        if scale is None:
+            continue
+        number = np.asarray(scale, np.float64) if isinstance(scale, float | int) else scale
+        if name in unchecked:
+            check_all_hold(name, raw[name], (), unchecked.pop(name))
+        numbers[name] = raw[name] * expand_scale(name, widen(called, number), raw[name].shape)
+    return Inputs(numbers, types, unchecked, storage_type(types))
+
+
+def _own_type(name: str, x: Any) -> str:
+    checks.is_array(name, x)
+    is_integer = str(x.dtype).removeprefix("torch.") == INTEGER
+    return INTEGER if is_integer else dtype_of(x, name)
+
+
+def assume_narrow(
+    own: Mapping[str, str], out: str, arrays: Mapping[str, Doubles]
+) -> dict[str, str]:
+    """Take the type of the output for that of queries in a wider array that hold its numbers.
+
+    So are keys and values taken, where they hold such numbers, too.
+    """
+    narrow = STORED[out]
+    held = {
+        name: STORED[own[name]].digits > narrow.digits and bool(np.all(narrow.holds(x)))
+        for name, x in arrays.items()
+    }
+    return {name: out for name, x in held.items() if x} if is_narrow(out) and held["q"] else {}
+
+
+def name_profiles(
+    types: Mapping[str, str], storage: str, scaled: bool, backward: bool
+) -> Sequence[str] | None:
+    """Name the profiles to try if keys or values have more digits than weights are rounded to.
+
+    Kernels multiply them as they are, or round them to the storage type first.
+    """
+    digits = STORED[storage].digits
+    wider = scaled or any(STORED[types[name]].digits > digits for name in "kv")
+    if not wider or not is_narrow(storage):
+        return None
+    names = BACKWARD_PROFILES[True] if backward else usual_profiles(storage)
+    return [x for name in names for x in (name, name + _CAST) if x in PROFILES]
+
+
+def widest(one: str, other: str) -> str:
+    """Return which of two types has more digits."""
+    return max(other, one, key=lambda x: FORMATS[x].digits)
+
+
+def unlimited(window: Any) -> Any:
+    """Take -1, which flash-attention writes for a side without limit, for None."""
+    if not isinstance(window, tuple | list):
+        return window
+    return tuple(None if isinstance(side, Integral) and side == -1 else side for side in window)

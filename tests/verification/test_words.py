@@ -1,0 +1,102 @@
+"""The words of flash-attention: windows of -1, lse beside (b, n, h, d), masks of padding."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import packed, verify
+from refattn.files.tensors import open_tensors
+from refattn.verification.judging import judge_all
+from refattn.verification.reading import pose_tensors, read_parts
+from tests.rounding.rounded import Case, plain
+
+B, H, N, M, D = 2, 3, 24, 20, 8
+f32 = np.float32
+save_file = pytest.importorskip("safetensors.numpy").save_file
+
+
+def attended(**options):
+    """Exact numbers of heads, in float32; options of all heads, or a mask of each member."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((B, H, n, D)).astype(f32) for n in (N, M, M))
+    out, lse = np.zeros_like(q), np.zeros((B, H, N), f32)
+    mask = options.pop("mask", None)
+    for b, h in np.ndindex(B, H):
+        seen = None if mask is None else mask[b]
+        one = Case(*(x[b, h].astype(float) for x in (q, k, v)), mask=seen, **options)
+        out[b, h], lse[b, h] = plain(one, "float32")
+    return {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (5, -1), (-1, 0), [3, 0]])
+def test_minus_1_is_no_limit(window):
+    sides = tuple(None if x == -1 else x for x in window)
+    assert verify(**attended(window=sides), window=window).verdict == "PASS"
+    other = (2, 1) if sides == (None, None) else None
+    assert verify(**attended(window=sides), window=other).verdict == "FAIL"
+
+
+def test_a_mask_of_the_keys_of_each_member():
+    mask = np.arange(M) < np.array([[M], [13]])
+    given = attended(mask=mask)
+    assert verify(**given, mask=mask).verdict == "PASS"
+    assert verify(**given, mask=mask[::-1]).verdict == "FAIL"
+
+
+def test_a_mask_that_may_be_two_things():
+    x = np.ones((4, 2, 4, 3), f32)
+    mask = np.ones((4, 4), bool)
+    with pytest.raises(ValueError, match=r"write \(1, 1, n, m\) or \(batch, 1, 1, m\)"):
+        verify(q=x, k=x, v=x, out=x, mask=mask)
+    assert verify(q=x, k=x, v=x, out=x, mask=mask[:, None, None]).verdict != "FAIL"
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_files_with_tokens_before_heads(tmp_path, heads_first):
+    mask = np.arange(M) < np.array([[M], [13]])
+    given = attended(mask=mask)
+    lse = given["lse"] if heads_first else np.swapaxes(given["lse"], 1, 2)
+    arrays = {x: np.swapaxes(y, 1, 2) for x, y in given.items() if x != "lse"}
+    np.savez(tmp_path / "x.npz", **arrays, lse=lse, mask=mask)
+    found = open_tensors(tmp_path / "x.npz", layout="bnhd")
+    np.testing.assert_array_equal(found.read("lse", (1, 2)), given["lse"][1, 2])
+    np.testing.assert_array_equal(found.read("mask", (1, 2)), mask[1:])
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("names", [["cu_seqlens"], ["cu_seqlens_q", "cu_seqlens_k"]])
+def test_sequences_one_after_another(tmp_path, names, suffix):
+    """As `packed.varlen` defines them, causal too."""
+    rng, offsets = np.random.default_rng(1), np.array([0, 7, 7, 30, 48], np.int32)
+    q, k, v = (rng.standard_normal((48, H, D)).astype(f32) for _ in range(3))
+    attend = partial(refattn.attend, scale=D**-0.5, causal=True)
+    found = packed.varlen(attend, q, k, v, q_offsets=offsets, k_offsets=offsets)
+    arrays = {"q": q, "k": k, "v": v, "out": found.out, "lse": found.lse}
+    path = tmp_path / f"x.{suffix}"
+    write = np.savez if suffix == "npz" else lambda path, **x: save_file(x, path)
+    for wrong in (0, 1):
+        given = {name: offsets + wrong * np.array([0, 0, 1, 0, 0], np.int32) for name in names}
+        write(path, **arrays, **given)
+        tensors = open_tensors(path)
+        assert tensors.others == ()
+        problem = pose_tensors(tensors, causal=True)
+        verdict = judge_all(read_parts(tensors, problem), tensors.dtype)
+        assert verdict.verdict == ("FAIL" if wrong else "PASS")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"cu_seqlens": [0, 5]}, "`cu_seqlens` must rise from 0 to the tokens of `q`"),
+        ({"cu_seqlens": [0, 5, 3, 8]}, "`cu_seqlens` must rise from 0"),
+        ({"cu_seqlens_q": [0, 8], "cu_seqlens_k": [0, 3, 8]}, "`cu_seqlens_k` must be"),
+        ({"cu_seqlens": [0, 8], "mask": np.ones((8, 8), bool)}, "`mask` must not come with"),
+    ],
+)
+def test_sequences_that_are_refused(tmp_path, more, words):
+    x = np.ones((8, H, D), f32)
+    np.savez(tmp_path / "x.npz", q=x, k=x, v=x, out=x, **more)
+    with pytest.raises(ValueError, match=words):
+        open_tensors(tmp_path / "x.npz")
