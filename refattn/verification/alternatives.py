@@ -1,9 +1,10 @@
-"""What numbers show without a law: remarks, and problems that are often taken for this one."""
+"""Problems that are often taken for another: one table, by what is changed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,18 @@ import numpy as np
 from ..arrays.library import Doubles
 from ..rounding.formats import FORMATS
 from ..rounding.problems import Index, Problem
-from ..rounding.profiles import Profile
-from .findings import Numbers, Suspect, place
-from .z_scores import mean_square
+from .findings import place
+from .sampled import Alternative, Place, Rows, Seen, show_band
+
+_BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
+_TILES = (16, 32, 64, 128)  # to which keys may be padded
+_LOG2E = math.log2(math.e)
 
 
 def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
     """List what the numbers show without a law."""
     zero, nan, rows, first = True, 0, 0, ""
+    zeros, first_zero = 0, ""
     for index in np.ndindex(problem.lead):
         got = read(index)
         zero = zero and not np.any(got)
@@ -26,8 +31,14 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         if strange.size and not first:
             first = place((*index, int(strange[0])))
         nan, rows = nan + strange.size, rows + got.shape[0]
+        blank = np.flatnonzero(~np.any(got, -1)) if got.shape[-1] else strange
+        if blank.size and not first_zero:
+            first_zero = place((*index, int(blank[0])))
+        zeros += blank.size
     if zero and rows:
         yield f"{problem.result} is 0 everywhere"
+    elif zeros:
+        yield f"{zeros} of {rows} rows are exactly 0, the first is {first_zero}"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
 
@@ -44,78 +55,285 @@ def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
             return
 
 
-def list_conventions(
-    problem: Problem, numbers: Numbers, dtype: str, profile: Profile
-) -> Iterator[Suspect]:
-    """List conventions by which a part of the numbers is within its bound, the nearest first."""
-    kernel = profile.kernel(dtype)
-    squares = [
-        (mean_square(x, numbers, kernel), f"agrees if {text}")
-        for text, x in _list_problems(problem)
-    ]
-    for square, text in sorted(squares, key=lambda x: x[0]):
-        if square < math.inf:
-            yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, text)
+def list_alternatives(problem: Problem) -> Iterator[Alternative]:
+    """List problems and kernels that this one may be taken for, the plainest first."""
+    yield from _list_options(problem)
+    if problem.kind == "scores":
+        yield from _list_visible(problem)
+        yield from _list_masks(problem)
+        yield from _list_places(problem)
 
 
-def _list_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """List problems that are often taken for this one; for gradients, those of their output."""
-    gradient = problem.gradient
-    for text, other in _list_forward_problems(problem if gradient is None else gradient.forward):
-        if gradient is not None:
-            other = gradient._replace(forward=other).problem(problem.lead)
-        yield text, other
-    if gradient is None and problem.has_sinks:  # bounds of gradients do not tell these apart
-        yield from _list_sinks(problem)
-    if problem.key_heads is not None:
-        yield f"query head h shares key head h % {problem.key_heads}", problem.dealt()
-
-
-def _list_sinks(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """List problems with other sinks."""
-    changes: Mapping[str, Callable[[Any, Any], Any]] = {
-        "is multiplied by the scale, too": lambda index, x: problem.scale * x,
-        "is multiplied by log2(e) once more": lambda index, x: math.log2(math.e) * x,
-        "counts twice": lambda index, x: x + math.log(2),
-    }
-    for words, change in changes.items():
-        yield f"the sink {words}", problem.replaced("sinks", change)
-
-
-def _list_forward_problems(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """List problems that are often taken for this one."""
-    first = problem.read((0,) * len(problem.lead))
-    d = first["q"].shape[-1]
-    n, m, _ = problem.shape
-    for words, scale in ((f"1 / sqrt({d})", d**-0.5), ("1", 1.0), (f"1 / {d}", 1 / d)):
-        if not math.isclose(scale, problem.scale):
-            yield f"the scale is {words}", problem._replace(scale=scale)
-    without = "causal" if not problem.causal else "not causal"
-    yield f"attention is {without}", problem._replace(causal=not problem.causal)
-
-    if problem.kind == "scores" and not problem.causal:
-        for words, ahead in (("sees one key more, the next", 1), ("does not see its last key", -1)):
-            seen = np.tri(n, m, m - n + ahead, dtype=bool)
-            yield f"attention is causal, and a query {words}", problem.masked(seen)
-    if problem.kind == "scores" and n != m:
-        corner = np.tri(n, m, dtype=bool)
-        words = "attention is causal from the first key (query i sees key j if j <= i)"
-        yield words, problem.masked(corner)._replace(causal=False)
-    if "mask" in first:
-        yield "the mask is inverted", problem.replaced("mask", lambda index, x: np.logical_not(x))
-    for name in ("mask", "bias"):
-        if name in first:
-            yield f"the {name} is ignored", problem.without(name)
+def _list_options(problem: Problem) -> Iterator[Alternative]:
+    """List the same problem with another option, each one that is given left out first."""
+    arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
+    d = arrays["q"].shape[-1] if arrays else 1
+    if problem.softcap is not None:
+        yield Alternative("there is no soft cap", problem._replace(softcap=None))
+    for name in ("bias", "mask"):
+        if name in arrays:
+            yield Alternative(f"the {name} is ignored", problem.without(name))
     if problem.has_sinks:
-        yield "there is no sink", problem.without("sinks")
+        yield Alternative("there is no sink", problem.without("sinks"))
+    without = "not causal" if problem.causal else "causal"
+    yield Alternative(f"attention is {without}", problem._replace(causal=not problem.causal))
     left, right = problem.window
+    if (left, right) != (None, None):
+        yield Alternative("there is no window", problem._replace(window=(None, None)))
+    if left is not None and right is not None:
+        for words, window in (("left", (None, right)), ("right", (left, None))):
+            text = f"the window has no limit on the {words}"
+            yield Alternative(text, problem._replace(window=window))
+    scales = {
+        f"1 / sqrt({d})": d**-0.5,
+        "1": 1.0,
+        f"1 / {d}": 1 / d,
+        "squared (used twice)": problem.scale**2,
+        "multiplied by log2(e) once more": problem.scale * _LOG2E,
+        "multiplied by ln(2) (log2(e) is left out)": problem.scale / _LOG2E,
+    }
+    for words, scale in scales.items():
+        if not math.isclose(scale, problem.scale):
+            yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
+    if problem.softcap is not None:
+        words = "the cap is applied before the scale"
+        yield Alternative(words, problem._replace(softcap=problem.softcap * problem.scale))
+    if "mask" in arrays:
+        text = "the mask is inverted"
+        yield Alternative(text, problem.replaced("mask", lambda _, x: np.logical_not(x)))
+    if problem.has_sinks:
+        sinks: Mapping[str, Callable[[Any, Any], Any]] = {
+            "is multiplied by the scale, too": lambda _, x: problem.scale * x,
+            "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
+            "counts twice": lambda _, x: x + math.log(2),
+            "is that of the next head": lambda index, _: _sink_of_next(problem, index),
+        }
+        for words, change in sinks.items():
+            yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
+    elif problem.kind == "scores":
+        added = problem._replace(has_sinks=True)
+        for words, x in (
+            ("1 is added to the sum of e^score (one more key, of score 0)", 0.0),
+            *(
+                (f"keys are padded to a multiple of {x} with scores of 0", math.log(-m % x))
+                for x in _TILES
+                for m in [problem.shape[1]]
+                if m % x
+            ),
+        ):
+            yield Alternative(words, added.replaced("sinks", lambda *_, x=x: np.full((1, 1), x)))
+
+
+def _sink_of_next(problem: Problem, index: Index) -> Any:
+    nearest = (*index[:-1], (index[-1] + 1) % problem.lead[-1]) if index else index
+    return problem.read(nearest)["sinks"]
+
+
+def _list_visible(problem: Problem) -> Iterator[Alternative]:
+    """List what queries may see by their place."""
+    n, m, _ = problem.shape
+    band, (left, right) = show_band(problem), problem.window
+
+    def rule(text: str, seen: Callable[[Place], Seen]) -> Alternative:
+        return Alternative(text, problem, seen)
+
+    is_causal = problem.causal or right == 0
+    if problem.kind == "scores" and right is None:
+        reach = "" if problem.causal else "attention is causal, and "
+        low = problem.window[0]
+        for words, by in (("sees one key more, the next", 1), ("does not see its last key", -1)):
+            yield rule(f"{reach}a query {words}", partial(_show_reach, left=low, right=by))
+        if n != m:
+            for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
+                text = f"attention is causal from the {words} key"
+                text += " (query i sees key j if j <= i)" if words == "first" else ""
+                seen = partial(_show_reach, left=low, right=-shift)
+                yield rule(text, seen)
+        for size in _BLOCKS:
+            if size < max(n, m):
+                yield rule(
+                    f"{reach}queries of a block of {size} see all keys of the block",
+                    partial(_show_blocks, size=size, last=size - 1),
+                )
+                yield rule(
+                    f"{reach}queries of a block of {size} see the keys before the block only",
+                    partial(_show_blocks, size=size, last=-1),
+                )
     for side, words, change in (
         (left, "left", lambda x: (x, right)),
         (right, "right", lambda x: (left, x)),
     ):
         for by in (-1, 1):
             if side is not None and side + by >= 0:
-                yield (
-                    f"the window reaches {side + by} to the {words}, not {side}",
-                    problem._replace(window=change(side + by)),
-                )
+                text = f"the window reaches {side + by} to the {words}, not {side}"
+                yield Alternative(text, problem._replace(window=change(side + by)))
+    if left is not None or right is not None:
+        yield rule("all queries have the window of the last query", lambda x: band(_at_end(x)))
+        if n != m:
+            words = "the window is counted from the first key"
+            yield rule(words, lambda x: band(x._replace(n=x.m)))
+    if left is not None and right is not None and left != right and not is_causal:
+        text = "the sides of the window are exchanged"
+        yield Alternative(text, problem._replace(window=(right, left)))
+    if left is not None:
+        for words, back in (("half", left // 2), ("double", 2 * left)):
+            text = f"the window reaches {back} to the left, {words} of {left}"
+            yield Alternative(text, problem._replace(window=(back, right)))
+
+
+def _show_reach(x: Place, left: int | None, right: int) -> Seen:
+    seen = x.ahead <= right
+    return seen if left is None else seen & (x.ahead >= -left)
+
+
+def _show_blocks(x: Place, size: int, last: int) -> Seen:
+    level = x.i + x.m - x.n
+    seen: Seen = x.j <= level // size * size + last
+    return seen
+
+
+def _at_end(x: Place) -> Place:
+    return x._replace(i=0 * x.i + x.n - 1)
+
+
+def _list_masks(problem: Problem) -> Iterator[Alternative]:
+    """List what may be done with a mask or a bias, and a bias that is not given."""
+    arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
+    n, m, _ = problem.shape
+    for name in ("mask", "bias"):
+        if name not in arrays:
+            continue
+        for words, at in _other_heads(problem):
+            change = partial(_take_from, problem, name, at)
+            yield Alternative(f"the {name} is that of {words}", problem.replaced(name, change))
+        if n == m:
+            text = f"the {name} is transposed"
+            yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
+    if "mask" in arrays:
+        for words, c in (("0 and 1", 1.0), ("1 and 0, hidden keys with 1", -1.0)):
+            added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
+            yield Alternative(f"the mask is added to scores as {words}", added)
+    if "bias" in arrays:
+        yield Alternative(
+            "the bias is multiplied by the scale, too", scale_bias(problem, problem.scale)
+        )
+    elif problem.kind == "scores" and _has_heads(problem):
+        slopes = problem.replaced("bias", partial(_slope_of_head, problem))
+        yield Alternative("scores have the bias of ALiBi, slopes 2^(-8 h / heads)", slopes)
+
+
+def _slope_of_head(problem: Problem, index: Index, _: Any) -> Any:
+    (n, m, _), heads = problem.shape, problem.lead[-1] if problem.lead else 1
+    slope = 2.0 ** (-8 * ((index[-1] if index else 0) + 1) / heads)
+    return -slope * np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+
+
+def list_families(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[float], Problem], tuple[float, ...]]]:
+    """List problems with a number that is fitted, with its name and where fits start."""
+
+    def rescale(c: float) -> Problem:
+        return problem._replace(scale=c * problem.scale)
+
+    def cap(c: float) -> Problem:
+        return problem._replace(softcap=c)
+
+    yield "the scale is {} times what was said", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
+    if problem.kind != "scores" or not _has_heads(problem):
+        return
+    caps = (5.0, 15.0, 30.0, 50.0, 100.0)
+    if problem.softcap is not None:
+        caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
+    yield "the soft cap is {}", cap, caps
+    if "bias" in problem.read((0,) * len(problem.lead)):
+        starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
+        yield "the bias counts {} times", partial(scale_bias, problem), starts
+
+
+def scale_bias(problem: Problem, factor: float) -> Problem:
+    """Multiply the bias; what it hides stays hidden."""
+    return problem.replaced(
+        "bias", lambda _, x: np.where(np.isfinite(x), factor * np.where(np.isfinite(x), x, 0.0), x)
+    )
+
+
+def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
+    mask = problem.read(index)["mask"]
+    return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
+
+
+def _take_from(problem: Problem, name: str, at: Any, index: Index, _: Any) -> Any:
+    return problem.read(at(index))[name]
+
+
+def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+    """List heads that may be taken for another."""
+    lead = problem.lead
+    for axis, length in enumerate(lead):
+        if length == 1:
+            continue
+        called = "head" if axis == len(lead) - 1 else "batch member"
+
+        def move(index: Index, by: int | None, axis: int = axis, length: int = length) -> Index:
+            to = 0 if by is None else (index[axis] + by) % length
+            return (*index[:axis], to, *index[axis + 1 :])
+
+        yield f"the first {called}", partial(move, by=None)
+        yield f"the next {called}", partial(move, by=1)
+        if length > 2:
+            yield f"the {called} before", partial(move, by=-1)
+
+
+def _list_places(problem: Problem) -> Iterator[Alternative]:
+    """List other heads, queries and keys that may be read."""
+    if not _has_heads(problem):
+        return
+    n, m, d_v = problem.shape
+    if problem.key_heads is not None:
+        yield Alternative(f"query head h shares key head h % {problem.key_heads}", problem.dealt())
+    for words, at in _other_heads(problem):
+
+        def of_head(rows: Rows, at: Any = at) -> Rows:
+            return rows._replace(index=at(rows.index))
+
+        yield Alternative(f"the output is that of {words}", problem, move=of_head)
+        for names in ("kv", "k", "v"):
+            called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
+            yield Alternative(
+                f"{called} are those of {words}", _with_arrays_of(problem, names, at)
+            )
+    for words, by in (("the query before", -1), ("the next query", 1)):
+
+        def of_query(rows: Rows, by: int = by) -> Rows:
+            return rows._replace(queries=np.clip(rows.queries + by, 0, n - 1))
+
+        yield Alternative(f"rows are those of {words}", problem, move=of_query)
+    if len(problem.lead) and problem.lead[-1] > 1:
+        yield Alternative("keys are read in reverse order", _reversed(problem, "k"))
+    if n == m:
+        yield Alternative("q and k are exchanged", _exchanged(problem))
+
+
+def _with_arrays_of(problem: Problem, names: str, at: Callable[[Index], Index]) -> Problem:
+    def read(index: Index) -> Mapping[str, Any]:
+        other = problem.read(at(index))
+        return {**problem.read(index), **{x: other[x] for x in names}}
+
+    return problem._replace(read=read)
+
+
+def _reversed(problem: Problem, name: str) -> Problem:
+    return problem.replaced(name, lambda _, x: x[::-1])
+
+
+def _exchanged(problem: Problem) -> Problem:
+    def read(index: Index) -> Mapping[str, Any]:
+        x = problem.read(index)
+        return {**x, "q": x["k"], "k": x["q"]}
+
+    return problem._replace(read=read)
+
+
+def _has_heads(problem: Problem) -> bool:
+    return 0 not in problem.lead

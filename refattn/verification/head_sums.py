@@ -51,6 +51,7 @@ class HeadSums:
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.strength = 0.0  # sum of squares of outputs over their standard deviations
         self.plain = 0.0  # sum of squares of errors over standard deviations
+        self.weighted = 0.0  # the same with the weights of rows, as sums along directions have them
         self.elements = 0  # that have a law
         self.farthest: tuple[float, Index] = (0.0, ())  # error over standard deviation
         self.largest: tuple[float, Index] = (0.0, ())  # of what tests take for z
@@ -99,6 +100,8 @@ class HeadSums:
                 self.alone[name][at, i] = np.sum(w * w * rows.apart, -1)
         strength = float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
         plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
+        heavy = self.weights[at, i, None] if self.rows_apart else self.weights[at, 0]
+        weighted = float(np.sum(heavy * np.square(errors)))
         column, column_rows = np.sum(of_row * z * z, 0), np.sum(of_row * known, 0)
         far, largest, beyond = (
             _find_largest(x, index, i) for x in (np.abs(errors), np.abs(z), ratio)
@@ -112,6 +115,7 @@ class HeadSums:
         def sums_of_all() -> None:
             self.strength += strength
             self.plain += plain
+            self.weighted += weighted
             self.elements += elements
             self.column += column
             self.column_rows += column_rows

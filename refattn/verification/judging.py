@@ -36,12 +36,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ..arrays.library import Doubles
 from ..rounding.problems import Problem
-from ..rounding.profiles import PROFILES, Profile
+from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings
-from .alternatives import list_conventions, list_remarks, suspect_narrower
+from .alternatives import list_remarks, suspect_narrower
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import Numbers, Part, ProfileTrial
 from .head_sums import row_weights
+from .reasons import explain
 from .trial import attempt
 from .verdict import Verdict
 from .z_scores import mean_square
@@ -67,7 +68,8 @@ def judge(
         if name != _LIKE_THE_NEXT and _any_explains(trials, alpha):
             break
     best = min(trials.values(), key=lambda x: _rank_trial(x, profiles[x.profile], alpha))
-    return _conclude(problem, numbers, dtype, alpha, trials, best, start)
+    verdict = _conclude(problem, numbers, dtype, alpha, trials, best, start)
+    return explain(problem, numbers, verdict, profile)
 
 
 def _prepare_trials(
@@ -107,7 +109,6 @@ def _conclude(
             *suspect_narrower(problem, dtype),
             *_suspect_float32(problem, numbers, dtype, alpha),
         ]
-        suspects[:0] = list_conventions(problem, numbers, dtype, PROFILES["eager"])
     return Verdict(
         verdict,
         None if failed else best.profile,

@@ -70,6 +70,8 @@ class Verdict(NamedTuple):
     parts : dict of str to Verdict
         Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
         alpha.
+    place : str
+        Where the wrong rows of a failed output are, in words.
     """
 
     verdict: str
@@ -89,10 +91,11 @@ class Verdict(NamedTuple):
     by: str = ""
     of: str = "out"
     parts: Mapping[str, Verdict] = MappingProxyType({})
+    place: str = ""
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
-        return Verdict, (*self[:-1], dict(self.parts))
+        return Verdict, tuple(self._replace(parts=dict(self.parts)))
 
     def to_json(self) -> str:
         """Write the verdict as JSON."""
