@@ -14,6 +14,7 @@ from ..rounding.problems import CALLED, Problem
 from ..rounding.profiles import PROFILES
 from ..verification.choice import usual_profiles
 from ..verification.door import check_alpha
+from ..verification.empty_rows import EMPTY_ROWS, settle
 from ..verification.findings import Part
 from ..verification.judging import judge_all
 from ..verification.reading import list_judged, pose_tensors, read_parts
@@ -103,6 +104,13 @@ the whole program (validation/site/guide/numbers.md).
 @window_option
 @softcap_option
 @layout_option
+@click.option(
+    "--empty-rows",
+    type=click.Choice(EMPTY_ROWS),
+    default="zero",
+    show_default=True,
+    help="What the kernel gives for a query that sees no key.",
+)
 @alpha_option("kernel")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
@@ -157,7 +165,14 @@ def _foresee(problem: Problem, dtype: str, profile: str | None, parts: int) -> t
 
 
 def _judge_file(
-    path: Path, *, dtype: str | None, layout: str, profile: str | None, alpha: float, **options: Any
+    path: Path,
+    *,
+    dtype: str | None,
+    layout: str,
+    profile: str | None,
+    alpha: float,
+    empty_rows: str,
+    **options: Any,
 ) -> verdicts.Verified:
     """Judge what a file holds."""
     alpha = check_alpha(alpha)
@@ -176,7 +191,7 @@ def _judge_file(
 
             return part._replace(numbers=part.numbers._replace(out=out))
 
-        judged = {name: shown(part) for name, part in parts.items()}
+        judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
         verdict = judge_all(judged, tensors.dtype, profile, alpha)
     return verdicts.Verified(tensors, problem, parts, verdict)
 

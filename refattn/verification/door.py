@@ -14,6 +14,7 @@ from ..rounding.formats import FORMATS
 from ..rounding.problems import check_holds, dtype_of, pose_arrays, pose_gradients, widen
 from ..rounding.profiles import Profile
 from ..typing import Features
+from .empty_rows import EMPTY_ROWS, settle
 from .findings import Numbers, Part
 from .judging import judge_all
 from .reading import kind_of
@@ -46,6 +47,7 @@ def verify(
     sinks: Any = None,
     features: Features = "positive",
     feature_map: Callable[[Any], Any] | None = None,
+    empty_rows: str = "zero",
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
 
@@ -80,6 +82,9 @@ def verify(
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default.
+    empty_rows : {"zero", "nan", "mean", "any", "undefined"}
+        What the kernel gives for a query that sees no key: 0 with a log normaliser of -inf, NaN,
+        the mean of all values, or anything ("any" and "undefined" are the same).
 
     Returns
     -------
@@ -117,6 +122,7 @@ def verify(
         **_options_of_estimator(estimator, omega, log_weight, features, feature_map),
     )
     alpha = check_alpha(alpha)
+    checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     n, _, d_v = problem.shape
     of_result = "the result"
     results_by_name = {
@@ -158,7 +164,7 @@ def verify(
             parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
     if not parts:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    return judge_all(parts, dtype, profile, alpha)
+    return judge_all(settle(parts, empty_rows), dtype, profile, alpha)
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:

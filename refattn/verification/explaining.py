@@ -23,6 +23,7 @@ from ..rounding.profiles import Profile
 from ..rounding.roundings import RowErrors
 from ..rounding.softmax import analyse_softmax
 from .alternatives import list_alternatives, list_families
+from .empty_rows import list_conventions
 from .findings import Numbers, Suspect
 from .sampled import Alternative, Result, Rows
 from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
@@ -70,12 +71,15 @@ class Sample(NamedTuple):
         Rows that are wrong, of those that were looked at.
     columns : array of bool, (d_v,)
         Columns that are wrong.
+    remarks : sequence of str
+        What a convention for queries without keys explains; these rows are not taken.
     """
 
     heads: list[Sampled]
     unit: float
     wrong: npt.NDArray[np.bool_]
     columns: npt.NDArray[np.bool_]
+    remarks: Sequence[str] = ()
 
     @property
     def is_local(self) -> bool:
@@ -155,8 +159,9 @@ def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
     far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
+    empty = np.zeros((heads, n), bool)
     items = list(problem.items())
-    unit = _measure_unit(problem, profile, dtype, items)
+    unit = describe_unit(problem, profile, dtype, items)
     for index, i in items[:: max(1, heads * n * m // _PAIRS)]:
         with np.errstate(all="ignore"):
             exact = Result(*attend_rows(problem.head(index), i, None))
@@ -167,6 +172,10 @@ def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str
                 worst = np.maximum(worst, np.abs(divide(error, _error_of_lse(exact, numbers, profile, m))))
         columns |= np.any(z > _FAR, 0)
         far[problem.number(index), i] = worst
+        empty[problem.number(index), i] = np.isneginf(exact.lse)
+    conventions = list(list_conventions(problem, numbers, empty))
+    if conventions:
+        far[empty] = np.nan
     wrong = far > _FAR
     among = wrong.any(1, keepdims=True) & (far <= _FAR)
     chosen = [
@@ -185,7 +194,7 @@ def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some))
-    return Sample(taken, unit, wrong, columns)
+    return Sample(taken, unit, wrong, columns, conventions)
 
 
 def _error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
@@ -197,7 +206,7 @@ def _error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) 
     return np.asarray(to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1)))
 
 
-def _measure_unit(
+def describe_unit(
     problem: Problem, profile: Profile, dtype: str, items: Sequence[tuple[Index, slice]]
 ) -> float:
     """Return the usual standard deviation over `row_sizes`."""
@@ -225,6 +234,38 @@ def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
 # --- alternatives ---------------------------------------------------------------------------------
 
 
+class Comparison(NamedTuple):
+    """What is left of errors, and what is changed; as in `Explained`."""
+
+    square: float
+    share: float
+    likeness: float
+    everywhere: bool
+    changed: bool
+
+
+def compare_outputs(
+    sample: Sample, outs: Sequence[Doubles], given: Sequence[Doubles]
+) -> Comparison:
+    """Compare what is left of errors by an alternative with the errors themselves."""
+    before = after = moved = right = 0.0
+    elements = 0
+    for x, out, own in zip(sample.heads, outs, given, strict=True):
+        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
+        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
+        error = divide(differ(x.got, own), sample.unit * row_sizes(own))
+        after += float(np.sum(np.square(rest[x.wrong])))
+        before += float(np.sum(np.square(error[x.wrong])))
+        moved += float(np.sum(np.square(change[x.wrong])))
+        elements += error[x.wrong].size
+        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
+    gain, square = before - after, after / max(elements, 1)
+    excess = max(before - elements, gain, 1e-300)
+    if moved < _POWER:
+        return Comparison(square, 0.0, 0.0, right < 2 * _FAR, False)
+    return Comparison(square, max(gain / excess, 0.0), gain / moved, right < 2 * _FAR, True)
+
+
 class Trials:
     """A sample, with the errors of the problem as it was given."""
 
@@ -242,26 +283,8 @@ class Trials:
         """Say what an alternative explains."""
         if outs is None:
             outs = [alternative.result(x.rows).out for x in self.sample.heads]
-        before = after = moved = excess = 0.0
-        elements, right = 0, 0.0
-        for x, out, own, size, z in zip(
-            self.sample.heads, outs, self.given, self.sizes, self.errors, strict=True
-        ):
-            size = np.maximum(size, self.sample.unit * row_sizes(out))
-            rest, change = divide(differ(x.got, out), size), divide(differ(out, own.out), size)
-            after += float(np.sum(np.square(rest[x.wrong])))
-            before += float(np.sum(np.square(z[x.wrong])))
-            moved += float(np.sum(np.square(change[x.wrong])))
-            elements += z[x.wrong].size
-            right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
-        gain = before - after
-        excess = max(before - elements, gain, 1e-300)
-        square = after / max(elements, 1)
-        if moved < _POWER:
-            return Explained(alternative, square, 0.0, 0.0, holds=False)
-        return Explained(
-            alternative, square, max(gain / excess, 0.0), gain / moved, right < 2 * _FAR, False
-        )
+        x = compare_outputs(self.sample, outs, [y.out for y in self.given])
+        return Explained(alternative, x.square, x.share, x.likeness, x.everywhere, False)
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
@@ -371,13 +394,15 @@ class Trials:
         """List what may be rounded that the profile does not round, if that is what errors are."""
         given = Alternative("", self.problem)
         for text, changes in _ROUNDED.items():
-            z = [
-                self._divide(x, given, profile._replace(**changes), dtype)[x.wrong].ravel()
-                for x in self.sample.heads
-            ]
-            square = float(np.mean(np.square(np.concatenate(z)))) if z else 0.0
-            usual = [np.square(x[y.wrong]).ravel() for x, y in zip(self.errors, self.sample.heads, strict=True)]
-            if _TOO_SMALL < square < _RMS**2 and float(np.mean(np.concatenate(usual))) > 9 * square:
+            other = profile._replace(**changes)
+            z = [self._divide(x, given, other, dtype)[x.wrong] for x in self.sample.heads]
+            rows = np.concatenate([np.mean(x * x, -1) for x in z])
+            usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
+            before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
+            square = float(np.mean(rows)) if len(rows) else 0.0
+            if not _TOO_SMALL < square < _RMS**2 or before < 9 * square:
+                continue
+            if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
                 yield Explained(given._replace(text=text), square)
 
     def _divide(
@@ -406,6 +431,9 @@ def explain_output(
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
     sample = draw_sample(problem, numbers, profile, dtype)
+    if sample.remarks and not sample.wrong.any():
+        words = " and ".join(sample.remarks)
+        return [as_suspect(f"agrees if {words}")], sample
     trials = Trials(problem, sample)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
@@ -420,7 +448,7 @@ def explain_output(
     for one in found:
         words = one.alternative.text
         if numbers.lse is not None:
-            of_lse = explain_normalisers(trials, one.alternative, numbers, profile, failed == "lse")
+            of_lse = explain_normalisers(trials, one.alternative, numbers, profile)
             if of_lse is None and failed != "both":
                 continue
             if of_lse:
@@ -432,16 +460,35 @@ def explain_output(
     return suspects, sample
 
 
+def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
+    """Write a suspect that has no size."""
+    return Suspect(name, math.nan, math.nan, math.nan, share, text)
+
+
 def suspect_alternative(words: str, one: Explained, sample: Sample) -> Suspect:
     """Name an alternative, and whether it holds in all rows."""
     start = "agrees if" if one.holds else "agrees in part if"
     place = "" if one.everywhere else " in the rows that are wrong"
     name = "convention" if one.holds else "convention in part"
-    return Suspect(name, math.nan, math.nan, math.nan, one.share, f"{start} {words}{place}")
+    if words in _ROUNDED:
+        name = "roundings"
+    if sample.remarks:
+        words = f"{words}, and {' and '.join(sample.remarks)}"
+    return as_suspect(f"{start} {words}{place}", one.share, name)
+
+
+def share_of_offset(problem: Problem, sample: Sample) -> float:
+    """Return the share of the errors of log normalisers that one number explains."""
+    given = Alternative("", problem)
+    errors = np.concatenate(
+        [differ(x.lse, given.result(x.rows).lse) for x in sample.heads if x.lse is not None]
+    )
+    square = float(np.mean(np.square(errors))) if np.all(np.isfinite(errors)) else 0.0
+    return 1 - float(np.var(errors)) / square if square else 0.0
 
 
 def explain_normalisers(
-    trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile, alone: bool
+    trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile
 ) -> str | None:
     """Say what log normalisers are, if not those of the alternative; "" if they are."""
     heads, keys = trials.sample.heads, trials.problem.shape[1]
@@ -455,11 +502,11 @@ def explain_normalisers(
                 other = np.asarray(change(result, trials.problem.head(x.rows.index).sink))
             std = _error_of_lse(result._replace(lse=other), numbers, profile, keys)
             worst = np.abs(divide(differ(x.lse, other), std))
-            most = max(most, float(np.max(worst[x.wrong] if alone else worst, initial=0.0)))
+            most = max(most, float(np.max(worst, initial=0.0)))
         return most
 
     if far(lambda x, _: x.lse) < _FAR:
-        return "" if not alone else None
+        return ""
     for words, change in NORMALISERS.items():
         if far(change) < _FAR:
             return f"lse is {words}"

@@ -42,7 +42,7 @@ from .alternatives import list_remarks, suspect_narrower
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import Numbers, Part, ProfileTrial
 from .head_sums import row_weights
-from .reasons import explain
+from .reasons import explain, explain_gradients
 from .trial import attempt
 from .verdict import Verdict
 from .z_scores import mean_square
@@ -138,9 +138,10 @@ def judge_all(
         verdicts["out"] = judge(*parts["out"], dtype, profile, share)
         if len(parts) == 1:
             return verdicts["out"]
-    verdicts |= _judge_gradients(
-        {x: y for x, y in parts.items() if x != "out"}, dtype, profile, share
-    )
+    backward = {x: y for x, y in parts.items() if x != "out"}
+    forward = verdicts["out"].verdict if "out" in verdicts else ""
+    gradients = _judge_gradients(backward, dtype, profile, share)
+    verdicts |= explain_gradients(backward, gradients, profile, forward)
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())

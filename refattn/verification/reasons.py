@@ -14,8 +14,9 @@ from ..rounding.problems import Problem
 from ..rounding.profiles import PROFILES, Profile
 from .alternatives import list_alternatives
 from .choice import ProfileChoice, choose_profiles, usual_profiles
-from .explaining import Sample, draw_sample, explain_output
-from .findings import Finding, Numbers, Suspect, place
+from .explaining import Sample, as_suspect, explain_output, share_of_offset
+from .explaining_back import explain_backward
+from .findings import Finding, Numbers, Part, Suspect, place
 from .verdict import Verdict
 from .z_scores import mean_square
 
@@ -39,8 +40,34 @@ def explain(
         found = list(_explain_features(problem, numbers, profiles, verdict))
         return verdict._replace(suspects=[*found, *fits])
     found, sample = explain_output(problem, numbers, profiles, verdict.dtype, failed)
-    suspects = order_suspects(found, fits, verdict)
+    if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
+        fits = []
+    suspects = order_suspects(found, fits)
     return verdict._replace(suspects=suspects, place=describe_place(problem, sample))
+
+
+def explain_gradients(
+    parts: Mapping[str, Part],
+    verdicts: Mapping[str, Verdict],
+    profile: ProfileChoice,
+    forward: str,
+) -> dict[str, Verdict]:
+    """Give the verdicts on failed gradients their suspects; the output was found to be `forward`."""
+    failed = [name for name, x in verdicts.items() if x.verdict == "FAIL"]
+    if not failed:
+        return dict(verdicts)
+    first = verdicts[failed[0]]
+    profiles = list_profiles(first, parts[failed[0]].numbers, profile)
+    by = profiles.get(first.by, next(iter(profiles.values())))
+    own = forward != "PASS"
+    named, samples = explain_backward(parts, failed, by, first.dtype, own)
+    explained = dict(verdicts)
+    for name in failed:
+        verdict, problem = verdicts[name], parts[name].problem
+        suspects = order_suspects(named.get(name, []), tidy_fits(verdict, "out"))
+        where = describe_place(problem, samples[name])
+        explained[name] = verdict._replace(suspects=suspects, place=where)
+    return explained
 
 
 def failed_part(tests: Sequence[Finding], alpha: float) -> str:
@@ -90,14 +117,12 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     return sorted(fits, key=lambda x: -x.explained)
 
 
-def order_suspects(
-    found: Sequence[Suspect], fits: Sequence[Suspect], verdict: Verdict
-) -> list[Suspect]:
+def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
     """Put what holds first, then the fits that do, then what explains a part."""
     holding = [x for x in found if x.name == "convention"]
     if any(x.name.startswith("scale") for x in fits):  # that of all rows is the better one
         holding = [x for x in holding if "times what was said" not in x.text]
-    rest = [] if holding or fits else [x for x in found if x.name != "convention"]
+    rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
 
 
@@ -141,5 +166,4 @@ def _explain_features(
     for alternative in list_alternatives(problem):
         square = mean_square(alternative.problem, numbers, kernel)
         if square < min(4.0, verdict.z.rms**2 / 4):
-            text = f"agrees if {alternative.text}"
-            yield Suspect("convention", math.nan, math.nan, math.nan, 1.0, text)
+            yield as_suspect(f"agrees if {alternative.text}")
