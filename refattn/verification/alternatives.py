@@ -110,18 +110,20 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         }
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
-    elif problem.kind == "scores":
-        added = problem._replace(has_sinks=True)
-        for words, x in (
-            ("1 is added to the sum of e^score (one more key, of score 0)", 0.0),
-            *(
-                (f"keys are padded to a multiple of {x} with scores of 0", math.log(-m % x))
-                for x in _TILES
-                for m in [problem.shape[1]]
-                if m % x
-            ),
-        ):
-            yield Alternative(words, added.replaced("sinks", lambda *_, x=x: np.full((1, 1), x)))
+
+
+def list_added(problem: Problem) -> Iterator[Alternative]:
+    """List sums of weights in which there is more than the weights of the keys."""
+    if problem.has_sinks or problem.kind != "scores":
+        return
+    m, added = problem.shape[1], problem._replace(has_sinks=True)
+    sinks = {"1 is added to the sum of e^score (one more key, of score 0)": 0.0}
+    for size in (x for x in _TILES if m % x):
+        text = f"keys are padded to a multiple of {size} with scores of 0"
+        sinks[text] = math.log(-m % size)
+    for text, x in sinks.items():
+        sink = np.full((1, 1), x)
+        yield Alternative(text, added.replaced("sinks", lambda *_, sink=sink: sink))
 
 
 def _sink_of_next(problem: Problem, index: Index) -> Any:

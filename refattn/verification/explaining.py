@@ -22,7 +22,7 @@ from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import RowErrors
 from ..rounding.softmax import analyse_softmax
-from .alternatives import list_alternatives, list_families
+from .alternatives import list_added, list_alternatives, list_families
 from .empty_rows import list_conventions
 from .findings import Numbers, Suspect
 from .sampled import Alternative, Result, Rows
@@ -38,14 +38,14 @@ _PART = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _MOST = 1e6  # standard deviations
 _STEPS = 8  # of a fit
-_TOO_SMALL = 0.2  # mean square of z of a profile that does not say what is rounded
+_ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
+_TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _ROUNDED: Mapping[str, Mapping[str, str]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
     "weights are rounded to float8_e4m3fn": {"weights": "float8_e4m3fn"},
-    "weights are rounded to bfloat16": {"weights": "bfloat16"},
-    "scores and weights are rounded to bfloat16": {"scores": "bfloat16", "weights": "bfloat16"},
-    "scores and weights are rounded to float16": {"scores": "float16", "weights": "float16"},
+    "queries, keys and values are rounded to bfloat16": {"inputs": "bfloat16"},
+    "queries, keys and values are rounded to float16": {"inputs": "float16"},
 }
 
 
@@ -145,10 +145,11 @@ def finite(x: Doubles) -> Doubles:
 
 
 def row_sizes(x: Doubles) -> Doubles:
-    """Return |x| and the root mean square of its row, which errors go with."""
+    """Return what errors go with: |x|, the root mean square of its row, and a part of that of all."""
     x = finite(x)
     mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
-    return np.maximum(np.abs(x) + np.sqrt(mean), 1e-30)
+    all_rows = math.sqrt(float(np.mean(mean))) if mean.size else 0.0
+    return np.maximum(np.abs(x) + np.sqrt(mean) + _ALL_ROWS * all_rows, 1e-30)
 
 
 # --- wrong rows -----------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def compare_outputs(
     for x, out, own in zip(sample.heads, outs, given, strict=True):
         size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
         rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
-        error = divide(differ(x.got, own), sample.unit * row_sizes(own))
+        error = divide(differ(x.got, own), size)
         after += float(np.sum(np.square(rest[x.wrong])))
         before += float(np.sum(np.square(error[x.wrong])))
         moved += float(np.sum(np.square(change[x.wrong])))
@@ -288,7 +289,8 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        for alternative in (*list_alternatives(self.problem), *list_slips(self.problem)):
+        slips = list_slips(self.problem)
+        for alternative in (*list_alternatives(self.problem), *slips, *list_added(self.problem)):
             yield self.explain(alternative)
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
@@ -377,7 +379,8 @@ class Trials:
         least = min((x.square for x in holding), default=0.0)
         kept: list[Explained] = []
         for one in holding:
-            if one.square < 1.5 * least and all(self._are_apart(one, x) for x in kept):
+            fitted = "±" in one.alternative.text  # a number that has a name is not written again
+            if not (fitted and kept) and one.square <= 1.5 * max(least, 0.5) and all(self._are_apart(one, x) for x in kept):
                 kept.append(one)
         return kept
 
@@ -390,11 +393,12 @@ class Trials:
         )
         return sum(float(np.sum(z * z)) for z in changes) > _POWER
 
-    def list_rounded(self, profile: Profile, dtype: str) -> Iterator[Explained]:
+    def list_rounded(self, profile: Profile, dtype: str) -> list[Explained]:
         """List what may be rounded that the profile does not round, if that is what errors are."""
-        given = Alternative("", self.problem)
+        found = []
         for text, changes in _ROUNDED.items():
             other = profile._replace(**changes)
+            given = Alternative("", self.problem.read_by(other))
             z = [self._divide(x, given, other, dtype)[x.wrong] for x in self.sample.heads]
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
@@ -403,7 +407,8 @@ class Trials:
             if not _TOO_SMALL < square < _RMS**2 or before < 9 * square:
                 continue
             if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
-                yield Explained(given._replace(text=text), square)
+                found.append(Explained(given._replace(text=text), square))
+        return sorted(found, key=lambda x: abs(math.log(x.square)))[:1]
 
     def _divide(
         self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str

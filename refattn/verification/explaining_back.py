@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..rounding.backward import exact_gradient
-from ..rounding.head import attend_rows
+from ..rounding.head import attend_rows, scan_tile
 from ..rounding.problems import Gradient, Index
 from ..rounding.profiles import Profile
 from ..rounding.saved import BackwardHead
 from .alternatives import list_alternatives
-from .explaining import Sample, Sampled, as_suspect, compare_outputs, describe_unit, divide, differ, row_sizes
+from .explaining import Comparison, Sample, Sampled, as_suspect, compare_outputs, describe_unit, divide, differ, row_sizes
 from .findings import Part, Suspect
 from .sampled import Alternative, Rows
 
@@ -29,6 +28,7 @@ _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _FAR = 8.0  # standard deviations beyond which a row is wrong
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
+_CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
 
 
 class Kept(NamedTuple):
@@ -144,6 +144,23 @@ def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
     return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
 
 
+def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
+    """Compute a gradient from log normalisers and D that may be those of another problem."""
+    head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
+    tile = scan_tile(head, slice(0, len(head.q)), keys)
+    k, v = head.k[keys], head.v[keys]
+    if tile is None:
+        return np.zeros(((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1]))
+    with np.errstate(all="ignore"):
+        lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
+        p = np.exp(tile.scores - lse)
+        p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
+        if of == "dv":
+            return np.asarray(p.T @ g)
+        s = head.scale * p * (g @ v.T - kept.delta[:, None]) * tile.slope
+        return np.asarray(s @ k if of == "dq" else s.T @ head.q)
+
+
 class Backward:
     """The parts of one backward pass, with what they are computed from."""
 
@@ -201,9 +218,8 @@ class Backward:
                 taken = taken._replace(v=back.head.v[rows.keys])
             i = rows.queries
             again = BackwardHead(taken, back.d_out[i], None)
-            left: Any = Kept(kept.lse[i], kept.delta[i])
-            with np.errstate(all="ignore"):
-                total = total + weight * exact_gradient([(again, left)], wanted, slice(0, len(some)))
+            left = Kept(kept.lse[i], kept.delta[i])
+            total = total + weight * compute_gradient(again, left, wanted)
         return np.asarray(total)
 
     def _draw(self, name: str, part: Part, profile: Profile, dtype: str) -> Sample:
@@ -263,8 +279,7 @@ def explain_backward(
                 continue
             measured = compare_outputs(sample, outs, given[of])
             if of in failed:
-                good = measured.square < _SQUARE and measured.share > _SHARE
-                if good and measured.likeness > _LIKE and (measured.everywhere or sample.is_local):
+                if _is_near(measured) and measured.likeness > _LIKE and (measured.everywhere or sample.is_local):
                     holding.add(of)
                     off += math.log(max(measured.square, 1.0))
             elif measured.changed:
@@ -272,6 +287,13 @@ def explain_backward(
         if holding:
             found.append((one, holding, harmless and holding == {*failed}, off))
     return _name(found, parts, failed), back.samples
+
+
+def _is_near(x: Comparison) -> bool:
+    """Tell whether roundings may be what is left; those of large terms that cancel are larger."""
+    if x.square < _SQUARE:
+        return x.share > _SHARE
+    return x.share > _SURE and x.square < _CANCELLED
 
 
 def _name(

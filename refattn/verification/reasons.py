@@ -98,7 +98,8 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     defect is not the defect.
     """
     square = verdict.z.rms**2
-    kept = [x for x in verdict.suspects if (failed == "lse") == x.name.startswith("lse")]
+    sized = [x for x in verdict.suspects if x.error < math.inf]
+    kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse")]
     kept = [x for x in kept if not x.name.startswith("truncated") or 0.3 < x.estimate <= _TRUNCATED]
     most = max((x.explained for x in kept), default=0.0) * square
     noise = 4 * math.sqrt(2 / max(math.prod(verdict.shape), 1))
@@ -122,6 +123,8 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     holding = [x for x in found if x.name == "convention"]
     if any(x.name.startswith("scale") for x in fits):  # that of all rows is the better one
         holding = [x for x in holding if "times what was said" not in x.text]
+    if holding:
+        fits = [x for x in fits if "±" in x.text]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
 
