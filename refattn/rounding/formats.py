@@ -51,6 +51,9 @@ class Format(NamedTuple):
         if self.digits == 53:
             return np.asarray(x, np.float64)
         x = np.asarray(x, np.float64)
+        if np.max(np.abs(x), initial=0.0) < self.largest / 2:  # the usual case
+            step = self.spacing(x)
+            return np.asarray(np.rint(x / step) * step)
         step = self.spacing(np.where(np.isfinite(x), x, 0.0))
         nearest: Doubles = np.rint(x / step) * step
         return np.where(np.abs(nearest) > self.largest, np.copysign(np.inf, nearest), nearest)

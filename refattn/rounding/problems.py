@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
@@ -29,6 +30,8 @@ from .softmax import analyse_softmax
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
 Index = tuple[int, ...]  # of a head among the leading axes
+_Look = Callable[[Index, Roundings], Any]
+_SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
 _NUMPY_DTYPES = ("float16", "float32", "float64")
 
@@ -51,6 +54,8 @@ class Problem(NamedTuple):
         Whether heads have a sink.
     key_heads : int or None
         The number of heads of keys where query heads share these in groups.
+    blocks : tuple or None
+        The heads and rows that are looked at; None for all.
     """
 
     lead: tuple[int, ...]
@@ -65,6 +70,7 @@ class Problem(NamedTuple):
     gradient: Gradient | None = None
     has_sinks: bool = False
     key_heads: int | None = None
+    blocks: tuple[tuple[Index, slice], ...] | None = None
 
     @property
     def is_mean(self) -> bool:
@@ -134,7 +140,10 @@ class Problem(NamedTuple):
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
     def items(self) -> Iterator[tuple[Index, slice]]:
-        """List heads and blocks of their queries."""
+        """List heads and blocks of their rows, of those that are looked at."""
+        if self.blocks is not None:
+            yield from self.blocks
+            return
         for index in np.ndindex(self.lead):
             yield from ((index, i) for i in blocks(0, self.shape[0], _BLOCK_ROWS))
 
@@ -142,10 +151,18 @@ class Problem(NamedTuple):
         """Return the number of a head."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
+    def looked_at(self, rows: Sequence[tuple[Index, slice]]) -> Problem:
+        """Take some rows, and of gradients in queries save no others."""
+        found, every = self._replace(blocks=tuple(rows)), self._replace(blocks=None).items()
+        if self.gradient is None or self.gradient.of != "dq" or found.blocks == tuple(every):
+            return found
+        part = self.gradient.problem(self.lead, self.gradient.looking(rows))
+        return part._replace(blocks=tuple(rows))
+
     def alone(self, index: Index) -> Problem:
         """Take one head."""
         if self.gradient is None:
-            return self._replace(lead=(), read=lambda _: self.read(index))
+            return self._replace(lead=(), read=lambda _: self.read(index), blocks=None)
         return self.gradient._replace(heads={(): self.gradient.heads[index]}).problem(())
 
     def replaced(self, name: str, change: Callable[[Index, Any], Any]) -> Problem:
@@ -240,19 +257,38 @@ class Gradient(NamedTuple):
         """Read all query heads that have a part in a head of the gradient."""
         return [self.back(x) for x in self.heads[index]]
 
-    def problem(self, lead: tuple[int, ...]) -> Problem:
-        """Pose the problem of the gradient, looking at a head once for all blocks of its rows."""
-        most = max((len(x) for x in self.heads.values()), default=1)
-        lock = Lock()  # others wait: they would need the same
+    def looking(self, rows: Sequence[tuple[Index, slice]] | None = None) -> _Look:
+        """Return what looks at heads once for all blocks of rows, and for all gradients.
 
-        @lru_cache(maxsize=most + 3)
+        If rows of queries are given, no others may be asked for.
+        """
+        n, m, d = self.forward.shape
+        most = max(map(len, self.heads.values()), default=1)
+        most = max(most + 3, _SAVED_NUMBERS // max(1, max(n, m) * (d + _SAVED_COLUMNS)))
+
+        guard, locks = Lock(), defaultdict[Any, Lock](Lock)  # others wait: they need the same
+
+        @lru_cache(maxsize=most)
         def look(index: Index, kernel: Roundings) -> Any:
             back = self.back(index)
-            return back, save_queries(back, kernel)
+            parts = None if rows is None else [i for x, i in rows if x == index]
+            return back, save_queries(back, kernel, parts)
+
+        def look_once(index: Index, kernel: Roundings) -> Any:
+            kernel = kernel._replace(parts=None)  # of sums, that come later
+            with guard:
+                own = locks[index, kernel]
+            with own:
+                return look(index, kernel)
+
+        return look_once
+
+    def problem(self, lead: tuple[int, ...], look: _Look | None = None) -> Problem:
+        """Pose the problem of the gradient, with what looks at heads."""
+        look = look or self.looking()
 
         def saved(index: Index, kernel: Roundings) -> Any:
-            with lock:
-                return [look(x, kernel) for x in self.heads[index]]
+            return [look(x, kernel) for x in self.heads[index]]
 
         n, m, _ = self.forward.shape
         return self.forward._replace(
@@ -305,14 +341,15 @@ def pose_gradients(
     def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
         return d_out(index), None if out is None else out(index)
 
-    backward: dict[str, Problem] = {}
+    backward: dict[str, Gradient] = {}
     for name, (*lead, _, columns) in shapes.items():
         heads: dict[Index, list[Index]] = {x: [] for x in np.ndindex(*lead)}
         for index in np.ndindex(problem.lead):
             heads[_place(index, problem.lead, tuple(lead))].append(index)
-        gradient = Gradient(name, problem, derivatives, heads, out is not None, columns)
-        backward[name] = gradient.problem(tuple(lead))
-    return backward
+        backward[name] = Gradient(name, problem, derivatives, heads, out is not None, columns)
+    shared = max(backward.values(), key=lambda x: max(map(len, x.heads.values()), default=1))
+    look = shared.looking()  # at a head for all of its gradients
+    return {name: x.problem(shapes[name][:-2], look) for name, x in backward.items()}
 
 
 def _hide_infinite_bias(bias: Any, mask: Any) -> tuple[Any, Any]:
@@ -396,6 +433,7 @@ def pose_arrays(
     band = Band.of(m - n, causal, window)
     lead = qkv.lead(q, k, v)
 
+    @lru_cache(maxsize=4)  # every block of queries reads its head
     def read(index: Index) -> Mapping[str, Any]:
         return hide_unseen({x: take_head(y, index, lead) for x, y in numbers.items()}, band)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,7 +51,7 @@ class Saved(NamedTuple):
     mean : array, (n, d)
         Weighted means of the keys, times the slope of the cap.
     weights : list
-        Weights with the roundings of the profile, of each block of queries.
+        `NearestWeights` of each block of queries; None of those that are not looked at.
     """
 
     lse: Doubles
@@ -70,7 +71,7 @@ class Saved(NamedTuple):
     key_copies: Doubles
     products: Doubles
     mean: Doubles
-    weights: list[NearestWeights]
+    weights: list[Any]
 
 
 def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
@@ -123,15 +124,21 @@ def multiply_values(
     return t, variance, bound
 
 
-def save_queries(back: BackwardHead, kernel: Roundings) -> Saved:
-    """Look at all pairs of a head once."""
+def save_queries(
+    back: BackwardHead, kernel: Roundings, rows: Sequence[slice] | None = None
+) -> Saved:
+    """Look at all pairs of a head once, or at those of the blocks that hold some queries."""
     head, n = back.head, back.head.q.shape[0]
     counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
     counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)
     names = [x for x in Saved._fields if x not in (*counts, "mean", "weights")]
     columns = {x: np.zeros(n) for x in names}
-    mean, nearest_weights = np.zeros(head.q.shape), []
+    mean = np.zeros(head.q.shape)
+    nearest_weights: list[Any] = []
     for i in blocks(0, n, BLOCK_QUERIES):
+        if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
+            nearest_weights.append(None)
+            continue
         exact = attend_rows(head, i, None)
         nearest = NearestWeights(head, kernel, i, exact)
         nearest_weights.append(nearest)

@@ -75,8 +75,16 @@ def analyse_softmax(
             gap = np.where(tile.visible, gap, -math.inf)
         weights = np.exp(gap)
         shares = weights * law.whole
-        law.add(head, kernel, tile, i, _Shares(gap, weights, shares), v)
-        nearest += rounded.weights(tile) @ v
+        of = _Shares(gap, weights, shares)
+        if rounded.of_largest:  # the same weights, rounded
+            assert kernel.weights is not None
+            step = kernel.weights.spacing(weights)
+            near = np.rint(weights / step) * step
+            of = of._replace(step=step, near=near)
+            nearest += (near @ v) / rounded.total
+        else:
+            nearest += rounded.weights(tile) @ v
+        law.add(head, kernel, tile, i, of, v)
         with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
             steep[name] += (shares * change(head, tile, i)) @ with_ones
@@ -134,6 +142,8 @@ class NearestWeights:
         self.first = exact if to is None else attend_rows(head, i, to.round)
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
         self.narrow = kernel.softmax.unit > kernel.accumulate.unit
+        plain = kernel.weights is not None and not kernel.normalised
+        self.of_largest = to is None and not self.narrow and plain  # rounded over the largest
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
         total = np.exp(lse - self.top)
         if self.narrow:
@@ -189,11 +199,15 @@ class _Shares(NamedTuple):
         Differences to the largest score, -inf where hidden.
     weights, shares : arrays
         e^gap, and these over their sum.
+    step, near : arrays or None
+        Where e^gap is rounded: distances of neighbouring numbers, and the nearest of them.
     """
 
     gap: Doubles
     weights: Doubles
     shares: Doubles
+    step: Doubles | None = None
+    near: Doubles | None = None
 
 
 class _ErrorSums:
@@ -224,7 +238,7 @@ class _ErrorSums:
         self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
     ) -> None:
         """Add the keys of a tile."""
-        gap, _, shares = of
+        gap, shares = of.gap, of.shares
         finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
         squares, sizes = v * v, np.abs(v)
         noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
@@ -266,32 +280,38 @@ class _ErrorSums:
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, (gap, weights, shares) = kernel.weights, of
+        to, gap, weights, shares = kernel.weights, of.gap, of.weights, of.shares
         assert to is not None
         if kernel.normalised:
             return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
         rounded = (shares > 0) & (gap < 0)
-        of_one = np.where(rounded, self.whole, 0.0)
-        step = to.spacing(weights) * of_one
-        widest = np.where(rounded, np.maximum(step, 2 * to.unit * shares), 0.0)
-        self.wider += ((widest * widest - step * step) / 12) @ squares
-        last = to.spacing(0.0)
-        flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
-        if np.any(flushed):
+        of_one = rounded * self.whole
+        step = (to.spacing(weights) if of.step is None else of.step) * of_one
+        narrow = step * step / 12
+        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
+        widest = size * (to.unit**2 / 3)
+        least, last = np.min(weights), to.spacing(0.0)
+        if least < to.tiny:
+            widest = np.maximum(widest, narrow)
+        self.wider += (widest - narrow) @ squares
+        if least < _FLUSHED * last:
+            flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
             ones = np.ones((len(squares), 1))
             self.flushed += flushed @ np.concatenate([np.sqrt(squares), ones], -1)
-        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
-        residual = of_one * (to.round(weights) - weights)
+        residual = of_one * ((to.round(weights) if of.near is None else of.near) - weights)
         self.together += np.sum(np.square(np.sum(residual, 0)))
-        self.alone += np.sum(np.square(residual))
+        self.alone += np.vdot(residual, residual)
         if self.keys == 0:
             self.lattice = _has_few_values(gap[rounded & (weights > last)])
         self._spread(size, gap)
-        return step * step / 12
+        return np.asarray(narrow)
 
     def _spread(self, size: Doubles, gap: Doubles) -> None:
         """Add how far weights are from each other and from the largest."""
-        self.near += np.stack([np.sum(size * x, -1) for x in (1.0, gap, gap * gap, size)], -1)
+        moved = size * gap
+        sums = ((moved, gap), (size, size))
+        second, fourth = (np.einsum("ij,ij->i", x, y) for x, y in sums)
+        self.near += np.stack([np.sum(size, -1), np.sum(moved, -1), second, fourth], -1)
 
     def lost(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
         """Tell whether products are as small as the smallest numbers of the sums."""

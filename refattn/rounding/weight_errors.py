@@ -102,7 +102,7 @@ def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: s
 
 def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
     """Multiply norms of queries by norms of keys."""
-    q, k = (np.sqrt(np.sum(np.square(x), -1)) for x in (head.q[i], head.k[tile.keys]))
+    q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
     products: Doubles = q[:, None] * k
     return products
 

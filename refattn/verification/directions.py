@@ -18,7 +18,7 @@ NEARLY_ONE = 1 - 2.0**-20
 # Defects that change scores: derivative of the score, and what a size means.
 SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "scale": lambda head, tile, i: tile.logits * tile.slope,
-    "softcap": lambda head, tile, i: -(tile.logits**3) / 3,
+    "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
 }
 

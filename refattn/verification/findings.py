@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from .. import stats
 from ..arrays.library import Doubles
 from ..rounding.problems import Index, Problem
+
+WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
 
 
 class Finding(NamedTuple):
@@ -113,6 +116,16 @@ class ProfileTrial(NamedTuple):
     known: float  # share of the elements that have a law
     detectable: dict[str, float]
     powered: bool  # whether an output that is 1 % too large would have been rejected
+    element: float = 0.0  # standard deviations by which any element is off to be rejected
+    idle: Sequence[Index] = ()  # rows that may hold any mean of the values
+
+    def with_test(self, test: Finding) -> ProfileTrial:
+        """Add a test, and correct for it, too."""
+        tests = sorted([*self.tests, test], key=lambda x: x.p_value)
+        adjusted = stats.holm([x.p_value for x in tests])
+        return self._replace(
+            tests=[x._replace(adjusted=float(p)) for x, p in zip(tests, adjusted, strict=True)]
+        )
 
     def rejected(self, alpha: float) -> bool:
         """Tell whether such numbers have probability alpha at most for this profile."""

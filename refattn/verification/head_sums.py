@@ -19,6 +19,9 @@ from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
 
+ONE_PERCENT = 0.01  # of a result, an error that is to be seen
+_FAR = 8.0  # standard deviations at which one of a million elements is surely rejected
+
 
 class HeadSums:
     """What the sweep over the heads collects for one profile."""
@@ -42,6 +45,9 @@ class HeadSums:
             self.alone = {x: np.zeros((heads, n)) for x in names}
         self.weights = weights  # of rows, (heads, n)
         self.problem, self.numbers = problem, numbers
+        self.looked = np.zeros(heads)  # rows of each head that are looked at
+        for index, i in problem.items():
+            self.looked[problem.number(index)] += i.stop - i.start
         self.sums = {
             x: DirectionSums(*(np.zeros((heads, n)) for _ in DirectionSums._fields)) for x in names
         }
@@ -49,7 +55,10 @@ class HeadSums:
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
-        self.strength = 0.0  # sum of squares of outputs over their standard deviations
+        self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
+        self.furthest = 0.0  # the largest error that is no evidence, in standard deviations
+        self.widest = 0.0  # the largest of these for the least favourable digits, over the usual
+        self.idle: list[Index] = []  # rows that may hold any mean of the values
         self.plain = 0.0  # sum of squares of errors over standard deviations
         self.weighted = 0.0  # the same with the weights of rows, as sums along directions have them
         self.elements = 0  # that have a law
@@ -70,7 +79,11 @@ class HeadSums:
             for name, sums in self.sums.items()
         }
 
-    def add(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
+    def add_few(self, index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
+        """Write rows as `add` does, but for the sums along keys."""
+        return self.add(index, i, rows, keys=False)
+
+    def add(self, index: Index, i: slice, rows: RowErrors, keys: bool = True) -> Callable[[], None]:
         """Write the rows of a block of queries; return what adds its part of the sums."""
         at = self.problem.number(index)
         error, rounding = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
@@ -78,14 +91,17 @@ class HeadSums:
         known = np.isfinite(rows.std) & np.isfinite(error)
         error, rounding = (np.where(known, x, 0.0) for x in (error, rounding))
         near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
-        z = (error - np.clip(error, *near)) / rows.worst
+
+        def least(x: Doubles) -> Doubles:
+            """Take what is left of an error without what is no evidence."""
+            return np.asarray((x - np.clip(x, *near)) / rows.worst)
+
+        z = least(error)
         count = np.sum(known, -1)
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
         self.counted[at, i] = count
         of_row = (
-            self.weights[at, i, None]
-            if self.rows_apart
-            else self.weights[at, 0] / (self.weights.shape[1])
+            self.weights[at, i, None] if self.rows_apart else self.weights[at, 0] / self.looked[at]
         )
         errors, roundings, slacks = (x / rows.std for x in (error, rounding, rows.slack))
         for name, change in list_tangents(self.problem, index, i, rows):
@@ -98,7 +114,12 @@ class HeadSums:
                 assert rows.apart is not None
                 self.along[name][at, i] = w = steep / rows.std
                 self.alone[name][at, i] = np.sum(w * w * rows.apart, -1)
-        strength = float(np.sum(np.square(np.where(known, rows.out / rows.worst, 0.0))))
+        strength = float(np.sum(np.square(least(np.where(known, ONE_PERCENT * rows.out, 0.0)))))
+        furthest, widest = (
+            float(np.max(np.where(known, x / rows.std, 0.0), initial=0.0))
+            for x in (np.maximum(-near[0], near[1]), rows.worst)
+        )
+        idle = self._find_idle(index, i, rows, near) if self.problem.is_mean else []
         plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
         heavy = self.weights[at, i, None] if self.rows_apart else self.weights[at, 0]
         weighted = float(np.sum(heavy * np.square(errors)))
@@ -107,13 +128,16 @@ class HeadSums:
             _find_largest(x, index, i) for x in (np.abs(errors), np.abs(z), ratio)
         )
         more = []
-        if self.problem.is_mean:
+        if self.problem.is_mean and keys:
             more.append(self._add_keys(at, index, i, rows, errors / rows.std, roundings / rows.std))
         if self.numbers.lse is not None:
             more.append(self._add_lse(at, i, self.numbers.lse(index)[i], rows))
 
         def sums_of_all() -> None:
             self.strength += strength
+            self.furthest = max(self.furthest, furthest)
+            self.widest = max(self.widest, widest)
+            self.idle.extend(idle)
             self.plain += plain
             self.weighted += weighted
             self.elements += elements
@@ -126,6 +150,19 @@ class HeadSums:
                 add()
 
         return sums_of_all
+
+    def _find_idle(
+        self, index: Index, i: slice, rows: RowErrors, near: tuple[Doubles, Doubles]
+    ) -> list[Index]:
+        """Find rows of which no test of one element would reject any mean of the values."""
+        v = self.problem.read(index)["v"]
+        if not v.size:
+            return []
+        low, high = np.min(v, 0) - rows.out, np.max(v, 0) - rows.out
+        far = _FAR * rows.worst
+        reach = (np.maximum(near[0] - far, -rows.bound), np.minimum(near[1] + far, rows.bound))
+        free = np.all((reach[0] <= low) & (high <= reach[1]), -1) & (np.ptp(v) > 0)
+        return [(*index, int(x)) for x in np.flatnonzero(free) + i.start]
 
     def _add_lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
         """Write the errors of the log normalisers; return what adds their part of the sums."""

@@ -19,6 +19,13 @@ violates with a probability that is bounded:
 Rows with the same query, or the same exact result, are rounded alike: g of them have weights 1 / g,
 and count for one. By Jensen and Cauchy both statements about rows hold for that, too.
 
+One file is one kernel: a profile must explain all rows. Which one is asked of some rows, by
+`compare`, and if another profile is so much likelier than this one that a kernel of this one gives
+such numbers with probability p at most, that p is one more of its tests. Then all rows are tried by
+the likeliest profile, or by the next if that fails. So a kernel of any of the profiles fails with
+probability alpha at most: all tests of a profile, and that of its likelihood, share alpha by Holm,
+and it is enough that the profile of the kernel itself does not fail.
+
 Gradients are judged in the same way. Those in keys and values have rows that are not independent
 where errors of scores, or of the sum of d_out * out, move the weights of one query for all keys.
 Then the statements on rows are made on heads, and sums along a direction have a known variance:
@@ -32,23 +39,156 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from ..arrays.library import Doubles
-from ..rounding.problems import Problem
+from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from ..rounding.roundings import Roundings
 from .alternatives import list_remarks, suspect_narrower
+from .blind import list_blind
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
-from .findings import Numbers, Part, ProfileTrial
+from .findings import WITHOUT_POWER, Finding, Numbers, Part, ProfileTrial, place
 from .head_sums import row_weights
+from .likelihood import Fit, compare
+from .looks import Look, choose_blocks, choose_compared, count_rows, split_directions
 from .reasons import explain, explain_gradients
 from .trial import attempt
 from .verdict import Verdict
-from .z_scores import mean_square
 
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
-_LIKE_THE_NEXT = "upcast"  # neither is the tighter one: that whose rms is nearer to 1 is named
+_TESTS = 64  # more than a trial has: what is sure beside so many needs no other
+
+
+class _Asked(NamedTuple):
+    """The storage type, the profiles that are tried, the level, and whether all rows are."""
+
+    dtype: str
+    profile: ProfileChoice
+    alpha: float
+    everything: bool
+
+
+class _Case:
+    """A part that is judged, and what was found of it by profile."""
+
+    def __init__(self, part: Part, asked: _Asked) -> None:
+        self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
+        self.profiles = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
+        self.everything, self.seconds = asked.everything, 0.0
+        self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
+        self.weights: dict[tuple[str | None, bool, bool], Doubles] = {}
+        self.fits: dict[str, Fit] = {}
+        self.trials: dict[str, ProfileTrial] = {}
+
+    def compare(self, names: Sequence[str]) -> None:
+        """Compare some profiles."""
+        start = time.perf_counter()
+        chosen = {x: self.profiles[x] for x in names}
+        self.fits = compare(choose_compared(self.problem), self.numbers, self.dtype, chosen)
+        self.seconds += time.perf_counter() - start
+
+    def is_out(self, name: str) -> bool:
+        """Tell whether some rows are enough to reject a profile."""
+        fit = self.fits.get(name)
+        return fit is not None and not (fit.within and fit.log_p > math.log(self.alpha / _TESTS))
+
+    def attempt(self, name: str, all_directions: bool = False) -> ProfileTrial:
+        """Try a profile; weights of rows are computed once."""
+        start, chosen = time.perf_counter(), self.profiles[name]
+        kernel = chosen.kernel(self.dtype)
+        products = self.problem.gradient is not None and kernel.products_matter
+        known = chosen.inputs, self.problem.rows_apart(kernel), products
+        if known not in self.weights:
+            self.weights[known] = row_weights(self.problem.read_by(chosen), kernel)
+        whole = all_directions or self.everything or not self.problem.is_mean
+        blocks = split_directions(tuple(self.problem.items()), self.problem.shape[1], whole)
+        look = Look(self.weights[known], *blocks)
+        rest = self.dtype, chosen, name, self.numbers, self.alpha, look
+        trial = attempt(self.problem, *rest)
+        fit = self.fits.get(name)
+        if fit is not None and fit.likelier:
+            p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
+            trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
+        self.seconds += time.perf_counter() - start
+        return trial
+
+    def trial(self, name: str) -> ProfileTrial:
+        """Return what was found by a profile, or try it."""
+        if name not in self.trials:
+            self.trials[name] = self.attempt(name)
+        return self.trials[name]
+
+    def rejects(self, name: str) -> bool:
+        """Tell whether a profile does not explain the numbers."""
+        return self.is_out(name) or self.trial(name).rejected(self.alpha)
+
+    def is_rejected(self, name: str) -> bool:
+        """Tell whether it is known that a profile does not explain the numbers."""
+        tried = name in self.trials and self.trials[name].rejected(self.alpha)
+        return tried or self.is_out(name)
+
+    def conclude(self, name: str) -> Verdict:
+        """Write the verdict by a profile."""
+        best, start = self.trial(name), time.perf_counter()
+        problem, numbers, dtype = self.problem, self.numbers, self.dtype
+        failed = best.rejected(self.alpha)
+        suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
+        blind: list[str] = []
+        if failed:
+            if problem.is_mean:
+                suspects = self.attempt(name, all_directions=True).suspects
+            remarks += [
+                *suspect_narrower(problem, dtype),
+                *_suspect_float32(problem, numbers, dtype, self.alpha),
+            ]
+        else:
+            blind = self._list_blind(self.profiles[name])
+            remarks += _remark_idle(best.idle)
+        doubted = best.idle and any(map(self.is_out, self.fits))
+        weak = not best.powered or doubted or {*WITHOUT_POWER} & {*blind}
+        rows = math.prod(problem.lead) * problem.shape[0]
+        return Verdict(
+            "FAIL" if failed else "UNDERPOWERED" if weak else "PASS",
+            None if failed else best.profile,
+            best.z,
+            best.tests,
+            list(suspects),
+            remarks,
+            dtype,
+            numbers.out_dtype,
+            (*problem.lead, problem.shape[0], problem.shape[2]),
+            best.known,
+            best.detectable,
+            self.alpha,
+            self._list_smallest(),
+            self.seconds + time.perf_counter() - start,
+            best.profile,
+            looked_at=count_rows(problem.items()) / rows if rows else 1.0,
+            blind=tuple(blind),
+            element=best.element,
+            idle=len(best.idle),
+        )
+
+    def _list_blind(self, profile: Profile) -> list[str]:
+        """Name what passes as well: of some rows first, and of those all."""
+        some = choose_compared(self.problem)
+        rest = self.dtype, profile, self.alpha
+        blind = list_blind(some, self.numbers, *rest)
+        if blind and count_rows(some.items()) < count_rows(self.problem.items()):
+            blind = list_blind(self.problem, self.numbers, *rest, blind)
+        return blind
+
+    def _list_smallest(self) -> dict[str, float]:
+        """List the smallest corrected p-values of the profiles that were tried, or need not be."""
+        found = {}
+        for name in self.profiles:
+            if name in self.trials:
+                found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
+            elif self.is_out(name):
+                fit = self.fits[name]
+                found[name] = _TESTS * math.exp(max(fit.log_p, -700.0)) if fit.within else 0.0
+        return found
 
 
 def judge(
@@ -57,191 +197,95 @@ def judge(
     dtype: str,
     profile: ProfileChoice = None,
     alpha: float = 1e-6,
+    everything: bool = False,
 ) -> Verdict:
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
-    start = time.perf_counter()
-    profiles = choose_profiles(dtype, numbers.out_dtype, profile)
-    trial = _prepare_trials(problem, numbers, dtype, profiles, alpha)
-    trials: dict[str, ProfileTrial] = {}
-    for name in _order_profiles(problem, numbers, dtype, profiles):
-        trials[name] = trial(name)
-        if name != _LIKE_THE_NEXT and _any_explains(trials, alpha):
-            break
-    best = min(trials.values(), key=lambda x: _rank_trial(x, profiles[x.profile], alpha))
-    verdict = _conclude(problem, numbers, dtype, alpha, trials, best, start)
-    return explain(problem, numbers, verdict, profile)
-
-
-def _prepare_trials(
-    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile], alpha: float
-) -> Callable[[str], ProfileTrial]:
-    """Return what tries a profile by name; weights of rows are computed once."""
-    weights: dict[tuple[str | None, bool, bool], Doubles] = {}
-
-    def trial(name: str) -> ProfileTrial:
-        chosen = profiles[name]
-        kernel = chosen.kernel(dtype)
-        products = problem.gradient is not None and kernel.products_matter
-        known = chosen.inputs, problem.rows_apart(kernel), products
-        if known not in weights:
-            weights[known] = row_weights(problem.read_by(chosen), kernel)
-        return attempt(problem, dtype, chosen, name, numbers, alpha, weights[known])
-
-    return trial
-
-
-def _conclude(
-    problem: Problem,
-    numbers: Numbers,
-    dtype: str,
-    alpha: float,
-    trials: Mapping[str, ProfileTrial],
-    best: ProfileTrial,
-    start: float,
-) -> Verdict:
-    """Write the verdict of the best of the trials."""
-    failed = best.rejected(alpha)
-    verdict = "FAIL" if failed else "PASS" if best.powered else "UNDERPOWERED"
-    suspects = list(best.suspects)
-    remarks = list(list_remarks(problem, numbers.out))
-    if failed:
-        remarks += [
-            *suspect_narrower(problem, dtype),
-            *_suspect_float32(problem, numbers, dtype, alpha),
-        ]
-    return Verdict(
-        verdict,
-        None if failed else best.profile,
-        best.z,
-        best.tests,
-        suspects,
-        remarks,
-        dtype,
-        numbers.out_dtype,
-        (*problem.lead, problem.shape[0], problem.shape[2]),
-        best.known,
-        best.detectable,
-        alpha,
-        {name: min((t.adjusted for t in x.tests), default=1.0) for name, x in trials.items()},
-        time.perf_counter() - start,
-        best.profile,
-    )
+    case = _Case(Part(problem, numbers), _Asked(dtype, profile, alpha, everything))
+    case.compare([*case.profiles])
+    found = next((x for x in case.fits if not case.rejects(x)), None)
+    if found is None and not case.trials:
+        found = next(iter(case.fits))
+    verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    return explain(case.problem, numbers, verdict, profile)
 
 
 def judge_all(
-    parts: Mapping[str, Part], dtype: str, profile: ProfileChoice = None, alpha: float = 1e-6
+    parts: Mapping[str, Part],
+    dtype: str,
+    profile: ProfileChoice = None,
+    alpha: float = 1e-6,
+    everything: bool = False,
 ) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
     share = alpha / len(parts)
     verdicts: dict[str, Verdict] = {}
     if "out" in parts:
-        verdicts["out"] = judge(*parts["out"], dtype, profile, share)
+        verdicts["out"] = judge(*parts["out"], dtype, profile, share, everything)
         if len(parts) == 1:
             return verdicts["out"]
-    backward = {x: y for x, y in parts.items() if x != "out"}
+    gradients = {x: y for x, y in parts.items() if x != "out"}
+    names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
     forward = verdicts["out"].verdict if "out" in verdicts else ""
-    gradients = _judge_gradients(backward, dtype, profile, share)
-    verdicts |= explain_gradients(backward, gradients, profile, forward)
+    backward = _judge_gradients(gradients, _Asked(dtype, names, share, everything))
+    verdicts |= explain_gradients(gradients, backward, profile, forward)
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())
     return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
 
 
-def _judge_gradients(
-    parts: Mapping[str, Part], dtype: str, profile: ProfileChoice, alpha: float
-) -> dict[str, Verdict]:
-    """Judge the gradients of one backward pass by one profile: the first that explains most.
+def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verdict]:
+    """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
 
-    Next is tried what may still explain most, and there the gradient that was rejected most often.
-    So one that no profile explains is tried by all of them, and the others by few.
+    If there is none, it is the one that explains most of them.
     """
-    names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
-    profiles = {x: choose_profiles(dtype, y.numbers.out_dtype, names) for x, y in parts.items()}
-    trial = {x: _prepare_trials(*y, dtype, profiles[x], alpha) for x, y in parts.items()}
-    trials: dict[str, dict[str, ProfileTrial]] = {x: {} for x in parts}
-    spent = dict.fromkeys(parts, 0.0)
-    every = next(iter(profiles.values()))
-    near = {x: _measure_distances(*y, dtype, every) for x, y in parts.items()}
-
-    def rejected(part: str, name: str) -> bool:
-        return name in trials[part] and trials[part][name].rejected(alpha)
-
-    def promise(name: str) -> tuple[int, int, float]:
-        rest = [near[x][name] for x in parts if not rejected(x, name)]
-        return len(parts) - len(rest), *_count_off(rest)
+    cases = {x: _Case(y, asked) for x, y in parts.items()}
+    names = [*next(iter(cases.values())).profiles]
+    left = names
+    for case in cases.values():
+        case.compare(left)
+        left = [x for x in left if not case.is_out(x)] or left
 
     def rank(name: str) -> tuple[int, float]:
-        made = [x[name] for x in trials.values()]
-        off = sum(abs(math.log(x.z.rms or 1.0)) for x in made)
-        return sum(x.rejected(alpha) for x in made), off
+        fits = [x.fits[name] for x in cases.values() if name in x.fits]
+        return sum(x.is_out(name) for x in cases.values()), sum(x.against for x in fits)
 
-    while True:
-        name = min(every, key=promise)
-        left = [x for x in parts if name not in trials[x]]
-        if not left:
+    order = sorted(names, key=rank)
+    worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
+    for name in order:
+        if not any(x.rejects(name) for x in worst_first):
             break
-        part = max(left, key=lambda x: sum(rejected(x, y) for y in every))
-        start = time.perf_counter()
-        trials[part][name] = trial[part](name)
-        spent[part] += time.perf_counter() - start
-    best = min((x for x in every if all(x in y for y in trials.values())), key=rank)
-    return {
-        x: _conclude(*y, dtype, alpha, trials[x], trials[x][best], time.perf_counter() - spent[x])
-        for x, y in parts.items()
-    }
+    else:
+        name = min(order, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
+    return {x: case.conclude(name) for x, case in cases.items()}
 
 
-def _any_explains(trials: Mapping[str, ProfileTrial], alpha: float) -> bool:
-    """Tell whether one of the profiles explains the numbers."""
-    return not all(x.rejected(alpha) for x in trials.values())
+def _remark_idle(rows: Sequence[Index]) -> list[str]:
+    """Name rows of which nothing is known."""
+    if not rows:
+        return []
+    first = place(min(rows))
+    return [
+        f"{len(rows)} rows may hold any mean of v by this profile, the first is {first}: "
+        "nothing is said of them"
+    ]
 
 
-def _order_profiles(
-    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
-) -> list[str]:
-    """Put the profiles first whose bounds hold for a few blocks, from the tightest."""
-    near = _measure_distances(problem, numbers, dtype, profiles)
-    return sorted(profiles, key=lambda x: near[x] == math.inf)
-
-
-def _measure_distances(
-    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
-) -> dict[str, float]:
-    """Return `_distance_of_profile` for each profile; 0 if there is only one."""
-    if len(profiles) == 1:
-        return dict.fromkeys(profiles, 0.0)
-    return {x: _distance_of_profile(problem, numbers, y.kernel(dtype)) for x, y in profiles.items()}
-
-
-def _count_off(near: Sequence[float]) -> tuple[int, float]:
-    """Count results beyond a bound, and sum the distances of the rest."""
-    return sum(x == math.inf for x in near), sum(x for x in near if x < math.inf)
-
-
-def _distance_of_profile(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
-    """Return how far the mean square of z of a few blocks is from 1; infinite beyond a bound."""
-    square = mean_square(problem, numbers, kernel)
-    return abs(math.log(square)) if square else 0.0
-
-
-def _rank_trial(
-    trial: ProfileTrial, profile: Profile, alpha: float
-) -> tuple[bool, bool, bool, float]:
+def _rank_trial(case: _Case, name: str) -> tuple[bool, bool, bool, float]:
     """Rank first what explains the numbers, then what does with a known defect, then the nearest.
 
     Sizes of defects are right for the problem as it was given, with inputs as they are.
     """
+    trial = case.trials[name]
     most = max((x.explained for x in trial.suspects), default=0.0)
-    rounded = profile.inputs is not None
-    return trial.rejected(alpha), rounded, most < _ALL_BUT, abs(math.log(trial.z.rms or 1.0))
+    rounded = case.profiles[name].inputs is not None
+    off = abs(math.log(trial.z.rms or 1.0))
+    return trial.rejected(case.alpha), rounded, most < _ALL_BUT, off
 
 
 def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
-        trial = _prepare_trials(
-            problem, numbers, dtype, choose_profiles(dtype, numbers.out_dtype, "math"), alpha
-        )
-        if not trial("math").rejected(alpha):
+        case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
+        if not case.rejects("math"):
             yield "profile math explains them: something in between is in float32"

@@ -17,11 +17,11 @@ from ..rounding.roundings import WORST, Roundings
 from .directions import SCORE_CHANGES, explain_size, give_error
 from .evidence import Evidence, Known, log_chernoff
 from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
-from .head_sums import HeadSums
+from .head_sums import ONE_PERCENT, HeadSums
+from .looks import Look
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
-_ONE_PERCENT = 0.01
 
 
 def attempt(
@@ -31,7 +31,7 @@ def attempt(
     name: str,
     numbers: Numbers,
     alpha: float,
-    weights: Doubles,
+    look: Look,
 ) -> ProfileTrial:
     """Try whether the numbers can be those of a correct kernel of a profile.
 
@@ -50,8 +50,12 @@ def attempt(
         names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
     if numbers.lse is not None:
         names.append("lse")
-    errors = HeadSums(problem, names, numbers, weights, rows_apart)
-    sweep(problem, dtype, profile, errors.add, changes)
+    errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
+    full = problem if look.full is None else problem._replace(blocks=look.full)
+    sweep(full, dtype, profile, errors.add, changes)
+    if look.rest:
+        few = {x: f for x, f in changes.items() if x == "scale"}
+        sweep(problem._replace(blocks=look.rest), dtype, profile, errors.add_few, few)
     if not rows_apart:
         errors.merge_rows()
     elements = float(errors.elements)
@@ -90,12 +94,20 @@ def attempt(
         for x, known in errors.known.items()
         if known.g > 0
     }
-    square = _ONE_PERCENT**2 * errors.strength / max(elements, 1.0)
+    square = errors.strength / max(elements, 1.0)
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
-    powered = powered or detectable.get("factor", 1.0) <= _ONE_PERCENT
-    known = elements / max(math.prod(problem.lead) * problem.shape[0] * problem.shape[2], 1)
+    powered = powered or detectable.get("factor", 1.0) <= ONE_PERCENT
+    known = elements / max(float(np.sum(errors.looked)) * problem.shape[2], 1)
+    far = math.sqrt(2 * math.log(2 * len(tests) * max(elements, 1.0) / alpha))
+    element = errors.widest * far + errors.furthest
     z = Z(rms, *errors.farthest)
-    return ProfileTrial(name, tests, suspects, z, known, detectable, powered)
+    return ProfileTrial(name, tests, suspects, z, known, detectable, powered, element, errors.idle)
+
+
+def passes(errors: HeadSums, alpha: float) -> bool:
+    """Tell whether nothing that is tried of sizes and of some directions is rejected."""
+    tried = *_test_bound(errors), *_test_sizes(errors, errors.elements), *_test_directions(errors)
+    return bool(min(stats.holm([math.exp(max(x.log_p, -700.0)) for x in tried])) > alpha)
 
 
 def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:

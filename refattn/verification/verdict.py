@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from ..rounding.roundings import WORST
-from .findings import Finding, Suspect, Z, place
+from .findings import WITHOUT_POWER, Finding, Suspect, Z, place
 
 _PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
 _TESTS_OF_ALL = ("bound", "largest z", "mean square", "mean square of columns")
@@ -24,6 +23,7 @@ _DEFECTS = {
     "epsilon": "an epsilon in the normaliser of",
 }
 
+_LARGER = "give larger q or k, or numbers in more digits"
 _MUCH = 0.5  # share below which the best of the suspects is no diagnosis
 
 
@@ -70,8 +70,16 @@ class Verdict(NamedTuple):
     parts : dict of str to Verdict
         Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
         alpha.
+    looked_at : float
+        Share of the rows that were looked at.
+    blind : tuple of str
+        Outputs that say nothing of a kernel and would have passed as well.
+    element : float
+        Standard deviations by which any element is off to be rejected.
+    idle : int
+        Rows of which the profile says nothing.
     place : str
-        Where the wrong rows of a failed output are, in words.
+        Where the wrong rows of a failed part are, in words.
     """
 
     verdict: str
@@ -91,6 +99,10 @@ class Verdict(NamedTuple):
     by: str = ""
     of: str = "out"
     parts: Mapping[str, Verdict] = MappingProxyType({})
+    looked_at: float = 1.0
+    blind: tuple[str, ...] = ()
+    element: float = 0.0
+    idle: int = 0
     place: str = ""
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -145,7 +157,7 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.profile})",
         "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
         f"{', '.join(verdict.trials)})",
-        "UNDERPOWERED": f"{one} that is 1 % too large would not have been rejected",
+        "UNDERPOWERED": _say_what_is_missing(verdict, one),
     }
     yield f"{verdict.verdict}: {words[verdict.verdict]}"
     rows = math.prod(verdict.shape[:-1])
@@ -158,7 +170,15 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
         f"  z = error / standard deviation: rms {verdict.z.rms:.3f}, "
         f"largest {verdict.z.largest:.3g}{there}"
     )
+    if verdict.looked_at < 1:
+        share, files = verdict.looked_at, round(1 / verdict.looked_at)
+        yield (
+            f"  looked at {share:.1%} of the rows, drawn with a fixed seed: a defect of one tile "
+            f"of them is seen in one of {files} files; --all looks at all"
+        )
     yield from (f"  {x}" for x in verdict.remarks)
+    if verdict.blind:
+        yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
     rejecting = [
         x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name in _TESTS_OF_ALL
     ]
@@ -186,11 +206,24 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
             for x, size in verdict.detectable.items()
             if x in _DEFECTS
         ]
-        rows = math.prod(verdict.shape)
-        most = WORST * math.sqrt(2 * math.log(2 * len(verdict.tests) * rows / verdict.alpha))
-        sizes.append(f"an element that is off by {most:.2g} standard deviations")
+        sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
         yield f"  would have been rejected: {', '.join(sizes)}"
     yield _PROVEN
+
+
+def _say_what_is_missing(verdict: Verdict, one: str) -> str:
+    """Say why numbers that were not rejected say little."""
+    trivial = [x for x in verdict.blind if x in WITHOUT_POWER]
+    if trivial:
+        return f"{_list_words(trivial)} would not have been rejected"
+    if verdict.idle:
+        return "nothing is known of some rows, and the others do not fit this profile best"
+    return f"{one} that is 1 % too large would not have been rejected"
+
+
+def _list_words(names: Sequence[str]) -> str:
+    """Join names by commas and `and`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _write_p(p: float) -> str:

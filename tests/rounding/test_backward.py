@@ -674,7 +674,7 @@ def test_the_wrong_sharing_of_keys_is_named():
 @pytest.mark.long("dq", "dk")
 @pytest.mark.parametrize("wrong", NAMES)
 def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
-    """One that no profile explains is tried by all, the others by those that may explain them."""
+    """Where no profile explains one, all are ruled out; the others are tried by few."""
     tried = Counter()
     attempt = judging.attempt
 
@@ -689,8 +689,9 @@ def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     verdict = judged(*given, found, "bfloat16")
     expected = ["FAIL" if x == wrong else "PASS" for x in NAMES]
     assert [verdict.parts[x].verdict for x in NAMES] == expected
-    every = len(BACKWARD_PROFILES[True])
-    assert tried[wrong] == len(verdict.parts[wrong].trials) == every
+    out = {x for y in verdict.parts.values() for x, p in y.trials.items() if p <= y.alpha}
+    assert out == {*BACKWARD_PROFILES[True]}
+    assert tried[wrong] <= len(BACKWARD_PROFILES[True])
     assert sum(tried[x] for x in NAMES if x != wrong) <= 4
 
 

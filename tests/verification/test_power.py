@@ -17,6 +17,7 @@ from refattn.verification import trial
 from refattn.verification.directions import SCORE_CHANGES, list_tangents
 from refattn.verification.evidence import Evidence
 from refattn.verification.findings import Numbers
+from refattn.verification.looks import Look
 from refattn.verification.trial import attempt
 
 ALARM = 1e-9
@@ -32,7 +33,7 @@ def of_arrays(seed, heads, n, m, d=3, **options):
 def tried(problem, profile, out, alpha=ALPHA):
     weights = np.ones((math.prod(problem.lead), problem.shape[0]))
     numbers = Numbers(out.__getitem__, "float32")
-    return attempt(problem, "bfloat16", profile, "flash", numbers, alpha, weights)
+    return attempt(problem, "bfloat16", profile, "flash", numbers, alpha, Look(weights))
 
 
 @pytest.mark.parametrize("seed", [1])

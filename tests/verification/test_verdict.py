@@ -13,7 +13,7 @@ import refattn
 from refattn.features import elu_features
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
-from refattn.rounding.roundings import WORST
+from refattn.rounding.problems import pose_arrays
 from refattn.verification import door, findings, judging, verify
 from tests.rounding.rounded import (
     BACKWARD,
@@ -461,36 +461,37 @@ def test_nan_where_scores_overflow():
         assert verify(**given, out=other).verdict == "FAIL"
 
 
-def test_ranks_of_profiles(monkeypatch):
+def test_ranks_of_profiles():
     """What explains the numbers, then what does with a defect, then the nearest, in logarithms."""
 
     def rank(rejected, inputs, explained, rms):
         suspects = [SimpleNamespace(explained=x) for x in explained]
         z = SimpleNamespace(rms=rms)
         trial = SimpleNamespace(rejected=lambda _: rejected, suspects=suspects, z=z)
-        return judging._rank_trial(trial, PROFILES["tf32" if inputs else "math"], 1e-6)
+        profiles = {"a": PROFILES["tf32" if inputs else "math"]}
+        case = SimpleNamespace(trials={"a": trial}, profiles=profiles, alpha=1e-6)
+        return judging._rank_trial(case, "a")
 
     assert rank(False, True, [], 9.0) < rank(True, False, [0.96], 1.0)
     assert rank(True, False, [0.96], 9.0) < rank(True, False, [0.94, 0.5], 1.0)
     assert rank(True, False, [], 9.0) < rank(True, True, [0.96], 1.0)
     assert rank(True, False, [], 0.5) == pytest.approx(rank(True, False, [], 2.0))
-    for square in (0.25, 4.0):
-        monkeypatch.setattr(judging, "mean_square", lambda *_, x=square: x)
-        assert judging._distance_of_profile(None, None, None) == pytest.approx(math.log(4))
-    near = {"a": math.inf, "b": 3.0, "c": math.inf, "d": 0.1}  # beyond a bound: tried last
-    monkeypatch.setattr(judging, "_measure_distances", lambda *_: near)
-    assert judging._order_profiles(None, None, "", near) == ["b", "d", "a", "c"]
 
 
 def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_told():
-    """WORST t, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and all tests at alpha."""
+    """t worst + D + slack, of P(|z| > t) <= 2 exp(-t^2 / 2) for all elements and tests at alpha."""
     q, k, v = (x[:1, :16] for x in sample())
     out, _ = of_heads("flash", q, k, v, "bfloat16")
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash")
     told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
-    most = float(told[1]) / WORST
-    p = 2 * math.exp(-(most**2) / 2) * len(found.tests) * out.size
-    assert p == pytest.approx(found.alpha, rel=0.7)  # two digits are shown
+    assert float(told[1]) == pytest.approx(found.element, rel=1e-2)
+    assert found.element > found.z.largest  # else it would have been rejected
+    kernel = PROFILES["flash"].kernel("bfloat16")
+    rows = pose_arrays(q, k, v).analyse((0,), kernel, slice(0, 16))
+    most = np.max((np.abs(rows.nearest - rows.out) + rows.slack) / rows.std)
+    far = (found.element - most) / np.max(rows.worst / rows.std)
+    p = 2 * math.exp(-(far**2) / 2) * len(found.tests) * out.size
+    assert p == pytest.approx(found.alpha, rel=0.05)  # D is of one side, and slack of both
     words = "\n  it is not what kernels of these profiles give: math\n"
     assert words not in str(found)
     tried = found._replace(trials={"math": 1e-9, "flash": 1.0})
@@ -525,6 +526,7 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
 
     monkeypatch.setattr(judging, "judge", one)
     monkeypatch.setattr(judging, "_judge_gradients", gradients)
+    level = pytest.approx(0.1)
     parts = {name: findings.Part(name, name) for name in ("out", "dq", "dv")}
     found = judging.judge_all(parts, "float32", "math", 0.3)
     worst = min(first, second, key=ORDER.index)
@@ -536,83 +538,72 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
         name: (name, x) for name, x in names.items()
     }
     rest = {name: parts[name] for name in ("dq", "dv")}
-    share = pytest.approx(0.1)
-    assert asked == [("out", "out", "float32", "math", share), (rest, "float32", "math", share)]
+    judged_parts = [("out", "out", "float32", "math", level, False)]
+    assert asked == [*judged_parts, (rest, ("float32", "math", level, False))]
     del parts["out"]
     alone = judging.judge_all(parts, "float32", "math", 0.3)
     assert (alone.verdict, [*alone.parts]) == (second, ["dq", "dv"])
     one_part = judging.judge_all({"out": findings.Part(0, 1)}, "float32", None, 0.3)
-    assert (one_part.verdict, one_part.parts, asked[-1][-1]) == (first, {}, 0.3)
+    assert (one_part.verdict, one_part.parts, asked[-1][-2]) == (first, {}, 0.3)
 
 
-# How far results are from a profile, where it is rejected, its rms there, what is tried in which
-# order, and what is chosen, of dq, dk and dv by math (m), flash (f) and upcast (u).
+# Evidence against profiles, what some rows and what all rows reject, what is tried in which order,
+# and what is chosen, of dq, dk and dv by math (m), flash (f) and upcast (u).
 OF_ALL = {
-    "the first explains all": ({}, "", {}, "dq m dk m dv m", "m"),
-    "the nearest": ({"dk f": 0.5}, "", {}, "dq f dk f dv f", "f"),
-    "one is beyond a bound": ({"dv m": math.inf, "dk u": 1.5}, "", {}, "dq f dk f dv f", "f"),
-    "all are beyond some bounds": (
-        {"dv m": math.inf, "dk m": math.inf, "dq f": math.inf, "dq u": math.inf, "dv f": 2.0},
-        "", {}, "dq u dk u dv u", "u",
-    ),
-    "the second": ({}, "dk m", {}, "dq m dk m dk f dq f dv f", "f"),
-    "none explains one of them": ({}, "dk m dk f dk u", {}, "dq m dk m dk f dk u dv m", "m"),
+    "the first explains all": ({}, "", "", "dq m dk m dv m", "m"),
+    "the likeliest": ({"dk f": -5.0}, "", "", "dq f dk f dv f", "f"),
+    "some rows rule it out": ({}, "dv m", "", "dv f dq f dk f", "f"),
+    "the second": ({}, "", "dk m", "dq m dk m dq f dk f dv f", "f"),
+    "none explains one of them": ({}, "", "dk m dk f dk u", "dq m dk m dq f dk f dq u dk u", "m"),
     "none explains two": (
-        {}, "dq m dq f dk u dv u", {}, "dq m dq f dq u dk u dk m dv m", "m",
+        {}, "", "dq m dq f dk u dv u", "dq m dq f dq u dk u", "m",
     ),
-    "farther, but it explains all": (
-        {"dv m": 0.1, "dv f": 5.0, "dq u": 9.0}, "dv m", {"dq f": 0.5},
-        "dq m dk m dv m dv f dq f dk f", "f",
+    "all but one are ruled out": (
+        {"dq u": 9.0}, "dq m dq f", "", "dq u dk u dv u", "u",
     ),
-    "nearer where both fail": (
-        {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
-        {"dk m": 3.0, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "f",
-    ),
-    "farther where both fail": (
-        {"dv m": 0.1, "dq f": 0.2, "dk f": 0.2, "dv f": 5.0, "dq u": 9.0}, "dv m dv f dv u",
-        {"dk m": 1.5, "dv f": 0.5}, "dq m dk m dv m dv f dv u dq f dk f", "m",
-    ),
+    "all are ruled out": ({"dk f": -5.0}, "dk m dk f dk u", "", "", "f"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OF_ALL)
 def test_gradients_are_judged_by_one_profile(name, monkeypatch):
-    near, rejected, rms, order, best = OF_ALL[name]
+    against, out, rejected, order, best = OF_ALL[name]
     full, tried = {"m": "math", "f": "flash", "u": "upcast"}, []
-    near, rejected, rms = (
-        {(x[:2], full[x[3]]): y for x, y in items}
-        for items in (
-            near.items(),
-            ((rejected[i : i + 4], True) for i in range(0, len(rejected), 5)),
-            rms.items(),
-        )
-    )
 
-    def trials(problem, numbers, dtype, profiles, alpha):
-        def trial(profile):
-            tried.append(f"{problem} {profile[0]}")
-            no = (problem, profile) in rejected
-            z = SimpleNamespace(rms=rms.get((problem, profile), 1.0))
-            return SimpleNamespace(rejected=lambda x: no and x == 0.3, z=z, profile=profile)
+    def pairs(words):
+        words = words.split()
+        return {(x, full[y]) for x, y in zip(words[::2], words[1::2], strict=True)}
 
-        return trial
+    class Case:
+        def __init__(self, part, asked):
+            self.of, self.profiles, self.fits = part, dict.fromkeys(full.values()), {}
 
-    def told(problem, numbers, dtype, alpha, made, chosen, start):
-        return (problem, numbers.out_dtype, dtype, alpha, {*made}, chosen.profile)
+        def compare(self, names):
+            of = {x: against.get(f"{self.of} {x[0]}", 0.0) for x in names}
+            self.fits = {x: SimpleNamespace(against=y) for x, y in of.items()}
 
-    monkeypatch.setattr(judging, "_prepare_trials", trials)
-    monkeypatch.setattr(judging, "_conclude", told)
-    monkeypatch.setattr(
-        judging,
-        "_measure_distances",
-        lambda x, numbers, dtype, all_: {y: near.get((x, y), 1.0) for y in all_},
-    )
-    parts = {x: findings.Part(x, SimpleNamespace(out_dtype=x)) for x in ("dq", "dk", "dv")}
-    found = judging._judge_gradients(parts, "bfloat16", list(full.values()), 0.3)
+        def is_out(self, x):
+            return x in self.fits and (self.of, x) in pairs(out)
+
+        def rejects(self, x):
+            if self.is_out(x):
+                return True
+            tried.append(f"{self.of} {x[0]}")
+            return (self.of, x) in pairs(rejected)
+
+        def is_rejected(self, x):
+            return self.is_out(x) or (
+                f"{self.of} {x[0]}" in tried and (self.of, x) in pairs(rejected)
+            )
+
+        def conclude(self, x):
+            return self.of, x
+
+    monkeypatch.setattr(judging, "_Case", Case)
+    parts = {x: x for x in ("dq", "dk", "dv")}
+    found = judging._judge_gradients(parts, None)
     assert " ".join(tried) == order
-    for x in parts:
-        made = {full[y[3]] for y in tried if y[:2] == x}
-        assert found[x] == (x, x, "bfloat16", 0.3, made, full[best])
+    assert found == {x: (x, full[best]) for x in parts}
 
 
 def test_numbers_count_as_those_of_a_type_if_all_of_them_are():

@@ -1,0 +1,92 @@
+"""Outputs that say nothing of a kernel: which of them pass as well, on these inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ..arrays.library import Doubles
+from ..rounding.formats import FORMATS
+from ..rounding.head import SoftmaxHead, exact_rows
+from ..rounding.problems import Index, Problem, sweep
+from ..rounding.profiles import Profile
+from ..rounding.roundings import RowErrors
+from .findings import Numbers
+from .head_sums import HeadSums, row_weights
+from .trial import passes
+
+_TILE = 64  # keys
+_DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
+
+
+def _mean_values(head: SoftmaxHead, i: slice) -> Doubles:
+    """Give all keys that are seen the same weight."""
+    return exact_rows(head._replace(q=0 * head.q, bias=None), i)
+
+
+def _halve_scale(head: SoftmaxHead, i: slice) -> Doubles:
+    return exact_rows(head._replace(scale=head.scale / 2), i)
+
+
+def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
+    """Hide the last keys."""
+    n, m = len(head.q), head.k.shape[0]
+    seen = np.arange(head.keys) < head.keys - min(_TILE, (head.keys + 1) // 2)
+    shown = np.broadcast_to(seen, (n, m if head.sink is None else m - 1))
+    return exact_rows(head._replace(mask=shown if head.mask is None else shown & head.mask), i)
+
+
+OUTPUTS: Mapping[str, Callable[[SoftmaxHead, slice], Doubles]] = {
+    "zeros": lambda head, i: np.zeros((i.stop - i.start, head.v.shape[-1])),
+    "mean of v": _mean_values,
+    "half the scale": _halve_scale,
+    "the last keys lost": _lose_tile,
+}
+
+
+class _Rows:
+    """Rows of an output, computed where they are asked for."""
+
+    def __init__(self, compute: Callable[[slice], Doubles]) -> None:
+        self.compute = compute
+
+    def __getitem__(self, i: slice) -> Doubles:
+        return self.compute(i)
+
+
+def list_blind(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profile: Profile,
+    alpha: float,
+    names: Sequence[str] = (*OUTPUTS,),
+) -> list[str]:
+    """Name the outputs that pass the same tests as the numbers, of the rows of a problem."""
+    if not problem.is_mean or not math.prod((*problem.lead, *problem.shape)):
+        return []
+    kernel, to, read = profile.kernel(dtype), FORMATS[numbers.out_dtype], problem.read_by(profile)
+    weights, edges = row_weights(read, kernel), ["edge+1", "edge-1"] * problem.causal
+
+    def sums_of(compute: Callable[[SoftmaxHead, slice], Doubles]) -> HeadSums:
+        def out(index: Index) -> _Rows:
+            return _Rows(lambda i: to.round(compute(read.head(index), i)))
+
+        others = Numbers(out, numbers.out_dtype)  # type: ignore[arg-type]
+        return HeadSums(problem, _DIRECTIONS + edges, others, weights, True)
+
+    tried = {name: sums_of(OUTPUTS[name]) for name in names}
+
+    def add(index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
+        added = [x.add_few(index, i, rows) for x in tried.values()]
+
+        def sums_of_all() -> None:
+            for each in added:
+                each()
+
+        return sums_of_all
+
+    sweep(problem, dtype, profile, add)
+    return [name for name, sums in tried.items() if passes(sums, alpha)]
