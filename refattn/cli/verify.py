@@ -112,6 +112,7 @@ the whole program (validation/site/guide/numbers.md).
     help="What the kernel gives for a query that sees no key.",
 )
 @alpha_option("kernel")
+@click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
 @plot_option("Draw the errors of the worst head over their standard deviations.")
@@ -123,6 +124,7 @@ def verify(
     kind: str,
     json_path: Path | None,
     plot_path: Path | None,
+    verbose: bool,
     **options: Any,
 ) -> None:
     judged_files: list[verdicts.Verified] = []
@@ -137,8 +139,8 @@ def verify(
                 name = f"{path.name}: " if len(files) > 1 else ""
                 raise ValueError(f"{name}{error}") from None
         if kind in ("table", "markdown"):
-            publish(_answer_of_files(judged_files[-1:], number > 0), kind)
-    rest = _answer_of_files(judged_files, False)
+            publish(_answer_of_files(judged_files[-1:], number > 0, verbose), kind)
+    rest = _answer_of_files(judged_files, False, verbose)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
     publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, judged_files[0]))
@@ -146,9 +148,9 @@ def verify(
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer_of_files(judged_files: list[verdicts.Verified], after: bool) -> Answer:
+def _answer_of_files(judged_files: list[verdicts.Verified], after: bool, verbose: bool) -> Answer:
     return Answer(
-        partial(verdicts.print_verdict, judged_files[-1], after),
+        partial(verdicts.print_verdict, judged_files[-1], after, verbose),
         lambda: [verdicts.verdicts_table(judged_files)],
         partial(verdicts.verdicts_to_json, judged_files),
     )

@@ -70,12 +70,12 @@ def _clear(
 def _fit(got: Doubles, convention: str, mean: Any) -> npt.NDArray[np.bool_]:
     """Tell which rows are as a convention has them."""
     if convention == "nan":
-        return np.all(np.isnan(got), -1)
+        return np.asarray(np.all(np.isnan(got), -1))
     if convention == "mean":
         near = _NEAR * (np.max(np.abs(mean), initial=0.0) + 1e-300)
-        return np.all(np.abs(got - mean) <= near, -1)
+        return np.asarray(np.all(np.abs(got - mean) <= near, -1))
     if convention == "zero":
-        return np.all(got == 0, -1)
+        return np.asarray(np.all(got == 0, -1))
     return np.ones(len(got), bool)
 
 

@@ -45,14 +45,14 @@ from typing import NamedTuple
 from ..arrays.library import Doubles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .alternatives import list_remarks, suspect_narrower
 from .blind import list_blind
+from .causes.alternatives import list_remarks, suspect_narrower
+from .causes.reasons import explain, explain_gradients
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import WITHOUT_POWER, Finding, Numbers, Part, ProfileTrial, place
 from .head_sums import row_weights
 from .likelihood import Fit, compare
 from .looks import Look, choose_blocks, choose_compared, count_rows, split_directions
-from .reasons import explain, explain_gradients
 from .trial import attempt
 from .verdict import Verdict
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.library import Doubles
-from ..rounding.formats import FORMATS
-from ..rounding.problems import Index, Problem
-from .findings import place
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.problems import Index, Problem
+from ..findings import place
 from .sampled import Alternative, Place, Rows, Seen, show_band
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
@@ -23,7 +23,6 @@ _LOG2E = math.log2(math.e)
 def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
     """List what the numbers show without a law."""
     zero, nan, rows, first = True, 0, 0, ""
-    zeros, first_zero = 0, ""
     for index in np.ndindex(problem.lead):
         got = read(index)
         zero = zero and not np.any(got)
@@ -31,14 +30,8 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         if strange.size and not first:
             first = place((*index, int(strange[0])))
         nan, rows = nan + strange.size, rows + got.shape[0]
-        blank = np.flatnonzero(~np.any(got, -1)) if got.shape[-1] else strange
-        if blank.size and not first_zero:
-            first_zero = place((*index, int(blank[0])))
-        zeros += blank.size
     if zero and rows:
         yield f"{problem.result} is 0 everywhere"
-    elif zeros:
-        yield f"{zeros} of {rows} rows are exactly 0, the first is {first_zero}"
     if nan:
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
 
@@ -244,7 +237,7 @@ def list_families(
     yield "the scale is {} times what was said", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
     if problem.kind != "scores" or not _has_heads(problem):
         return
-    caps = (5.0, 15.0, 30.0, 50.0, 100.0)
+    caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
     if problem.softcap is not None:
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
     yield "the soft cap is {}", cap, caps
@@ -291,20 +284,18 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     """List other heads, queries and keys that may be read."""
     if not _has_heads(problem):
         return
-    n, m, d_v = problem.shape
+    n, m, _ = problem.shape
     if problem.key_heads is not None:
         yield Alternative(f"query head h shares key head h % {problem.key_heads}", problem.dealt())
     for words, at in _other_heads(problem):
 
         def of_head(rows: Rows, at: Any = at) -> Rows:
-            return rows._replace(index=at(rows.index))
+            return rows._replace(at=at(rows.at))
 
         yield Alternative(f"the output is that of {words}", problem, move=of_head)
         for names in ("kv", "k", "v"):
             called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
-            yield Alternative(
-                f"{called} are those of {words}", _with_arrays_of(problem, names, at)
-            )
+            yield Alternative(f"{called} are those of {words}", _with_arrays_of(problem, names, at))
     for words, by in (("the query before", -1), ("the next query", 1)):
 
         def of_query(rows: Rows, by: int = by) -> Rows:

@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.library import Doubles
-from ..rounding.head import SoftmaxHead, attend_rows
-from ..rounding.problems import Index, Problem
+from ...arrays.library import Doubles
+from ...rounding.head import SoftmaxHead, attend_rows
+from ...rounding.problems import Index, Problem
 
 Numbers1D = npt.NDArray[np.int64]
 Seen = npt.NDArray[np.bool_]
 
 
 class Rows(NamedTuple):
-    """Some queries of a head, and the keys that are looked at."""
+    """Some queries of the head at an index, and the keys that are looked at."""
 
-    index: Index
+    at: Index
     queries: Numbers1D
     keys: Numbers1D
 
@@ -37,7 +37,6 @@ class Place(NamedTuple):
         The mask, if there is one.
     """
 
-    index: Index
     i: Numbers1D
     j: Numbers1D
     n: int
@@ -108,10 +107,10 @@ def take_rows(
     problem: Problem, rows: Rows, seen: Callable[[Place], Seen] | None = None, among: bool = True
 ) -> SoftmaxHead:
     """Take some queries and keys of a head, and a sink if all keys are taken."""
-    whole = problem.head(rows.index)
+    whole = problem.head(rows.at)
     i, j = rows.queries, rows.keys
     mask = None if whole.mask is None else whole.mask[np.ix_(i, j)]
-    place = Place(rows.index, i[:, None], j, len(whole.q), whole.keys, mask)
+    place = Place(i[:, None], j, len(whole.q), whole.keys, mask)
     visible = show_band(problem)(place) if seen is None else seen(place)
     if mask is not None and among:
         visible = visible & mask

@@ -14,14 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.library import Doubles
-from ..rounding.head import attend_rows, scan_tile
-from ..rounding.problems import Gradient, Index
-from ..rounding.profiles import Profile
-from ..rounding.saved import BackwardHead
+from ...arrays.library import Doubles
+from ...rounding.head import attend_rows, scan_tile
+from ...rounding.problems import Gradient, Index
+from ...rounding.profiles import Profile
+from ...rounding.saved import BackwardHead
+from ..findings import Part, Suspect
 from .alternatives import list_alternatives
-from .explaining import Comparison, Sample, Sampled, as_suspect, compare_outputs, describe_unit, divide, differ, row_sizes
-from .findings import Part, Suspect
+from .output import (
+    Comparison,
+    Sample,
+    Sampled,
+    as_suspect,
+    compare_outputs,
+    describe_unit,
+    differ,
+    divide,
+    row_sizes,
+)
 from .sampled import Alternative, Rows
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
@@ -36,6 +46,11 @@ class Kept(NamedTuple):
 
     lse: Doubles
     delta: Doubles
+
+
+def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
+    """Sum over all heads."""
+    return [(x, 1.0) for x in heads]
 
 
 class Candidate(NamedTuple):
@@ -61,9 +76,7 @@ class Candidate(NamedTuple):
     number: int = -1
     own: bool = False
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
-    share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = lambda x: [
-        (y, 1.0) for y in x
-    ]
+    share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
     of: str = ""
 
 
@@ -81,9 +94,13 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
         yield Candidate(text, change=partial(_cut_columns, width=width))
         text = f"columns {width} to {d_v - 1} have no part in D = d_out . out"
         yield Candidate(text, change=partial(_cut_delta, width=width))
-    yield Candidate("D = d_out . out is left out", change=lambda x, y: (x, y._replace(delta=0 * y.delta)))
+    yield Candidate(
+        "D = d_out . out is left out", change=lambda x, y: (x, y._replace(delta=0 * y.delta))
+    )
     for words, by in (("the query before", 1), ("the next query", -1)):
-        yield Candidate(f"D = d_out . out is that of {words}", change=partial(_roll, name="delta", by=by))
+        yield Candidate(
+            f"D = d_out . out is that of {words}", change=partial(_roll, name="delta", by=by)
+        )
         yield Candidate(f"lse is that of {words}", change=partial(_roll, name="lse", by=by))
     for words, factor in (("2", math.log2(math.e)), ("e, and is read to base 2", math.log(2))):
         text = f"lse is read as a logarithm to base {words}"
@@ -94,9 +111,15 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
         yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
         for i in range(most):
             at = f"query head {i} of {most} that share a key head"
-            yield Candidate(f"only {at} has part", share=partial(_weigh_heads, at=i, own=1.0, rest=0.0))
-            yield Candidate(f"{at} has no part", share=partial(_weigh_heads, at=i, own=0.0, rest=1.0))
-            yield Candidate(f"{at} counts twice", share=partial(_weigh_heads, at=i, own=2.0, rest=1.0))
+            yield Candidate(
+                f"only {at} has part", share=partial(_weigh_heads, at=i, own=1.0, rest=0.0)
+            )
+            yield Candidate(
+                f"{at} has no part", share=partial(_weigh_heads, at=i, own=0.0, rest=1.0)
+            )
+            yield Candidate(
+                f"{at} counts twice", share=partial(_weigh_heads, at=i, own=2.0, rest=1.0)
+            )
         keys = len({x[-1] for x in gradient.heads})
         yield Candidate(f"query head h shares key head h % {keys}", share=partial(_deal, keys=keys))
     n, m, _ = gradient.forward.shape
@@ -150,7 +173,9 @@ def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
     tile = scan_tile(head, slice(0, len(head.q)), keys)
     k, v = head.k[keys], head.v[keys]
     if tile is None:
-        return np.zeros(((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1]))
+        return np.zeros(
+            ((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1])
+        )
     with np.errstate(all="ignore"):
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
         p = np.exp(tile.scores - lse)
@@ -165,9 +190,7 @@ class Backward:
     """The parts of one backward pass, with what they are computed from."""
 
     def __init__(self, parts: Mapping[str, Part], profile: Profile, dtype: str) -> None:
-        self.gradients = {
-            name: x.problem.read_by(profile).gradient for name, x in parts.items()
-        }
+        self.gradients = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
         self.from_out = profile.delta == "out"
         self.known: dict[tuple[Index, int, bool], tuple[BackwardHead, Kept]] = {}
         first = next(iter(self.gradients.values()))
@@ -259,7 +282,7 @@ def explain_backward(
     """Return alternatives that explain the gradients that failed, and the samples."""
     back = Backward(parts, profile, dtype)
     given = {
-        of: [back.predict(Candidate(""), of, x.rows.index, x.rows.queries) for x in sample.heads]
+        of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
         for of, sample in back.samples.items()
     }
     found: list[tuple[Candidate, set[str], bool, float]] = []
@@ -272,14 +295,18 @@ def explain_backward(
         for of, sample in back.samples.items():
             if one.of and (of != first.of or one.of == of):
                 continue
-            if of == "dq" and one.share is not Candidate("").share and not one.of:
+            if of == "dq" and one.share is not count_once and not one.of:
                 continue  # each query has one head
-            outs = [back.predict(one, of, x.rows.index, x.rows.queries) for x in sample.heads]
+            outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
             if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
                 continue
             measured = compare_outputs(sample, outs, given[of])
             if of in failed:
-                if _is_near(measured) and measured.likeness > _LIKE and (measured.everywhere or sample.is_local):
+                if (
+                    _is_near(measured)
+                    and measured.likeness > _LIKE
+                    and (measured.everywhere or sample.is_local)
+                ):
                     holding.add(of)
                     off += math.log(max(measured.square, 1.0))
             elif measured.changed:
@@ -307,7 +334,11 @@ def _name(
     for of in failed:
         best = [x for x in order if of in x[1]]
         for one, holding, everywhere, _ in best[:1]:
-            alone = "" if everywhere or len(parts) == 1 else f", in {' and '.join(sorted(holding))} alone"
+            alone = (
+                ""
+                if everywhere or len(parts) == 1
+                else f", in {' and '.join(sorted(holding))} alone"
+            )
             text = f"agrees if {one.text}{alone}"
             named.setdefault(of, []).append(as_suspect(text))
     return named

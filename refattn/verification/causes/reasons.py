@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..rounding.problems import Problem
-from ..rounding.profiles import PROFILES, Profile
+from ...rounding.problems import Problem
+from ...rounding.profiles import PROFILES, Profile
+from ..choice import ProfileChoice, choose_profiles, usual_profiles
+from ..findings import Finding, Numbers, Part, Suspect, place
+from ..verdict import Verdict
+from ..worst import find_worst
+from ..z_scores import mean_square
 from .alternatives import list_alternatives
-from .choice import ProfileChoice, choose_profiles, usual_profiles
-from .explaining import Sample, as_suspect, explain_output, share_of_offset
-from .explaining_back import explain_backward
-from .findings import Finding, Numbers, Part, Suspect, place
-from .verdict import Verdict
-from .z_scores import mean_square
+from .backward import explain_backward
+from .output import Sample, as_suspect, explain_output, share_of_offset
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
+_AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -29,12 +31,14 @@ def explain(
     problem: Problem, numbers: Numbers, verdict: Verdict, profile: ProfileChoice = None
 ) -> Verdict:
     """Give the verdict on a failed output its suspects, and the place of the wrong rows."""
-    if verdict.verdict != "FAIL" or problem.gradient is not None:
+    if problem.gradient is not None or 0 in (*problem.lead, *problem.shape):
+        return verdict
+    profiles = list_profiles(verdict, numbers, profile)
+    by = profiles.get(verdict.by, next(iter(profiles.values())))
+    verdict = verdict._replace(worst=find_worst(problem, numbers, verdict, by))
+    if verdict.verdict != "FAIL":
         return verdict
     failed = failed_part(verdict.tests, verdict.alpha)
-    profiles = list_profiles(verdict, numbers, profile)
-    if 0 in (*problem.lead, *problem.shape):
-        return verdict
     fits = tidy_fits(verdict, failed)
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
@@ -43,7 +47,22 @@ def explain(
     if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
         fits = []
     suspects = order_suspects(found, fits)
-    return verdict._replace(suspects=suspects, place=describe_place(problem, sample))
+    remarks = [*verdict.remarks, *_remark_zeros(problem, numbers, sample)]
+    where = describe_place(problem, sample)
+    return verdict._replace(suspects=suspects, place=where, remarks=remarks)
+
+
+def _remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
+    """Say that wrong rows are 0, if some are and others are not."""
+    zeros = np.zeros_like(sample.wrong)
+    for at in np.flatnonzero(sample.wrong.any(1)):
+        got = numbers.out(tuple(map(int, np.unravel_index(at, problem.lead))))
+        zeros[at] = sample.wrong[at] & ~np.any(got, -1)
+    if zeros.any() and not zeros.all():
+        *head, row = (int(x) for x in np.argwhere(zeros)[0])
+        index = np.unravel_index(head[0], problem.lead) if problem.lead else ()
+        first = place((*map(int, index), row))
+        yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
 
 
 def explain_gradients(
@@ -52,7 +71,7 @@ def explain_gradients(
     profile: ProfileChoice,
     forward: str,
 ) -> dict[str, Verdict]:
-    """Give the verdicts on failed gradients their suspects; the output was found to be `forward`."""
+    """Give the verdicts on failed gradients their suspects; that on the output is `forward`."""
     failed = [name for name, x in verdicts.items() if x.verdict == "FAIL"]
     if not failed:
         return dict(verdicts)
@@ -66,7 +85,8 @@ def explain_gradients(
         verdict, problem = verdicts[name], parts[name].problem
         suspects = order_suspects(named.get(name, []), tidy_fits(verdict, "out"))
         where = describe_place(problem, samples[name])
-        explained[name] = verdict._replace(suspects=suspects, place=where)
+        worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
+        explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
     return explained
 
 
@@ -76,9 +96,7 @@ def failed_part(tests: Sequence[Finding], alpha: float) -> str:
     return "both" if len(of_lse) == 2 else "lse" if True in of_lse else "out"
 
 
-def list_profiles(
-    verdict: Verdict, numbers: Numbers, profile: ProfileChoice
-) -> dict[str, Profile]:
+def list_profiles(verdict: Verdict, numbers: Numbers, profile: ProfileChoice) -> dict[str, Profile]:
     """List the profiles that were tried, the tightest first."""
     if isinstance(profile, str | Profile):
         return choose_profiles(verdict.dtype, numbers.out_dtype, profile)
@@ -115,13 +133,14 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             text = re.sub(r" ± \S*\d", "", text)
         if share >= _MOST:
             fits.append(x._replace(explained=share, text=text))
-    return sorted(fits, key=lambda x: -x.explained)
+    best = max((x.explained for x in fits), default=0.0)
+    return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
 
 
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
     """Put what holds first, then the fits that do, then what explains a part."""
     holding = [x for x in found if x.name == "convention"]
-    if any(x.name.startswith("scale") for x in fits):  # that of all rows is the better one
+    if any(x.name.startswith("scale") and "±" in x.text for x in fits):  # of all rows: the surer
         holding = [x for x in holding if "times what was said" not in x.text]
     if holding:
         fits = [x for x in fits if "±" in x.text]
@@ -136,6 +155,8 @@ def describe_place(problem: Problem, sample: Sample) -> str:
         return ""
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
     parts = [f"{int(wrong.sum()):,} of {wrong.size:,} rows"]
+    if wrong.all():
+        parts = [f"all {wrong.size:,} rows"]
     if problem.lead and len(heads) < len(wrong):
         names = [place(tuple(map(int, np.unravel_index(x, problem.lead)))) for x in heads[:4]]
         more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""

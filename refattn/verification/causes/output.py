@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.library import Doubles
-from ..rounding.formats import FORMATS
-from ..rounding.head import attend_rows
-from ..rounding.problems import Index, Problem
-from ..rounding.profiles import Profile
-from ..rounding.roundings import RowErrors
-from ..rounding.softmax import analyse_softmax
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.head import attend_rows
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...rounding.roundings import RowErrors
+from ...rounding.softmax import analyse_softmax
+from ..empty_rows import list_conventions
+from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
-from .empty_rows import list_conventions
-from .findings import Numbers, Suspect
 from .sampled import Alternative, Result, Rows
 from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
 
@@ -40,7 +40,7 @@ _MOST = 1e6  # standard deviations
 _STEPS = 8  # of a fit
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
-_ROUNDED: Mapping[str, Mapping[str, str]] = {
+_ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
     "weights are rounded to float8_e4m3fn": {"weights": "float8_e4m3fn"},
@@ -145,7 +145,7 @@ def finite(x: Doubles) -> Doubles:
 
 
 def row_sizes(x: Doubles) -> Doubles:
-    """Return what errors go with: |x|, the root mean square of its row, and a part of that of all."""
+    """Return what errors go with: |x| and the root mean square of its row, and a part of all."""
     x = finite(x)
     mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
     all_rows = math.sqrt(float(np.mean(mean))) if mean.size else 0.0
@@ -166,11 +166,15 @@ def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str
     for index, i in items[:: max(1, heads * n * m // _PAIRS)]:
         with np.errstate(all="ignore"):
             exact = Result(*attend_rows(problem.head(index), i, None))
-            z = np.abs(divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out)))
+            z = np.abs(
+                divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out))
+            )
             worst = np.max(z, -1, initial=0.0)
             if numbers.lse is not None:
                 error = differ(numbers.lse(index)[i], exact.lse)
-                worst = np.maximum(worst, np.abs(divide(error, _error_of_lse(exact, numbers, profile, m))))
+                worst = np.maximum(
+                    worst, np.abs(divide(error, _error_of_lse(exact, numbers, profile, m)))
+                )
         columns |= np.any(z > _FAR, 0)
         far[problem.number(index), i] = worst
         empty[problem.number(index), i] = np.isneginf(exact.lse)
@@ -182,7 +186,9 @@ def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str
     chosen = [
         *_spread(np.argwhere(wrong), _WRONG_ROWS),
         *_spread(np.argwhere(among), _RIGHT_ROWS),
-        *_spread(np.argwhere(~among & (far <= _FAR)), _RIGHT_ROWS if wrong.any() else 4 * _WRONG_ROWS),
+        *_spread(
+            np.argwhere(~among & (far <= _FAR)), _RIGHT_ROWS if wrong.any() else 4 * _WRONG_ROWS
+        ),
     ]
     by_head: dict[int, list[int]] = {}
     for at, row in chosen:
@@ -204,7 +210,9 @@ def _error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) 
     if profile.scores is not None:
         unit = max(unit, FORMATS["float32"].unit, to.unit)
     size = np.abs(finite(exact.lse)) + np.abs(finite(exact.top)) + 1
-    return np.asarray(to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1)))
+    return np.asarray(
+        to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1))
+    )
 
 
 def describe_unit(
@@ -229,7 +237,7 @@ def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
         places = places[np.isin(places[:, 0], kept)]
     if len(places) <= most:
         return places
-    return places[np.unique(np.linspace(0, len(places) - 1, most).astype(int))]
+    return np.asarray(places[np.unique(np.linspace(0, len(places) - 1, most).astype(int))])
 
 
 # --- alternatives ---------------------------------------------------------------------------------
@@ -319,8 +327,8 @@ class Trials:
         heads, n = self.problem.lead[-1], self.problem.shape[0]
         given, results = Alternative("", self.problem), []
         for i in rows.queries:
-            at, head = divmod(rows.index[-1] * n + int(i), heads)
-            index = (*rows.index[:-1], head)
+            at, head = divmod(rows.at[-1] * n + int(i), heads)
+            index = (*rows.at[:-1], head)
             results.append(given.result(Rows(index, np.array([at]), rows.keys)))
         return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
 
@@ -333,11 +341,13 @@ class Trials:
             other = Alternative("", family(c))
             return [other.result(x.rows).out for x in self.sample.heads]
 
-        best = min(starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square)
+        best = min(
+            starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square
+        )
         c, error = best, math.inf
         for _ in range(_STEPS):
             step = 1e-4 * abs(c)
-            product = size = rest = 0.0
+            product = size = noise = 0.0
             for x, low, high, std in zip(
                 self.sample.heads, outs(c - step), outs(c + step), self.sizes, strict=True
             ):
@@ -345,10 +355,10 @@ class Trials:
                 z = divide(differ(x.got, (high + low) / 2), std)[x.wrong]
                 product += float(np.sum(slope * z))
                 size += float(np.sum(slope * slope))
-                rest += float(np.mean(z * z)) if z.size else 0.0
+                noise += float(np.sum(np.square(np.sum(slope * z, -1))))
             if not size > 0:
                 return
-            error = math.sqrt(max(rest / len(self.sample.heads), 1.0) / size)
+            error = math.sqrt(max(noise, size)) / size
             c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
             if abs(c - last) < error / 10:
                 break
@@ -356,9 +366,7 @@ class Trials:
         words = text.format(f"{c:.{digits}f} ± {error:.1g}")
         yield self.explain(Alternative(words, family(c)), outs(c))
 
-    def judge(
-        self, one: Explained, profiles: Mapping[str, Profile], dtype: str
-    ) -> Explained:
+    def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
         if one.likeness < _LIKE or not (one.everywhere or self.sample.is_local):
             return one
@@ -380,14 +388,19 @@ class Trials:
         kept: list[Explained] = []
         for one in holding:
             fitted = "±" in one.alternative.text  # a number that has a name is not written again
-            if not (fitted and kept) and one.square <= 1.5 * max(least, 0.5) and all(self._are_apart(one, x) for x in kept):
+            if (
+                not (fitted and kept)
+                and one.square <= 1.5 * max(least, 0.5)
+                and all(self._are_apart(one, x) for x in kept)
+            ):
                 kept.append(one)
         return kept
 
     def _are_apart(self, one: Explained, other: Explained) -> bool:
         changes = (
             divide(
-                differ(one.alternative.result(x.rows).out, other.alternative.result(x.rows).out), size
+                differ(one.alternative.result(x.rows).out, other.alternative.result(x.rows).out),
+                size,
             )[x.wrong]
             for x, size in zip(self.sample.heads, self.sizes, strict=True)
         )
@@ -416,7 +429,9 @@ class Trials:
         out = alternative.result(x.rows).out
         law = analyse(alternative, x.rows, profile, dtype)
         std = np.where(np.isfinite(law.std), law.std, self.sample.unit * row_sizes(out))
-        return divide(differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out)))
+        return divide(
+            differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
+        )
 
 
 def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) -> RowErrors:
@@ -504,7 +519,7 @@ def explain_normalisers(
         for x, result in zip(heads, results, strict=True):
             assert x.lse is not None
             with np.errstate(all="ignore"):
-                other = np.asarray(change(result, trials.problem.head(x.rows.index).sink))
+                other = np.asarray(change(result, trials.problem.head(x.rows.at).sink))
             std = _error_of_lse(result._replace(lse=other), numbers, profile, keys)
             worst = np.abs(divide(differ(x.lse, other), std))
             most = max(most, float(np.max(worst, initial=0.0)))

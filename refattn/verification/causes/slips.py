@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.blocks import blocks
-from ..arrays.library import Doubles
-from ..rounding.formats import FORMATS, Format
-from ..rounding.head import SoftmaxHead, scan_tile
-from ..rounding.problems import Problem
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS, Format
+from ...rounding.head import SoftmaxHead, scan_tile
+from ...rounding.problems import Problem
 from .sampled import Alternative, Result, attend
 
 _TILES = (16, 32, 64, 128, 256)
@@ -112,18 +112,15 @@ def merge_parts(head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles]) ->
     """Merge parts of the keys with weights by their normalisers and maxima."""
     s = score_all(head)
     size = -(-s.shape[-1] // parts)
-    lse, tops, outs = [], [], []
+    found: list[Result] = []
     for j in blocks(0, s.shape[-1], size):
         top = np.max(s[:, j], -1)
         w = _over(s[:, j], top)
-        part = _result(w @ head.v[j], np.sum(w, -1), top)
-        for results, x in ((lse, part.lse), (tops, part.top), (outs, part.out)):
-            results.append(x)
-    weights = weigh(np.stack(lse), np.stack(tops))
+        found.append(_result(w @ head.v[j], np.sum(w, -1), top))
+    outs, lse, tops = (np.stack(x) for x in zip(*found, strict=True))
+    weights = weigh(lse, tops)
     weights = weights / np.sum(weights, 0)
-    top = np.max(s, -1)
-    exact = _result(outs[0], np.sum(_over(s, top), -1), top)
-    return exact._replace(out=np.sum(weights[..., None] * np.stack(outs), 0))
+    return attend(head)._replace(out=np.sum(weights[..., None] * outs, 0))
 
 
 def _finite(x: Doubles) -> Doubles:
@@ -154,15 +151,18 @@ def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
     w = np.where(s > largest, math.inf, np.where(s < least, 0.0, np.exp(np.minimum(s, largest))))
     total = np.sum(w, -1)
     total = np.where(total > to.largest, math.inf, total)
-    out = np.where(np.isinf(w).any(-1)[:, None], math.nan, w @ head.v)
+    lost = np.any(np.isinf(w), -1, keepdims=True)
+    out = np.where(lost, math.nan, np.where(lost, 0.0, w) @ head.v)
     return _result(out, total, 0 * total)
 
 
 def _overflow(head: SoftmaxHead) -> Result:
     exact = attend(head)
-    products = np.where(head.mask, head.q @ head.k[: head.keys].T, 0.0)
-    beyond = np.max(np.abs(products), -1, initial=0.0) > FORMATS["float16"].largest
-    return exact._replace(out=np.where(beyond[:, None], math.nan, exact.out))
+    products = head.q @ head.k[: head.keys].T
+    products = products if head.mask is None else np.where(head.mask, products, 0.0)
+    most: Doubles = np.max(np.abs(products), -1, keepdims=True, initial=0.0)
+    beyond = np.asarray(most > FORMATS["float16"].largest)
+    return exact._replace(out=np.where(beyond, math.nan, exact.out))
 
 
 def _leave_sink_out(head: SoftmaxHead) -> Result:
