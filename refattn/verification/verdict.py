@@ -22,7 +22,9 @@ _DEFECTS = {
 }
 
 _LARGER = "give larger q or k, or numbers in more digits"
-_CAUSES, _TESTS, _REMARKS = 2, 2, 3  # that are written without `verbose`
+_CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
+_OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
+_OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 
 @held("verdict", "profile", "dtype", "shape", "alpha")
@@ -229,10 +231,12 @@ def _write_worst(verdict: Verdict) -> str:
 
 
 def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
-    """Write the tests that failed, the surest first: at least one."""
-    failed = sorted(verdict.tests, key=lambda x: x.adjusted)
-    failed = [x for x in failed if x.adjusted <= verdict.alpha] or failed[:1]
-    shown = failed if verbose else failed[:_TESTS]
+    """Write the tests that failed: at least one, and where there is one, a test of a place."""
+    order = sorted(verdict.tests, key=lambda x: (not x.name.startswith(_OF_SIZES), x.adjusted))
+    failed = [x for x in order if x.adjusted <= verdict.alpha] or order[:1]
+    of_place = [x for x in failed if x.name.startswith(_OF_PLACES)]
+    local = sorted(of_place, key=lambda x: -x.statistic)[:1]
+    shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
     for x in shown:
         where = f", {x.where}" if x.where else ""
         yield f"  failed: {x.name} {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"

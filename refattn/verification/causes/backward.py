@@ -36,6 +36,7 @@ from .sampled import Alternative, Rows
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _FAR = 8.0  # standard deviations beyond which a row is wrong
+_LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
@@ -83,10 +84,14 @@ class Candidate(NamedTuple):
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     """List backward passes that go wrong, the plainest first."""
     for number, x in enumerate(_list_forward(gradient)):
+        share = count_once
+        if "shares key head" in x.text:
+            assert gradient.forward.key_heads is not None
+            share = partial(_deal, keys=gradient.forward.key_heads)
         if own:
-            yield Candidate(x.text, number, True)
+            yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
-        yield Candidate(words, number)
+        yield Candidate(words, number, share=share)
     d_v, d = gradient.forward.shape[2], _width(gradient)
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
@@ -120,8 +125,6 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             yield Candidate(
                 f"{at} counts twice", share=partial(_weigh_heads, at=i, own=2.0, rest=1.0)
             )
-        keys = len({x[-1] for x in gradient.heads})
-        yield Candidate(f"query head h shares key head h % {keys}", share=partial(_deal, keys=keys))
     n, m, _ = gradient.forward.shape
     for other in ("dq", "dk", "dv"):
         if other != gradient.of and n == m and most == 1:
@@ -189,7 +192,13 @@ def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
 class Backward:
     """The parts of one backward pass, with what they are computed from."""
 
-    def __init__(self, parts: Mapping[str, Part], profile: Profile, dtype: str) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        profile: Profile,
+        dtype: str,
+        where: Mapping[str, Index],
+    ) -> None:
         self.gradients = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
         self.from_out = profile.delta == "out"
         self.known: dict[tuple[Index, int, bool], tuple[BackwardHead, Kept]] = {}
@@ -197,7 +206,7 @@ class Backward:
         assert first is not None
         self.forward = _list_forward(first)
         self.samples = {
-            name: self._draw(name, part, profile, dtype) for name, part in parts.items()
+            name: self._draw(name, x, profile, dtype, where[name]) for name, x in parts.items()
         }
 
     def gradient(self, of: str) -> Gradient:
@@ -228,7 +237,8 @@ class Backward:
         gradient = self.gradient(of)
         wanted = one.of or of
         total: Any = 0.0
-        for head, weight in one.share(gradient.heads[index]):
+        share = count_once if wanted == "dq" else one.share  # each query has one head
+        for head, weight in share(gradient.heads[index]):
             if not weight:
                 continue
             back, kept = one.change(*self._keep(of, head, one.number, one.own))
@@ -245,16 +255,18 @@ class Backward:
             total = total + weight * compute_gradient(again, left, wanted)
         return np.asarray(total)
 
-    def _draw(self, name: str, part: Part, profile: Profile, dtype: str) -> Sample:
-        """Take wrong rows of some heads, and right ones."""
+    def _draw(self, name: str, part: Part, profile: Profile, dtype: str, where: Index) -> Sample:
+        """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
         problem, given = part.problem, Candidate("")
+        worst = problem.number(where[:-2]) if where else 0
         items = list(problem.items())
         unit = describe_unit(problem.read_by(profile), profile, dtype, items)
         heads, n = [*np.ndindex(problem.lead)], problem.shape[0]
         far, taken = np.full((len(heads), n), np.nan), []
         columns = np.zeros(problem.shape[2], bool)
-        spread = np.unique(np.linspace(0, len(heads) - 1, _HEADS).astype(int))
-        for at in spread:
+        looked = int(np.clip(_LOOKED // max(n * problem.shape[1], 1), _HEADS, _MOST_HEADS))
+        spread = {*np.linspace(0, len(heads) - 1, looked).astype(int).tolist(), worst}
+        for at in sorted(spread):
             index = heads[at]
             exact = self.predict(given, name, index, np.arange(n))
             got = part.numbers.out(index)
@@ -262,7 +274,9 @@ class Backward:
             far[at] = np.max(z, -1, initial=0.0)
             columns |= np.any(z > _FAR, 0)
         wrong = far > _FAR
-        for at in spread:
+        order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
+        right = [x for x in order if not wrong[x].any()]
+        for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
             bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _FAR)
             some = [*_thin(bad, _WRONG_ROWS), *_thin(good, _RIGHT_ROWS)]
             rows = Rows(heads[at], np.array(sorted(some)), np.arange(0))
@@ -277,10 +291,17 @@ def _thin(x: Any, most: int) -> Any:
 
 
 def explain_backward(
-    parts: Mapping[str, Part], failed: Sequence[str], profile: Profile, dtype: str, own: bool
+    parts: Mapping[str, Part],
+    failed: Mapping[str, Index],
+    profile: Profile,
+    dtype: str,
+    own: bool,
 ) -> tuple[dict[str, list[Suspect]], dict[str, Sample]]:
-    """Return alternatives that explain the gradients that failed, and the samples."""
-    back = Backward(parts, profile, dtype)
+    """Return alternatives that explain the gradients that failed, and the samples.
+
+    Each that failed has the place of its worst element.
+    """
+    back = Backward(parts, profile, dtype, {**dict.fromkeys(parts, ()), **failed})
     given = {
         of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
         for of, sample in back.samples.items()
@@ -295,8 +316,6 @@ def explain_backward(
         for of, sample in back.samples.items():
             if one.of and (of != first.of or one.of == of):
                 continue
-            if of == "dq" and one.share is not count_once and not one.of:
-                continue  # each query has one head
             outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
             if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
                 continue
@@ -313,7 +332,7 @@ def explain_backward(
                 harmless = False
         if holding:
             found.append((one, holding, harmless and holding == {*failed}, off))
-    return _name(found, parts, failed), back.samples
+    return _name(found, parts, [*failed]), back.samples
 
 
 def _is_near(x: Comparison) -> bool:

@@ -254,12 +254,21 @@ class Comparison(NamedTuple):
 
 
 def compare_outputs(
-    sample: Sample, outs: Sequence[Doubles], given: Sequence[Doubles]
+    sample: Sample,
+    outs: Sequence[Doubles],
+    given: Sequence[Doubles],
+    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
 ) -> Comparison:
-    """Compare what is left of errors by an alternative with the errors themselves."""
+    """Compare what is left of errors by an alternative with the errors themselves.
+
+    Rows that are empty by the alternative may hold anything, and are left out.
+    """
     before = after = moved = right = 0.0
     elements = 0
-    for x, out, own in zip(sample.heads, outs, given, strict=True):
+    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
+        if empty is not None and empty[number].any():
+            kept = ~empty[number]
+            x, out, own = x._replace(got=x.got[kept], wrong=x.wrong[kept]), out[kept], own[kept]
         size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
         rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
         error = divide(differ(x.got, own), size)
@@ -290,10 +299,18 @@ class Trials:
 
     def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
         """Say what an alternative explains."""
+        empty = None
         if outs is None:
-            outs = [alternative.result(x.rows).out for x in self.sample.heads]
-        x = compare_outputs(self.sample, outs, [y.out for y in self.given])
+            results = [alternative.result(x.rows) for x in self.sample.heads]
+            outs = [x.out for x in results]
+            empty = self._find_empty(results)
+        x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
         return Explained(alternative, x.square, x.share, x.likeness, x.everywhere, False)
+
+    def _find_empty(self, results: Sequence[Result]) -> list[npt.NDArray[np.bool_]]:
+        """Find rows that see no key by an alternative, but do by the problem as given."""
+        pairs = zip(results, self.given, strict=True)
+        return [np.isneginf(x.lse) & np.isfinite(y.lse) for x, y in pairs]
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
@@ -370,11 +387,13 @@ class Trials:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
         if one.likeness < _LIKE or not (one.everywhere or self.sample.is_local):
             return one
+        results = [one.alternative.result(x.rows) for x in self.sample.heads]
+        heads = [*zip(self.sample.heads, self._find_empty(results), strict=True)]
         for profile in profiles.values():
             z = np.concatenate(
                 [
-                    self._divide(x, one.alternative, profile, dtype)[x.wrong].ravel()
-                    for x in self.sample.heads
+                    self._divide(x, one.alternative, profile, dtype)[x.wrong & ~empty].ravel()
+                    for x, empty in heads
                 ]
             )
             rms = math.sqrt(np.mean(z * z)) if z.size else math.inf

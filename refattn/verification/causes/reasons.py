@@ -79,7 +79,8 @@ def explain_gradients(
     profiles = list_profiles(first, parts[failed[0]].numbers, profile)
     by = profiles.get(first.by, next(iter(profiles.values())))
     own = forward != "PASS"
-    named, samples = explain_backward(parts, failed, by, first.dtype, own)
+    places = {x: verdicts[x].z.where for x in failed}
+    named, samples = explain_backward(parts, places, by, first.dtype, own)
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
@@ -142,8 +143,6 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     holding = [x for x in found if x.name == "convention"]
     if any(x.name.startswith("scale") and "±" in x.text for x in fits):  # of all rows: the surer
         holding = [x for x in holding if "times what was said" not in x.text]
-    if holding:
-        fits = [x for x in fits if "±" in x.text]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
 

@@ -29,7 +29,7 @@ BATCH = [BF16(np.stack([x, x[::-1]])) for x in (Q, K, V)]
 LENGTHS = np.arange(N) < np.array([50, 30])[:, None, None, None]
 SINKS = np.array([1.5, 2.5])
 FAR = ahead(N, N)
-I, J = np.arange(N)[:, None], np.arange(N)
+ROW, J = np.arange(N)[:, None], np.arange(N)
 
 
 def sinking(s, v, sink):
@@ -105,9 +105,9 @@ CASES = {
     "first key": (lambda: given(
         fused(hide(scores(*FEW[:2]), np.tri(48, 80, dtype=bool)), FEW[2])[0], FEW, causal=True),
         "causal from the first key"),
-    "blocks": (lambda: attention(hide(S, J <= I // 4 * 4 + 3), causal=True),
+    "blocks": (lambda: attention(hide(S, J <= ROW // 4 * 4 + 3), causal=True),
         "queries of a block of 4 see all keys of the block"),
-    "before blocks": (lambda: attention(hide(S, (J < I // 8 * 8) | (J == 0)), causal=True), ""),
+    "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
     "scale 1 / d": (lambda: attention(scores(Q, K, 1 / 16)), "the scale is 1 / 16"),
     "scale to base 2": (lambda: attention(LOG2E * S), "multiplied by log2(e) once more"),
     "scale times 1.3": (lambda: attention(1.3 * S), "times what was said"),
@@ -237,7 +237,7 @@ SEEN = np.tri(N, dtype=bool) & ROWS & ROWS[:, None]
 
 
 def empty(value):
-    out, lse = fused(hide(S, SEEN), V)
+    out, _ = fused(hide(S, SEEN), V)
     mean = np.mean(V, -2, keepdims=True)
     filled = {"zero": 0.0, "nan": math.nan, "mean": BF16(mean), "any": 7.0}[value]
     return given(np.where(ROWS[:, None], out, filled), mask=SEEN)
