@@ -25,7 +25,7 @@ from ...rounding.softmax import analyse_softmax
 from ..empty_rows import list_conventions
 from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
-from .sampled import Alternative, Result, Rows
+from .sampled import Alternative, Result, Rows, attend
 from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
 
 _WRONG_ROWS, _RIGHT_ROWS, _HEADS = 40, 24, 6  # that are taken
@@ -303,14 +303,17 @@ class Trials:
         if outs is None:
             results = [alternative.result(x.rows) for x in self.sample.heads]
             outs = [x.out for x in results]
-            empty = self._find_empty(results)
+            empty = self._find_empty(alternative, results)
         x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
         return Explained(alternative, x.square, x.share, x.likeness, x.everywhere, False)
 
-    def _find_empty(self, results: Sequence[Result]) -> list[npt.NDArray[np.bool_]]:
+    def _find_empty(
+        self, alternative: Alternative, results: Sequence[Result]
+    ) -> list[npt.NDArray[np.bool_]]:
         """Find rows that see no key by an alternative, but do by the problem as given."""
         pairs = zip(results, self.given, strict=True)
-        return [np.isneginf(x.lse) & np.isfinite(y.lse) for x, y in pairs]
+        hides = alternative.compute is attend
+        return [np.isneginf(x.lse) & np.isfinite(y.lse) & hides for x, y in pairs]
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
@@ -388,7 +391,7 @@ class Trials:
         if one.likeness < _LIKE or not (one.everywhere or self.sample.is_local):
             return one
         results = [one.alternative.result(x.rows) for x in self.sample.heads]
-        heads = [*zip(self.sample.heads, self._find_empty(results), strict=True)]
+        heads = [*zip(self.sample.heads, self._find_empty(one.alternative, results), strict=True)]
         for profile in profiles.values():
             z = np.concatenate(
                 [

@@ -38,7 +38,7 @@ CASES = {
         {}, "dk", "only query head 0 of 2 that share a key head has part"),
     "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "dq is 4.0"),
 }  # fmt: skip
-FAST = ("first key", "columns", "no delta")
+FAST = ("first key", "columns")
 
 
 def some(names):
@@ -48,7 +48,7 @@ def some(names):
 @pytest.mark.parametrize("name", some(CASES))
 def test_causes_of_wrong_gradients_are_named(name):
     make, said, part, words = CASES[name]
-    found = verify(**make(), **said)
+    found = verify(**make(), **said, profile="flash")
     assert found.verdict == "FAIL"
     suspects = found.parts[part].suspects
     assert words in suspects[0].text
@@ -60,7 +60,7 @@ def test_causes_of_wrong_gradients_are_named(name):
 @pytest.mark.parametrize("part", ["dq", pytest.param("dk", marks=pytest.mark.long)])
 def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
     wrong = backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0))
-    found = verify(**(backward(*SAME) | {part: wrong[part]}))
+    found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
     assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
     text = found.parts[part].suspects[0].text
     assert text == f"agrees if columns 8 to 15 of v have no part in d_out . v, in {part} alone"
@@ -70,7 +70,7 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
 def test_no_cause_is_named_for_other_numbers(part):
     arrays = backward(*SAME, CAUSAL)
     arrays[part][1, 8:15] = np.random.default_rng(1).standard_normal((7, 16))
-    found = verify(**arrays, causal=True).parts[part]
+    found = verify(**arrays, causal=True, profile="flash").parts[part]
     assert (found.verdict, found.suspects) == ("FAIL", [])
     assert f"{'queries' if part == 'dq' else 'keys'} 8 to 14" in found.place
     assert found.worst.name == part
