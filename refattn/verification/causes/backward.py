@@ -283,7 +283,7 @@ class Backward:
             if some:
                 mark = wrong[at, rows.queries] if wrong.any() else np.ones(len(some), bool)
                 taken.append(Sampled(rows, part.numbers.out(heads[at])[rows.queries], None, mark))
-        return Sample(taken, unit, wrong, columns)
+        return Sample(taken, unit, wrong, columns, int(np.sum(~np.isnan(far))))
 
 
 def _thin(x: Any, most: int) -> Any:

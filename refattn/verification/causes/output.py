@@ -28,9 +28,9 @@ from .alternatives import list_added, list_alternatives, list_families
 from .sampled import Alternative, Result, Rows, attend
 from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
 
-_WRONG_ROWS, _RIGHT_ROWS, _HEADS = 40, 24, 6  # that are taken
+_WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
 _FAR = 8.0  # standard deviations beyond which a row is wrong
-_PAIRS = 2**28  # of queries and keys, at most, among which wrong rows are looked for
+_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 _POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
@@ -38,6 +38,7 @@ _PART = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _MOST = 1e6  # standard deviations
 _STEPS = 8  # of a fit
+_EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
@@ -71,6 +72,8 @@ class Sample(NamedTuple):
         Rows that are wrong, of those that were looked at.
     columns : array of bool, (d_v,)
         Columns that are wrong.
+    looked : int
+        Rows that were looked at.
     remarks : sequence of str
         What a convention for queries without keys explains; these rows are not taken.
     """
@@ -79,6 +82,7 @@ class Sample(NamedTuple):
     unit: float
     wrong: npt.NDArray[np.bool_]
     columns: npt.NDArray[np.bool_]
+    looked: int
     remarks: Sequence[str] = ()
 
     @property
@@ -155,15 +159,20 @@ def row_sizes(x: Doubles) -> Doubles:
 # --- wrong rows -----------------------------------------------------------------------------------
 
 
-def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str) -> Sample:
-    """Find wrong rows, and take some of them with some of the others."""
+def draw_sample(
+    problem: Problem, numbers: Numbers, profile: Profile, dtype: str, where: Index
+) -> Sample:
+    """Find wrong rows, among them that of the worst element, and take some of them with others."""
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
     far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
     empty = np.zeros((heads, n), bool)
     items = list(problem.items())
     unit = describe_unit(problem, profile, dtype, items)
-    for index, i in items[:: max(1, heads * n * m // _PAIRS)]:
+    blocks = items[:: max(1, heads * n * m // _PAIRS)]
+    if where:
+        blocks += [x for x in items if x not in blocks and _holds(x, where)]
+    for index, i in blocks:
         with np.errstate(all="ignore"):
             exact = Result(*attend_rows(problem.head(index), i, None))
             z = np.abs(
@@ -201,7 +210,14 @@ def draw_sample(problem: Problem, numbers: Numbers, profile: Profile, dtype: str
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some))
-    return Sample(taken, unit, wrong, columns, conventions)
+    looked = int(np.sum(~np.isnan(far) | empty))
+    return Sample(taken, unit, wrong, columns, looked, conventions)
+
+
+def _holds(block: tuple[Index, slice], where: Index) -> bool:
+    """Tell whether an element is in a block of rows."""
+    index, i = block
+    return index == where[:-2] and i.start <= where[-2] < i.stop
 
 
 def _error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
@@ -299,11 +315,14 @@ class Trials:
 
     def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
         """Say what an alternative explains."""
-        empty = None
+        empty, heads = None, self.sample.heads
         if outs is None:
             results = [alternative.result(x.rows) for x in self.sample.heads]
             outs = [x.out for x in results]
             empty = self._find_empty(alternative, results)
+            lost = sum(int(np.sum(x.wrong & y)) for x, y in zip(heads, empty, strict=True))
+            if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
+                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
         x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
         return Explained(alternative, x.square, x.share, x.likeness, x.everywhere, False)
 
@@ -434,7 +453,7 @@ class Trials:
         for text, changes in _ROUNDED.items():
             other = profile._replace(**changes)
             given = Alternative("", self.problem.read_by(other))
-            z = [self._divide(x, given, other, dtype)[x.wrong] for x in self.sample.heads]
+            z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
             before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
@@ -464,15 +483,20 @@ def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) 
 
 
 def explain_output(
-    problem: Problem, numbers: Numbers, profiles: Mapping[str, Profile], dtype: str, failed: str
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    dtype: str,
+    failed: str,
+    where: Index,
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
-    What `failed` is `out`, `lse` or `both`.
+    What `failed` is `out`, `lse` or `both`; `where` is the worst element.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
-    sample = draw_sample(problem, numbers, profile, dtype)
+    sample = draw_sample(problem, numbers, profile, dtype, where)
     if sample.remarks and not sample.wrong.any():
         words = " and ".join(sample.remarks)
         return [as_suspect(f"agrees if {words}")], sample

@@ -43,13 +43,17 @@ def explain(
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
         return verdict._replace(suspects=[*found, *fits])
-    found, sample = explain_output(problem, numbers, profiles, verdict.dtype, failed)
+    where = verdict.worst.where if verdict.worst else ()
+    where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
+    rest = verdict.dtype, failed, where
+    found, sample = explain_output(problem, numbers, profiles, *rest)
     if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
         fits = []
     suspects = order_suspects(found, fits)
     remarks = [*verdict.remarks, *_remark_zeros(problem, numbers, sample)]
-    where = describe_place(problem, sample)
-    return verdict._replace(suspects=suspects, place=where, remarks=remarks)
+    return verdict._replace(
+        suspects=suspects, place=describe_place(problem, sample), remarks=remarks
+    )
 
 
 def _remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
@@ -153,9 +157,10 @@ def describe_place(problem: Problem, sample: Sample) -> str:
     if not wrong.any():
         return ""
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
-    parts = [f"{int(wrong.sum()):,} of {wrong.size:,} rows"]
-    if wrong.all():
-        parts = [f"all {wrong.size:,} rows"]
+    looked = " that were looked at" if sample.looked < wrong.size else ""
+    parts = [f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"]
+    if wrong.sum() == sample.looked:
+        parts = [f"all {sample.looked:,} rows{looked}"]
     if problem.lead and len(heads) < len(wrong):
         names = [place(tuple(map(int, np.unravel_index(x, problem.lead)))) for x in heads[:4]]
         more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
