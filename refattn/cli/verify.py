@@ -16,6 +16,7 @@ from ..rounding.problems import CALLED, Problem
 from ..rounding.profiles import profile_of
 from ..verification.choice import usual_profiles
 from ..verification.door import check_alpha
+from ..verification.empty_rows import EMPTY_ROWS, settle
 from ..verification.findings import Part
 from ..verification.inputs import name_profiles
 from ..verification.judging import judge_all
@@ -138,7 +139,15 @@ def _parse_types(
     is_flag=True,
     help="Look at all rows of large files, and along all known defects.",
 )
+@click.option(
+    "--empty-rows",
+    type=click.Choice(EMPTY_ROWS),
+    default="zero",
+    show_default=True,
+    help="What the kernel gives for a query that sees no key.",
+)
 @alpha_option("kernel")
+@click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
 @plot_option("Draw the errors of the worst head over their standard deviations.")
@@ -150,6 +159,7 @@ def verify(
     kind: str,
     json_path: Path | None,
     plot_path: Path | None,
+    verbose: bool,
     **options: Any,
 ) -> None:
     judged_files: list[verdicts.Verified] = []
@@ -164,8 +174,8 @@ def verify(
                 name = f"{path.name}: " if len(files) > 1 else ""
                 raise ValueError(f"{name}{error}") from None
         if kind in ("table", "markdown"):
-            publish(_answer_of_files(judged_files[-1:], number > 0), kind)
-    rest = _answer_of_files(judged_files, False)
+            publish(_answer_of_files(judged_files[-1:], number > 0, verbose), kind)
+    rest = _answer_of_files(judged_files, False, verbose)
     if kind in ("table", "markdown"):
         rest = rest._replace(show=lambda page: None)
     publish(rest, kind, json_path, plot_path, partial(plots.plot_verified, judged_files[0]))
@@ -173,9 +183,9 @@ def verify(
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer_of_files(judged_files: list[verdicts.Verified], after: bool) -> Answer:
+def _answer_of_files(judged_files: list[verdicts.Verified], after: bool, verbose: bool) -> Answer:
     return Answer(
-        partial(verdicts.print_verdict, judged_files[-1], after),
+        partial(verdicts.print_verdict, judged_files[-1], after, verbose),
         lambda: [verdicts.verdicts_table(judged_files)],
         partial(verdicts.verdicts_to_json, judged_files),
     )
@@ -203,6 +213,7 @@ def _judge_file(
     hardware: str | None,
     alpha: float,
     everything: bool,
+    empty_rows: str,
     **options: Any,
 ) -> verdicts.Verified:
     """Judge what a file holds."""
@@ -222,7 +233,7 @@ def _judge_file(
 
             return part._replace(numbers=part.numbers._replace(out=out))
 
-        judged = {name: shown(part) for name, part in parts.items()}
+        judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
         names = profile or name_profiles(
             tensors.dtypes, tensors.dtype, bool(tensors.scales), len(parts) > ("out" in parts)
         )

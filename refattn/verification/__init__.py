@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from . import tolerance
 from .door import verify
-from .findings import Finding, Numbers, Suspect
+from .findings import Finding, Numbers, Suspect, Worst
 from .judging import judge
 from .verdict import Verdict
 
-__all__ = ["Finding", "Numbers", "Suspect", "Verdict", "judge", "tolerance", "verify"]
+__all__ = ["Finding", "Numbers", "Suspect", "Verdict", "Worst", "judge", "tolerance", "verify"]
 
 
 def __dir__() -> list[str]:

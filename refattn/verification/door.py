@@ -23,6 +23,7 @@ from ..rounding.problems import (
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
+from .empty_rows import EMPTY_ROWS, settle
 from .findings import Numbers, Part
 from .inputs import name_profiles, read_inputs, unlimited, widest
 from .judging import judge_all
@@ -61,6 +62,7 @@ def verify(
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
+    empty_rows: str = "zero",
 ) -> Verdict:
     """Say whether numbers can be those of a correct kernel, to rounding.
 
@@ -110,6 +112,9 @@ def verify(
     q_scale, k_scale, v_scale : float or arrays, optional
         What arrays in 8 bits are multiplied by: one number, or one a head, a token, a block of
         tokens or columns, or a number, as shapes say: (..., heads), (..., n), or with all axes.
+    empty_rows : {"zero", "nan", "mean", "any", "undefined"}
+        What the kernel gives for a query that sees no key: 0 with a log normaliser of -inf, NaN,
+        the mean of all values, or anything ("any" and "undefined" are the same).
 
     Returns
     -------
@@ -155,6 +160,7 @@ def verify(
     )._replace(storage=inputs.storage)
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
+    checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     n, _, d_v = problem.shape
     of_result = "the result"
     results_by_name = {
@@ -203,7 +209,7 @@ def verify(
     if profile is None:
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, bool(results))
-    return judge_all(parts, storage, names, alpha, everything, hardware)
+    return judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:

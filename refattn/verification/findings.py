@@ -74,6 +74,28 @@ class Z(NamedTuple):
     where: tuple[int, ...]
 
 
+class Worst(NamedTuple):
+    """An element of a result, or a log normaliser.
+
+    Attributes
+    ----------
+    name : str
+        Of the array.
+    where : tuple of int
+        Index.
+    got, exact : float
+        What the kernel gave, and the exact result.
+    allowed : float
+        How far off it may be, with the number of tests and elements.
+    """
+
+    name: str
+    where: tuple[int, ...]
+    got: float
+    exact: float
+    allowed: float
+
+
 class Numbers(NamedTuple):
     """What a kernel gave, read by heads.
 
@@ -102,7 +124,7 @@ class Part(NamedTuple):
     numbers: Numbers
 
 
-for _type in (Finding, Suspect, Numbers):
+for _type in (Finding, Suspect, Numbers, Worst):
     _type.__module__ = "refattn.verification"  # where users find them, and so do pickles
 
 

@@ -61,6 +61,7 @@ class HeadSums:
         self.widest = 0.0  # the largest of these for the least favourable digits, over the usual
         self.idle: list[Index] = []  # rows that may hold 0, or the mean of the values
         self.plain = 0.0  # sum of squares of errors over standard deviations
+        self.weighted = 0.0  # the same with the weights of rows, as sums along directions have them
         self.elements = 0  # that have a law
         self.farthest: tuple[float, Index] = (0.0, ())  # error over standard deviation
         self.largest: tuple[float, Index] = (0.0, ())  # of what tests take for z
@@ -121,6 +122,8 @@ class HeadSums:
         )
         idle = self._find_idle(index, i, rows, near) if self.problem.is_mean else []
         plain, elements = float(np.sum(np.square(errors))), int(np.sum(known))
+        heavy = self.weights[at, i, None] if self.rows_apart else self.weights[at, 0]
+        weighted = float(np.sum(heavy * np.square(errors)))
         column, column_rows = np.sum(of_row * z * z, 0), np.sum(of_row * known, 0)
         far, largest, beyond = (
             _find_largest(x, index, i) for x in (np.abs(errors), np.abs(z), ratio)
@@ -137,6 +140,7 @@ class HeadSums:
             self.widest = max(self.widest, widest)
             self.idle.extend(idle)
             self.plain += plain
+            self.weighted += weighted
             self.elements += elements
             self.column += column
             self.column_rows += column_rows

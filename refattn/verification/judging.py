@@ -46,9 +46,10 @@ import numpy as np
 
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
-from ..rounding.profiles import PROFILES, Profile
-from .alternatives import list_conventions, list_remarks, suspect_narrower
+from ..rounding.profiles import Profile
 from .blind import list_blind
+from .causes.alternatives import list_remarks, suspect_narrower
+from .causes.reasons import explain, explain_gradients
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
 from .findings import WITHOUT_POWER, Finding, Numbers, Part, ProfileTrial, place
 from .head_sums import RowWeights
@@ -186,7 +187,6 @@ class _Case:
                 *suspect_narrower(problem, dtype),
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
             ]
-            suspects = [*list_conventions(problem, numbers, dtype, PROFILES["eager"]), *suspects]
         else:
             blind = self._list_blind(self.profiles[name])
             remarks += _remark_idle(best.idle)
@@ -259,7 +259,8 @@ def judge(
         found = next((x for x in case.add_units() if not case.rejects(x)), found)
     if found is None and not case.trials:
         found = next(iter(case.fits))
-    return case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    return explain(case.problem, numbers, verdict, profile)
 
 
 def judge_all(
@@ -279,7 +280,9 @@ def judge_all(
             return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x != "out"}
     names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
-    verdicts |= _judge_gradients(gradients, _Asked(dtype, names, share, everything, hardware))
+    forward = verdicts["out"].verdict if "out" in verdicts else ""
+    backward = _judge_gradients(gradients, _Asked(dtype, names, share, everything, hardware))
+    verdicts |= explain_gradients(gradients, backward, profile, forward)
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())

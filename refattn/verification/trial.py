@@ -80,10 +80,10 @@ def attempt(
     ]
     suspects = [
         Suspect(
-            x.name, x.value, x.error, float(p), x.explained / max(errors.plain, 1e-300), x.where
+            x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300), x.where
         )
         for x, p in zip(directions, adjusted[len(raw) :], strict=True)
-        if p <= alpha or (min(adjusted) <= alpha and x.explained > errors.plain / 4)
+        if p <= alpha or (min(adjusted) <= alpha and x.explained > errors.weighted / 4)
     ]
     suspects = _keep_telling(suspects)
     rms = math.sqrt(errors.plain / elements) if elements else 0.0

@@ -11,18 +11,9 @@ from typing import NamedTuple
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from .findings import WITHOUT_POWER, Finding, Suspect, Z, place
+from .findings import WITHOUT_POWER, Finding, Suspect, Worst, Z, place
 
-_PROVEN = "  proven: the bound. If roundings are independent and symmetric: the rest."
-_TESTS_OF_ALL = (
-    "bound",
-    "largest z",
-    "mean square",
-    "mean square of columns",
-    "sum of squares of a tile",
-    "likelihood",
-)
-_TESTS_OF_PARTS = ("mean square of tiles", "mean square of heads")
+_PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
 _DEFECTS = {
     "scale": "a scale wrong by",
     "factor": "{} wrong by a factor 1 +",
@@ -31,7 +22,9 @@ _DEFECTS = {
 }
 
 _LARGER = "give larger q or k, or numbers in more digits"
-_MUCH = 0.5  # share below which the best of the suspects is no diagnosis
+_CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
+_OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
+_OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 
 @held("verdict", "profile", "dtype", "shape", "alpha")
@@ -87,6 +80,11 @@ class Verdict(NamedTuple):
         Standard deviations by which any element is off to be rejected.
     idle : int
         Rows of which the profile says nothing.
+    place : str
+        Where the wrong rows of a failed part are, in words.
+    worst : Worst or None
+        The element that is farthest off: where, what the kernel gave, the exact result, and how far
+        off it may be.
     """
 
     verdict: str
@@ -111,6 +109,8 @@ class Verdict(NamedTuple):
     blind: tuple[str, ...] = ()
     element: float = 0.0
     idle: int = 0
+    place: str = ""
+    worst: Worst | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
@@ -142,18 +142,24 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         """Put the verdict into words."""
+        return self.write()
+
+    def write(self, verbose: bool = False) -> str:
+        """Put the verdict into a few lines, or into all that there is to say."""
         if not self.parts:
-            return "\n".join(_write_lines(self))
+            return "\n".join(_write_lines(self, verbose))
         words = [f"{name} {x.verdict}" for name, x in self.parts.items()]
         lines = [f"{self.verdict}: {', '.join(words)}"]
         for name, part in self.parts.items():
-            first, *rest, _ = _write_lines(part)
+            first, *rest = _write_lines(part, verbose)
+            if name != self.of and not verbose:
+                first, rest = _write_short(part), []
             lines += [f"{name}: {first}", *rest]
-        return "\n".join([*lines, _PROVEN])
+        return "\n".join(lines)
 
 
-def _write_lines(verdict: Verdict) -> Iterator[str]:
-    """Say what a verdict is, and what it rests on, line by line."""
+def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Write what a verdict is, and what it rests on, line by line."""
     one = "an output" if verdict.of == "out" else verdict.of
     types = (
         verdict.dtype
@@ -162,60 +168,116 @@ def _write_lines(verdict: Verdict) -> Iterator[str]:
     )
     words = {
         "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.by})",
-        "FAIL": f"no correct kernel in {types} gives such numbers (profiles tried: "
-        f"{', '.join(verdict.trials)})",
+        "FAIL": f"no correct kernel in {types} gives such numbers",
         "UNDERPOWERED": _say_what_is_missing(verdict, one),
     }
     yield f"{verdict.verdict}: {words[verdict.verdict]}"
-    rows = math.prod(verdict.shape[:-1])
-    yield (
-        f"  {rows} rows of {verdict.shape[-1]}, {verdict.known:.1%} of the elements have a law; "
-        f"alpha {verdict.alpha:g}, {len(verdict.tests)} tests, {verdict.seconds:.1f} s"
-    )
+    failed = verdict.verdict == "FAIL"
+    if failed:
+        yield from _write_causes(verdict, verbose)
+        if verdict.place:
+            yield f"  where: {verdict.place}"
+    if verdict.worst is not None:
+        yield f"  worst: {_write_worst(verdict)}"
     there = f" at {place(verdict.z.where)}" if verdict.z.where else ""
     yield (
-        f"  z = error / standard deviation: rms {verdict.z.rms:.3f}, "
+        f"  error / standard deviation: rms {verdict.z.rms:.3g}, "
         f"largest {verdict.z.largest:.3g}{there}"
     )
+    if failed:
+        yield from _write_tests(verdict, verbose)
+    yield from (f"  {x}" for x in verdict.remarks[: None if verbose else _REMARKS])
+    if not failed:
+        yield from _write_power(verdict, one)
+    rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
+    if rejected and (not failed or verbose):
+        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
+    if verbose:
+        rows = math.prod(verdict.shape[:-1])
+        yield (
+            f"  {rows} rows of {verdict.shape[-1]}; {verdict.known:.1%} of the elements have a "
+            f"known standard deviation; alpha {verdict.alpha:g}, {len(verdict.tests)} tests, "
+            f"{verdict.seconds:.1f} s"
+        )
+        yield _PROVEN
+    yield f"  next: {_say_what_next(verdict)}"
+
+
+def _write_short(verdict: Verdict) -> str:
+    """Write a verdict on one of several parts in a line."""
+    rms = f"rms {verdict.z.rms:.3g}"
+    if verdict.verdict != "FAIL":
+        profile = f"profile {verdict.profile}, " if verdict.profile else ""
+        return f"{verdict.verdict} ({profile}{rms})"
+    cause = verdict.suspects[0].text if verdict.suspects else "unknown cause"
+    return f"FAIL ({rms}): {cause}"
+
+
+def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Write what explains a failure, with the share of the error that it explains."""
+    if not verdict.suspects:
+        yield "  unknown cause: nothing that was tried explains most of the error"
+    for number, x in enumerate(verdict.suspects[: None if verbose else _CAUSES]):
+        start = "cause" if number == 0 else "or"
+        yield f"  {start}: {x.text} (explains {_write_share(x.explained)} of the error)"
+
+
+def _write_share(share: float) -> str:
+    return f"{100 * share:.3g} %" if share > 0.9995 else f"{min(100 * share, 99.9):.1f} %"
+
+
+def _write_worst(verdict: Verdict) -> str:
+    assert verdict.worst is not None
+    name, where, got, exact, allowed = verdict.worst
+    most = f"± {allowed:.3g}" if math.isfinite(allowed) else "anything"
+    return f"{name} at {place(where)} is {got:.6g}, exact {exact:.6g}, allowed {most}"
+
+
+def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Write the tests that failed: at least one, and where there is one, a test of a place."""
+    order = sorted(verdict.tests, key=lambda x: (not x.name.startswith(_OF_SIZES), x.adjusted))
+    failed = [x for x in order if x.adjusted <= verdict.alpha] or order[:1]
+    of_place = [x for x in failed if x.name.startswith(_OF_PLACES)]
+    local = sorted(of_place, key=lambda x: -x.statistic)[:1]
+    shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
+    for x in shown:
+        where = f", {x.where}" if x.where else ""
+        yield f"  failed: {x.name} {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
+    if len(shown) < len(failed):
+        yield f"  and {len(failed) - len(shown)} more of {len(verdict.tests)} tests failed"
+
+
+def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
+    """Write what would not have been noticed."""
     if verdict.looked_at < 1:
         share, files = verdict.looked_at, round(1 / verdict.looked_at)
         yield (
             f"  looked at {share:.1%} of the rows, drawn with a fixed seed: a defect of one tile "
             f"of them is seen in one of {files} files; --all looks at all"
         )
-    yield from (f"  {x}" for x in verdict.remarks)
     if verdict.blind:
         yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
-    rejecting = [
-        x for x in verdict.tests if x.adjusted <= verdict.alpha and x.name in _TESTS_OF_ALL
-    ]
-    tiles = [
-        x
-        for x in verdict.tests
-        if x.adjusted <= verdict.alpha and x.name.startswith(_TESTS_OF_PARTS)
-    ]
-    for x in (*rejecting, *tiles[:1]):  # of tiles and heads where it is surest
-        yield f"  {x.name}: {x.statistic:.3g}, p {_write_p(x.adjusted)}, {x.where}"
-    if verdict.verdict == "FAIL":
-        yield "  suspects, and the share of the mean square that each explains:"
-        for suspect in verdict.suspects[:5]:
-            yield f"    {suspect.explained:6.1%}  {suspect.text}"
-        if not verdict.suspects:
-            yield "    none of the known defects"
-        elif max(x.explained for x in verdict.suspects) < _MUCH:
-            yield "    none of them explains much"
-    rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
-    if verdict.verdict != "FAIL" and rejected:
-        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
-    if verdict.verdict != "FAIL" and verdict.known:
+    if verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
             for x, size in verdict.detectable.items()
             if x in _DEFECTS
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
-        yield f"  would have been rejected: {', '.join(sizes)}"
-    yield _PROVEN
+        yield f"  what is smaller passes unnoticed: {', '.join(sizes)}"
+
+
+def _say_what_next(verdict: Verdict) -> str:
+    """Say what to do."""
+    if verdict.verdict == "PASS":
+        return "nothing for these inputs; other sizes and options need files of their own"
+    if verdict.verdict == "UNDERPOWERED":
+        return f"more rows, or {_LARGER.removeprefix('give ')}"
+    if not verdict.suspects:
+        return "compare the rows above with exact attention; --plot draws the worst head"
+    if verdict.suspects[0].name == "convention":
+        return "look for that in the kernel; if it is meant, give verify the same option"
+    return "look for that in the kernel; --verbose lists all tests"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

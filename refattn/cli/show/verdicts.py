@@ -36,17 +36,17 @@ class Verified(NamedTuple):
             yield f"not read: {', '.join(self.tensors.others)}"
 
 
-def print_verdict(verified: Verified, after: bool, page: Page) -> None:
+def print_verdict(verified: Verified, after: bool, verbose: bool, page: Page) -> None:
     """Print the verdict on a file, after another or not."""
     if after:
         page.say()
     page.say(introduction(verified.tensors, verified.problem, verified.tensors.dtype))
     for line in verified.unread():
         page.say(printable(line))
-    page.report(printable(str(verified.verdict)))
+    page.report(printable(verified.verdict.write(verbose)))
     if verified.verdict.verdict == "FAIL" and verified.tensors.others:
-        names = ", ".join(verified.tensors.others)
-        page.say(printable(f"not read, and without a part in this verdict: {names}"))
+        others = ", ".join(verified.tensors.others)
+        page.say(printable(f"  {others}: not read; if the kernel used it, that may be the cause"))
 
 
 def verdicts_to_json(files: Sequence[Verified]) -> str:

@@ -1,0 +1,332 @@
+"""Problems that are often taken for another: one table, by what is changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.problems import Index, Problem
+from ..findings import place
+from .sampled import Alternative, Place, Rows, Seen, show_band
+
+_BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
+_TILES = (16, 32, 64, 128)  # to which keys may be padded
+_LOG2E = math.log2(math.e)
+
+
+def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
+    """List what the numbers show without a law."""
+    zero, nan, rows, first = True, 0, 0, ""
+    for index in np.ndindex(problem.lead):
+        got = read(index)
+        zero = zero and not np.any(got)
+        strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
+        if strange.size and not first:
+            first = place((*index, int(strange[0])))
+        nan, rows = nan + strange.size, rows + got.shape[0]
+    if zero and rows:
+        yield f"{problem.result} is 0 everywhere"
+    if nan:
+        yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
+
+
+def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
+    """Say if queries, keys and values look like those of a narrower type."""
+    for name in ("bfloat16", "float16"):
+        to = FORMATS[name]
+        heads = (problem.read(index) for index in np.ndindex(problem.lead))
+        if to.digits < FORMATS[dtype].digits and all(
+            np.all(to.holds(x[y])) for x in heads for y in "qkv"
+        ):
+            yield f"q, k and v hold numbers of {name} only: is that the dtype of the kernel?"
+            return
+
+
+def list_alternatives(problem: Problem) -> Iterator[Alternative]:
+    """List problems and kernels that this one may be taken for, the plainest first."""
+    yield from _list_options(problem)
+    if problem.kind == "scores":
+        yield from _list_visible(problem)
+        yield from _list_masks(problem)
+        yield from _list_places(problem)
+
+
+def _list_options(problem: Problem) -> Iterator[Alternative]:
+    """List the same problem with another option, each one that is given left out first."""
+    arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
+    d = arrays["q"].shape[-1] if arrays else 1
+    if problem.softcap is not None:
+        yield Alternative("there is no soft cap", problem._replace(softcap=None))
+    for name in ("bias", "mask"):
+        if name in arrays:
+            yield Alternative(f"the {name} is ignored", problem.without(name))
+    if problem.has_sinks:
+        yield Alternative("there is no sink", problem.without("sinks"))
+    without = "not causal" if problem.causal else "causal"
+    yield Alternative(f"attention is {without}", problem._replace(causal=not problem.causal))
+    left, right = problem.window
+    if (left, right) != (None, None):
+        yield Alternative("there is no window", problem._replace(window=(None, None)))
+    if left is not None and right is not None:
+        for words, window in (("left", (None, right)), ("right", (left, None))):
+            text = f"the window has no limit on the {words}"
+            yield Alternative(text, problem._replace(window=window))
+    scales = {
+        f"1 / sqrt({d})": d**-0.5,
+        "1": 1.0,
+        f"1 / {d}": 1 / d,
+        "squared (used twice)": problem.scale**2,
+        "multiplied by log2(e) once more": problem.scale * _LOG2E,
+        "multiplied by ln(2) (log2(e) is left out)": problem.scale / _LOG2E,
+    }
+    for words, scale in scales.items():
+        if not math.isclose(scale, problem.scale):
+            yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
+    if problem.softcap is not None:
+        words = "the cap is applied before the scale"
+        yield Alternative(words, problem._replace(softcap=problem.softcap * problem.scale))
+    if "mask" in arrays:
+        text = "the mask is inverted"
+        yield Alternative(text, problem.replaced("mask", lambda _, x: np.logical_not(x)))
+    if problem.has_sinks:
+        sinks: Mapping[str, Callable[[Any, Any], Any]] = {
+            "is multiplied by the scale, too": lambda _, x: problem.scale * x,
+            "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
+            "counts twice": lambda _, x: x + math.log(2),
+            "is that of the next head": lambda index, _: _sink_of_next(problem, index),
+        }
+        for words, change in sinks.items():
+            yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
+
+
+def list_added(problem: Problem) -> Iterator[Alternative]:
+    """List sums of weights in which there is more than the weights of the keys."""
+    if problem.has_sinks or problem.kind != "scores":
+        return
+    m, added = problem.shape[1], problem._replace(has_sinks=True)
+    sinks = {"1 is added to the sum of e^score (one more key, of score 0)": 0.0}
+    for size in (x for x in _TILES if m % x):
+        text = f"keys are padded to a multiple of {size} with scores of 0"
+        sinks[text] = math.log(-m % size)
+    for text, x in sinks.items():
+        sink = np.full((1, 1), x)
+        yield Alternative(text, added.replaced("sinks", lambda *_, sink=sink: sink))
+
+
+def _sink_of_next(problem: Problem, index: Index) -> Any:
+    nearest = (*index[:-1], (index[-1] + 1) % problem.lead[-1]) if index else index
+    return problem.read(nearest)["sinks"]
+
+
+def _list_visible(problem: Problem) -> Iterator[Alternative]:
+    """List what queries may see by their place."""
+    n, m, _ = problem.shape
+    band, (left, right) = show_band(problem), problem.window
+
+    def rule(text: str, seen: Callable[[Place], Seen]) -> Alternative:
+        return Alternative(text, problem, seen)
+
+    is_causal = problem.causal or right == 0
+    if problem.kind == "scores" and right is None:
+        reach = "" if problem.causal else "attention is causal, and "
+        low = problem.window[0]
+        for words, by in (("sees one key more, the next", 1), ("does not see its last key", -1)):
+            yield rule(f"{reach}a query {words}", partial(_show_reach, left=low, right=by))
+        if n != m:
+            for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
+                text = f"attention is causal from the {words} key"
+                text += " (query i sees key j if j <= i)" if words == "first" else ""
+                seen = partial(_show_reach, left=low, right=-shift)
+                yield rule(text, seen)
+        for size in _BLOCKS:
+            if size < max(n, m):
+                yield rule(
+                    f"{reach}queries of a block of {size} see all keys of the block",
+                    partial(_show_blocks, size=size, last=size - 1),
+                )
+                yield rule(
+                    f"{reach}queries of a block of {size} see the keys before the block only",
+                    partial(_show_blocks, size=size, last=-1),
+                )
+    for side, words, change in (
+        (left, "left", lambda x: (x, right)),
+        (right, "right", lambda x: (left, x)),
+    ):
+        for by in (-1, 1):
+            if side is not None and side + by >= 0:
+                text = f"the window reaches {side + by} to the {words}, not {side}"
+                yield Alternative(text, problem._replace(window=change(side + by)))
+    if left is not None or right is not None:
+        yield rule("all queries have the window of the last query", lambda x: band(_at_end(x)))
+        if n != m:
+            words = "the window is counted from the first key"
+            yield rule(words, lambda x: band(x._replace(n=x.m)))
+    if left is not None and right is not None and left != right and not is_causal:
+        text = "the sides of the window are exchanged"
+        yield Alternative(text, problem._replace(window=(right, left)))
+    if left is not None:
+        for words, back in (("half", left // 2), ("double", 2 * left)):
+            text = f"the window reaches {back} to the left, {words} of {left}"
+            yield Alternative(text, problem._replace(window=(back, right)))
+
+
+def _show_reach(x: Place, left: int | None, right: int) -> Seen:
+    seen = x.ahead <= right
+    return seen if left is None else seen & (x.ahead >= -left)
+
+
+def _show_blocks(x: Place, size: int, last: int) -> Seen:
+    level = x.i + x.m - x.n
+    seen: Seen = x.j <= level // size * size + last
+    return seen
+
+
+def _at_end(x: Place) -> Place:
+    return x._replace(i=0 * x.i + x.n - 1)
+
+
+def _list_masks(problem: Problem) -> Iterator[Alternative]:
+    """List what may be done with a mask or a bias, and a bias that is not given."""
+    arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
+    n, m, _ = problem.shape
+    for name in ("mask", "bias"):
+        if name not in arrays:
+            continue
+        for words, at in _other_heads(problem):
+            change = partial(_take_from, problem, name, at)
+            yield Alternative(f"the {name} is that of {words}", problem.replaced(name, change))
+        if n == m:
+            text = f"the {name} is transposed"
+            yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
+    if "mask" in arrays:
+        for words, c in (("0 and 1", 1.0), ("1 and 0, hidden keys with 1", -1.0)):
+            added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
+            yield Alternative(f"the mask is added to scores as {words}", added)
+    if "bias" in arrays:
+        yield Alternative(
+            "the bias is multiplied by the scale, too", scale_bias(problem, problem.scale)
+        )
+    elif problem.kind == "scores" and _has_heads(problem):
+        slopes = problem.replaced("bias", partial(_slope_of_head, problem))
+        yield Alternative("scores have the bias of ALiBi, slopes 2^(-8 h / heads)", slopes)
+
+
+def _slope_of_head(problem: Problem, index: Index, _: Any) -> Any:
+    (n, m, _), heads = problem.shape, problem.lead[-1] if problem.lead else 1
+    slope = 2.0 ** (-8 * ((index[-1] if index else 0) + 1) / heads)
+    return -slope * np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+
+
+def list_families(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[float], Problem], tuple[float, ...]]]:
+    """List problems with a number that is fitted, with its name and where fits start."""
+
+    def rescale(c: float) -> Problem:
+        return problem._replace(scale=c * problem.scale)
+
+    def cap(c: float) -> Problem:
+        return problem._replace(softcap=c)
+
+    yield "the scale is {} times what was said", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
+    if problem.kind != "scores" or not _has_heads(problem):
+        return
+    caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
+    if problem.softcap is not None:
+        caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
+    yield "the soft cap is {}", cap, caps
+    if "bias" in problem.read((0,) * len(problem.lead)):
+        starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
+        yield "the bias counts {} times", partial(scale_bias, problem), starts
+
+
+def scale_bias(problem: Problem, factor: float) -> Problem:
+    """Multiply the bias; what it hides stays hidden."""
+    return problem.replaced(
+        "bias", lambda _, x: np.where(np.isfinite(x), factor * np.where(np.isfinite(x), x, 0.0), x)
+    )
+
+
+def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
+    mask = problem.read(index)["mask"]
+    return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
+
+
+def _take_from(problem: Problem, name: str, at: Any, index: Index, _: Any) -> Any:
+    return problem.read(at(index))[name]
+
+
+def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+    """List heads that may be taken for another."""
+    lead = problem.lead
+    for axis, length in enumerate(lead):
+        if length == 1:
+            continue
+        called = "head" if axis == len(lead) - 1 else "batch member"
+
+        def move(index: Index, by: int | None, axis: int = axis, length: int = length) -> Index:
+            to = 0 if by is None else (index[axis] + by) % length
+            return (*index[:axis], to, *index[axis + 1 :])
+
+        yield f"the first {called}", partial(move, by=None)
+        yield f"the next {called}", partial(move, by=1)
+        if length > 2:
+            yield f"the {called} before", partial(move, by=-1)
+
+
+def _list_places(problem: Problem) -> Iterator[Alternative]:
+    """List other heads, queries and keys that may be read."""
+    if not _has_heads(problem):
+        return
+    n, m, _ = problem.shape
+    if problem.key_heads is not None:
+        yield Alternative(f"query head h shares key head h % {problem.key_heads}", problem.dealt())
+    for words, at in _other_heads(problem):
+
+        def of_head(rows: Rows, at: Any = at) -> Rows:
+            return rows._replace(at=at(rows.at))
+
+        yield Alternative(f"the output is that of {words}", problem, move=of_head)
+        for names in ("kv", "k", "v"):
+            called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
+            yield Alternative(f"{called} are those of {words}", _with_arrays_of(problem, names, at))
+    for words, by in (("the query before", -1), ("the next query", 1)):
+
+        def of_query(rows: Rows, by: int = by) -> Rows:
+            return rows._replace(queries=np.clip(rows.queries + by, 0, n - 1))
+
+        yield Alternative(f"rows are those of {words}", problem, move=of_query)
+    if len(problem.lead) and problem.lead[-1] > 1:
+        yield Alternative("keys are read in reverse order", _reversed(problem, "k"))
+    if n == m:
+        yield Alternative("q and k are exchanged", _exchanged(problem))
+
+
+def _with_arrays_of(problem: Problem, names: str, at: Callable[[Index], Index]) -> Problem:
+    def read(index: Index) -> Mapping[str, Any]:
+        other = problem.read(at(index))
+        return {**problem.read(index), **{x: other[x] for x in names}}
+
+    return problem._replace(read=read)
+
+
+def _reversed(problem: Problem, name: str) -> Problem:
+    return problem.replaced(name, lambda _, x: x[::-1])
+
+
+def _exchanged(problem: Problem) -> Problem:
+    def read(index: Index) -> Mapping[str, Any]:
+        x = problem.read(index)
+        return {**x, "q": x["k"], "k": x["q"]}
+
+    return problem._replace(read=read)
+
+
+def _has_heads(problem: Problem) -> bool:
+    return 0 not in problem.lead

@@ -1,0 +1,363 @@
+"""Why gradients fail: backward passes that go wrong, each tested on some rows of all parts.
+
+A backward pass is given the output and the log normalisers of the forward pass. An alternative
+changes what it computes again from these, its sums, or the heads that have part in them; or, where
+no output was given or the output fails, the whole problem.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ...rounding.head import attend_rows, scan_tile
+from ...rounding.problems import Gradient, Index
+from ...rounding.profiles import Profile
+from ...rounding.saved import BackwardHead
+from ..findings import Part, Suspect
+from .alternatives import list_alternatives
+from .output import (
+    Comparison,
+    Sample,
+    Sampled,
+    as_suspect,
+    compare_outputs,
+    describe_unit,
+    differ,
+    divide,
+    row_sizes,
+)
+from .sampled import Alternative, Rows
+
+_HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
+_FAR = 8.0  # standard deviations beyond which a row is wrong
+_LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
+_PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
+_SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
+_CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
+
+
+class Kept(NamedTuple):
+    """What the forward pass leaves to the backward pass: lse and D = d_out . out."""
+
+    lse: Doubles
+    delta: Doubles
+
+
+def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
+    """Sum over all heads."""
+    return [(x, 1.0) for x in heads]
+
+
+class Candidate(NamedTuple):
+    """A backward pass that may be what a kernel did.
+
+    Attributes
+    ----------
+    text : str
+        What is so, after "agrees if".
+    number : int
+        Of an alternative of the forward pass; -1 for the problem as it was given.
+    own : bool
+        Whether log normalisers and D are those of the alternative.
+    change : callable
+        Changes what a head is computed from.
+    share : callable
+        Chooses the query heads that are summed, with how often.
+    of : str
+        Name of the gradient that is there in place of the right one; "" for the right one.
+    """
+
+    text: str
+    number: int = -1
+    own: bool = False
+    change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
+    share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
+    of: str = ""
+
+
+def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
+    """List backward passes that go wrong, the plainest first."""
+    for number, x in enumerate(_list_forward(gradient)):
+        share = count_once
+        if "shares key head" in x.text:
+            assert gradient.forward.key_heads is not None
+            share = partial(_deal, keys=gradient.forward.key_heads)
+        if own:
+            yield Candidate(x.text, number, True, share=share)
+        words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
+        yield Candidate(words, number, share=share)
+    d_v, d = gradient.forward.shape[2], _width(gradient)
+    widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
+    for width in widths:
+        text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
+        yield Candidate(text, change=partial(_cut_columns, width=width))
+        text = f"columns {width} to {d_v - 1} have no part in D = d_out . out"
+        yield Candidate(text, change=partial(_cut_delta, width=width))
+    yield Candidate(
+        "D = d_out . out is left out", change=lambda x, y: (x, y._replace(delta=0 * y.delta))
+    )
+    for words, by in (("the query before", 1), ("the next query", -1)):
+        yield Candidate(
+            f"D = d_out . out is that of {words}", change=partial(_roll, name="delta", by=by)
+        )
+        yield Candidate(f"lse is that of {words}", change=partial(_roll, name="lse", by=by))
+    for words, factor in (("2", math.log2(math.e)), ("e, and is read to base 2", math.log(2))):
+        text = f"lse is read as a logarithm to base {words}"
+        yield Candidate(text, change=partial(_rescale_lse, factor=factor))
+    most = max(map(len, gradient.heads.values()), default=1)
+    if most > 1:
+        text = "the gradient is a mean over the query heads that share a key head, not their sum"
+        yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
+        for i in range(most):
+            at = f"query head {i} of {most} that share a key head"
+            yield Candidate(
+                f"only {at} has part", share=partial(_weigh_heads, at=i, own=1.0, rest=0.0)
+            )
+            yield Candidate(
+                f"{at} has no part", share=partial(_weigh_heads, at=i, own=0.0, rest=1.0)
+            )
+            yield Candidate(
+                f"{at} counts twice", share=partial(_weigh_heads, at=i, own=2.0, rest=1.0)
+            )
+    n, m, _ = gradient.forward.shape
+    for other in ("dq", "dk", "dv"):
+        if other != gradient.of and n == m and most == 1:
+            yield Candidate(f"{gradient.of} is {other}", of=other)
+
+
+def _list_forward(gradient: Gradient) -> list[Alternative]:
+    """List alternatives of the forward pass that a backward pass may compute again."""
+    return [x for x in list_alternatives(gradient.forward) if x.move is None]
+
+
+def _width(gradient: Gradient) -> int:
+    shape: int = gradient.forward.read((0,) * len(gradient.forward.lead))["q"].shape[-1]
+    return shape
+
+
+def _cut_columns(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept]:
+    kept = np.arange(x.head.v.shape[-1]) < width
+    return x._replace(head=x.head._replace(v=np.where(kept, x.head.v, 0.0))), y
+
+
+def _cut_delta(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept]:
+    assert x.out is not None
+    return x, y._replace(delta=np.sum((x.d_out * x.out)[:, :width], -1))
+
+
+def _roll(x: BackwardHead, y: Kept, name: str, by: int) -> tuple[BackwardHead, Kept]:
+    return x, y._replace(**{name: np.roll(getattr(y, name), by)})
+
+
+def _rescale_lse(x: BackwardHead, y: Kept, factor: float) -> tuple[BackwardHead, Kept]:
+    return x, y._replace(lse=factor * y.lse)
+
+
+def _weigh_heads(
+    heads: Sequence[Index], at: int, own: float, rest: float
+) -> list[tuple[Index, float]]:
+    return [(x, own if i == at else rest) for i, x in enumerate(heads)]
+
+
+def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
+    share = len(heads)
+    return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
+
+
+def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
+    """Compute a gradient from log normalisers and D that may be those of another problem."""
+    head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
+    tile = scan_tile(head, slice(0, len(head.q)), keys)
+    k, v = head.k[keys], head.v[keys]
+    if tile is None:
+        return np.zeros(
+            ((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1])
+        )
+    with np.errstate(all="ignore"):
+        lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
+        p = np.exp(tile.scores - lse)
+        p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
+        if of == "dv":
+            return np.asarray(p.T @ g)
+        s = head.scale * p * (g @ v.T - kept.delta[:, None]) * tile.slope
+        return np.asarray(s @ k if of == "dq" else s.T @ head.q)
+
+
+class Backward:
+    """The parts of one backward pass, with what they are computed from."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Part],
+        profile: Profile,
+        dtype: str,
+        where: Mapping[str, Index],
+    ) -> None:
+        self.gradients = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
+        self.from_out = profile.delta == "out"
+        self.known: dict[tuple[Index, int, bool], tuple[BackwardHead, Kept]] = {}
+        first = next(iter(self.gradients.values()))
+        assert first is not None
+        self.forward = _list_forward(first)
+        self.samples = {
+            name: self._draw(name, x, profile, dtype, where[name]) for name, x in parts.items()
+        }
+
+    def gradient(self, of: str) -> Gradient:
+        found = self.gradients[of]
+        assert found is not None
+        return found
+
+    def _keep(self, of: str, index: Index, number: int, own: bool) -> tuple[BackwardHead, Kept]:
+        """Compute what the forward pass leaves, of the problem or of an alternative."""
+        key = index, number if own else -1, own
+        if key not in self.known:
+            gradient = self.gradient(of)
+            head, (d_out, out) = gradient.forward.head(index), gradient.derivatives(index)
+            n = len(head.q)
+            if own:
+                rows = Rows(index, np.arange(n), np.arange(head.keys))
+                result = self.forward[number].result(rows)
+            else:
+                result = attend_rows(head, slice(0, n), None)  # type: ignore[assignment]
+            used = out if out is not None and self.from_out and not own else result.out
+            used = np.where(np.isfinite(used), used, 0.0)
+            kept = Kept(result.lse, np.sum(d_out * used, -1))
+            self.known[key] = BackwardHead(head, d_out, used), kept
+        return self.known[key]
+
+    def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:
+        """Compute a gradient for some rows of a head."""
+        gradient = self.gradient(of)
+        wanted = one.of or of
+        total: Any = 0.0
+        share = count_once if wanted == "dq" else one.share  # each query has one head
+        for head, weight in share(gradient.heads[index]):
+            if not weight:
+                continue
+            back, kept = one.change(*self._keep(of, head, one.number, one.own))
+            alternative = self.forward[one.number] if one.number >= 0 else None
+            all_rows, keys = np.arange(len(back.head.q)), np.arange(back.head.keys)
+            rows = Rows(head, some, keys) if wanted == "dq" else Rows(head, all_rows, some)
+            problem = alternative or Alternative("", gradient.forward)
+            taken = problem.head(rows)
+            if one.number < 0 and taken.v.shape == back.head.v[rows.keys].shape:
+                taken = taken._replace(v=back.head.v[rows.keys])
+            i = rows.queries
+            again = BackwardHead(taken, back.d_out[i], None)
+            left = Kept(kept.lse[i], kept.delta[i])
+            total = total + weight * compute_gradient(again, left, wanted)
+        return np.asarray(total)
+
+    def _draw(self, name: str, part: Part, profile: Profile, dtype: str, where: Index) -> Sample:
+        """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
+        problem, given = part.problem, Candidate("")
+        worst = problem.number(where[:-2]) if where else 0
+        items = list(problem.items())
+        unit = describe_unit(problem.read_by(profile), profile, dtype, items)
+        heads, n = [*np.ndindex(problem.lead)], problem.shape[0]
+        far, taken = np.full((len(heads), n), np.nan), []
+        columns = np.zeros(problem.shape[2], bool)
+        looked = int(np.clip(_LOOKED // max(n * problem.shape[1], 1), _HEADS, _MOST_HEADS))
+        spread = {*np.linspace(0, len(heads) - 1, looked).astype(int).tolist(), worst}
+        for at in sorted(spread):
+            index = heads[at]
+            exact = self.predict(given, name, index, np.arange(n))
+            got = part.numbers.out(index)
+            z = np.abs(divide(differ(got, exact), unit * row_sizes(exact)))
+            far[at] = np.max(z, -1, initial=0.0)
+            columns |= np.any(z > _FAR, 0)
+        wrong = far > _FAR
+        order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
+        right = [x for x in order if not wrong[x].any()]
+        for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
+            bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _FAR)
+            some = [*_thin(bad, _WRONG_ROWS), *_thin(good, _RIGHT_ROWS)]
+            rows = Rows(heads[at], np.array(sorted(some)), np.arange(0))
+            if some:
+                mark = wrong[at, rows.queries] if wrong.any() else np.ones(len(some), bool)
+                taken.append(Sampled(rows, part.numbers.out(heads[at])[rows.queries], None, mark))
+        return Sample(taken, unit, wrong, columns, int(np.sum(~np.isnan(far))))
+
+
+def _thin(x: Any, most: int) -> Any:
+    return x if len(x) <= most else x[np.unique(np.linspace(0, len(x) - 1, most).astype(int))]
+
+
+def explain_backward(
+    parts: Mapping[str, Part],
+    failed: Mapping[str, Index],
+    profile: Profile,
+    dtype: str,
+    own: bool,
+) -> tuple[dict[str, list[Suspect]], dict[str, Sample]]:
+    """Return alternatives that explain the gradients that failed, and the samples.
+
+    Each that failed has the place of its worst element.
+    """
+    back = Backward(parts, profile, dtype, {**dict.fromkeys(parts, ()), **failed})
+    given = {
+        of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
+        for of, sample in back.samples.items()
+    }
+    found: list[tuple[Candidate, set[str], bool, float]] = []
+    first = back.gradient(max(parts, key=lambda of: of != "dq"))
+    n, m, _ = first.forward.shape
+    for one in list_candidates(first, own):
+        if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
+            continue
+        holding, harmless, off = set(), True, 0.0
+        for of, sample in back.samples.items():
+            if one.of and (of != first.of or one.of == of):
+                continue
+            outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+            if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
+                continue
+            measured = compare_outputs(sample, outs, given[of])
+            if of in failed:
+                if (
+                    _is_near(measured)
+                    and measured.likeness > _LIKE
+                    and (measured.everywhere or sample.is_local)
+                ):
+                    holding.add(of)
+                    off += math.log(max(measured.square, 1.0))
+            elif measured.changed:
+                harmless = False
+        if holding:
+            found.append((one, holding, harmless and holding == {*failed}, off))
+    return _name(found, parts, [*failed]), back.samples
+
+
+def _is_near(x: Comparison) -> bool:
+    """Tell whether roundings may be what is left; those of large terms that cancel are larger."""
+    if x.square < _SQUARE:
+        return x.share > _SHARE
+    return x.share > _SURE and x.square < _CANCELLED
+
+
+def _name(
+    found: Sequence[tuple[Candidate, set[str], bool, float]],
+    parts: Mapping[str, Part],
+    failed: Sequence[str],
+) -> dict[str, list[Suspect]]:
+    """Name what holds for all parts, or for as many as there are."""
+    order = sorted(found, key=lambda x: (not x[2], -len(x[1]), round(x[3] / len(x[1]), 0)))
+    named: dict[str, list[Suspect]] = {}
+    for of in failed:
+        best = [x for x in order if of in x[1]]
+        for one, holding, everywhere, _ in best[:1]:
+            alone = (
+                ""
+                if everywhere or len(parts) == 1
+                else f", in {' and '.join(sorted(holding))} alone"
+            )
+            text = f"agrees if {one.text}{alone}"
+            named.setdefault(of, []).append(as_suspect(text))
+    return named

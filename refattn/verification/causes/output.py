@@ -1,0 +1,583 @@
+"""Why an output fails: other problems and kernels, each tested on some rows as a verdict is.
+
+Wrong rows are found first, and some of them are taken with some right ones. On these every
+alternative is computed; the few that come nearest are then judged by the rounding errors of the
+profiles. An alternative holds if roundings explain what it leaves, and if it is so far from the
+problem as it was given that these could have told the two apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.head import attend_rows
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...rounding.roundings import RowErrors
+from ...rounding.softmax import analyse_softmax
+from ..empty_rows import list_conventions
+from ..findings import Numbers, Suspect
+from .alternatives import list_added, list_alternatives, list_families
+from .sampled import Alternative, Result, Rows, attend
+from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
+
+_WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
+_FAR = 8.0  # standard deviations beyond which a row is wrong
+_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
+_BEST = 6  # alternatives that are judged by rounding errors
+_RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
+_POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
+_PART = 0.7  # of the error, at least, that is explained by what does not hold
+_LIKE = 0.8  # of what an alternative changes, at least, that is in the error
+_MOST = 1e6  # standard deviations
+_STEPS = 8  # of a fit
+_EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
+_ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
+_TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
+_ROUNDED: Mapping[str, Mapping[str, Any]] = {
+    "sums of products are kept in float16": {"accumulate": "float16"},
+    "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
+    "weights are rounded to float8_e4m3fn": {"weights": "float8_e4m3fn"},
+    "queries, keys and values are rounded to bfloat16": {"inputs": "bfloat16"},
+    "queries, keys and values are rounded to float16": {"inputs": "float16"},
+}
+
+
+class Sampled(NamedTuple):
+    """Some rows of a head, what the kernel gave for them, and which of them are wrong."""
+
+    rows: Rows
+    got: Doubles
+    lse: Doubles | None
+    wrong: npt.NDArray[np.bool_]
+
+
+class Sample(NamedTuple):
+    """Rows of some heads, and what an error is measured by.
+
+    Attributes
+    ----------
+    heads : list
+        Rows by head.
+    unit : float
+        Standard deviation of errors over `row_sizes`.
+    wrong : array of bool, (heads, n)
+        Rows that are wrong, of those that were looked at.
+    columns : array of bool, (d_v,)
+        Columns that are wrong.
+    looked : int
+        Rows that were looked at.
+    remarks : sequence of str
+        What a convention for queries without keys explains; these rows are not taken.
+    """
+
+    heads: list[Sampled]
+    unit: float
+    wrong: npt.NDArray[np.bool_]
+    columns: npt.NDArray[np.bool_]
+    looked: int
+    remarks: Sequence[str] = ()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether wrong rows are whole heads, or one tile of rows, that hold numbers of their own.
+
+        What a kernel does wrong in some rows alone is not the reason where any rows are.
+        """
+        heads, n = self.wrong.any(1), self.wrong.shape[1]
+        got = np.concatenate([x.got[x.wrong] for x in self.heads])
+        if not np.all(np.isfinite(got)) or not np.any(got):
+            return False
+        rows = np.flatnonzero(self.wrong.any(0))
+        first, stop = int(rows[0]), int(rows[-1]) + 1
+        whole = np.mean(self.wrong[heads][:, first:stop]) > 0.9
+        return bool(whole and first % 16 == 0 and (stop % 16 == 0 or stop == n))
+
+
+class Explained(NamedTuple):
+    """An alternative on the sample.
+
+    Attributes
+    ----------
+    alternative : Alternative
+        Which one.
+    square : float
+        Mean square of z that it leaves in wrong rows.
+    share : float
+        Of the error beyond roundings, what it explains.
+    likeness : float
+        Of what it changes, over the error, the share that is in the error.
+    everywhere : bool
+        Whether right rows stay right.
+    holds : bool
+        Whether roundings explain the rest.
+    """
+
+    alternative: Alternative
+    square: float = 1.0
+    share: float = 1.0
+    likeness: float = 1.0
+    everywhere: bool = True
+    holds: bool = True
+
+
+def divide(error: Doubles, std: Doubles) -> Doubles:
+    """Divide errors by standard deviations; NaN is as far as may be."""
+    with np.errstate(all="ignore"):
+        z = error / np.where(std > 0, std, 1e-300)
+    z = np.where(error == 0, 0.0, np.where(np.isnan(z), _MOST, z))
+    return np.clip(z, -_MOST, _MOST)
+
+
+def differ(x: Doubles, y: Doubles) -> Doubles:
+    """Subtract; equal infinities are equal, and NaN is equal to what is not finite."""
+    with np.errstate(invalid="ignore"):
+        strange = ~np.isfinite(x) & ~np.isfinite(y) & (np.isnan(x) | np.isnan(y))
+        return np.where(strange | (x == y), 0.0, x - y)
+
+
+def finite(x: Doubles) -> Doubles:
+    """Put 0 in place of what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def row_sizes(x: Doubles) -> Doubles:
+    """Return what errors go with: |x| and the root mean square of its row, and a part of all."""
+    x = finite(x)
+    mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
+    all_rows = math.sqrt(float(np.mean(mean))) if mean.size else 0.0
+    return np.maximum(np.abs(x) + np.sqrt(mean) + _ALL_ROWS * all_rows, 1e-30)
+
+
+# --- wrong rows -----------------------------------------------------------------------------------
+
+
+def draw_sample(
+    problem: Problem, numbers: Numbers, profile: Profile, dtype: str, where: Index
+) -> Sample:
+    """Find wrong rows, among them that of the worst element, and take some of them with others."""
+    n, m, d_v = problem.shape
+    heads = math.prod(problem.lead)
+    far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
+    empty = np.zeros((heads, n), bool)
+    items = list(problem.items())
+    unit = describe_unit(problem, profile, dtype, items)
+    blocks = items[:: max(1, heads * n * m // _PAIRS)]
+    if where:
+        blocks += [x for x in items if x not in blocks and _holds(x, where)]
+    for index, i in blocks:
+        with np.errstate(all="ignore"):
+            exact = Result(*attend_rows(problem.head(index), i, None))
+            z = np.abs(
+                divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out))
+            )
+            worst = np.max(z, -1, initial=0.0)
+            if numbers.lse is not None:
+                error = differ(numbers.lse(index)[i], exact.lse)
+                worst = np.maximum(
+                    worst, np.abs(divide(error, _error_of_lse(exact, numbers, profile, m)))
+                )
+        columns |= np.any(z > _FAR, 0)
+        far[problem.number(index), i] = worst
+        empty[problem.number(index), i] = np.isneginf(exact.lse)
+    conventions = list(list_conventions(problem, numbers, empty))
+    if conventions:
+        far[empty] = np.nan
+    wrong = far > _FAR
+    among = wrong.any(1, keepdims=True) & (far <= _FAR)
+    chosen = [
+        *_spread(np.argwhere(wrong), _WRONG_ROWS),
+        *_spread(np.argwhere(among), _RIGHT_ROWS),
+        *_spread(
+            np.argwhere(~among & (far <= _FAR)), _RIGHT_ROWS if wrong.any() else 4 * _WRONG_ROWS
+        ),
+    ]
+    by_head: dict[int, list[int]] = {}
+    for at, row in chosen:
+        by_head.setdefault(int(at), []).append(int(row))
+    taken = []
+    for at, queries in by_head.items():
+        index = tuple(map(int, np.unravel_index(at, problem.lead))) if problem.lead else ()
+        order = np.array(sorted(queries))
+        lse = None if numbers.lse is None else numbers.lse(index)[order]
+        some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
+        rows = Rows(index, order, np.arange(m))
+        taken.append(Sampled(rows, numbers.out(index)[order], lse, some))
+    looked = int(np.sum(~np.isnan(far) | empty))
+    return Sample(taken, unit, wrong, columns, looked, conventions)
+
+
+def _holds(block: tuple[Index, slice], where: Index) -> bool:
+    """Tell whether an element is in a block of rows."""
+    index, i = block
+    return index == where[:-2] and i.start <= where[-2] < i.stop
+
+
+def _error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
+    """Return about the standard deviation of log normalisers, and of what they are rounded to."""
+    to, unit = FORMATS[numbers.lse_dtype], FORMATS[profile.accumulate].unit
+    if profile.scores is not None:
+        unit = max(unit, FORMATS["float32"].unit, to.unit)
+    size = np.abs(finite(exact.lse)) + np.abs(finite(exact.top)) + 1
+    return np.asarray(
+        to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1))
+    )
+
+
+def describe_unit(
+    problem: Problem, profile: Profile, dtype: str, items: Sequence[tuple[Index, slice]]
+) -> float:
+    """Return the usual standard deviation over `row_sizes`."""
+    found: list[float] = []
+    for index, i in items[:: max(1, len(items) // 3)][:3]:
+        part = slice(i.start, min(i.stop, i.start + 16))
+        with np.errstate(all="ignore"):
+            rows = problem.analyse(index, profile.kernel(dtype), part)
+        ratio = rows.std / row_sizes(rows.out)
+        found += ratio[np.isfinite(ratio) & (ratio > 0)].tolist()
+    return float(np.median(found)) if found else FORMATS[dtype].unit
+
+
+def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Take so many of the places, of few heads and evenly."""
+    heads = np.unique(places[:, 0])
+    if len(heads) > _HEADS:
+        kept = heads[np.linspace(0, len(heads) - 1, _HEADS).astype(int)]
+        places = places[np.isin(places[:, 0], kept)]
+    if len(places) <= most:
+        return places
+    return np.asarray(places[np.unique(np.linspace(0, len(places) - 1, most).astype(int))])
+
+
+# --- alternatives ---------------------------------------------------------------------------------
+
+
+class Comparison(NamedTuple):
+    """What is left of errors, and what is changed; as in `Explained`."""
+
+    square: float
+    share: float
+    likeness: float
+    everywhere: bool
+    changed: bool
+
+
+def compare_outputs(
+    sample: Sample,
+    outs: Sequence[Doubles],
+    given: Sequence[Doubles],
+    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
+) -> Comparison:
+    """Compare what is left of errors by an alternative with the errors themselves.
+
+    Rows that are empty by the alternative may hold anything, and are left out.
+    """
+    before = after = moved = right = 0.0
+    elements = 0
+    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
+        if empty is not None and empty[number].any():
+            kept = ~empty[number]
+            x, out, own = x._replace(got=x.got[kept], wrong=x.wrong[kept]), out[kept], own[kept]
+        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
+        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
+        error = divide(differ(x.got, own), size)
+        after += float(np.sum(np.square(rest[x.wrong])))
+        before += float(np.sum(np.square(error[x.wrong])))
+        moved += float(np.sum(np.square(change[x.wrong])))
+        elements += error[x.wrong].size
+        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
+    gain, square = before - after, after / max(elements, 1)
+    excess = max(before - elements, gain, 1e-300)
+    if moved < _POWER:
+        return Comparison(square, 0.0, 0.0, right < 2 * _FAR, False)
+    return Comparison(square, max(gain / excess, 0.0), gain / moved, right < 2 * _FAR, True)
+
+
+class Trials:
+    """A sample, with the errors of the problem as it was given."""
+
+    def __init__(self, problem: Problem, sample: Sample) -> None:
+        self.problem, self.sample = problem, sample
+        given = Alternative("", problem)
+        self.given = [given.result(x.rows) for x in sample.heads]
+        self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
+        self.errors = [
+            divide(differ(x.got, y.out), size)
+            for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
+        ]
+
+    def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
+        """Say what an alternative explains."""
+        empty, heads = None, self.sample.heads
+        if outs is None:
+            results = [alternative.result(x.rows) for x in self.sample.heads]
+            outs = [x.out for x in results]
+            empty = self._find_empty(alternative, results)
+            lost = sum(int(np.sum(x.wrong & y)) for x, y in zip(heads, empty, strict=True))
+            if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
+                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
+        x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
+        return Explained(alternative, x.square, x.share, x.likeness, x.everywhere, False)
+
+    def _find_empty(
+        self, alternative: Alternative, results: Sequence[Result]
+    ) -> list[npt.NDArray[np.bool_]]:
+        """Find rows that see no key by an alternative, but do by the problem as given."""
+        pairs = zip(results, self.given, strict=True)
+        hides = alternative.compute is attend
+        return [np.isneginf(x.lse) & np.isfinite(y.lse) & hides for x, y in pairs]
+
+    def list_explained(self) -> Iterator[Explained]:
+        """List what explains enough, of all alternatives."""
+        slips = list_slips(self.problem)
+        for alternative in (*list_alternatives(self.problem), *slips, *list_added(self.problem)):
+            yield self.explain(alternative)
+        if len(self.problem.lead) and self.problem.lead[-1] > 1:
+            text = "rows of heads and queries are exchanged (transposed)"
+            outs = [self._transposed(x.rows).out for x in self.sample.heads]
+            yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
+        for text, family, starts in list_families(self.problem):
+            yield from self.fit(text, family, starts)
+        if self.problem.kind == "scores":
+            given = Alternative("", self.problem)
+            tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
+            for number, alternative in enumerate(list_lost_tiles(self.problem)):
+                yield self.explain(alternative, [x[number] for x in tiles])
+
+    def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
+        """List results that are written to other places."""
+        if len(self.problem.lead) and self.problem.lead[-1] > 1:
+            yield "transposed (heads and queries exchanged)", self._transposed
+        for alternative in list_alternatives(self.problem):
+            if alternative.move is not None:
+                yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
+            else:
+                yield f"that with another option: {alternative.text}", alternative.result
+
+    def _transposed(self, rows: Rows) -> Result:
+        """Compute the rows that are there if heads are written after queries."""
+        heads, n = self.problem.lead[-1], self.problem.shape[0]
+        given, results = Alternative("", self.problem), []
+        for i in rows.queries:
+            at, head = divmod(rows.at[-1] * n + int(i), heads)
+            index = (*rows.at[:-1], head)
+            results.append(given.result(Rows(index, np.array([at]), rows.keys)))
+        return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
+
+    def fit(
+        self, text: str, family: Callable[[float], Problem], starts: Sequence[float]
+    ) -> Iterator[Explained]:
+        """Fit the number of a family by Gauss and Newton, from the best of some starts."""
+
+        def outs(c: float) -> list[Doubles]:
+            other = Alternative("", family(c))
+            return [other.result(x.rows).out for x in self.sample.heads]
+
+        best = min(
+            starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square
+        )
+        c, error = best, math.inf
+        for _ in range(_STEPS):
+            step = 1e-4 * abs(c)
+            product = size = noise = 0.0
+            for x, low, high, std in zip(
+                self.sample.heads, outs(c - step), outs(c + step), self.sizes, strict=True
+            ):
+                slope = divide((high - low) / (2 * step), std)[x.wrong]
+                z = divide(differ(x.got, (high + low) / 2), std)[x.wrong]
+                product += float(np.sum(slope * z))
+                size += float(np.sum(slope * slope))
+                noise += float(np.sum(np.square(np.sum(slope * z, -1))))
+            if not size > 0:
+                return
+            error = math.sqrt(max(noise, size)) / size
+            c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
+            if abs(c - last) < error / 10:
+                break
+        digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
+        words = text.format(f"{c:.{digits}f} ± {error:.1g}")
+        yield self.explain(Alternative(words, family(c)), outs(c))
+
+    def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
+        """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
+        if one.likeness < _LIKE or not (one.everywhere or self.sample.is_local):
+            return one
+        results = [one.alternative.result(x.rows) for x in self.sample.heads]
+        heads = [*zip(self.sample.heads, self._find_empty(one.alternative, results), strict=True)]
+        for profile in profiles.values():
+            z = np.concatenate(
+                [
+                    self._divide(x, one.alternative, profile, dtype)[x.wrong & ~empty].ravel()
+                    for x, empty in heads
+                ]
+            )
+            rms = math.sqrt(np.mean(z * z)) if z.size else math.inf
+            if rms < _RMS and np.max(np.abs(z)) < _LARGEST:
+                return one._replace(holds=True)
+        return one
+
+    def keep_apart(self, holding: Sequence[Explained]) -> list[Explained]:
+        """Keep what is as near as the nearest, and of what cannot be told apart the first."""
+        least = min((x.square for x in holding), default=0.0)
+        kept: list[Explained] = []
+        for one in holding:
+            fitted = "±" in one.alternative.text  # a number that has a name is not written again
+            if (
+                not (fitted and kept)
+                and one.square <= 1.5 * max(least, 0.5)
+                and all(self._are_apart(one, x) for x in kept)
+            ):
+                kept.append(one)
+        return kept
+
+    def _are_apart(self, one: Explained, other: Explained) -> bool:
+        changes = (
+            divide(
+                differ(one.alternative.result(x.rows).out, other.alternative.result(x.rows).out),
+                size,
+            )[x.wrong]
+            for x, size in zip(self.sample.heads, self.sizes, strict=True)
+        )
+        return sum(float(np.sum(z * z)) for z in changes) > _POWER
+
+    def list_rounded(self, profile: Profile, dtype: str) -> list[Explained]:
+        """List what may be rounded that the profile does not round, if that is what errors are."""
+        found = []
+        for text, changes in _ROUNDED.items():
+            other = profile._replace(**changes)
+            given = Alternative("", self.problem.read_by(other))
+            z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
+            rows = np.concatenate([np.mean(x * x, -1) for x in z])
+            usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
+            before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
+            square = float(np.mean(rows)) if len(rows) else 0.0
+            if not _TOO_SMALL < square < _RMS**2 or before < 9 * square:
+                continue
+            if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
+                found.append(Explained(given._replace(text=text), square))
+        return sorted(found, key=lambda x: abs(math.log(x.square)))[:1]
+
+    def _divide(
+        self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str
+    ) -> Doubles:
+        out = alternative.result(x.rows).out
+        law = analyse(alternative, x.rows, profile, dtype)
+        std = np.where(np.isfinite(law.std), law.std, self.sample.unit * row_sizes(out))
+        return divide(
+            differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
+        )
+
+
+def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) -> RowErrors:
+    """Say what roundings do to the exact result of an alternative."""
+    head = alternative.head(rows)
+    with np.errstate(all="ignore"):
+        return analyse_softmax(head, profile.kernel(dtype), slice(0, len(head.q)))
+
+
+def explain_output(
+    problem: Problem,
+    numbers: Numbers,
+    profiles: Mapping[str, Profile],
+    dtype: str,
+    failed: str,
+    where: Index,
+) -> tuple[list[Suspect], Sample]:
+    """Return alternatives that explain an output and its log normalisers, and the sample.
+
+    What `failed` is `out`, `lse` or `both`; `where` is the worst element.
+    """
+    profile = next(iter(profiles.values()))
+    problem = problem.read_by(profile)
+    sample = draw_sample(problem, numbers, profile, dtype, where)
+    if sample.remarks and not sample.wrong.any():
+        words = " and ".join(sample.remarks)
+        return [as_suspect(f"agrees if {words}")], sample
+    trials = Trials(problem, sample)
+    found = [Explained(Alternative("", problem))]
+    if failed != "lse":
+        enough = [x for x in trials.list_explained() if x.share > _PART]
+        nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
+        judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
+        found = trials.keep_apart([x for x in judged if x.holds])
+        found = found or [x for x in judged[:1] if x.everywhere]
+    if failed != "lse" and not any(x.holds for x in found):
+        found = [*trials.list_rounded(profile, dtype), *found]
+    suspects = []
+    for one in found:
+        words = one.alternative.text
+        if numbers.lse is not None:
+            of_lse = explain_normalisers(trials, one.alternative, numbers, profile)
+            if of_lse is None and failed != "both":
+                continue
+            if of_lse:
+                words = f"{words}, and {of_lse}" if words else of_lse
+            elif of_lse is None:
+                words = f"{words} (the output alone: lse does not)" if words else ""
+        if words:
+            suspects.append(suspect_alternative(words, one, sample))
+    return suspects, sample
+
+
+def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
+    """Write a suspect that has no size."""
+    return Suspect(name, math.nan, math.nan, math.nan, share, text)
+
+
+def suspect_alternative(words: str, one: Explained, sample: Sample) -> Suspect:
+    """Name an alternative, and whether it holds in all rows."""
+    start = "agrees if" if one.holds else "agrees in part if"
+    place = "" if one.everywhere else " in the rows that are wrong"
+    name = "convention" if one.holds else "convention in part"
+    if words in _ROUNDED:
+        name = "roundings"
+    if sample.remarks:
+        words = f"{words}, and {' and '.join(sample.remarks)}"
+    return as_suspect(f"{start} {words}{place}", one.share, name)
+
+
+def share_of_offset(problem: Problem, sample: Sample) -> float:
+    """Return the share of the errors of log normalisers that one number explains."""
+    given = Alternative("", problem)
+    errors = np.concatenate(
+        [differ(x.lse, given.result(x.rows).lse) for x in sample.heads if x.lse is not None]
+    )
+    square = float(np.mean(np.square(errors))) if np.all(np.isfinite(errors)) else 0.0
+    return 1 - float(np.var(errors)) / square if square else 0.0
+
+
+def explain_normalisers(
+    trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile
+) -> str | None:
+    """Say what log normalisers are, if not those of the alternative; "" if they are."""
+    heads, keys = trials.sample.heads, trials.problem.shape[1]
+    results = [alternative.result(x.rows) for x in heads]
+
+    def far(change: Callable[[Result, float | None], Doubles]) -> float:
+        most = 0.0
+        for x, result in zip(heads, results, strict=True):
+            assert x.lse is not None
+            with np.errstate(all="ignore"):
+                other = np.asarray(change(result, trials.problem.head(x.rows.at).sink))
+            std = _error_of_lse(result._replace(lse=other), numbers, profile, keys)
+            worst = np.abs(divide(differ(x.lse, other), std))
+            most = max(most, float(np.max(worst, initial=0.0)))
+        return most
+
+    if far(lambda x, _: x.lse) < _FAR:
+        return ""
+    for words, change in NORMALISERS.items():
+        if far(change) < _FAR:
+            return f"lse is {words}"
+    for words, other in trials.list_moved():
+        results = [other(x.rows) for x in heads]
+        if far(lambda x, _: x.lse) < _FAR:
+            return f"lse is {words}"
+    return None

@@ -1,0 +1,142 @@
+"""Some queries and keys of a head under another problem, and what that problem gives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from ...rounding.head import SoftmaxHead, attend_rows
+from ...rounding.problems import Index, Problem
+
+Numbers1D = npt.NDArray[np.int64]
+Seen = npt.NDArray[np.bool_]
+
+
+class Rows(NamedTuple):
+    """Some queries of the head at an index, and the keys that are looked at."""
+
+    at: Index
+    queries: Numbers1D
+    keys: Numbers1D
+
+
+class Place(NamedTuple):
+    """Where queries and keys are: what a rule of visibility knows.
+
+    Attributes
+    ----------
+    i, j : arrays, (queries, 1) and (keys,)
+        Positions of queries and keys.
+    n, m : int
+        How many of each the head has.
+    mask : array of bool, (queries, keys), or None
+        The mask, if there is one.
+    """
+
+    i: Numbers1D
+    j: Numbers1D
+    n: int
+    m: int
+    mask: Seen | None
+
+    @property
+    def ahead(self) -> Numbers1D:
+        """How far keys are ahead of queries, if the last query is level with the last key."""
+        return self.j - self.i - (self.m - self.n)
+
+
+class Result(NamedTuple):
+    """What some queries of a head get."""
+
+    out: Doubles
+    lse: Doubles
+    top: Doubles
+
+
+def attend(head: SoftmaxHead) -> Result:
+    """Compute exact attention of all queries of a head."""
+    return Result(*attend_rows(head, slice(0, len(head.q)), None))
+
+
+class Alternative(NamedTuple):
+    """Another problem, or another way to compute, that may be what a kernel did.
+
+    Attributes
+    ----------
+    text : str
+        What is so, after "agrees if".
+    problem : Problem
+        With the options of the alternative.
+    seen : callable or None
+        Keys that queries see in place of what causal attention and windows show.
+    among : bool
+        Whether the mask of the problem hides keys as well.
+    move : callable or None
+        Where the queries are that are answered, from where the answer is written.
+    compute : callable
+        Computes the result.
+    answer : callable or None
+        Gives the result for rows that are not all of one head.
+    """
+
+    text: str
+    problem: Problem
+    seen: Callable[[Place], Seen] | None = None
+    among: bool = True
+    move: Callable[[Rows], Rows] | None = None
+    compute: Callable[[SoftmaxHead], Result] = attend
+    answer: Callable[[Rows], Result] | None = None
+
+    def head(self, rows: Rows) -> SoftmaxHead:
+        """Take the queries and keys of a head; what is hidden is in the mask."""
+        if self.move is not None:
+            rows = self.move(rows)
+        return take_rows(self.problem, rows, self.seen, self.among)
+
+    def result(self, rows: Rows) -> Result:
+        """Compute the result for some queries."""
+        with np.errstate(all="ignore"):
+            return self.compute(self.head(rows)) if self.answer is None else self.answer(rows)
+
+
+def take_rows(
+    problem: Problem, rows: Rows, seen: Callable[[Place], Seen] | None = None, among: bool = True
+) -> SoftmaxHead:
+    """Take some queries and keys of a head, and a sink if all keys are taken."""
+    whole = problem.head(rows.at)
+    i, j = rows.queries, rows.keys
+    mask = None if whole.mask is None else whole.mask[np.ix_(i, j)]
+    place = Place(i[:, None], j, len(whole.q), whole.keys, mask)
+    visible = show_band(problem)(place) if seen is None else seen(place)
+    if mask is not None and among:
+        visible = visible & mask
+    sink = whole.sink if len(j) == whole.keys else None
+    ends = np.concatenate([j, [whole.keys]]) if sink is not None else j
+    return whole._replace(
+        q=whole.q[i],
+        k=whole.k[ends],
+        v=whole.v[ends],
+        bias=None if whole.bias is None else whole.bias[np.ix_(i, j)],
+        mask=np.broadcast_to(visible, (len(i), len(j))),
+        causal=False,
+        window=(None, None),
+        sink=sink,
+    )
+
+
+def show_band(problem: Problem) -> Callable[[Place], Seen]:
+    """Return what causal attention and windows show."""
+    left, right = problem.window
+    if problem.causal:
+        right = 0 if right is None else min(right, 0)
+
+    def seen(x: Place) -> Seen:
+        visible: Any = np.ones((len(x.i), len(x.j)), bool)
+        visible &= True if left is None else x.ahead >= -left
+        return np.asarray(visible & (True if right is None else x.ahead <= right))
+
+    return seen

@@ -1,0 +1,249 @@
+"""Kernels that go wrong between the scores and the result, and wrong log normalisers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS, Format
+from ...rounding.head import SoftmaxHead, scan_tile
+from ...rounding.problems import Problem
+from .sampled import Alternative, Result, attend
+
+_TILES = (16, 32, 64, 128, 256)
+_PARTS = (2, 4, 8, 16)
+_LOST_TILES = (256, 128, 64, 32, 16)
+_LEAST = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
+
+
+def list_slips(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that compute in the wrong way."""
+    keys = problem.shape[1]
+    for size in (x for x in _TILES if x < keys):
+        for words, of_sum, of_out in (
+            ("the running sums are", 0.0, 0.0),
+            ("the running output is", 1.0, 0.0),
+            ("the running sum of the weights is", 0.0, 1.0),
+        ):
+            yield Alternative(
+                f"{words} not rescaled when the maximum grows (tiles of {size} keys)",
+                problem,
+                compute=partial(attend_in_tiles, size=size, of_sum=of_sum, of_out=of_out),
+            )
+    for parts in (x for x in _PARTS if x < keys):
+        for words, weigh in _MERGES.items():
+            yield Alternative(
+                f"{parts} parts of the keys are merged with {words}",
+                problem,
+                compute=partial(merge_parts, parts=parts, weigh=weigh),
+            )
+    for words, least in (("0", 0.0), ("-5e4", -5e4)):
+        text = f"the running maximum starts at {words}, so that small scores vanish"
+        yield Alternative(text, problem, compute=partial(attend_from, least=least))
+    for name in ("float32", "float16"):
+        words = f"no maximum is subtracted, and e^score overflows {name}"
+        yield Alternative(words, problem, compute=partial(attend_plainly, to=FORMATS[name]))
+    yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
+    if problem.has_sinks:
+        yield Alternative("the sink has no part in the sum", problem, compute=_leave_sink_out)
+    if problem.softcap is not None:
+        bias = problem.read((0,) * len(problem.lead)) if 0 not in problem.lead else {}
+        if "bias" in bias:
+            capped = partial(_cap_after_bias, cap=problem.softcap)
+            without = problem._replace(softcap=None)
+            yield Alternative("the cap is applied after the bias", without, compute=capped)
+    for size in (128, 256):
+        yield Alternative(
+            f"the sum of the weights stays at {size}, as sums of ones in 8 bits do",
+            problem,
+            compute=partial(_saturate, most=float(size)),
+        )
+
+
+def score_all(head: SoftmaxHead) -> Doubles:
+    """Compute the scores of all queries and keys; -inf where a key is hidden."""
+    found = []
+    for j in head.blocks(len(head.k) or 1):
+        tile = scan_tile(head, slice(0, len(head.q)), j)
+        shape = len(head.q), j.stop - j.start
+        if tile is None:
+            found.append(np.full(shape, -math.inf))
+        elif tile.visible is None:
+            found.append(np.broadcast_to(tile.scores, shape))
+        else:
+            found.append(np.where(tile.visible, tile.scores, -math.inf))
+    return np.concatenate(found, -1) if found else np.zeros((len(head.q), 0))
+
+
+def _over(scores: Doubles, top: Doubles) -> Doubles:
+    """Compute weights over the largest."""
+    safe = np.where(np.isfinite(top), top, 0.0)
+    return np.asarray(np.exp(scores - safe[:, None]))
+
+
+def _result(out: Doubles, total: Doubles, top: Doubles) -> Result:
+    divisor = np.where(total == 0, 1.0, total)[:, None]
+    with np.errstate(all="ignore"):
+        return Result(out / divisor, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
+
+
+def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: float, of_out: float) -> Result:
+    """Sum in tiles of keys; sums are rescaled to a power 1 or 0 when the maximum grows."""
+    s = score_all(head)
+    top = np.full(len(s), -math.inf)
+    total, out = np.zeros(len(s)), np.zeros((len(s), head.v.shape[-1]))
+    for j in blocks(0, s.shape[-1], size):
+        new = np.maximum(top, np.max(s[:, j], -1))
+        shrink = np.where(np.isfinite(top), np.exp(top - np.where(np.isfinite(new), new, 0.0)), 0.0)
+        w = _over(s[:, j], new)
+        total = total * shrink**of_sum * np.isfinite(top) + np.sum(w, -1)
+        out = out * (shrink**of_out * np.isfinite(top))[:, None] + w @ head.v[j]
+        top = new
+    return _result(out, total, top)
+
+
+def merge_parts(head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles]) -> Result:
+    """Merge parts of the keys with weights by their normalisers and maxima."""
+    s = score_all(head)
+    size = -(-s.shape[-1] // parts)
+    found: list[Result] = []
+    for j in blocks(0, s.shape[-1], size):
+        top = np.max(s[:, j], -1)
+        w = _over(s[:, j], top)
+        found.append(_result(w @ head.v[j], np.sum(w, -1), top))
+    outs, lse, tops = (np.stack(x) for x in zip(*found, strict=True))
+    weights = weigh(lse, tops)
+    weights = weights / np.sum(weights, 0)
+    return attend(head)._replace(out=np.sum(weights[..., None] * outs, 0))
+
+
+def _finite(x: Doubles) -> Doubles:
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+_MERGES: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
+    "equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
+    "their maxima in place of their log normalisers": lambda lse, top: np.exp(top - np.max(top, 0)),
+    "weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
+    "their log normalisers as weights": lambda lse, top: _finite(lse),
+    "the sums of weights over their own maxima": lambda lse, top: np.exp(_finite(lse - top)),
+}
+
+
+def attend_from(head: SoftmaxHead, least: float) -> Result:
+    """Start the maximum at a number: weights of float32 below it vanish."""
+    s = score_all(head)
+    top = np.maximum(np.max(s, -1, initial=-math.inf), least)
+    w = np.where(s - top[:, None] < _LEAST, 0.0, np.exp(s - top[:, None]))
+    return _result(w @ head.v, np.sum(w, -1), top)
+
+
+def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
+    """Subtract no maximum."""
+    s = score_all(head)
+    largest, least = math.log(to.largest), math.log(to.tiny * to.unit)
+    w = np.where(s > largest, math.inf, np.where(s < least, 0.0, np.exp(np.minimum(s, largest))))
+    total = np.sum(w, -1)
+    total = np.where(total > to.largest, math.inf, total)
+    lost = np.any(np.isinf(w), -1, keepdims=True)
+    out = np.where(lost, math.nan, np.where(lost, 0.0, w) @ head.v)
+    return _result(out, total, 0 * total)
+
+
+def _overflow(head: SoftmaxHead) -> Result:
+    exact = attend(head)
+    products = head.q @ head.k[: head.keys].T
+    products = products if head.mask is None else np.where(head.mask, products, 0.0)
+    most: Doubles = np.max(np.abs(products), -1, keepdims=True, initial=0.0)
+    beyond = np.asarray(most > FORMATS["float16"].largest)
+    return exact._replace(out=np.where(beyond, math.nan, exact.out))
+
+
+def _leave_sink_out(head: SoftmaxHead) -> Result:
+    s = score_all(head)
+    top = np.max(s, -1)
+    w = _over(s, top)
+    return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
+
+
+def _cap_after_bias(head: SoftmaxHead, cap: float) -> Result:
+    s = score_all(head)
+    s = np.where(np.isfinite(s), cap * np.tanh(s / cap), s)
+    top = np.max(s, -1)
+    w = _over(s, top)
+    return _result(w @ head.v, np.sum(w, -1), top)
+
+
+def _saturate(head: SoftmaxHead, most: float) -> Result:
+    s = score_all(head)
+    top = np.max(s, -1)
+    w = _over(s, top)
+    return _result(w @ head.v, np.minimum(np.sum(w, -1), most), top)
+
+
+def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that lose a tile of keys, or count it twice."""
+    m = problem.shape[1]
+    for size in (x for x in _LOST_TILES if x < m):
+        for j in blocks(0, m, size):
+            for words, (of_sum, of_out) in _LOSSES.items():
+                text = f"keys {j.start} to {j.stop - 1} {words}"
+                compute = partial(_lose_tile, j=j, of_sum=of_sum, of_out=of_out)
+                yield Alternative(text, problem, compute=compute)
+
+
+def sum_tiles(head: SoftmaxHead) -> Iterator[Doubles]:
+    """List outputs of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
+    s = score_all(head)
+    w = _over(s, np.max(s, -1, initial=-math.inf))
+    total, out = np.sum(w, -1), w @ head.v
+    for size in (x for x in _LOST_TILES if x < head.keys):
+        for j in blocks(0, head.keys, size):
+            part, moved = np.sum(w[:, j], -1), w[:, j] @ head.v[j]
+            for of_sum, of_out in _LOSSES.values():
+                yield _result(out + of_out * moved, total + of_sum * part, total).out
+
+
+def _lose_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
+    s = score_all(head)
+    top = np.max(s, -1, initial=-math.inf)
+    w = _over(s, top)
+    out = w @ head.v + of_out * (w[:, j] @ head.v[j])
+    return _result(out, np.sum(w, -1) + of_sum * np.sum(w[:, j], -1), top)
+
+
+_LOSSES: Mapping[str, tuple[float, float]] = {
+    "have no part": (-1.0, -1.0),
+    "count twice": (1.0, 1.0),
+    "count in the sum of the weights only": (0.0, -1.0),
+}
+
+NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {
+    "in base 2 (multiplied by log2(e))": lambda x, _: x.lse * math.log2(math.e),
+    "multiplied by ln(2)": lambda x, _: x.lse * math.log(2),
+    "negated": lambda x, _: -x.lse,
+    "the largest score": lambda x, _: x.top,
+    "the log of the sum alone, without the largest score": lambda x, _: x.lse - x.top,
+    "that of the keys without the sink": lambda x, sink: _take_sink(x.lse, sink),
+    "the sum itself, not its logarithm": lambda x, _: np.exp(x.lse),
+    "in base 10": lambda x, _: x.lse / math.log(10),
+    "twice as large": lambda x, _: 2 * x.lse,
+    "the largest score in base 2 and the log of the sum in base e": lambda x, _: (
+        x.lse + (math.log2(math.e) - 1) * x.top
+    ),
+    "the largest score and the log of the sum in base 2": lambda x, _: (
+        x.lse + (math.log2(math.e) - 1) * (x.lse - x.top)
+    ),
+}
+
+
+def _take_sink(lse: Doubles, sink: float | None) -> Doubles:
+    if sink is None:
+        return lse
+    return np.asarray(lse + np.log1p(-np.exp(np.minimum(sink - lse, 0.0))))

@@ -1,0 +1,122 @@
+"""Queries that see no key: what kernels give for them, and what `verify` accepts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays.blocks import blocks
+from ..arrays.library import Doubles
+from ..rounding.problems import Index, Problem
+from .findings import Numbers, Part
+
+EMPTY_ROWS = ("zero", "nan", "mean", "any", "undefined")  # the last two are the same
+_BLOCK = 512
+_NEAR = 2.0**-6  # of the largest value, how far a mean of rounded values may be off
+
+
+def settle(parts: Mapping[str, Part], convention: str) -> dict[str, Part]:
+    """Put what a query without keys should have in place of what the convention allows."""
+    if convention == "zero":
+        return dict(parts)
+    return {name: _settle_part(x, convention) for name, x in parts.items()}
+
+
+def _settle_part(part: Part, convention: str) -> Part:
+    problem, numbers = part
+    gradient = problem.gradient
+    if problem.kind != "scores" or problem.has_sinks:
+        return part
+    empty = lru_cache(maxsize=8)(lambda index: find_empty(forward, index))
+    forward = problem if gradient is None else gradient.forward
+    if gradient is not None:
+        if gradient.of == "dq" and convention != "mean":
+            numbers = numbers._replace(out=_clear(numbers.out, empty, 0.0))
+        both = gradient.derivatives
+
+        def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
+            d_out, out = both(index)
+            return d_out, out if out is None else np.where(empty(index)[:, None], 0.0, out)
+
+        settled = gradient._replace(derivatives=derivatives).problem(problem.lead)
+        return Part(settled, numbers)
+
+    def read(index: Index) -> Doubles:
+        got, rows = numbers.out(index), empty(index)
+        fits = _fit(got, convention, np.mean(problem.read(index)["v"], 0) if rows.any() else 0.0)
+        return np.where(rows[:, None], np.where(fits[:, None], 0.0, math.nan), got)
+
+    lse = numbers.lse
+    settled_lse = None if lse is None else _clear(lse, empty, -math.inf)
+    return Part(problem, numbers._replace(out=read, lse=settled_lse))
+
+
+def _clear(
+    read: Callable[[Index], Doubles], empty: Callable[[Index], Any], value: float
+) -> Callable[[Index], Doubles]:
+    def cleared(index: Index) -> Doubles:
+        got = read(index)
+        rows = empty(index)
+        return np.where(rows.reshape(rows.shape + (1,) * (got.ndim - 1)), value, got)
+
+    return cleared
+
+
+def _fit(got: Doubles, convention: str, mean: Any) -> npt.NDArray[np.bool_]:
+    """Tell which rows are as a convention has them."""
+    if convention == "nan":
+        return np.asarray(np.all(np.isnan(got), -1))
+    if convention == "mean":
+        near = _NEAR * (np.max(np.abs(mean), initial=0.0) + 1e-300)
+        return np.asarray(np.all(np.abs(got - mean) <= near, -1))
+    if convention == "zero":
+        return np.asarray(np.all(got == 0, -1))
+    return np.ones(len(got), bool)
+
+
+def find_empty(problem: Problem, index: Index) -> npt.NDArray[np.bool_]:
+    """Find the queries of a head that see no key."""
+    head = problem.head(index)
+    found = np.zeros(len(head.q), bool)
+    for i in blocks(0, len(head.q), _BLOCK):
+        visible = head.visible(i, slice(0, head.keys))
+        if visible is not None:
+            found[i] = ~np.broadcast_to(visible, (i.stop - i.start, head.keys)).any(-1)
+    return found
+
+
+def list_conventions(
+    problem: Problem, numbers: Numbers, empty: npt.NDArray[np.bool_]
+) -> Iterator[str]:
+    """Say what a kernel gives for queries without keys, if it is not 0 and a lse of -inf."""
+    outs, normalisers, means = [], [], []
+    for index in np.ndindex(problem.lead):
+        rows = empty[problem.number(index)]
+        if rows.any():
+            outs.append(numbers.out(index)[rows])
+            means.append(np.mean(problem.read(index)["v"], 0) + 0 * outs[-1])
+            normalisers += [] if numbers.lse is None else [numbers.lse(index)[rows]]
+    if not outs:
+        return
+    got, mean = np.concatenate(outs), np.concatenate(means)
+    fits = {x: bool(np.all(_fit(got, x, mean))) for x in ("zero", "nan", "mean")}
+    words = {"nan": "NaN", "mean": "the mean of v"}
+    for name, called in words.items():
+        if fits[name] and not fits["zero"]:
+            yield f"rows that see no key are {called} (to accept it: empty_rows={name!r})"
+    if normalisers:
+        lse = np.concatenate(normalisers)
+        for called, same in (
+            ("inf", np.isposinf(lse)),
+            ("NaN", np.isnan(lse)),
+            ("0", lse == 0),
+            ("finite", np.isfinite(lse)),
+        ):
+            if np.all(same):
+                yield f"lse of rows that see no key is {called} (to accept it: empty_rows='any')"
+                return

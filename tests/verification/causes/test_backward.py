@@ -1,0 +1,76 @@
+"""Wrong backward passes: the cause is named, for all gradients or for the one that is wrong."""
+
+import numpy as np
+import pytest
+
+from refattn.verification import verify
+from tests.verification.causes.kernels import BF16, LOG2E, ahead, backward, draw
+
+FEW = draw(1, n=32, m=48)
+SAME = draw(2, n=40)
+CAUSAL, BAND = ahead(40, 40) <= 0, np.abs(ahead(40, 40) + 4) <= 4
+SHARED = [x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(3, heads=4, n=40))]
+
+
+def scaled(name, factor):
+    found = backward(*SAME)
+    return found | {name: BF16(factor * found[name])}
+
+
+# What is done, what is said, the gradient that is asked for, and what is to be named.
+CASES = {
+    "first key": (lambda: backward(*FEW, ahead(32, 48) <= 0, seen_back=np.tri(32, 48, dtype=bool)),
+        {"causal": True}, "dq", "causal from the first key"),
+    "not causal": (lambda: backward(*SAME, CAUSAL, seen_back=True),
+        {"causal": True}, "dk", "in the backward pass attention is not causal"),
+    "one key more": (lambda: backward(*SAME, CAUSAL, seen_back=ahead(40, 40) <= 1),
+        {"causal": True}, "dv", "in the backward pass a query sees one key more"),
+    "no window": (lambda: backward(*SAME, BAND, seen_back=CAUSAL),
+        {"window": (8, 0)}, "dq", "limit on the left"),
+    "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),
+        {}, "dq", "columns 8 to 15 of v have no part in d_out . v"),
+    "no delta": (lambda: backward(*SAME, delta=lambda x: 0 * x), {}, "dk", "is left out"),
+    "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
+        {}, "dq", "D = d_out . out is that of the query before"),
+    "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),
+        {}, "dv", "lse is read as a logarithm to base 2"),
+    "one of shared heads": (lambda: backward(*SHARED, heads=slice(0, 1)),
+        {}, "dk", "only query head 0 of 2 that share a key head has part"),
+    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "dq is 4.0"),
+}  # fmt: skip
+FAST = ("first key", "columns")
+
+
+def some(names):
+    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_causes_of_wrong_gradients_are_named(name):
+    make, said, part, words = CASES[name]
+    found = verify(**make(), **said, profile="flash")
+    assert found.verdict == "FAIL"
+    suspects = found.parts[part].suspects
+    assert words in suspects[0].text
+    assert all(x.explained <= 1 for x in suspects)
+    texts = " / ".join(x.text for x in suspects)
+    assert not any(x[3] in texts for x in CASES.values() if x[3] not in words)
+
+
+@pytest.mark.parametrize("part", ["dq", pytest.param("dk", marks=pytest.mark.long)])
+def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
+    wrong = backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0))
+    found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
+    assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
+    text = found.parts[part].suspects[0].text
+    assert text == f"agrees if columns 8 to 15 of v have no part in d_out . v, in {part} alone"
+
+
+@pytest.mark.parametrize("part", [pytest.param("dq", marks=pytest.mark.long), "dv"])
+def test_no_cause_is_named_for_other_numbers(part):
+    arrays = backward(*SAME, CAUSAL)
+    arrays[part][1, 8:15] = np.random.default_rng(1).standard_normal((7, 16))
+    found = verify(**arrays, causal=True, profile="flash").parts[part]
+    assert (found.verdict, found.suspects) == ("FAIL", [])
+    assert f"{'queries' if part == 'dq' else 'keys'} 8 to 14" in found.place
+    assert found.worst.name == part

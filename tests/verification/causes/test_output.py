@@ -1,0 +1,277 @@
+"""Wrong outputs and log normalisers: the cause is named, and none that is not there."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from refattn import softmax_attention
+from refattn.verification import verify
+from tests.verification.causes.kernels import (
+    BF16,
+    LOG2E,
+    ahead,
+    draw,
+    fused,
+    hide,
+    in_tiles,
+    scores,
+)
+
+N, M = 64, 96
+Q, K, V, _ = draw()
+FEW = draw(1, n=48, m=80)[:3]
+LARGE = draw(2, size=4.0)[:3]
+BIAS = BF16(np.random.default_rng(9).standard_normal((N, N)))
+MASK = np.arange(N) < 40
+BATCH = [BF16(np.stack([x, x[::-1]])) for x in (Q, K, V)]
+LENGTHS = np.arange(N) < np.array([50, 30])[:, None, None, None]
+SINKS = np.array([1.5, 2.5])
+FAR = ahead(N, N)
+ROW, J = np.arange(N)[:, None], np.arange(N)
+
+
+def sinking(s, v, sink):
+    """One key more, whose value is 0."""
+    s = np.concatenate([s, np.broadcast_to(sink, (*s.shape[:-1], 1))], -1)
+    return fused(s, np.concatenate([v, 0 * v[..., :1, :]], -2))
+
+
+def merged(s, v):
+    half = s.shape[-1] // 2
+    parts = fused(s[..., :half], v[..., :half, :]), fused(s[..., half:], v[..., half:, :])
+    return BF16((parts[0][0] + parts[1][0]) / 2)
+
+
+def given(out, arrays=(Q, K, V), **options):
+    return dict(zip("qkv", arrays, strict=True)) | {"out": out} | options
+
+
+def attention(s=None, v=V, **options):
+    return given(fused(scores(Q, K) if s is None else s, v)[0], **options)
+
+
+def transposed(x):
+    return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
+
+
+def from_zero(s, v):
+    s = np.maximum(s, -1e3)
+    top = np.maximum(np.max(s, -1, keepdims=True), 0)
+    w = np.where(s - top < -103, 0, np.exp(s - top))
+    return BF16(w @ v / np.maximum(np.sum(w, -1, keepdims=True), 1e-300))
+
+
+def far_below():
+    q, k = Q.copy(), K.copy()
+    q[..., 0], k[..., 0] = -24, 24
+    return given(from_zero(scores(q, k), V), (q, k, V))
+
+
+def stalled():
+    """The sum of the weights in bfloat16, of more than 256 that are nearly equal."""
+    q, k, v, _ = draw(3, heads=1, n=32, m=512, size=0.1)
+    s = scores(q, k)
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    total = np.zeros((1, 32))
+    for j in range(512):
+        total = BF16(total + w[..., j])
+    return given(BF16(BF16(w) @ (v + 1) / total[..., None]), (q, k, BF16(v + 1)))
+
+
+S = scores(Q, K)
+LSE = fused(S, V)[1]
+# What is done and said, and what is to be named.
+CASES = {
+    "no cap": (lambda: given(fused(scores(*LARGE[:2]), LARGE[2])[0], LARGE, softcap=8.0),
+        "there is no soft cap"),
+    "no bias": (lambda: attention(bias=BIAS), "the bias is ignored"),
+    "no mask": (lambda: attention(mask=MASK), "the mask is ignored"),
+    "mask inverted": (lambda: attention(hide(S, ~MASK), mask=MASK), "the mask is inverted"),
+    "mask added": (lambda: attention(S + MASK, mask=MASK), "added to scores as 0 and 1"),
+    "another member's mask": (
+        lambda: given(fused(hide(scores(*BATCH[:2]), LENGTHS[::-1]), BATCH[2])[0], BATCH,
+            mask=LENGTHS), "the mask is that of the next batch member"),
+    "no sinks": (lambda: attention(sinks=SINKS), "there is no sink"),
+    "no window": (lambda: attention(window=(9, 3)), "there is no window"),
+    "no right side": (lambda: attention(hide(S, FAR >= -9), window=(9, 3)), "limit on the right"),
+    "no left side": (lambda: attention(hide(S, FAR <= 3), window=(9, 3)), "limit on the left"),
+    "window of 8": (lambda: attention(hide(S, (FAR >= -8) & (FAR <= 3)), window=(9, 3)),
+        "reaches 8 to the left, not 9"),
+    "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
+        "the window of the last query"),
+    "not causal": (lambda: attention(causal=True), "attention is not causal"),
+    "first key": (lambda: given(
+        fused(hide(scores(*FEW[:2]), np.tri(48, 80, dtype=bool)), FEW[2])[0], FEW, causal=True),
+        "causal from the first key"),
+    "blocks": (lambda: attention(hide(S, J <= ROW // 4 * 4 + 3), causal=True),
+        "queries of a block of 4 see all keys of the block"),
+    "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
+    "scale 1 / d": (lambda: attention(scores(Q, K, 1 / 16)), "the scale is 1 / 16"),
+    "scale to base 2": (lambda: attention(LOG2E * S), "multiplied by log2(e) once more"),
+    "scale times 1.3": (lambda: attention(1.3 * S), "times what was said"),
+    "bias twice": (lambda: attention(S + 2 * BIAS, bias=BIAS), "the bias counts"),
+    "bias scaled": (lambda: attention(S + 0.25 * BIAS, bias=BIAS),
+        "the bias is multiplied by the scale, too"),
+    "bias transposed": (lambda: attention(S + BIAS.T, bias=BIAS), "the bias is transposed"),
+    "cap of 6": (lambda: given(fused(6 * np.tanh(scores(*LARGE[:2]) / 6), LARGE[2])[0], LARGE,
+        softcap=8.0), "the soft cap is"),
+    "not rescaled": (lambda: given(in_tiles(S, V, 16, 0, 0)),
+        "the running sums are not rescaled when the maximum grows (tiles of 16 keys)"),
+    "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
+        "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
+    "from 0": (far_below, "the running maximum starts at 0"),
+    "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
+    "stalled": (stalled, "the sum of the weights stays at 256"),
+    "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 have no part"),
+    "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
+    "transposed": (lambda: given(transposed(fused(S, V)[0])), "heads and queries are exchanged"),
+    "next head": (lambda: attention(v=V[::-1]), "values are those of the"),
+    "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
+    "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
+    "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
+    "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
+    "lse without sink": (lambda: given(sinking(S, V, SINKS[:, None, None])[0], lse=LSE,
+        sinks=SINKS), "lse is that of the keys without the sink"),
+    "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is 0.01"),
+}  # fmt: skip
+FAST = ("no cap", "blocks", "not rescaled", "lse to base 2")
+
+
+def some(names):
+    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
+
+
+def judged(arrays, **more):
+    return verify(**({"profile": "flash"} | arrays | more), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_causes_are_named(name):
+    """First, with all of the error; and of the others none is."""
+    make, words = CASES[name]
+    found = judged(make())
+    assert found.verdict == "FAIL"
+    if not words:
+        return
+    assert words in found.suspects[0].text
+    assert 0.9 < found.suspects[0].explained <= 1
+    texts = " / ".join(x.text for x in found.suspects if x.name == "convention")
+    others = {x for _, x in CASES.values() if x and x not in words and words not in x}
+    assert not any(x in texts for x in others)
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_no_cause_is_named_for_another_defect(name):
+    """Right by all that is said, but for numbers of another kind in some rows."""
+    arrays = CASES[name][0]()
+    options = {x: y for x, y in arrays.items() if x not in ("out", "lse")}
+    out = BF16(softmax_attention(**options))
+    rows = out.shape[-2] // 4
+    other = np.random.default_rng(5).standard_normal((7, out.shape[-1]))
+    out[..., rows : rows + 7, :] = BF16(other)
+    found = judged(options, out=out)
+    assert found.verdict == "FAIL"
+    assert [x.text for x in found.suspects] == []
+    assert f"queries {rows} to {rows + 6}" in found.place
+    assert "\n  unknown cause: " in str(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "size"), [("bias twice", 2), ("cap of 6", 6), ("scale times 1.3", 1.3)]
+)
+def test_sizes_are_measured(name, size):
+    """To a few of the errors that are told with them."""
+    text = judged(CASES[name][0]()).suspects[0].text
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    assert abs(value - size) < 6 * error < 0.02 * size
+
+
+def test_an_option_that_changes_nothing_is_no_cause():
+    """A window that hides nothing, a mask that does not, and a cap that is too large to matter."""
+    out = fused(S, V)[0]
+    found = judged(given(BF16(1.01 * out), window=(N, N), mask=np.ones(N, bool), softcap=1e6))
+    assert [x.name for x in found.suspects] == ["factor"]
+
+
+def test_a_lse_that_fails_alone_is_explained_alone():
+    lse = LSE.copy()
+    lse[1, 7] = -np.inf
+    found = judged(attention(lse=lse))
+    assert (found.verdict, found.suspects) == ("FAIL", [])
+    assert "head 1, queries 7" in found.place
+    assert found.worst[:4] == ("lse", (1, 7), -math.inf, pytest.approx(LSE[1, 7]))
+
+
+@pytest.mark.long
+def test_the_worst_element():
+    out = fused(S, V)[0]
+    right = judged(given(out)).worst
+    assert right.name == "out"
+    assert abs(right.got - right.exact) < right.allowed
+    wrong = out.copy()
+    wrong[1, 20, 3] += 1
+    found = judged(given(wrong)).worst
+    assert found.where == (1, 20, 3)
+    assert found.got - found.exact == pytest.approx(1, abs=0.01)
+    assert found.allowed < 0.1
+    wrong[0, 2, 5] = math.nan
+    assert judged(given(wrong)).worst.where == (0, 2, 5)
+
+
+@pytest.mark.parametrize("name", some(("no cap", "bias twice", "lost tile")))
+def test_a_verdict_has_few_lines(name):
+    """With a failed test, the worst element, and shares of at most all."""
+    text = str(judged(CASES[name][0]()))
+    assert len(text.splitlines()) <= 12
+    assert "\n  failed: " in text
+    assert "\n  worst: " in text
+    assert "\n  next: " in text
+    verbose = judged(CASES[name][0]()).write(verbose=True)
+    assert len(verbose.splitlines()) >= len(text.splitlines())
+
+
+ROWS = np.arange(N) < 40
+SEEN = np.tri(N, dtype=bool) & ROWS & ROWS[:, None]
+
+
+def empty(value):
+    out, _ = fused(hide(S, SEEN), V)
+    mean = np.mean(V, -2, keepdims=True)
+    filled = {"zero": 0.0, "nan": math.nan, "mean": BF16(mean), "any": 7.0}[value]
+    return given(np.where(ROWS[:, None], out, filled), mask=SEEN)
+
+
+@pytest.mark.long("zero", "mean", "any", "undefined")
+@pytest.mark.parametrize("option", ["zero", "nan", "mean", "any", "undefined"])
+@pytest.mark.parametrize("value", ["zero", "nan", "mean", "any"])
+def test_rows_that_see_no_key(value, option):
+    """They pass by the option that is theirs."""
+    right = option in (value, "any", "undefined")
+    assert (judged(empty(value), empty_rows=option).verdict == "FAIL") != right
+
+
+@pytest.mark.parametrize(("value", "words"), [("nan", "NaN"), ("mean", "the mean of v")])
+def test_what_rows_without_keys_hold_is_named(value, words):
+    found = judged(empty(value)).suspects[0].text
+    assert (
+        found == f"agrees if rows that see no key are {words} (to accept it: empty_rows='{value}')"
+    )
+
+
+@pytest.mark.long
+def test_other_rows_are_judged_where_rows_see_no_key():
+    arrays = empty("nan")
+    arrays["out"] = BF16(1.05 * arrays["out"])
+    assert judged(arrays, empty_rows="nan").verdict == "FAIL"
+    assert judged(arrays, empty_rows="any").verdict == "FAIL"
+
+
+def test_normalisers_of_rows_that_see_no_key():
+    arrays = empty("zero")
+    lse = np.where(ROWS, fused(hide(S, SEEN), V)[1], math.inf)
+    found = judged(arrays, lse=lse)
+    assert "lse of rows that see no key is inf" in found.suspects[0].text
+    assert judged(arrays, lse=lse, empty_rows="any").verdict == "PASS"
