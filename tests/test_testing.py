@@ -1,5 +1,6 @@
 """What the package has for tests of kernels: cases, an assertion and fixtures of pytest."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -30,7 +31,9 @@ def test_cases_are_finite_and_exact_attention_passes(case, dtype):
     assert all(np.all(np.isfinite(x)) for x in (q, k, v))
     exact = softmax_attention(*(x.astype(np.float64) for x in (q, k, v)))
     assert np.all(np.isfinite(exact))
-    testing.assert_attention_close(exact.astype(held), q, k, v, dtype=dtype)
+    says_little = case == "equal"  # any mean of equal keys is that of v
+    with pytest.warns(UserWarning, match="mean of v") if says_little else contextlib.nullcontext():
+        testing.assert_attention_close(exact.astype(held), q, k, v, dtype=dtype)
 
 
 def first_key_twice(q, k, v):

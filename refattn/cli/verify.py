@@ -210,14 +210,12 @@ def _judge_file(
     dtype: Any,
     layout: str,
     profile: str | None,
-    hardware: str | None,
-    alpha: float,
-    everything: bool,
-    empty_rows: str,
+    everything: bool = False,
+    empty_rows: str = "zero",
     **options: Any,
 ) -> verdicts.Verified:
     """Judge what a file holds."""
-    alpha = check_alpha(alpha)
+    alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
     problem = pose_tensors(tensors, **options)
     parts = read_parts(tensors, problem)
