@@ -257,8 +257,8 @@ def judge(
     found = next((x for x in case.fits if not case.rejects(x)), None)
     if hardware is None and (found is None or not case.trial(found).known):
         found = next((x for x in case.add_units() if not case.rejects(x)), found)
-    if found is None and not case.trials:
-        found = next(iter(case.fits))
+    if found is None:  # with inputs as they are, sizes of defects are right
+        case.trial(next((x for x in case.fits if case.profiles[x].inputs is None), [*case.fits][0]))
     verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
     return explain(case.problem, numbers, verdict, profile)
 
