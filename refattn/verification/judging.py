@@ -167,6 +167,11 @@ class _Case:
             add_unit(self.profiles, name)
         return names
 
+    def is_doubtful(self, name: str) -> bool:
+        """Tell whether nothing is known by a profile that passes, or a tighter one is likelier."""
+        fit = self.fits.get(name)
+        return not self.trial(name).known or (fit is not None and fit.against > ALIKE)
+
     def is_rejected(self, name: str) -> bool:
         """Tell whether it is known that a profile does not explain the numbers."""
         tried = name in self.trials and self.trials[name].rejected(self.alpha)
@@ -255,7 +260,7 @@ def judge(
     case = _Case(Part(problem, numbers), _Asked(dtype, profile, alpha, everything, hardware))
     case.compare([*case.profiles])
     found = next((x for x in case.fits if not case.rejects(x)), None)
-    if hardware is None and (found is None or not case.trial(found).known):
+    if hardware is None and (found is None or case.is_doubtful(found)):
         found = next((x for x in case.add_units() if not case.rejects(x)), found)
     if found is None and not case.trials:
         found = next(iter(case.fits))
