@@ -167,6 +167,11 @@ class _Case:
             add_unit(self.profiles, name)
         return names
 
+    def is_doubtful(self, name: str) -> bool:
+        """Tell whether nothing is known by a profile that passes, or a tighter one is likelier."""
+        fit = self.fits.get(name)
+        return not self.trial(name).known or (fit is not None and fit.against > ALIKE)
+
     def is_rejected(self, name: str) -> bool:
         """Tell whether it is known that a profile does not explain the numbers."""
         tried = name in self.trials and self.trials[name].rejected(self.alpha)
@@ -255,7 +260,7 @@ def judge(
     case = _Case(Part(problem, numbers), _Asked(dtype, profile, alpha, everything, hardware))
     case.compare([*case.profiles])
     found = next((x for x in case.fits if not case.rejects(x)), None)
-    if hardware is None and (found is None or not case.trial(found).known):
+    if hardware is None and (found is None or case.is_doubtful(found)):
         found = next((x for x in case.add_units() if not case.rejects(x)), found)
     if found is None:  # with inputs as they are, sizes of defects are right
         case.trial(next((x for x in case.fits if case.profiles[x].inputs is None), [*case.fits][0]))
@@ -292,7 +297,7 @@ def judge_all(
 def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
 
-    If there is none, it is the one that explains most of them.
+    If there is none, it is that of the parts that are left when the worst are taken away.
     """
     cases = {x: _Case(y, asked) for x, y in parts.items()}
     names = [*next(iter(cases.values())).profiles]
@@ -301,23 +306,30 @@ def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verd
         case.compare(left)
         left = [x for x in left if not case.is_out(x)] or left
 
-    def rank(name: str) -> tuple[int, float]:
-        fits = [x.fits[name] for x in cases.values() if name in x.fits]
-        return sum(x.is_out(name) for x in cases.values()), sum(x.against for x in fits)
-
-    order = sorted(names, key=rank)
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
-    for name in order:
-        if not any(x.rejects(name) for x in worst_first):
-            break
-    else:
-        units = worst_first[0].add_units() if asked.hardware is None else []
+    name = _agree(worst_first, names)
+    if not name and asked.hardware is None:
+        units = worst_first[0].add_units()
         for case in worst_first[1:]:
             for name in units:
                 add_unit(case.profiles, name)
-        name = next((x for x in units if not any(y.rejects(x) for y in worst_first)), "")
-        name = name or min(order, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
+        name = _agree(worst_first, units)
+    worst_first.sort(key=lambda x: -sum(map(x.is_rejected, names)))
+    for at in range(1, len(cases)):
+        name = name or _agree(worst_first[at:], names)
+    name = name or min(names, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
     return {x: case.conclude(name) for x, case in cases.items()}
+
+
+def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
+    """Find the likeliest profile that explains all parts; an empty name if there is none."""
+
+    def rank(name: str) -> tuple[int, float]:
+        fits = [x.fits[name] for x in cases if name in x.fits]
+        return sum(x.is_out(name) for x in cases), sum(x.against for x in fits)
+
+    found = sorted(names, key=rank)
+    return next((x for x in found if not any(y.rejects(x) for y in cases)), "")
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:

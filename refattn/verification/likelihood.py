@@ -8,8 +8,12 @@ profile, :math:`p'`, are numbers that one may bet on: as :math:`E\, p'/p \le 1`,
 for the d columns of a row, which may depend on each other in any way. So is a mean of this and 1,
 which a single wrong row cannot make small. Rows are independent, and by Markov the product over
 them exceeds x with probability :math:`1/x` at most. Standard deviations of P are known but for a
-factor between those of the least and the most favourable digits: the one is taken that speaks most
-for P. So numbers that fit P far too well speak against it, if another profile says why.
+factor: at most that of the least favourable digits. At least it is half of that, or less in a row
+where the roundings of P to nearest, which are known, leave less: scores that are small integers are
+not moved. Of each row the factor is taken that speaks most for P. So numbers that fit P far too
+well speak against it, if its own roundings do not say why, and another profile does: that must
+explain nearly all rows. Between two profiles, or beside a sharper one that fails in many rows,
+numbers are those of a kernel that is not listed, and no evidence against the looser.
 """
 
 from __future__ import annotations
@@ -21,15 +25,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.library import Doubles
+from ..rounding.formats import FORMATS
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
+from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
+from .z_scores import subtract_rounding
 
-_FACTORS = np.geomspace(WORST / 2, WORST, 9)  # of standard deviations, by the leading digits
+_LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
 ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
 _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
+_LOUD = 1 / 8  # share of rows that a profile which explains the others need not
+_TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
+_CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
 
 class Fit(NamedTuple):
@@ -54,12 +64,32 @@ class Fit(NamedTuple):
 
 
 class _Sample(NamedTuple):
-    """Of some rows, (rows, columns): z^2 and the log of the standard deviation; and weights."""
+    """Of some rows, (rows, columns): z^2 and the log of the standard deviation; and of each row.
+
+    Attributes
+    ----------
+    units : array
+        1 for a row of its own, less for those that depend on others.
+    least : array
+        Mean square of z, of roundings to nearest.
+    tested : array
+        Mean square of what tests take for z, of the row or of its log normaliser.
+    """
 
     within: bool
     squares: Doubles
     logs: Doubles
-    units: Doubles  # 1 for a row of its own, less for those that depend on others
+    units: Doubles
+    least: Doubles
+    tested: Doubles
+
+    @property
+    def explains(self) -> bool:
+        """Whether the profile may be that of nearly all rows."""
+        kept = np.argsort(self.tested)[: math.ceil(len(self.tested) * (1 - _LOUD))]
+        units = self.units[kept]
+        mean = np.sum(units * self.tested[kept]) / max(float(np.sum(units)), 1e-300)
+        return bool(log_chernoff(mean, np.sum(units)) > math.log(_CHANCE))
 
 
 def compare(
@@ -70,11 +100,11 @@ def compare(
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     weights = RowWeights(problem, dtype)
     samples = {x: _look(problem, numbers, dtype, y, weights.of(y)) for x, y in profiles.items()}
-    sure = {x: _weigh_others(x, samples, np.ones(1)) for x in profiles}
-    held = {x: _weigh_others(x, samples, _FACTORS) for x in profiles}
+    sure = {x: _weigh_others(x, samples) for x in profiles}
+    held = {x: _weigh_others(x, samples, True) for x in profiles}
     others = math.log(len(profiles) - 1)
     fits = {
-        x: Fit(y.within, sure[x][0], held[x][1], min(0.0, others - held[x][0]))
+        x: Fit(y.within, sure[x][0], held[x][1] or sure[x][1], min(0.0, others - held[x][0]))
         for x, y in samples.items()
     }
     return dict(sorted(fits.items(), key=lambda x: max(ALIKE, x[1].against)))
@@ -84,7 +114,7 @@ def _look(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile, weights: Doubles
 ) -> _Sample:
     """Divide errors by their standard deviations."""
-    parts: list[tuple[bool, Doubles, Doubles, Doubles]] = []
+    parts: list[tuple[Any, ...]] = []
     kernel = profile.kernel(dtype)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
@@ -99,7 +129,12 @@ def _look(
         known = np.isfinite(rows.std) & np.isfinite(error) & seen[:, None]
         square = np.where(known, np.square(error / rows.std), math.nan)
         logs = np.log(np.where(known, rows.std, 1.0))
-        part = within, square, logs, weights[problem.number(index), i]
+        near = np.square(np.where(known, rows.errors(rows.nearest) / rows.std, math.nan))
+        tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
+        tested = _mean(tested)
+        if numbers.lse is not None and problem.is_mean:
+            tested = np.maximum(tested, _square_lse(numbers.lse(index)[i], numbers.lse_dtype, rows))
+        part = within, square, logs, weights[problem.number(index), i], _mean(near), tested
         return lambda: parts.append(part)
 
     sweep(problem, dtype, profile, use)
@@ -107,25 +142,43 @@ def _look(
     return _Sample(all(within), *(np.concatenate(x) for x in arrays))
 
 
-def _weigh_others(name: str, samples: Mapping[str, _Sample], factors: Doubles) -> tuple[float, str]:
-    """Return the largest log ratio of another likelihood to one, with the best of its factors."""
+def _mean(x: Doubles) -> Doubles:
+    """Average what is known of each row; 0 where nothing is."""
+    known = ~np.isnan(x)
+    means: Doubles = np.sum(np.where(known, x, 0.0), -1) / np.maximum(np.sum(known, -1), 1)
+    return means
+
+
+def _square_lse(got: Doubles, dtype: str, rows: RowErrors) -> Doubles:
+    """Square what log normalisers are off beyond what errors may have in common."""
+    spacing = FORMATS[dtype].spacing(rows.lse)
+    with np.errstate(invalid="ignore"):
+        beyond = np.abs(got - rows.lse - rows.lse_rest) - rows.lse_slack - spacing / 2
+    variance = WORST**2 * (np.square(rows.lse_std) + spacing * spacing / 12)
+    known = np.isfinite(beyond) & (variance > 0)
+    return np.where(known, np.square(np.maximum(beyond, 0.0)) / variance, 0.0)
+
+
+def _weigh_others(
+    name: str, samples: Mapping[str, _Sample], surely: bool = False
+) -> tuple[float, str]:
+    """Return the largest log ratio of another likelihood to one, with the best of its factors.
+
+    Surely larger is only that of a profile that explains the numbers.
+    """
     mine, found = samples[name], [(-math.inf, "")]
     for other, theirs in samples.items():
-        if other == name:
+        if other == name or (surely and not theirs.explains):
             continue
         both = ~(np.isnan(mine.squares) | np.isnan(theirs.squares))
-        count = np.maximum(np.sum(both, -1), 1)
-
-        def mean(x: Doubles, both: Any = both, count: Doubles = count) -> Doubles:
-            return np.asarray(np.sum(np.where(both, x, 0.0), -1) / count)
-
-        bet = mean(-theirs.squares / 2 - theirs.logs + mine.logs)
-        own, any_ = mean(mine.squares) / 2, np.any(both, -1)
-        units = np.minimum(mine.units, theirs.units)
-        ratios = []
-        for factor in factors:
-            ratio = np.where(any_, bet + own / factor**2 + math.log(factor), 0.0)
-            ratio = np.logaddexp(math.log1p(-_DOUBT) + ratio, math.log(_DOUBT))
-            ratios.append(float(np.sum(units * ratio)))
-        found.append((min(ratios), other))
+        own = _mean(np.where(both, mine.squares, math.nan))
+        bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
+        square = np.ones(len(own))
+        if surely:
+            square = np.clip(own, np.minimum(mine.least, _LEAST**2), WORST**2)
+        square = np.maximum(square, _TINY)
+        ratio = bet + (own / square + np.log(square)) / 2
+        ratio = np.where(np.any(both, -1), ratio, 0.0)
+        ratio = np.logaddexp(math.log1p(-_DOUBT) + ratio, math.log(_DOUBT))
+        found.append((float(np.sum(np.minimum(mine.units, theirs.units) * ratio)), other))
     return max(found)

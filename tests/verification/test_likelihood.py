@@ -11,7 +11,7 @@ from refattn.rounding.problems import pose_arrays
 from refattn.verification import verify
 from refattn.verification.findings import Numbers
 from refattn.verification.likelihood import compare
-from tests.rounding.rounded import of_heads
+from tests.rounding.rounded import made, of_heads
 from tests.verification.test_verdict import BF16, SOME, judged, run, sample
 
 NAMES = ("flash", "eager", "eager-narrow")
@@ -62,6 +62,49 @@ def test_one_wrong_row_does_not_hide_that_another_profile_is_likelier():
     assert found.verdict == "FAIL"
     assert judged(out, profile="eager-narrow", heads=heads).verdict == "PASS"
     assert judged(right, profile=both, heads=heads).profile == "flash"
+
+
+def test_a_sharper_profile_that_does_not_explain_the_others_is_no_evidence():
+    """Float32 with an exponential between those of math and tf32; and an lse of a fast one."""
+    q, k, v = (2 * x.astype(np.float32) for x in arrays(2))
+    out, lse = of_heads("flash", q, k, v, "float32")
+    off = 1 + 2.0**-20 * np.random.default_rng(4).standard_normal(out.shape)
+    off[:, ::4] = 1 + 8 * (off[:, ::4] - 1)
+    found = verify(q=q, k=k, v=v, out=(off * out).astype(np.float32))
+    assert (found.verdict, found.profile) == ("PASS", "tf32")
+    assert found.trials["math"] < found.alpha
+    q, k, v = BF16(q / 16), BF16(k), BF16(v)
+    out, lse = of_heads("math", q, k, v, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "alpha": 0.05}
+    assert verify(**given, lse=lse).profile == "math"
+    found = verify(**given, lse=(lse + 2e-6).astype(np.float32), profile=("math", "flash"))
+    assert (found.verdict, found.profile) == ("PASS", "flash")
+
+
+def test_roundings_that_move_nothing_are_no_evidence():
+    """Scores that are small integers are rounded in one row of eight: eager looks like flash."""
+    rng = np.random.default_rng(5)
+    q, k = (rng.integers(-2, 3, (2, x, 16)) * 1.0 for x in (256, 64))
+    v = BF16(rng.standard_normal((2, 64, 16)))
+    q[:, ::9] *= 37
+    names = {x: PROFILES[x] for x in ("upcast", "eager")}
+    out, _ = of_heads("eager", q, k, v, "bfloat16", scale=0.25)
+    numbers = Numbers(out.__getitem__, "bfloat16")
+    fits = compare(pose_arrays(q, k, v, scale=0.25), numbers, "bfloat16", names)
+    assert fits["eager"].log_p > math.log(0.01)
+    found = verify(q=q, k=k, v=v, out=out, scale=0.25, dtype="bfloat16")
+    assert (found.profile, found.trials["flash"] < found.alpha) == ("eager", True)
+
+
+def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
+    q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
+    got = made("flash", q, k, v, g, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | got
+    found = verify(**given | {x: BF16(0.5 * got[x]) for x in ("dk", "dv")})
+    assert {x: y.verdict for x, y in found.parts.items()} == {
+        "out": "PASS", "dq": "PASS", "dk": "FAIL", "dv": "FAIL"
+    }  # fmt: skip
+    assert found.parts["dq"].profile.startswith("flash")
 
 
 def test_a_row_of_which_a_profile_says_nothing_is_not_explained():

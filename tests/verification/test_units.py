@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,7 @@ from refattn.rounding import PROFILES, hardware
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays
 from refattn.rounding.profiles import profile_of
-from refattn.verification import judging, tolerance, units
+from refattn.verification import findings, judging, tolerance, units
 from refattn.verification.findings import Numbers
 from refattn.verification.units import Fit, compare_shift, list_units
 from tests.rounding.cutting import flash, product
@@ -47,6 +48,21 @@ def test_a_unit_is_named_where_rounded_sums_explain_nothing():
     assert start == "sums as tensor cores of Hopper or Ada cut them"
     assert float(predicted) > 0
     assert abs(float(seen) / float(predicted) - 1) < hardware.SLACK
+
+
+def test_units_are_tried_where_a_looser_profile_is_less_likely():
+    """Or where nothing is known by it."""
+    q, k, v, out = (made(*SEEN)[x] for x in ("q", "k", "v", "out"))
+    case = judging._Case(
+        findings.Part(pose_arrays(q, k, v), Numbers(lambda _: out.astype(float), "bfloat16")),
+        judging._Asked(SEEN[1], ("flash", "eager-narrow"), 0.01, False),
+    )
+    for against, known, doubtful in ((0.0, 1.0, False), (2.0, 1.0, True), (0.0, 0.0, True)):
+        case.trials["flash"] = SimpleNamespace(known=known)
+        case.fits["flash"] = SimpleNamespace(against=against)
+        assert case.is_doubtful("flash") == doubtful
+    case.fits.clear()
+    assert case.is_doubtful("flash")
 
 
 @pytest.mark.long("float16")
@@ -142,10 +158,11 @@ def test_right_kernels_pass(m, name, dtype, values):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["ampere", "hopper"])
 @pytest.mark.parametrize("wrong", [{"scale": 1.06}, {"by": 0.9994}])
-def test_wrong_kernels_fail(name, wrong):
-    """At 16,384 keys, where a right kernel of the unit passes by it."""
+@pytest.mark.parametrize("profile", ["flash", None])
+def test_wrong_kernels_fail(name, wrong, profile):
+    """At 16,384 keys, where a right kernel of the unit passes by it, not by a looser profile."""
     right, wrong = (
-        judged(made(name, "bfloat16", "one sign", 256, 16384, **x), "bfloat16", profile="flash")
+        judged(made(name, "bfloat16", "one sign", 256, 16384, **x), "bfloat16", profile=profile)
         for x in ({}, wrong)
     )
     assert (right.verdict, right.hardware, wrong.verdict) == ("PASS", name, "FAIL")
