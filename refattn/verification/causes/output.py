@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from ..empty_rows import list_conventions
 from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
 from .sampled import Alternative, Result, Rows, attend
-from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
+from .slips import NORMALISERS, list_fills, list_lost_tiles, list_slips, sum_tiles
 
 _WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
 _FAR = 8.0  # standard deviations beyond which a row is wrong
@@ -41,6 +42,7 @@ _STEPS = 8  # of a fit
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
+_FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -237,11 +239,11 @@ def describe_unit(
     """Return the usual standard deviation over `row_sizes`."""
     found: list[float] = []
     for index, i in items[:: max(1, len(items) // 3)][:3]:
-        part = slice(i.start, min(i.stop, i.start + 16))
+        part = slice(max(i.start, i.stop - 16), i.stop)
         with np.errstate(all="ignore"):
             rows = problem.analyse(index, profile.kernel(dtype), part)
         ratio = rows.std / row_sizes(rows.out)
-        found += ratio[np.isfinite(ratio) & (ratio > 0)].tolist()
+        found += ratio[np.isfinite(ratio) & (ratio > 0) & np.any(rows.out, -1)[:, None]].tolist()
     return float(np.median(found)) if found else FORMATS[dtype].unit
 
 
@@ -300,6 +302,10 @@ def compare_outputs(
     return Comparison(square, max(gain / excess, 0.0), gain / moved, right < 2 * _FAR, True)
 
 
+def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
+    return Alternative("", family(c))
+
+
 class Trials:
     """A sample, with the errors of the problem as it was given."""
 
@@ -344,7 +350,9 @@ class Trials:
             outs = [self._transposed(x.rows).out for x in self.sample.heads]
             yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
         for text, family, starts in list_families(self.problem):
-            yield from self.fit(text, family, starts)
+            yield from self.fit(text, partial(_pose, family), starts)
+        for text, fill in list_fills(self.problem):
+            yield from self.fit(text, fill, _FILLS)
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
             tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
@@ -372,13 +380,12 @@ class Trials:
         return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
 
     def fit(
-        self, text: str, family: Callable[[float], Problem], starts: Sequence[float]
+        self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
     ) -> Iterator[Explained]:
         """Fit the number of a family by Gauss and Newton, from the best of some starts."""
 
         def outs(c: float) -> list[Doubles]:
-            other = Alternative("", family(c))
-            return [other.result(x.rows).out for x in self.sample.heads]
+            return [family(c).result(x.rows).out for x in self.sample.heads]
 
         best = min(
             starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square
@@ -403,7 +410,7 @@ class Trials:
                 break
         digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
         words = text.format(f"{c:.{digits}f} ± {error:.1g}")
-        yield self.explain(Alternative(words, family(c)), outs(c))
+        yield self.explain(family(c)._replace(text=words), outs(c))
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
