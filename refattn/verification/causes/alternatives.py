@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
-from ...rounding.formats import FORMATS
+from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
 from ..findings import place
 from .sampled import Alternative, Place, Rows, Seen, show_band
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
+_STACKED = 2**22  # numbers of an array, at most, that is read with other strides
+_NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # to which inputs are rounded
 _LOG2E = math.log2(math.e)
 
 
@@ -174,6 +176,10 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         for words, back in (("half", left // 2), ("double", 2 * left)):
             text = f"the window reaches {back} to the left, {words} of {left}"
             yield Alternative(text, problem._replace(window=(back, right)))
+    if left is not None and right is not None:
+        for words, sides in (("half", (left // 2, right // 2)), ("double", (2 * left, 2 * right))):
+            text = f"the window has {words} the width on each side, {sides[0]} and {sides[1]}"
+            yield Alternative(text, problem._replace(window=sides))
 
 
 def _show_reach(x: Place, left: int | None, right: int) -> Seen:
@@ -205,6 +211,13 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
     if "mask" in arrays:
+        for by in (-2, -1, 1, 2, 3, 4):
+            change = partial(_move_ends, by=by)
+            moved = problem.replaced("mask", change)
+            yield Alternative(_describe_ends(arrays["mask"], by), moved)
+        for size in _TILES:
+            text = f"masked lengths are rounded up to multiples of {size} keys"
+            yield Alternative(text, problem.replaced("mask", partial(_fill_tiles, size=size)))
         for words, c in (("0 and 1", 1.0), ("1 and 0, hidden keys with 1", -1.0)):
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
             yield Alternative(f"the mask is added to scores as {words}", added)
@@ -212,15 +225,61 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(
             "the bias is multiplied by the scale, too", scale_bias(problem, problem.scale)
         )
-    elif problem.kind == "scores" and _has_heads(problem):
-        slopes = problem.replaced("bias", partial(_slope_of_head, problem))
-        yield Alternative("scores have the bias of ALiBi, slopes 2^(-8 h / heads)", slopes)
+    if problem.kind == "scores" and _has_heads(problem):
+        for words, power in _SLOPES.items():
+            slopes = problem.replaced("bias", partial(_slope_of_head, problem, power))
+            yield Alternative(f"the bias is that of ALiBi, slopes 2^{words}", slopes)
 
 
-def _slope_of_head(problem: Problem, index: Index, _: Any) -> Any:
+_SLOPES: Mapping[str, Callable[[int, int], float]] = {
+    "(-8 h / heads), with h from 1": lambda h, heads: -8 * (h + 1) / heads,
+    "(-8 h / heads), with h from 0": lambda h, heads: -8 * h / heads,
+    "(-8 h / heads), the last head first": lambda h, heads: -8 * (heads - h) / heads,
+    "-h, with h from 1": lambda h, _: -(h + 1),
+    "(-8 h / c), c the power of 2 below, odd h / 2 after it": lambda h, heads: _power_of(h, heads),
+}
+
+
+def _power_of(h: int, heads: int) -> float:
+    """Return the power of 2 of a slope as ALiBi has it for any number of heads."""
+    closest = 1 << (heads.bit_length() - 1)
+    return -8 * (h + 1) / closest if h < closest else -4 * (2 * (h - closest) + 1) / closest
+
+
+def _slope_of_head(
+    problem: Problem, power: Callable[[int, int], float], index: Index, _: Any
+) -> Any:
     (n, m, _), heads = problem.shape, problem.lead[-1] if problem.lead else 1
-    slope = 2.0 ** (-8 * ((index[-1] if index else 0) + 1) / heads)
+    slope = float(np.exp2(power(index[-1] if index else 0, heads)))
     return -slope * np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+
+
+def _move_ends(_: Index, mask: Any, by: int) -> Any:
+    """Show so many keys more after each key that is seen, or hide the last of them."""
+    keys = np.arange(mask.shape[-1])
+    seen = mask
+    for step in range(1, abs(by) + 1):
+        if by > 0:
+            seen = seen | (np.roll(mask, step, -1) & (keys >= step))
+        else:
+            seen = seen & np.roll(mask, -step, -1) & (keys < len(keys) - step)
+    return seen
+
+
+def _describe_ends(mask: Any, by: int) -> str:
+    count, keys = abs(by), "key" if abs(by) == 1 else "keys"
+    words = f"{count} masked {keys} more, the next," if by > 0 else f"the last {count} {keys} not"
+    ends = np.unique(np.argmin(mask, -1))
+    first = int(ends[0]) + min(by, 0)
+    span = str(first) if count == 1 else f"{first} to {first + count - 1}"
+    at = f" (in the first head {keys} {span})" if len(ends) == 1 else ""
+    return f"masked lengths are off by {count}: {words} seen{at}"
+
+
+def _fill_tiles(_: Index, mask: Any, size: int) -> Any:
+    keys = mask.shape[-1]
+    tiles = np.pad(mask, ((0, 0), (0, -keys % size))).reshape(len(mask), -1, size)
+    return np.repeat(tiles.any(-1), size, -1)[:, :keys]
 
 
 def list_families(
@@ -286,7 +345,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         return
     n, m, _ = problem.shape
     if problem.key_heads is not None:
-        yield Alternative(f"query head h shares key head h % {problem.key_heads}", problem.dealt())
+        yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
     for words, at in _other_heads(problem):
 
         def of_head(rows: Rows, at: Any = at) -> Rows:
@@ -306,6 +365,96 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         yield Alternative("keys are read in reverse order", _reversed(problem, "k"))
     if n == m:
         yield Alternative("q and k are exchanged", _exchanged(problem))
+    if _width(problem, "k") == _width(problem, "v"):
+        for words, name, other in (("keys", "v", "k"), ("values", "k", "v")):
+            taken = problem.replaced(name, partial(_take_from, problem, other, lambda x: x))
+            yield Alternative(f"{words} are read in place of {name}", taken)
+    for width in sorted({x for x in (16, 32, 64, 128, 256) if x < _width(problem, "k")}):
+        cut = problem.replaced("q", partial(_cut, width=width))
+        yield Alternative(f"q . k is over the first {width} channels alone", cut)
+    yield from _list_layouts(problem)
+    yield from _list_narrow(problem)
+
+
+def _cut(_: Index, x: Any, width: int) -> Any:
+    return np.where(np.arange(x.shape[-1]) < width, x, 0.0)
+
+
+def _width(problem: Problem, name: str) -> int:
+    width: int = problem.read((0,) * len(problem.lead))[name].shape[-1]
+    return width
+
+
+def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
+    """List other key heads that query heads may share."""
+    share = heads // keys
+    yield Alternative(f"query head h shares key head h % {keys}", problem.dealt())
+    for words, key in (
+        (f"h // {keys}", lambda h: min(h // keys, keys - 1)),
+        (f"h % {keys}", lambda h: h % keys),
+        ("0", lambda h: 0),
+    ):
+
+        def at(index: Index, key: Callable[[int], int] = key) -> Index:
+            return (*index[:-1], key(index[-1]) * share)
+
+        for names, called in (("kv", ""), ("v", ", in values alone"), ("k", ", in keys alone")):
+            if words != f"h % {keys}" or names != "kv":
+                text = f"query head h shares key head {words}{called}"
+                yield Alternative(text, _with_arrays_of(problem, names, at))
+
+
+def _list_layouts(problem: Problem) -> Iterator[Alternative]:
+    """List arrays that are read with the strides of another layout."""
+    heads = problem.lead[-1] if problem.lead else 1
+    for name, called in (("v", "values"), ("k", "keys"), ("q", "queries")):
+        arrays = problem.read((0,) * len(problem.lead))
+        rows, width = arrays[name].shape
+        text = f"{called} are read with other strides, as"
+        turned = problem.replaced(name, lambda _, x: x.reshape(x.shape[::-1]).T)
+        yield Alternative(f"{text} ({width}, {rows}) in place of ({rows}, {width})", turned)
+        shared = heads // problem.key_heads if problem.key_heads and name != "q" else 1
+        count = heads // shared
+        if count > 1 and heads * rows * width <= _STACKED:
+            for words, take in (
+                ("(heads, rows) in place of (rows, heads)", _by_heads),
+                ("(rows, heads) in place of (heads, rows)", _by_rows),
+            ):
+                change = partial(_read_other, problem, name, shared, take)
+                yield Alternative(f"{text} {words}", problem.replaced(name, change))
+
+
+def _by_heads(x: Any) -> Any:
+    return np.swapaxes(x, 0, 1).reshape(x.shape)
+
+
+def _by_rows(x: Any) -> Any:
+    return np.swapaxes(x.reshape(x.shape[1], x.shape[0], -1), 0, 1)
+
+
+def _read_other(
+    problem: Problem, name: str, shared: int, take: Callable[[Any], Any], index: Index, _: Any
+) -> Any:
+    heads = range(0, problem.lead[-1], shared)
+    stack = np.stack([problem.read((*index[:-1], h))[name] for h in heads])
+    return take(stack)[index[-1] // shared]
+
+
+def _list_narrow(problem: Problem) -> Iterator[Alternative]:
+    """List arrays that are rounded to another type before they are multiplied."""
+    called = {"q": "queries", "k": "keys", "v": "values"}
+    for name, to in ((x, FORMATS[x]) for x in _NARROW):
+        for arrays in ("qkv", "kv", "v", "k", "q"):
+            words = " and ".join(called[x] for x in arrays[-2:])
+            words = f"queries, {words}" if len(arrays) == 3 else words
+            rounded = problem
+            for x in arrays:
+                rounded = rounded.replaced(x, partial(_round, to))
+            yield Alternative(f"{words} are rounded to {name} first", rounded)
+
+
+def _round(to: Format, _: Index, x: Any) -> Any:
+    return to.round(x)
 
 
 def _with_arrays_of(problem: Problem, names: str, at: Callable[[Index], Index]) -> Problem:

@@ -21,18 +21,17 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
-from .output import (
-    Comparison,
+from .output import Comparison, as_suspect, compare_outputs
+from .sampled import Alternative, Rows
+from .wrong_rows import (
     Sample,
     Sampled,
-    as_suspect,
-    compare_outputs,
     describe_unit,
     differ,
     divide,
+    find_near,
     row_sizes,
 )
-from .sampled import Alternative, Rows
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _FAR = 8.0  # standard deviations beyond which a row is wrong
@@ -274,15 +273,22 @@ class Backward:
             far[at] = np.max(z, -1, initial=0.0)
             columns |= np.any(z > _FAR, 0)
         wrong = far > _FAR
+        near = find_near(wrong)
         order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
         right = [x for x in order if not wrong[x].any()]
         for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
             bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _FAR)
-            some = [*_thin(bad, _WRONG_ROWS), *_thin(good, _RIGHT_ROWS)]
+            inside = np.flatnonzero(near[at] & (far[at] <= _FAR))
+            some = {
+                *_thin(bad, _WRONG_ROWS),
+                *_thin(good, _RIGHT_ROWS),
+                *_thin(inside, _RIGHT_ROWS),
+            }
             rows = Rows(heads[at], np.array(sorted(some)), np.arange(0))
             if some:
                 mark = wrong[at, rows.queries] if wrong.any() else np.ones(len(some), bool)
-                taken.append(Sampled(rows, part.numbers.out(heads[at])[rows.queries], None, mark))
+                i = rows.queries
+                taken.append(Sampled(rows, part.numbers.out(heads[at])[i], None, mark, near[at, i]))
         return Sample(taken, unit, wrong, columns, int(np.sum(~np.isnan(far))))
 
 
@@ -324,7 +330,7 @@ def explain_backward(
                 if (
                     _is_near(measured)
                     and measured.likeness > _LIKE
-                    and (measured.everywhere or sample.is_local)
+                    and (measured.everywhere or measured.near)
                 ):
                     holding.add(of)
                     off += math.log(max(measured.square, 1.0))

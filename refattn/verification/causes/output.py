@@ -10,37 +10,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
-from ...rounding.formats import FORMATS
-from ...rounding.head import attend_rows
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
-from ..empty_rows import list_conventions
 from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
 from .sampled import Alternative, Result, Rows, attend
-from .slips import NORMALISERS, list_lost_tiles, list_slips, sum_tiles
+from .slips import NORMALISERS, list_fills, list_lost_tiles, list_slips, sum_tiles
+from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
 
-_WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
-_FAR = 8.0  # standard deviations beyond which a row is wrong
-_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 _POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _PART = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
-_MOST = 1e6  # standard deviations
 _STEPS = 8  # of a fit
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
-_ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
+_FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -48,57 +43,6 @@ _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "queries, keys and values are rounded to bfloat16": {"inputs": "bfloat16"},
     "queries, keys and values are rounded to float16": {"inputs": "float16"},
 }
-
-
-class Sampled(NamedTuple):
-    """Some rows of a head, what the kernel gave for them, and which of them are wrong."""
-
-    rows: Rows
-    got: Doubles
-    lse: Doubles | None
-    wrong: npt.NDArray[np.bool_]
-
-
-class Sample(NamedTuple):
-    """Rows of some heads, and what an error is measured by.
-
-    Attributes
-    ----------
-    heads : list
-        Rows by head.
-    unit : float
-        Standard deviation of errors over `row_sizes`.
-    wrong : array of bool, (heads, n)
-        Rows that are wrong, of those that were looked at.
-    columns : array of bool, (d_v,)
-        Columns that are wrong.
-    looked : int
-        Rows that were looked at.
-    remarks : sequence of str
-        What a convention for queries without keys explains; these rows are not taken.
-    """
-
-    heads: list[Sampled]
-    unit: float
-    wrong: npt.NDArray[np.bool_]
-    columns: npt.NDArray[np.bool_]
-    looked: int
-    remarks: Sequence[str] = ()
-
-    @property
-    def is_local(self) -> bool:
-        """Whether wrong rows are whole heads, or one tile of rows, that hold numbers of their own.
-
-        What a kernel does wrong in some rows alone is not the reason where any rows are.
-        """
-        heads, n = self.wrong.any(1), self.wrong.shape[1]
-        got = np.concatenate([x.got[x.wrong] for x in self.heads])
-        if not np.all(np.isfinite(got)) or not np.any(got):
-            return False
-        rows = np.flatnonzero(self.wrong.any(0))
-        first, stop = int(rows[0]), int(rows[-1]) + 1
-        whole = np.mean(self.wrong[heads][:, first:stop]) > 0.9
-        return bool(whole and first % 16 == 0 and (stop % 16 == 0 or stop == n))
 
 
 class Explained(NamedTuple):
@@ -114,8 +58,9 @@ class Explained(NamedTuple):
         Of the error beyond roundings, what it explains.
     likeness : float
         Of what it changes, over the error, the share that is in the error.
-    everywhere : bool
-        Whether right rows stay right.
+    everywhere, near : bool
+        Whether right rows stay right: all, and those in the place of the wrong ones. What a
+        kernel does wrong in a place alone is a reason there if it gives numbers.
     holds : bool
         Whether roundings explain the rest.
     """
@@ -125,135 +70,8 @@ class Explained(NamedTuple):
     share: float = 1.0
     likeness: float = 1.0
     everywhere: bool = True
+    near: bool = True
     holds: bool = True
-
-
-def divide(error: Doubles, std: Doubles) -> Doubles:
-    """Divide errors by standard deviations; NaN is as far as may be."""
-    with np.errstate(all="ignore"):
-        z = error / np.where(std > 0, std, 1e-300)
-    z = np.where(error == 0, 0.0, np.where(np.isnan(z), _MOST, z))
-    return np.clip(z, -_MOST, _MOST)
-
-
-def differ(x: Doubles, y: Doubles) -> Doubles:
-    """Subtract; equal infinities are equal, and NaN is equal to what is not finite."""
-    with np.errstate(invalid="ignore"):
-        strange = ~np.isfinite(x) & ~np.isfinite(y) & (np.isnan(x) | np.isnan(y))
-        return np.where(strange | (x == y), 0.0, x - y)
-
-
-def finite(x: Doubles) -> Doubles:
-    """Put 0 in place of what is not finite."""
-    return np.where(np.isfinite(x), x, 0.0)
-
-
-def row_sizes(x: Doubles) -> Doubles:
-    """Return what errors go with: |x| and the root mean square of its row, and a part of all."""
-    x = finite(x)
-    mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
-    all_rows = math.sqrt(float(np.mean(mean))) if mean.size else 0.0
-    return np.maximum(np.abs(x) + np.sqrt(mean) + _ALL_ROWS * all_rows, 1e-30)
-
-
-# --- wrong rows -----------------------------------------------------------------------------------
-
-
-def draw_sample(
-    problem: Problem, numbers: Numbers, profile: Profile, dtype: str, where: Index
-) -> Sample:
-    """Find wrong rows, among them that of the worst element, and take some of them with others."""
-    n, m, d_v = problem.shape
-    heads = math.prod(problem.lead)
-    far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
-    empty = np.zeros((heads, n), bool)
-    items = list(problem.items())
-    unit = describe_unit(problem, profile, dtype, items)
-    blocks = items[:: max(1, heads * n * m // _PAIRS)]
-    if where:
-        blocks += [x for x in items if x not in blocks and _holds(x, where)]
-    for index, i in blocks:
-        with np.errstate(all="ignore"):
-            exact = Result(*attend_rows(problem.head(index), i, None))
-            z = np.abs(
-                divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out))
-            )
-            worst = np.max(z, -1, initial=0.0)
-            if numbers.lse is not None:
-                error = differ(numbers.lse(index)[i], exact.lse)
-                worst = np.maximum(
-                    worst, np.abs(divide(error, _error_of_lse(exact, numbers, profile, m)))
-                )
-        columns |= np.any(z > _FAR, 0)
-        far[problem.number(index), i] = worst
-        empty[problem.number(index), i] = np.isneginf(exact.lse)
-    conventions = list(list_conventions(problem, numbers, empty))
-    if conventions:
-        far[empty] = np.nan
-    wrong = far > _FAR
-    among = wrong.any(1, keepdims=True) & (far <= _FAR)
-    chosen = [
-        *_spread(np.argwhere(wrong), _WRONG_ROWS),
-        *_spread(np.argwhere(among), _RIGHT_ROWS),
-        *_spread(
-            np.argwhere(~among & (far <= _FAR)), _RIGHT_ROWS if wrong.any() else 4 * _WRONG_ROWS
-        ),
-    ]
-    by_head: dict[int, list[int]] = {}
-    for at, row in chosen:
-        by_head.setdefault(int(at), []).append(int(row))
-    taken = []
-    for at, queries in by_head.items():
-        index = tuple(map(int, np.unravel_index(at, problem.lead))) if problem.lead else ()
-        order = np.array(sorted(queries))
-        lse = None if numbers.lse is None else numbers.lse(index)[order]
-        some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
-        rows = Rows(index, order, np.arange(m))
-        taken.append(Sampled(rows, numbers.out(index)[order], lse, some))
-    looked = int(np.sum(~np.isnan(far) | empty))
-    return Sample(taken, unit, wrong, columns, looked, conventions)
-
-
-def _holds(block: tuple[Index, slice], where: Index) -> bool:
-    """Tell whether an element is in a block of rows."""
-    index, i = block
-    return index == where[:-2] and i.start <= where[-2] < i.stop
-
-
-def _error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
-    """Return about the standard deviation of log normalisers, and of what they are rounded to."""
-    to, unit = FORMATS[numbers.lse_dtype], FORMATS[profile.accumulate].unit
-    if profile.scores is not None:
-        unit = max(unit, FORMATS["float32"].unit, to.unit)
-    size = np.abs(finite(exact.lse)) + np.abs(finite(exact.top)) + 1
-    return np.asarray(
-        to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1))
-    )
-
-
-def describe_unit(
-    problem: Problem, profile: Profile, dtype: str, items: Sequence[tuple[Index, slice]]
-) -> float:
-    """Return the usual standard deviation over `row_sizes`."""
-    found: list[float] = []
-    for index, i in items[:: max(1, len(items) // 3)][:3]:
-        part = slice(i.start, min(i.stop, i.start + 16))
-        with np.errstate(all="ignore"):
-            rows = problem.analyse(index, profile.kernel(dtype), part)
-        ratio = rows.std / row_sizes(rows.out)
-        found += ratio[np.isfinite(ratio) & (ratio > 0)].tolist()
-    return float(np.median(found)) if found else FORMATS[dtype].unit
-
-
-def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Take so many of the places, of few heads and evenly."""
-    heads = np.unique(places[:, 0])
-    if len(heads) > _HEADS:
-        kept = heads[np.linspace(0, len(heads) - 1, _HEADS).astype(int)]
-        places = places[np.isin(places[:, 0], kept)]
-    if len(places) <= most:
-        return places
-    return np.asarray(places[np.unique(np.linspace(0, len(places) - 1, most).astype(int))])
 
 
 # --- alternatives ---------------------------------------------------------------------------------
@@ -266,6 +84,7 @@ class Comparison(NamedTuple):
     share: float
     likeness: float
     everywhere: bool
+    near: bool
     changed: bool
 
 
@@ -279,12 +98,16 @@ def compare_outputs(
 
     Rows that are empty by the alternative may hold anything, and are left out.
     """
-    before = after = moved = right = 0.0
+    before = after = moved = right = close = 0.0
+    numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
+        np.any(x.got[x.wrong]) for x in sample.heads
+    )
     elements = 0
     for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
         if empty is not None and empty[number].any():
             kept = ~empty[number]
-            x, out, own = x._replace(got=x.got[kept], wrong=x.wrong[kept]), out[kept], own[kept]
+            x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
+            out, own = out[kept], own[kept]
         size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
         rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
         error = divide(differ(x.got, own), size)
@@ -293,11 +116,18 @@ def compare_outputs(
         moved += float(np.sum(np.square(change[x.wrong])))
         elements += error[x.wrong].size
         right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
+        close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
     gain, square = before - after, after / max(elements, 1)
     excess = max(before - elements, gain, 1e-300)
+    here = numbers and close < 2 * FAR and any(x.near.any() for x in sample.heads)
+    holds = right < 2 * FAR, here
     if moved < _POWER:
-        return Comparison(square, 0.0, 0.0, right < 2 * _FAR, False)
-    return Comparison(square, max(gain / excess, 0.0), gain / moved, right < 2 * _FAR, True)
+        return Comparison(square, 0.0, 0.0, *holds, False)
+    return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
+
+
+def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
+    return Alternative("", family(c))
 
 
 class Trials:
@@ -324,7 +154,7 @@ class Trials:
             if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
                 return Explained(alternative, share=0.0, likeness=0.0, holds=False)
         x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
-        return Explained(alternative, x.square, x.share, x.likeness, x.everywhere, False)
+        return Explained(alternative, *x[:-1], holds=False)
 
     def _find_empty(
         self, alternative: Alternative, results: Sequence[Result]
@@ -344,7 +174,9 @@ class Trials:
             outs = [self._transposed(x.rows).out for x in self.sample.heads]
             yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
         for text, family, starts in list_families(self.problem):
-            yield from self.fit(text, family, starts)
+            yield from self.fit(text, partial(_pose, family), starts)
+        for text, fill in list_fills(self.problem):
+            yield from self.fit(text, fill, _FILLS)
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
             tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
@@ -372,13 +204,12 @@ class Trials:
         return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
 
     def fit(
-        self, text: str, family: Callable[[float], Problem], starts: Sequence[float]
+        self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
     ) -> Iterator[Explained]:
         """Fit the number of a family by Gauss and Newton, from the best of some starts."""
 
         def outs(c: float) -> list[Doubles]:
-            other = Alternative("", family(c))
-            return [other.result(x.rows).out for x in self.sample.heads]
+            return [family(c).result(x.rows).out for x in self.sample.heads]
 
         best = min(
             starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square
@@ -403,11 +234,11 @@ class Trials:
                 break
         digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
         words = text.format(f"{c:.{digits}f} ± {error:.1g}")
-        yield self.explain(Alternative(words, family(c)), outs(c))
+        yield self.explain(family(c)._replace(text=words), outs(c))
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
-        if one.likeness < _LIKE or not (one.everywhere or self.sample.is_local):
+        if one.likeness < _LIKE or not (one.everywhere or one.near):
             return one
         results = [one.alternative.result(x.rows) for x in self.sample.heads]
         heads = [*zip(self.sample.heads, self._find_empty(one.alternative, results), strict=True)]
@@ -566,18 +397,18 @@ def explain_normalisers(
             assert x.lse is not None
             with np.errstate(all="ignore"):
                 other = np.asarray(change(result, trials.problem.head(x.rows.at).sink))
-            std = _error_of_lse(result._replace(lse=other), numbers, profile, keys)
+            std = error_of_lse(result._replace(lse=other), numbers, profile, keys)
             worst = np.abs(divide(differ(x.lse, other), std))
             most = max(most, float(np.max(worst, initial=0.0)))
         return most
 
-    if far(lambda x, _: x.lse) < _FAR:
+    if far(lambda x, _: x.lse) < FAR:
         return ""
     for words, change in NORMALISERS.items():
-        if far(change) < _FAR:
+        if far(change) < FAR:
             return f"lse is {words}"
     for words, other in trials.list_moved():
         results = [other(x.rows) for x in heads]
-        if far(lambda x, _: x.lse) < _FAR:
+        if far(lambda x, _: x.lse) < FAR:
             return f"lse is {words}"
     return None

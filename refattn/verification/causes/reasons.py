@@ -19,7 +19,8 @@ from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
-from .output import Sample, as_suspect, explain_output, share_of_offset
+from .output import as_suspect, explain_output, share_of_offset
+from .wrong_rows import Sample
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best

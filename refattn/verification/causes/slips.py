@@ -14,10 +14,10 @@ from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
-from .sampled import Alternative, Result, attend
+from .sampled import Alternative, Result, Rows, attend, take_rows
 
 _TILES = (16, 32, 64, 128, 256)
-_PARTS = (2, 4, 8, 16)
+_PARTS = (2, 3, 4, 6, 8, 16)
 _LOST_TILES = (256, 128, 64, 32, 16)
 _LEAST = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 
@@ -43,16 +43,32 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
                 problem,
                 compute=partial(merge_parts, parts=parts, weigh=weigh),
             )
+        for words, weigh in _SUMS.items():
+            yield Alternative(
+                f"{parts} parts of the keys are merged {words}",
+                problem,
+                compute=partial(merge_parts, parts=parts, weigh=weigh, is_mean=False),
+            )
     for words, least in (("0", 0.0), ("-5e4", -5e4)):
         text = f"the running maximum starts at {words}, so that small scores vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
     for name in ("float32", "float16"):
         words = f"no maximum is subtracted, and e^score overflows {name}"
         yield Alternative(words, problem, compute=partial(attend_plainly, to=FORMATS[name]))
+    for words, factor in _FACTORS.items():
+        yield Alternative(words, problem, compute=partial(_rescale_rows, factor=factor))
+    yield Alternative("weights are the scores themselves (no softmax)", problem, compute=_linear)
     yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
     if problem.has_sinks:
         yield Alternative("the sink has no part in the sum", problem, compute=_leave_sink_out)
     if problem.softcap is not None:
+        without = problem._replace(softcap=None)
+        for words, cap in _CAPS.items():
+            change = partial(_map_scores, change=partial(cap, problem.softcap))
+            yield Alternative(words, without, compute=change)
+        fill = partial(_fill_hidden, problem, fill=-problem.softcap)
+        text = "hidden keys have the score -cap (the cap is applied after the mask)"
+        yield Alternative(text, problem, answer=fill)
         bias = problem.read((0,) * len(problem.lead)) if 0 not in problem.lead else {}
         if "bias" in bias:
             capped = partial(_cap_after_bias, cap=problem.softcap)
@@ -108,7 +124,9 @@ def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: float, of_out: float) 
     return _result(out, total, top)
 
 
-def merge_parts(head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles]) -> Result:
+def merge_parts(
+    head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles], is_mean: bool = True
+) -> Result:
     """Merge parts of the keys with weights by their normalisers and maxima."""
     s = score_all(head)
     size = -(-s.shape[-1] // parts)
@@ -119,7 +137,7 @@ def merge_parts(head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles]) ->
         found.append(_result(w @ head.v[j], np.sum(w, -1), top))
     outs, lse, tops = (np.stack(x) for x in zip(*found, strict=True))
     weights = weigh(lse, tops)
-    weights = weights / np.sum(weights, 0)
+    weights = weights / np.sum(weights, 0) if is_mean else weights
     return attend(head)._replace(out=np.sum(weights[..., None] * outs, 0))
 
 
@@ -134,6 +152,38 @@ _MERGES: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
     "their log normalisers as weights": lambda lse, top: _finite(lse),
     "the sums of weights over their own maxima": lambda lse, top: np.exp(_finite(lse - top)),
 }
+
+
+_SUMS: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
+    "without weights: outputs are added": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
+    "and divided by their number, not by the sum of their weights": lambda lse, top: (
+        np.exp(lse - np.max(lse, 0)) / len(lse)
+    ),
+    "and not divided by the sum of their weights": lambda lse, top: np.exp(lse - np.max(lse, 0)),
+}
+
+_FACTORS: Mapping[str, Callable[[Result, Any], Doubles]] = {
+    "the output is not divided by the sum of the weights": lambda x, _: np.exp(x.lse - x.top),
+    "the output is not divided by the sum of e^score": lambda x, _: np.exp(x.lse),
+    "the output is divided twice by the sum of the weights": lambda x, _: np.exp(x.top - x.lse),
+    "the output is divided by the number of keys, not by the sum of the weights": (
+        lambda x, count: np.exp(x.lse - x.top) / count
+    ),
+    "the output is divided by the number of keys once more": lambda x, count: 1 / count,
+}
+
+
+def _rescale_rows(head: SoftmaxHead, factor: Callable[[Result, Any], Doubles]) -> Result:
+    """Multiply each row by what is wrong in its normaliser."""
+    x = attend(head)
+    count = np.full(len(head.q), head.keys) if head.mask is None else np.sum(head.mask, -1)
+    by = np.where(np.isfinite(x.lse), factor(x, np.maximum(count, 1)), 0.0)
+    return x._replace(out=x.out * by[:, None])
+
+
+def _linear(head: SoftmaxHead) -> Result:
+    s = score_all(head)
+    return attend(head)._replace(out=np.where(np.isfinite(s), s, 0.0) @ head.v)
 
 
 def attend_from(head: SoftmaxHead, least: float) -> Result:
@@ -170,6 +220,50 @@ def _leave_sink_out(head: SoftmaxHead) -> Result:
     top = np.max(s, -1)
     w = _over(s, top)
     return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
+
+
+_CAPS: Mapping[str, Callable[[float, Doubles], Doubles]] = {
+    "the cap is s tanh(s / cap), not cap tanh(s / cap)": lambda cap, s: s * np.tanh(s / cap),
+    "the cap is tanh(s / cap), not multiplied by cap": lambda cap, s: np.tanh(s / cap),
+    "the cap is cap tanh(s), with s not divided by cap": lambda cap, s: cap * np.tanh(s),
+    "scores are clipped at the cap, without tanh": lambda cap, s: np.clip(s, -cap, cap),
+    "the cap is applied twice": lambda cap, s: cap * np.tanh(np.tanh(s / cap)),
+}
+
+
+def _map_scores(head: SoftmaxHead, change: Callable[[Doubles], Doubles]) -> Result:
+    s = score_all(head)
+    s = np.where(np.isfinite(s), change(_finite(s)), s)
+    top = np.max(s, -1, initial=-math.inf)
+    w = _over(s, top)
+    return _result(w @ head.v, np.sum(w, -1), top)
+
+
+def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:
+    """Give hidden keys a score, or add it to theirs."""
+    head = take_rows(problem, rows)
+    s = score_all(head._replace(mask=None))
+    s = np.where(np.isfinite(score_all(head)), s, s + fill if added else fill)
+    top = np.max(s, -1, initial=-math.inf)
+    w = _over(s, top)
+    return _result(w @ head.v, np.sum(w, -1), top)
+
+
+def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
+    """List kernels that hide keys by a number, which is fitted."""
+    has_mask = 0 not in problem.lead and "mask" in problem.read((0,) * len(problem.lead))
+    if not (has_mask or problem.causal or problem.window != (None, None)):
+        return
+    for words, added in (
+        ("hidden keys have the score {}", False),
+        ("{} is added to the scores of hidden keys", True),
+    ):
+        text = f"{words}, not -inf"
+        yield text, partial(_hide_by, problem, added)
+
+
+def _hide_by(problem: Problem, added: bool, fill: float) -> Alternative:
+    return Alternative("", problem, answer=partial(_fill_hidden, problem, fill=fill, added=added))
 
 
 def _cap_after_bias(head: SoftmaxHead, cap: float) -> Result:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from refattn import softmax_attention
+from refattn.rounding.formats import FORMATS
 from refattn.verification import verify
 from tests.verification.causes.kernels import (
     BF16,
@@ -22,6 +23,8 @@ from tests.verification.causes.kernels import (
 N, M = 64, 96
 Q, K, V, _ = draw()
 FEW = draw(1, n=48, m=80)[:3]
+E4M3 = FORMATS["float8_e4m3fn"].round
+WIDE = draw(6, d=32)[:3]
 LARGE = draw(2, size=4.0)[:3]
 BIAS = BF16(np.random.default_rng(9).standard_normal((N, N)))
 MASK = np.arange(N) < 40
@@ -80,7 +83,30 @@ def stalled():
     return given(BF16(BF16(w) @ (v + 1) / total[..., None]), (q, k, BF16(v + 1)))
 
 
+GROUPED = (draw(4, heads=6)[0], *draw(5, heads=3)[1:3])
+
+
+def of_groups(keys, values):
+    """Query heads 0 to 5 with heads of keys and values."""
+    q, k, v = GROUPED
+    return given(fused(scores(q, k[keys]), v[values])[0], GROUPED)
+
+
+def merged_by(count, weigh):
+    """Parts of the keys are merged by functions of their log normalisers."""
+    split = zip(np.split(S, count, -1), np.split(V, count, 1), strict=True)
+    parts = [fused(x, y) for x, y in split]
+    outs, lse = (np.stack(x) for x in zip(*parts, strict=True))
+    return given(BF16(np.sum(weigh(lse)[..., None] * outs, 0)))
+
+
+def sloped(slopes):
+    return -np.array(slopes)[:, None, None] * np.abs(FAR)
+
+
 S = scores(Q, K)
+TOTAL = np.sum(np.exp(S - np.max(S, -1, keepdims=True)), -1, keepdims=True)
+PADDED = np.broadcast_to(np.arange(N) < 37, (N, N))
 LSE = fused(S, V)[1]
 # What is done and said, and what is to be named.
 CASES = {
@@ -128,6 +154,44 @@ CASES = {
     "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
     "transposed": (lambda: given(transposed(fused(S, V)[0])), "heads and queries are exchanged"),
     "next head": (lambda: attention(v=V[::-1]), "values are those of the"),
+    "filled": (lambda: attention(np.where(MASK, S, S - 6), mask=MASK),
+        "is added to the scores of hidden keys, not -inf"),
+    "replaced": (lambda: attention(np.where(FAR <= 0, S, -4), causal=True),
+        "hidden keys have the score -4.0"),
+    "one more": (lambda: attention(hide(S, np.arange(N) < 38), mask=PADDED),
+        "1 masked key more, the next, seen (in the first head key 37)"),
+    "two less": (lambda: attention(hide(S, np.arange(N) < 35), mask=PADDED),
+        "the last 2 keys not seen (in the first head keys 35 to 36)"),
+    "rounded up": (lambda: attention(hide(S, np.arange(N) < 48), mask=PADDED),
+        "masked lengths are rounded up to multiples of 16 keys"),
+    "half a window": (lambda: attention(hide(S, np.abs(FAR) <= 4), window=(8, 8)),
+        "half the width on each side, 4 and 4"),
+    "slopes": (lambda: attention(S + sloped([2**-4, 2**-8]), bias=BF16(sloped([0.5, 0.25]))),
+        "ALiBi, slopes 2^(-8 h / heads), with h from 1"),
+    "wrong divisor": (lambda: of_groups([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]),
+        "query head h shares key head h // 3"),
+    "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
+        "query head h shares key head h % 3, in values alone"),
+    "v is k": (lambda: attention(v=K), "keys are read in place of v"),
+    "few channels": (lambda: given(fused(scores(WIDE[0][..., :16], WIDE[1][..., :16], 32**-0.5),
+        WIDE[2])[0], WIDE), "q . k is over the first 16 channels alone"),
+    "other strides": (lambda: attention(v=np.swapaxes(V, 0, 1).reshape(V.shape)),
+        "values are read with other strides, as (heads, rows) in place of (rows, heads)"),
+    "turned": (lambda: attention(v=np.swapaxes(V.reshape(2, 16, N), 1, 2)),
+        "values are read with other strides, as (16, 64) in place of (64, 16)"),
+    "values in 8 bits": (lambda: attention(v=E4M3(V)), "values are rounded to float8_e4m3fn first"),
+    "not divided": (lambda: given(BF16(np.exp(S - np.max(S, -1, keepdims=True)) @ V)),
+        "the output is not divided by the sum of the weights"),
+    "divided twice": (lambda: given(BF16(fused(S, V)[0] / TOTAL)),
+        "the output is divided twice by the sum of the weights"),
+    "divided by parts": (lambda: merged_by(4, lambda x: np.exp(x - np.max(x, 0)) / 4),
+        "4 parts of the keys are merged and divided by their number"),
+    "added parts": (lambda: merged_by(2, lambda x: 1 + 0 * x),
+        "2 parts of the keys are merged without weights"),
+    "cap without cap": (lambda: given(fused(np.tanh(scores(*LARGE[:2]) / 8), LARGE[2])[0], LARGE,
+        softcap=8.0), "the cap is tanh(s / cap)"),
+    "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
+        softcap=3.0), "the cap is applied after the mask"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),

@@ -1,0 +1,199 @@
+"""Wrong rows, of which some are taken with right ones, and how far numbers are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.head import attend_rows
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ..empty_rows import list_conventions
+from ..findings import Numbers
+from .sampled import Result, Rows
+
+_WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
+FAR = 8.0  # standard deviations beyond which a row is wrong
+_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
+_MOST = 1e6  # standard deviations
+_ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
+
+
+class Sampled(NamedTuple):
+    """Some rows of a head, what the kernel gave for them, and which of them are wrong."""
+
+    rows: Rows
+    got: Doubles
+    lse: Doubles | None
+    wrong: npt.NDArray[np.bool_]
+    near: npt.NDArray[np.bool_]  # in the place of the wrong rows, if there are others
+
+
+class Sample(NamedTuple):
+    """Rows of some heads, and what an error is measured by.
+
+    Attributes
+    ----------
+    heads : list
+        Rows by head.
+    unit : float
+        Standard deviation of errors over `row_sizes`.
+    wrong : array of bool, (heads, n)
+        Rows that are wrong, of those that were looked at.
+    columns : array of bool, (d_v,)
+        Columns that are wrong.
+    looked : int
+        Rows that were looked at.
+    remarks : sequence of str
+        What a convention for queries without keys explains; these rows are not taken.
+    """
+
+    heads: list[Sampled]
+    unit: float
+    wrong: npt.NDArray[np.bool_]
+    columns: npt.NDArray[np.bool_]
+    looked: int
+    remarks: Sequence[str] = ()
+
+
+def divide(error: Doubles, std: Doubles) -> Doubles:
+    """Divide errors by standard deviations; NaN is as far as may be."""
+    with np.errstate(all="ignore"):
+        z = error / np.where(std > 0, std, 1e-300)
+    z = np.where(error == 0, 0.0, np.where(np.isnan(z), _MOST, z))
+    return np.clip(z, -_MOST, _MOST)
+
+
+def differ(x: Doubles, y: Doubles) -> Doubles:
+    """Subtract; equal infinities are equal, and NaN is equal to what is not finite."""
+    with np.errstate(invalid="ignore"):
+        strange = ~np.isfinite(x) & ~np.isfinite(y) & (np.isnan(x) | np.isnan(y))
+        return np.where(strange | (x == y), 0.0, x - y)
+
+
+def finite(x: Doubles) -> Doubles:
+    """Put 0 in place of what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def row_sizes(x: Doubles) -> Doubles:
+    """Return what errors go with: |x| and the root mean square of its row, and a part of all."""
+    x = finite(x)
+    mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
+    all_rows = math.sqrt(float(np.mean(mean))) if mean.size else 0.0
+    return np.maximum(np.abs(x) + np.sqrt(mean) + _ALL_ROWS * all_rows, 1e-30)
+
+
+def draw_sample(
+    problem: Problem, numbers: Numbers, profile: Profile, dtype: str, where: Index
+) -> Sample:
+    """Find wrong rows, among them that of the worst element, and take some of them with others."""
+    n, m, d_v = problem.shape
+    heads = math.prod(problem.lead)
+    far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
+    empty = np.zeros((heads, n), bool)
+    items = list(problem.items())
+    unit = describe_unit(problem, profile, dtype, items)
+    blocks = items[:: max(1, heads * n * m // _PAIRS)]
+    if where:
+        blocks += [x for x in items if x not in blocks and _holds(x, where)]
+    for index, i in blocks:
+        with np.errstate(all="ignore"):
+            exact = Result(*attend_rows(problem.head(index), i, None))
+            z = np.abs(
+                divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out))
+            )
+            worst = np.max(z, -1, initial=0.0)
+            if numbers.lse is not None:
+                error = differ(numbers.lse(index)[i], exact.lse)
+                worst = np.maximum(
+                    worst, np.abs(divide(error, error_of_lse(exact, numbers, profile, m)))
+                )
+        columns |= np.any(z > FAR, 0)
+        far[problem.number(index), i] = worst
+        empty[problem.number(index), i] = np.isneginf(exact.lse)
+    conventions = list(list_conventions(problem, numbers, empty))
+    if conventions:
+        far[empty] = np.nan
+    wrong = far > FAR
+    near = find_near(wrong)
+    among = wrong.any(1, keepdims=True) & (far <= FAR)
+    chosen = [
+        *_spread(np.argwhere(wrong), _WRONG_ROWS),
+        *_spread(np.argwhere(near & (far <= FAR)), _RIGHT_ROWS),
+        *_spread(np.argwhere(among), _RIGHT_ROWS),
+        *_spread(
+            np.argwhere(~among & (far <= FAR)), _RIGHT_ROWS if wrong.any() else 4 * _WRONG_ROWS
+        ),
+    ]
+    by_head: dict[int, list[int]] = {}
+    for at, row in chosen:
+        by_head.setdefault(int(at), []).append(int(row))
+    taken = []
+    for at, queries in by_head.items():
+        index = tuple(map(int, np.unravel_index(at, problem.lead))) if problem.lead else ()
+        order = np.array(sorted({*queries}))
+        lse = None if numbers.lse is None else numbers.lse(index)[order]
+        some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
+        rows = Rows(index, order, np.arange(m))
+        taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
+    looked = int(np.sum(~np.isnan(far) | empty))
+    return Sample(taken, unit, wrong, columns, looked, conventions)
+
+
+def find_near(wrong: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere."""
+    near = np.zeros_like(wrong)
+    if wrong.any():
+        rows = np.flatnonzero(wrong.any(0))
+        tile = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
+        near[np.flatnonzero(wrong.any(1)), tile] = True
+    return np.zeros_like(wrong) if near.all() else near
+
+
+def _holds(block: tuple[Index, slice], where: Index) -> bool:
+    """Tell whether an element is in a block of rows."""
+    index, i = block
+    return index == where[:-2] and i.start <= where[-2] < i.stop
+
+
+def error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
+    """Return about the standard deviation of log normalisers, and of what they are rounded to."""
+    to, unit = FORMATS[numbers.lse_dtype], FORMATS[profile.accumulate].unit
+    if profile.scores is not None:
+        unit = max(unit, FORMATS["float32"].unit, to.unit)
+    size = np.abs(finite(exact.lse)) + np.abs(finite(exact.top)) + 1
+    return np.asarray(
+        to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1))
+    )
+
+
+def describe_unit(
+    problem: Problem, profile: Profile, dtype: str, items: Sequence[tuple[Index, slice]]
+) -> float:
+    """Return the usual standard deviation over `row_sizes`."""
+    found: list[float] = []
+    for index, i in items[:: max(1, len(items) // 3)][:3]:
+        part = slice(max(i.start, i.stop - 16), i.stop)
+        with np.errstate(all="ignore"):
+            rows = problem.analyse(index, profile.kernel(dtype), part)
+        ratio = rows.std / row_sizes(rows.out)
+        found += ratio[np.isfinite(ratio) & (ratio > 0) & np.any(rows.out, -1)[:, None]].tolist()
+    return float(np.median(found)) if found else FORMATS[dtype].unit
+
+
+def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Take so many of the places, of few heads and evenly."""
+    heads = np.unique(places[:, 0])
+    if len(heads) > _HEADS:
+        kept = heads[np.linspace(0, len(heads) - 1, _HEADS).astype(int)]
+        places = places[np.isin(places[:, 0], kept)]
+    if len(places) <= most:
+        return places
+    return np.asarray(places[np.unique(np.linspace(0, len(places) - 1, most).astype(int))])
