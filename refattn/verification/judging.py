@@ -265,7 +265,8 @@ def judge(
     if found is None:  # with inputs as they are, sizes of defects are right
         case.trial(next((x for x in case.fits if case.profiles[x].inputs is None), [*case.fits][0]))
     verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
-    return explain(case.problem, numbers, verdict, profile)
+    with np.errstate(all="ignore"):  # wrong numbers may be as large as they like
+        return explain(case.problem, numbers, verdict, profile)
 
 
 def judge_all(
@@ -287,7 +288,8 @@ def judge_all(
     names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
     forward = verdicts["out"].verdict if "out" in verdicts else ""
     backward = _judge_gradients(gradients, _Asked(dtype, names, share, everything, hardware))
-    verdicts |= explain_gradients(gradients, backward, profile, forward)
+    with np.errstate(all="ignore"):
+        verdicts |= explain_gradients(gradients, backward, profile, forward)
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())
