@@ -41,14 +41,14 @@ _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
 def _conformance() -> Any:
-    """Return the package of the checks, which is imported where it is needed."""
+    """Import the package of the checks, only if it is needed."""
     from .. import conformance
 
     return conformance
 
 
 def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """Print the words that `check` knows, with their meanings, or the table of conventions."""
+    """Print the names that `check` knows, with their meanings, or the table of conventions."""
     if not asked or context.resilient_parsing:
         return
     from .. import conformance
@@ -78,7 +78,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
 
 
 def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
-    """Yield lines of words with their meanings beside them, or below where there is little room."""
+    """Yield lines of words with their meanings beside them, or below if there is little room."""
     width = max(map(len, words))
     beside = page - width - 4 >= _ROOM
     indent = " " * (width + 4 if beside else 6)
@@ -106,7 +106,7 @@ def _describe_estimator(record: Estimator) -> str:
     fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
     summary += "".join(f" {name} = {value}." for name, value in fixed.items())
-    return f"{summary} May have: {', '.join(able)}." if able else summary
+    return f"{summary} Capabilities: {', '.join(able)}." if able else summary
 
 
 @click.command(
@@ -123,7 +123,7 @@ def _describe_estimator(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Print estimators, capabilities, tags and bundles of them with their meanings.",
+    help="Explain every estimator, capability, tag and spec.",
 )
 @click.option(
     "--list-specs",
@@ -131,7 +131,7 @@ def _describe_estimator(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Print the conventions of well-known functions, and what each is known from.",
+    help="Print the conventions of well-known functions, and where each is known from.",
 )
 @click.option(
     "--estimator",
@@ -143,14 +143,14 @@ def _describe_estimator(record: Estimator) -> str:
     *("--capability", "capabilities"),
     multiple=True,
     shell_complete=words_of(lambda: _conformance().CAPABILITIES),
-    help="A keyword it takes; repeatable.",
+    help="A feature it supports (see --list); repeatable.",
 )
 @click.option(
     *("--tag", "tags"),
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=words_of(lambda: [f"{tag}=" for tag in _conformance().TAGS]),
-    help="A convention; repeatable.",
+    help="A convention or limit of the implementation (see --list); repeatable.",
 )
 @click.option(
     "--spec",
@@ -162,7 +162,7 @@ def _describe_estimator(record: Estimator) -> str:
     type=click.Choice(["quick", "full", "soak"]),
     default="quick",
     show_default=True,
-    help="How many seeds the statistical checks use.",
+    help="Number of seeds in statistical checks: 2,000, 8,000 or 32,000.",
 )
 @alpha_option("implementation")
 @format_option
@@ -172,7 +172,7 @@ def _describe_estimator(record: Estimator) -> str:
     is_flag=False,
     flag_value="-",
     metavar="[OUT.json]",
-    help="Write the report as JSON; without a name, to standard output and nothing else.",
+    help="Write the report as JSON; without a file name, to standard output, and nothing else.",
 )
 @click.option(
     *("--junit", "junit_path"),
@@ -184,7 +184,7 @@ def _describe_estimator(record: Estimator) -> str:
     *("--html", "html_path"),
     metavar="OUT.html",
     callback=output(".html"),
-    help="Write the report as a page that needs no other file.",
+    help="Write the report as a standalone page.",
 )
 @click.option(
     *("--badge", "badge_path"),
@@ -195,32 +195,34 @@ def _describe_estimator(record: Estimator) -> str:
 @click.option(
     "--xfails",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File of expected failures: lines `check: reason`.",
+    help="File of expected failures, one line each: `check: reason`.",
 )
 @click.option(
     "--seed",
     default="0",
     show_default=True,
     callback=seed_or_random,
-    help="Of what is drawn, or `random`.",
+    help="Random seed, or `random`.",
 )
 @click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
-@click.option("--time-limit", type=float, help="Seconds for the run.")
+@click.option(
+    "--time-limit", type=float, help="Seconds for the whole run.  [default: 120 at level quick]"
+)
 @click.option(
     *("--subprocess", "program"),
     type=click.Choice(["safetensors", "npz"]),
-    help="MODULE:CALLABLE is a command that reads and writes such files instead.",
+    help="TARGET is a command that reads and writes such files.",
 )
 @click.option(
     "--keep",
     is_flag=True,
-    help="The command is run once and makes all calls: it reads lines INPUT<tab>OUTPUT, two paths, "
-    "and answers each with `ok` or `error: message`.",
+    help="Start the command once for all calls: for each it reads a line INPUT<tab>OUTPUT, two "
+    "paths, and answers `ok` or `error: message`.",
 )
 @click.option(
     "--isolate",
     is_flag=True,
-    help="Call MODULE:CALLABLE in a process of its own, whose crash is a failure.",
+    help="Call MODULE:CALLABLE in its own process; a crash is then a failure.",
 )
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
 @click.pass_context
@@ -236,11 +238,10 @@ def check(
 ) -> None:
     """Check an implementation of an attention estimator.
 
-    It is called with arrays by position and all else by keyword: see the documentation of
-    refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED,
-    and 2 where there is no verdict: for unusable arguments, and if the report cannot be
-    written or the candidate ends the process before it is out; with --isolate, and for
-    programs, such an end in a call is a failure. On a terminal the check that runs is named.
+    It is called with arrays by position and everything else by keyword: see the documentation of
+    refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED, and 2
+    if there is no verdict: the arguments are unusable, the report cannot be written, or your
+    function ended the process. With --isolate, and for commands, that last case is a failure.
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")

@@ -31,7 +31,7 @@ _INTERRUPTED = 128 + 2
 
 
 class _Group(click.Group):
-    """Commands whose exit status is 1 for a FAIL only."""
+    """Commands whose exit status is 1 only for a FAIL."""
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _give_status():
@@ -44,7 +44,7 @@ class _Group(click.Group):
 
 @contextmanager
 def _give_status() -> Iterator[None]:
-    """Give what ends a command before it has a result a status of its own."""
+    """Give each way to end without a result its own exit status."""
     try:
         yield
     except BrokenPipeError:
@@ -67,10 +67,10 @@ def _give_status() -> Iterator[None]:
 )
 @click.version_option(__version__, prog_name="refattn")
 def group() -> None:
-    """Reference implementation of random-feature attention.
+    """Test attention kernels and approximations of attention, and compare them.
 
-    Reports are broken at the width of a terminal, or at $COLUMNS; in pipes and files what they
-    find is one line each.
+    Output is wrapped to the width of the terminal (or $COLUMNS); in pipes and files each finding
+    is one line.
     """
 
 
@@ -87,14 +87,14 @@ def group() -> None:
     default="json",
     show_default=True,
     type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
-    help="What to write; c is a header, onnx a model for each case that it can express.",
+    help="Format; c is one header, onnx a model for each vector that ONNX can express.",
 )
-@click.option("--check", is_flag=True, help="Say what is wrong with the vectors that are there.")
+@click.option("--check", is_flag=True, help="Check the vectors that are there; write nothing.")
 def vectors(directory: Path, kind: str, check: bool) -> None:
-    """Write golden vectors for implementations in any language into a directory or an archive.
+    """Write golden vectors, for implementations in any language, into a directory or an archive.
 
     Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
-    nothing is written; status 1 is problems.
+    nothing is written; exit status 1 means that problems were found.
     """
     from ..conformance import vectors as golden
 

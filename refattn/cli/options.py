@@ -1,4 +1,4 @@
-"""Arguments and options that commands share: what they take, and what completes them."""
+"""Arguments and options that commands share, with their checks and completions."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def one_line(plotting: bool) -> Iterator[None]:
 
 
 class Answer(NamedTuple):
-    """What a command found, in every format.
+    """The result of a command, in every format.
 
     Attributes
     ----------
@@ -194,8 +194,8 @@ def many_heads(heads: int, tokens: int, layout: str) -> None:
     other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
     if heads > tokens:
         notice(
-            f"warning: {heads} heads of {tokens} tokens in layout {layout}; "
-            f"if it is the other way round, say --layout {other}"
+            f"warning: {heads} heads of {tokens} tokens in layout {layout} "
+            f"looks transposed; if so, pass --layout {other}"
         )
 
 
@@ -209,7 +209,7 @@ format_option = click.option(
     type=click.Choice(["table", "markdown", "csv", "json"]),
     default="table",
     show_default=True,
-    help="How to print the results; csv is one flat table, json what --json writes.",
+    help="Format of the results; csv is one flat table, json is what --json writes.",
 )
 file_argument = click.argument(
     "file",
@@ -254,7 +254,7 @@ def plot_option(content: str) -> Callable[[Any], Any]:
         *("--plot", "plot_path"),
         metavar="OUT.png",
         callback=output(*FIGURE_FORMATS),
-        help=f"{content} SVG and PDF too, by the suffix.",
+        help=f"{content} The suffix may also be .svg or .pdf.",
     )
 
 
@@ -300,9 +300,11 @@ window_option = click.option(
     "--window",
     metavar="LEFT,RIGHT",
     callback=_parse_window,
-    help="Keys that a query sees before and behind its own; 128, has no limit behind.",
+    help="Number of keys that a query sees before and after its own; 128, has no limit after it.",
 )
-softcap_option = click.option("--softcap", type=float, help="Scores are C tanh(score / C).")
+softcap_option = click.option(
+    "--softcap", type=float, metavar="C", help="The kernel uses C tanh(score / C) as the score."
+)
 causal_option = click.option(
     "--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n."
 )
@@ -312,11 +314,11 @@ layout_option = known_option(
     metavar="[bhnd|bnhd]",
     default="bhnd",
     show_default=True,
-    help="Whether heads come before tokens, in the arrays of FILE, or after them.",
+    help="Order of the axes in FILE: heads before tokens, or after them.",
 )
 profile_option = known_option(
     "--profile",
     known=PROFILES,
     metavar="NAME",
-    help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: any that is usual]",
+    help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: try the usual ones]",
 )

@@ -100,7 +100,7 @@ def test_diagnosis_of_a_spec():
     result = softmax("wrong", *words)
     assert result.exit_code == 1
     lines = result.output.splitlines()
-    assert "  agrees with spec onnx-23, onnx-24, onnxruntime but for scale: 1" in lines
+    assert "  matches spec onnx-23, onnx-24, onnxruntime except that scale is 1" in lines
     assert "--list-specs" in shown("check", "--help")
 
 

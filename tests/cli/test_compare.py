@@ -156,7 +156,7 @@ def test_profile_of_the_sample_is_that_of_the_guide():
     assert lines[1] == "scale 0.176777, covariances not shrunk, not causal; n = 128, m = 128"
     assert lines[2] == "N = 128 < d^2 = 1024: covariances are rough"
     assert "effective sample size below 10" in output
-    assert lines[-2].startswith("recommended for relative error 0.1, by the laws")
+    assert lines[-2].startswith("recommended for relative error 0.1, by the formulas")
     assert lines[-1] == "exact attention, for 8 of 8 heads"
     assert max(map(len, lines)) <= 100
     assert not any(word in output for word in ("…", "inf", "nan"))
@@ -217,7 +217,7 @@ def test_outside_the_regime_no_number_is_shown():
     q, k, v = 20 * np.random.default_rng(0).standard_normal((3, 8, 4))
     output = profiled("--features", "4,16", q=q, k=k, v=v)
     assert all(row[1] == "- (0%)" for row in cells(output, "predictions"))
-    assert "-: outside the regime of the law (effective sample size below 10)" in output
+    assert "-: the formula is not valid there (effective sample size below 10)" in output
     assert "inf" not in output
     assert cells(output, "num_features_by_law")[0][1] == "-"
     seen = report("profile", "other.npz", "--features", 4)

@@ -292,7 +292,7 @@ def test_layouts(line, key):
         assert got[key] == expected[key]
     if key in ("results", "z"):
         assert (
-            "warning: 24 heads of 2 tokens in layout bhnd; if it is the other way round, say "
+            "warning: 24 heads of 2 tokens in layout bhnd looks transposed; if so, pass "
             "--layout bnhd\n"
         ) in run(*swapped).stderr
 

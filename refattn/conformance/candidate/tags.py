@@ -1,4 +1,4 @@
-"""What a candidate declares: capabilities, and tags with their values."""
+"""Declarations of a candidate: capabilities, and tags with their values."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from ...registry import Estimator
 # Options of an estimator that the checks know how to use.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
-        "batch_invariant": "a query has the same bits alone, in any batch and in any order",
+        "batch_invariant": "a query gives the same bits alone, in any batch and in any order",
         "bias": "bias=, floats (..., n, m), added to the scores",
         "causal": "causal=True: query i sees key j only if j <= i + m - n",
         "d_bias": "with bias and vjp: returns d_bias after dv",
-        "d_lse": "with lse and vjp: d_lse=, a cotangent of lse beside d_out",
-        "d_sinks": "with sinks and vjp: returns d_sinks after these",
-        "deterministic": "the same call has the same bits, gradients too",
-        "dropout": "dropout=p, seed=: weights are kept with probability 1 - p, and divided by it",
+        "d_lse": "with lse and vjp: takes d_lse=, the cotangent of lse, besides d_out=",
+        "d_sinks": "with sinks and vjp: returns d_sinks after dv and d_bias",
+        "deterministic": "repeating a call gives the same bits, also for gradients",
+        "dropout": "dropout=p, seed=: a weight is kept with probability 1 - p, and divided by 1 - p",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
-        "gqa": "keys and values may have fewer heads than queries, shared by consecutive ones",
-        "indices": "indices=, keys (S,) or of each head, of sampled-softmax (n, S); of samples "
-        "with log_probability=, logs of how often each is expected",
-        "indices_only": "the same, and no other way to call it: it draws nothing by itself",
+        "gqa": "keys and values may have fewer heads than queries; consecutive query heads share one",
+        "indices": "indices=, the sampled keys (S,), or of each head; of sampled-softmax (n, S); for "
+        "weighted samples also log_probability=, the log of how often each key is expected",
+        "indices_only": "the same, but indices= must be passed: the function draws nothing itself",
         "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",
-        "moments": "mean= and cov= of the law of the frequencies",
+        "moments": "mean= and cov= of the distribution of the frequencies",
         "omega": "omega=, frequencies (S, d); of RA (n, S, d), of LARA with centres=, of EVA "
         "(C, d) for C chunks",
-        "omega_only": "the same, and no other way to call it: it draws nothing by itself",
+        "omega_only": "the same, but omega= must be passed: the function draws nothing itself",
         "omega_per_head": "the frequencies may differ between heads",
-        "sinks": "sinks=, (heads,), the score for each query head of a key whose value is 0",
+        "sinks": "sinks=, (heads,): each query head has one more key with this score and value 0",
         "softcap": "softcap=c: scores are c tanh(score / c), before a bias is added",
-        "vjp": "d_out=: returns (out, dq, dk, dv); of torch and jax the library differentiates",
-        "window": "window=(left, right): the query sees so many keys before its own, and after",
+        "vjp": "d_out=: returns (out, dq, dk, dv); torch and JAX differentiate the function itself",
+        "window": "window=(left, right): a query sees this many keys before and after its own",
     }
 )
 
@@ -55,33 +55,37 @@ LAYOUTS = ("nd", "hnd", "nhd", "bnd", "bhnd", "bnhd")
 TAGS: Mapping[str, str] = MappingProxyType(
     {
         "scale": "factor on q . k; None, the default, for 1/sqrt(d)",
-        "coupling": 'how frequencies depend on each other, as in sampling.draw; "iid" by default',
+        "coupling": "joint distribution of the frequencies, as in sampling.draw: iid (default), "
+        "orthogonal, ...; the names performer and rfa-orthogonal imply orthogonal",
         "features": '"positive" (default), "hyperbolic" or "trigonometric"',
         "feature_map": 'of linear attention: "elu" (default) or "relu"',
         "weighting": 'of LARA: "balance" (default), "own", "query" or "query-over-queries"',
         "dtype": f"of the arrays: {', '.join(TAGGED_DTYPES)}; float64 by default",
         "library": f"of the arrays: {', '.join(LIBRARIES)}; numpy by default",
-        "device": "of the arrays, in the words of their library",
+        "device": "of the arrays, as their library names it, such as cuda:0",
         "layout": f"axes, one of {', '.join(LAYOUTS)}; by default any leading axes, then n, d",
-        "centres": '"chunks" if LARA as a black box takes its proposals as this package does',
+        "centres": '"chunks" if your LARA builds its proposals from chunk means as refattn does, '
+        'otherwise "own"',
         "causal": '"bottom-right" (default) or "top-left": which keys a query sees if n != m',
         "lse_base": 'of the log normalisers: "e" (default) or "2"',
-        "hidden": 'what masked keys and values may be: "any" (default), NaN too; "finite-values", '
-        'keys alone may be NaN; or "finite"',
+        "hidden": 'what masked keys and values may contain: "any" (default), also NaN; '
+        '"finite-values", NaN in keys only; or "finite"',
         "epsilon": "what is added to features or normalisers; 0 by default",
         "ddof": "of the covariance: 0, or 1 by default",
-        "head_sizes": "the only d that it takes, such as 64,128; any by default",
+        "head_sizes": "the only d that it supports, such as 64,128; any by default",
         "multiple_of": "what numbers of tokens must be multiples of; 1 by default",
         "self_attention": "true if there must be as many queries as keys",
-        "causal_only": "true if every call is causal, with causal=True only if that is declared",
+        "causal_only": "true if every call is causal; causal=True is passed only if you declare the "
+        "capability",
         "same_value_size": "true if values must be as long as queries and keys",
-        "fixed_frequencies": "true if drawn when it was made: neither a size nor a seed is given",
-        "empty_rows": 'what a query gets that sees no key: "zero" (default), "nan", "mean" or '
+        "fixed_frequencies": "true if frequencies were drawn at construction: calls have no size or "
+        "seed",
+        "empty_rows": 'output of a query that sees no key: "zero" (default), "nan", "mean" or '
         '"undefined"',
-        "max_logit": "the largest |scale q . k| that it takes; any by default",
-        "window": 'which keys a window holds: "inclusive", so many besides the query\'s own, or '
-        '"exclusive", left counts that; and where it lies if n != m, "bottom-right" or "top-left"; '
-        '"inclusive, bottom-right" by default',
+        "max_logit": "the largest |scale q . k| that it supports; any by default",
+        "window": 'which keys a window includes: "inclusive" counts keys besides the query\'s own, '
+        '"exclusive" counts that key in left; and its alignment if n != m, "bottom-right" or '
+        '"top-left"; "inclusive, bottom-right" by default',
     }
 )
 
@@ -135,18 +139,18 @@ DRAWN_KEYWORDS = ("omega", "indices")
 # What a verdict does not cover where a tag or a capability says so.
 LIMITS: Mapping[str, str] = MappingProxyType(
     {
-        "indices_only": "how keys are drawn is not its own",
-        "omega_only": "how frequencies are drawn is not its own",
-        "hidden": "what is hidden was finite",
+        "indices_only": "drawing of keys was not tested",
+        "omega_only": "drawing of frequencies was not tested",
+        "hidden": "masked keys and values were finite",
         "epsilon": "errors that it may cause were allowed",
-        "head_sizes": "no other length of queries and keys was asked",
-        "multiple_of": "no other number of tokens was asked",
+        "head_sizes": "no other length of queries and keys was tested",
+        "multiple_of": "no other number of tokens was tested",
         "self_attention": "there were always as many queries as keys",
         "causal_only": "every call was causal",
         "same_value_size": "values were always as long as keys",
-        "fixed_frequencies": "the law of its frequencies was not tested",
-        "empty_rows": "queries that see no key were compared with that",
-        "max_logit": "no larger inner product was asked",
+        "fixed_frequencies": "the distribution of its frequencies was not tested",
+        "empty_rows": "queries that see no key were compared with this",
+        "max_logit": "no larger inner product was tested",
     }
 )
 

@@ -179,5 +179,5 @@ def test_sums_of_keys_that_come_many_times(seeds):
 def test_limits_of_windows_are_in_the_report():
     adapter = of(attending(), "softmax", *SEES, "window", multiple_of=8)
     assert check(adapter, checks=["windows"]).limits == {
-        "multiple_of=8": "no other number of tokens was asked"
+        "multiple_of=8": "no other number of tokens was tested"
     }

@@ -94,7 +94,7 @@ def test_reprs_are_short_and_numbers_are_there_or_not():
     [
         ([PASS], PASS, "no deviation was found"),
         ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
-        ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks say too lit"),
+        ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks lack power"),
         ([], UNDERPOWERED, "nothing was checked"),
         ([UNDERPOWERED, FAIL], FAIL, ""),
         ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
@@ -126,13 +126,13 @@ def test_severities_are_in_every_format():
     text = page(found).text()
     assert words in text
     assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
-    assert "severity law: random numbers of another law" in text  # of the expected one
+    assert "severity law: random draws have the wrong distribution" in text  # of the expected one
 
 
 def test_failures_at_extreme_inputs_only_have_words_of_their_own():
     def says(found):
         texts = page(found).text().lower(), str(found), found.conclusion, properties(found)
-        return {"right at ordinary inputs, as far as was tried" in str(x) for x in texts}
+        return {"right at all ordinary inputs that were tried" in str(x) for x in texts}
 
     only = report(result(), result(FAIL, "range"))
     assert says(only) == {True}
@@ -185,12 +185,12 @@ def test_the_page_holds_everything(everything):
         f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale 1.0 level quick alpha",
         "level quick alpha 1e-06 seed 7",
         "Summary 1 PASS 2 FAIL 1 UNDERPOWERED 1 STALE",
-        f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that shows it {SHOWN}",
-        "like none of the known mistakes",
+        f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that reproduces it {SHOWN}",
+        "like none of the known bugs",
         f"STALE large_logits as it should be failure expected {SHOWN}",
-        f"PASS contract as it should be largest error 0.25 of the tolerance {NONE} {NONE} 0.25 0",
-        f"p = 0.04, adjusted 0.5, 30 seeds detects scale of 0.25, not 0.1 0.04 0.5 {NONE} 0.000",
-        f"Not tried needs more gqa, causal {SHOWN} seeds",
+        f"PASS contract as it should be max error 0.25 x tolerance {NONE} {NONE} 0.25 0",
+        f"p = 0.04, adjusted 0.5, 30 seeds would only detect scale >= 0.25 (target 0.1) 0.04 0.5 {NONE} 0.000",
+        f"Not run needs more gqa, causal {SHOWN} seeds",
         f"Guarantee {everything.guarantee}",
     ):
         assert part in text, part

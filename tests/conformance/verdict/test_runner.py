@@ -195,7 +195,7 @@ def test_severity_and_what_was_not_tried():
     assert "right at ordinary inputs" not in str(alone)
     report = check(clipped, checks=[*FEW, "large_logits", "extreme_logits"], **SOFTMAX)
     assert report.severities.keys() == {"range"}
-    assert "right at ordinary inputs, as far as was tried" in str(report)
+    assert "right at all ordinary inputs that were tried" in str(report)
     assert report.not_tried["mask"] == "needs --capability mask"
     assert report.not_tried["mask_with_causal"] == "needs --capability causal and --capability mask"
     shifted = changed(after=lambda out, *_: out + 0.1)
@@ -219,14 +219,14 @@ def test_a_verdict_names_its_limits():
     tags = {"fixed_frequencies": "yes", "head_sizes": "8", "epsilon": 0.0}
     adapter = of(partial(refattn.random_feature_attention, omega=np.eye(8)), "rfa", **tags)
     assert adapter.limits == {
-        "head_sizes=8": "no other length of queries and keys was asked",
-        "fixed_frequencies=true": "the law of its frequencies was not tested",
+        "head_sizes=8": "no other length of queries and keys was tested",
+        "fixed_frequencies=true": "the distribution of its frequencies was not tested",
     }
     report = check(adapter, checks=["contract"])
     assert "needs frequencies of its own for each seed" in report.not_tried["frequency_law"]
     given = of(refattn.sampled_key_attention, "sampled-norms", "indices_only")
     report = check(given, checks=["all_keys"])
-    assert report.limits == {"indices_only": "how keys are drawn is not its own"}
+    assert report.limits == {"indices_only": "drawing of keys was not tested"}
 
 
 def test_nothing_asked_is_no_pass():
