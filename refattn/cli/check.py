@@ -12,13 +12,11 @@ from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays import checks
 from ..arrays.words import said
-from ..registry import ESTIMATORS, Estimator
 from .options import (
     Answer,
     Unusable,
@@ -32,11 +30,14 @@ from .options import (
     seed_or_random,
     words_of,
 )
-from .progress import checking
-from .show import reports
+from .progress import checking, notice
 from .show.page import hanging, limit
 from .streams import kept, unread
 
+if TYPE_CHECKING:
+    from ..registry import Estimator
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
@@ -62,7 +63,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     known = {
         "--estimator": {
             ", ".join((record.name, *record.aliases)): _describe_estimator(record)
-            for record in dict.fromkeys(ESTIMATORS.values())
+            for record in dict.fromkeys(conformance.ESTIMATORS.values())
         },
         "--capability": conformance.CAPABILITIES,
         "--tag": conformance.TAGS,
@@ -70,6 +71,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
             name: " ".join(f"{tag}={write_tag(value)}" for tag, value in tags.items())
             for name, tags in conformance.SPECS.items()
         },
+        "--check": {name: f"{check.claim}." for name, check in conformance.CHECKS.items()},
     }
     with unread():
         for option, words in known.items():
@@ -135,9 +137,9 @@ def _describe_estimator(record: Estimator) -> str:
 )
 @click.option(
     "--estimator",
-    required=True,
-    shell_complete=words_of(lambda: ESTIMATORS),
-    help="What it computes: softmax, kernel, rfa, ...",
+    shell_complete=words_of(lambda: _conformance().ESTIMATORS),
+    help="Which estimator it implements: softmax, rfa, performer, lara, ra, eva, linear, ...  "
+    "[default: softmax, if it takes q, k, v alone]",
 )
 @click.option(
     *("--capability", "capabilities"),
@@ -204,7 +206,12 @@ def _describe_estimator(record: Estimator) -> str:
     callback=seed_or_random,
     help="Random seed, or `random`.",
 )
-@click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
+@click.option(
+    *("--check", "names"),
+    multiple=True,
+    shell_complete=words_of(lambda: _conformance().CHECKS),
+    help="Run this check only; repeatable.",
+)
 @click.option(
     "--time-limit", type=float, help="Seconds for the whole run.  [default: 120 at level quick]"
 )
@@ -225,6 +232,7 @@ def _describe_estimator(record: Estimator) -> str:
     help="Call MODULE:CALLABLE in its own process; a crash is then a failure.",
 )
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
+@click.option("--verbose", is_flag=True, help="List every check, also those passed or not run.")
 @click.pass_context
 def check(
     context: click.Context,
@@ -234,6 +242,7 @@ def check(
     json_path: str | None,
     xfails: Path | None,
     reproducers: bool,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Check an implementation of an attention estimator.
@@ -245,6 +254,8 @@ def check(
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
+    from .show import reports
+
     quiet = json_path == "-"  # as --format json
     kind = "json" if quiet else kind
     # A candidate may change the working directory.
@@ -265,7 +276,7 @@ def check(
     try:
         publish(
             Answer(
-                partial(reports.print_report, report, reproducers),
+                partial(reports.print_report, report, reproducers, verbose=verbose),
                 report.tables,
                 report.to_json,
             ),
@@ -283,6 +294,7 @@ def check(
 def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from .. import conformance
+    from ..arrays import checks
 
     estimator, capabilities, tags, spec, seed, names, program, keep = map(
         options.pop,
@@ -293,10 +305,11 @@ def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> An
         if "=" not in tag:
             raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
     if spec is not None:
-        checks.choice("--spec", spec, conformance.SPECS)
+        checks.choice("--spec", spec, conformance.SPECS, listing="refattn check --list")
         pairs = {**conformance.SPECS[spec], **pairs}
     most = options["time_limit"] or conformance.TIME_LIMITS[options["level"]]
     with _candidate(target, estimator, program, keep) as (fn, source):
+        estimator = estimator or _guess_estimator(fn)
         return conformance.check(
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
@@ -309,22 +322,43 @@ def _run_checks(target: str, xfails: Path | None, options: dict[str, Any]) -> An
 
 @contextmanager
 def _candidate(
-    target: str, estimator: str, program: str | None, keep: bool
+    target: str, estimator: str | None, program: str | None, keep: bool
 ) -> Iterator[tuple[Any, str | None]]:
-    """Open the callable or program, and say where it can be imported from."""
+    """Open the callable or program; yield it, and where it can be imported from."""
     if program is None:
         if keep:
             raise ValueError("`--keep` must come with --subprocess.")
         yield _import_target(target), target
         return
-    from ..conformance import Subprocess
+    from ..arrays import checks
+    from ..conformance import ESTIMATORS, Subprocess
+    from ..conformance.candidate.tags import COMMON, LISTING
 
-    checks.choice("--estimator", estimator, ESTIMATORS)
+    if estimator is None:
+        raise ValueError(_UNNAMED)
+    checks.choice("--estimator", estimator, ESTIMATORS, some=COMMON, listing=LISTING)
     names = ESTIMATORS[estimator].arrays
     with closing(Subprocess(target, format=program, names=names, keep=keep)) as fn:
         if shutil.which(fn.command[0]) is None:
             raise ValueError(f"there is no program {fn.command[0]!r}.")
         yield fn, None
+
+
+_UNNAMED = "`--estimator` must be given: softmax, rfa, performer, ... (all: refattn check --list)."
+
+
+def _guess_estimator(fn: Any) -> str:
+    """Return softmax for a function of three arrays that nothing seeds or sizes, and say so."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except Exception:  # no signature, or one that fails
+        raise ValueError(_UNNAMED) from None
+    needed = [x.name for x in parameters if x.default is x.empty and x.kind in _BY_POSITION]
+    drawn = {"seed", "rng", "omega", "indices", "feature_map"}
+    if len(needed) != 3 or any(x.name in drawn or "num_" in x.name for x in parameters):
+        raise ValueError(_UNNAMED)
+    notice(f"checked as softmax, because it takes {', '.join(needed)} alone (--estimator sets it)")
+    return "softmax"
 
 
 def _import_target(target: str) -> Any:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays import checks
-from ..compare import few_queries, measure
-from ..compare import names as comparable
-from ..files.arrays import find_sample, load_qkv
-from ..profile import foreseen, plan, search, study
-from ..registry import DEFAULT
 from .options import (
+    COMMON,
     Answer,
     causal_option,
     dtype_option,
@@ -33,13 +28,17 @@ from .options import (
     seed,
 )
 from .progress import Work, notice
-from .show import comparisons, plots, profiles
+
+if TYPE_CHECKING:
+    from ..arrays.library import Floats
 
 
 def _read_qkv(
     path: Path, dtype: str | None, layout: str, *, required: str = "qkv"
-) -> dict[str, Any]:
+) -> dict[str, Floats]:
     """Read q, k and v, heads before tokens."""
+    from ..files.arrays import load_qkv
+
     arrays, stored = load_qkv(path, dtype, required=required, layout=layout)
     q, k = arrays["q"], arrays["k"]
     if dtype is None and stored != q.dtype.name:
@@ -59,7 +58,9 @@ def _read_qkv(
 @file_argument
 @features_option
 @estimators_option(
-    None, f"all, or some of {', '.join(comparable())}.  [default: {','.join(DEFAULT)}]"
+    None,
+    f"all, or some of {', '.join(COMMON)}, ... (see refattn check --list).  "
+    "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-own,lara-balance,ra,eva]",
 )
 @click.option(
     "--draws",
@@ -106,6 +107,11 @@ def compare(
     is evaluated in float64. Seconds are the median for one evaluation of all heads. The last
     column is the mean error at which a sentence encoder still works with this estimator.
     """
+    from ..arrays import checks
+    from ..compare import few_queries, measure
+    from ..files.arrays import find_sample
+    from .show import comparisons, plots
+
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         path = file or find_sample()
@@ -206,6 +212,11 @@ def profile(
     are many queries or heads, errors are predicted for some of the queries and measured on some
     of the heads; the output names them. Without --measure no random numbers are used.
     """
+    from ..arrays import checks
+    from ..files.arrays import find_sample
+    from ..profile import foreseen, plan, search, study
+    from .show import plots, profiles
+
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         checks.real("target", target, positive=True)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .._version import __version__
-from .check import check
-from .compare import compare, profile
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
 from .streams import drop_unread, unread
-from .verify import tolerance_command, verify
+
+# Commands: module and function, imported when they run, and the line of `refattn --help`.
+COMMANDS = {
+    "check": ("check:check", "Check an implementation of an attention estimator."),
+    "compare": ("compare:compare", "Compare estimators with exact softmax attention."),
+    "explain": ("explain:explain", "Explain a check, a known bug, or another name in a report."),
+    "profile": ("compare:profile", "Recommend an estimator for queries and keys."),
+    "tolerance": ("verify:tolerance_command", "Compute the atol and rtol that a test needs."),
+    "vectors": ("group:vectors", "Write golden vectors for other languages."),
+    "verify": ("verify:verify", "Judge the output of a kernel, from a file."),
+}
 
 _COMPLETION = """\b
 The shell completes names of commands, options and estimators after
@@ -31,7 +40,21 @@ _INTERRUPTED = 128 + 2
 
 
 class _Group(click.Group):
-    """Commands whose exit status is 1 only for a FAIL."""
+    """Commands that are imported when they run, whose exit status is 1 only for a FAIL."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f".{module}", __package__), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _give_status():
@@ -74,7 +97,7 @@ def group() -> None:
     """
 
 
-@group.command(
+@click.command(
     epilog=examples(
         "refattn vectors golden --format npz", "refattn vectors golden --format npz --check"
     )
@@ -122,7 +145,3 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
     vectors_in = f"{count} vectors in " if count else ""
     with unread():
         click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
-
-
-for _command in (compare, profile, check, verify, tolerance_command):
-    group.add_command(_command)

@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import numpy as np
 from click.shell_completion import CompletionItem
 
 from ..arrays.tables import Table
 from ..arrays.words import close
-from ..compare import names as comparable
-from ..files.arrays import INSTALL
-from ..registry import DEFAULT, ESTIMATORS
-from ..rounding.profiles import PROFILES
 from .progress import notice
-from .show.page import Page, to_csv
-from .show.style import FIGURE_FORMATS
+from .show.page import FIGURE_FORMATS, Page, to_csv
 from .streams import unread
+
+COMMON = ("rfa", "performer", "rfa-adapted", "lara", "ra", "snis", "eva", "second-order", "coreset")
 
 
 def _parse_numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -69,12 +65,17 @@ def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Calla
 
 
 def _aliased() -> list[str]:
-    """Return names of the estimators that stand for softmax attention, other names too."""
+    """Return names and aliases of the estimators that stand for softmax attention."""
+    from ..registry import ESTIMATORS
+
     return [name for name, record in ESTIMATORS.items() if record.approximates]
 
 
 def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
+    from ..compare import names as comparable
+    from ..registry import DEFAULT, ESTIMATORS
+
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
     chosen: list[str] = []
     for name in names:
@@ -83,9 +84,11 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
         elif name in ESTIMATORS and ESTIMATORS[name].approximates:
             chosen.append(ESTIMATORS[name].name)
         else:
-            known = ", ".join(comparable())
             hint = close(name, ["all", *_aliased()])
-            raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
+            raise click.BadParameter(
+                f"must be all or of {', '.join(COMMON)}, ... (all: refattn check --list), "
+                f"got {name!r}.{hint}"
+            )
     return list(dict.fromkeys(chosen))
 
 
@@ -127,12 +130,16 @@ def installed(option: str, module: str) -> None:
     try:
         import_module(module)
     except ModuleNotFoundError:
+        from ..files.arrays import INSTALL
+
         raise Unusable(f"{option} {INSTALL}") from None
 
 
 @contextmanager
 def one_line(plotting: bool) -> Iterator[None]:
     """Turn what is raised for unusable input into one line and exit status 2."""
+    import numpy as np
+
     if plotting:
         installed("--plot", "matplotlib.figure")
     try:
@@ -167,7 +174,9 @@ def publish(
     plot_path: Path | None = None,
     plot: Callable[[Path], None] | None = None,
 ) -> None:
-    """Print what was found in a format, and write the files that are asked for."""
+    """Print a result in a format, and write the files that the options name."""
+    import numpy as np
+
     try:
         with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
             _print_answer(answer, kind)
@@ -316,9 +325,11 @@ layout_option = known_option(
     show_default=True,
     help="Order of the axes in FILE: heads before tokens, or after them.",
 )
-profile_option = known_option(
-    "--profile",
-    known=PROFILES,
-    metavar="NAME",
-    help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: try the usual ones]",
-)
+
+
+def profile_option(command: Any) -> Any:
+    """Add the option of the profile of a kernel."""
+    from ..rounding.profiles import PROFILES
+
+    words = f"What the kernel rounds: {', '.join(PROFILES)}.  [default: try the usual ones]"
+    return known_option("--profile", known=PROFILES, metavar="NAME", help=words)(command)

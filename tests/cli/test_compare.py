@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from refattn import __version__, cli, compare, profile
+from refattn.cli.options import COMMON
 from refattn.compare import DEFAULT, names
 from refattn.files import sample
 from refattn.profile import advice, plans
@@ -70,7 +71,10 @@ def test_tables_of_heads():
 def test_version_and_help():
     assert shown("--version") == f"refattn, version {__version__}\n"
     text = "".join(shown("compare", "--help").split())
-    assert all(name in text for name in names())
+    assert all(name in text and ESTIMATORS[name].approximates for name in COMMON)
+    assert f"[default:{','.join(DEFAULT)}]" in text
+    listed = shown("check", "--list")
+    assert all(name in listed for name in names())
     done = run("moments")
     assert done.exit_code == 2
     assert "No such command 'moments'" in done.stderr
@@ -139,8 +143,8 @@ def test_other_names_of_estimators(other):
     words = ["compare", "qkv.npz", "--features", "4", "--draws", "1", "--estimators"]
     seen = [x["estimator"] for x in report(*words, f"{other},performer")["results"]][2:]
     assert seen == list(dict.fromkeys(seen))
-    expected = set(names()) if other == "all" else {"rfa-iid"}
-    assert {"rfa-iid"} <= set(seen) <= expected
+    expected = set(names()) if other == "all" else {ESTIMATORS[other].name, "rfa-orthogonal"}
+    assert {"rfa-orthogonal"} <= set(seen) <= expected
     assert other != "all" or "ra" in seen
 
 
@@ -244,7 +248,7 @@ def test_what_is_taken_of_the_rows_is_said(monkeypatch):
     monkeypatch.setattr(advice, "LAW_QUERIES", 3)
     output = shown("profile", "easy.npz", "--features", 4000)
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output
-    assert "laws: of 3 evenly spaced queries of each head, and all keys;\n" in output
+    assert "predicted for 3 evenly spaced queries of each head, and all keys;\n" in output
     found = profile.study(*np.load("easy.npz").values(), sizes=[4000])
     for name, cell in zip(profile.LAWS, cells(output, "predictions")[0][1:], strict=True):
         error, spread = map(float, cell.split(" ± "))

@@ -22,6 +22,7 @@ from rich.text import Text
 from ...arrays.tables import Table
 from ...arrays.words import portable
 
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 STATUS_COLOURS = {
     "PASS": "green",
     "FAIL": "red",

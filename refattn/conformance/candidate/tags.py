@@ -12,6 +12,12 @@ import numpy as np
 from ...arrays import checks
 from ...registry import Estimator
 
+LISTING = "refattn check --list"  # prints all names, of which errors list some
+COMMON = (
+    *("softmax", "rfa", "performer", "ra", "lara"),
+    *("eva", "linear", "coreset", "snis", "kernel"),
+)
+
 # Options of an estimator that the checks know how to use.
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
@@ -22,11 +28,11 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "d_lse": "with lse and vjp: takes d_lse=, the cotangent of lse, besides d_out=",
         "d_sinks": "with sinks and vjp: returns d_sinks after dv and d_bias",
         "deterministic": "repeating a call gives the same bits, also for gradients",
-        "dropout": "dropout=p, seed=: a weight is kept with probability 1 - p, and divided by 1 - p",
+        "dropout": "dropout=p, seed=: keeps a weight with probability 1 - p, and divides it by 1 - p",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
-        "gqa": "keys and values may have fewer heads than queries; consecutive query heads share one",
-        "indices": "indices=, the sampled keys (S,), or of each head; of sampled-softmax (n, S); for "
-        "weighted samples also log_probability=, the log of how often each key is expected",
+        "gqa": "keys and values may have fewer heads; consecutive query heads share one",
+        "indices": "indices=, the sampled keys (S,), or of each head; of sampled-softmax (n, S); "
+        "for weighted samples also log_probability=, the log of how often each key is expected",
         "indices_only": "the same, but indices= must be passed: the function draws nothing itself",
         "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",
@@ -75,11 +81,11 @@ TAGS: Mapping[str, str] = MappingProxyType(
         "head_sizes": "the only d that it supports, such as 64,128; any by default",
         "multiple_of": "what numbers of tokens must be multiples of; 1 by default",
         "self_attention": "true if there must be as many queries as keys",
-        "causal_only": "true if every call is causal; causal=True is passed only if you declare the "
-        "capability",
+        "causal_only": "true if every call is causal; causal=True is passed only if you declare "
+        "the capability",
         "same_value_size": "true if values must be as long as queries and keys",
-        "fixed_frequencies": "true if frequencies were drawn at construction: calls have no size or "
-        "seed",
+        "fixed_frequencies": "true if frequencies were drawn at construction: calls have no size "
+        "or seed",
         "empty_rows": 'output of a query that sees no key: "zero" (default), "nan", "mean" or '
         '"undefined"',
         "max_logit": "the largest |scale q . k| that it supports; any by default",

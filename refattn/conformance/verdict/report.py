@@ -146,11 +146,12 @@ class Result:
 
     @property
     def shortfalls(self) -> list[str]:
-        """What an underpowered check would detect, if that is larger than its target."""
+        """What a check without power would detect, if that is above its target; worst first."""
+        missed = [x for x, target in self.target.items() if self.detectable[x] > target]
+        missed.sort(key=lambda x: -self.detectable[x] / self.target[x])
         return [
-            f"would only detect {name} >= {self.detectable[name]:.2g} (target {target:.2g})"
-            for name, target in self.target.items()
-            if self.detectable[name] > target
+            f"would only detect {x} >= {self.detectable[x]:.2g} (target {self.target[x]:.2g})"
+            for x in missed
         ]
 
     def __repr__(self) -> str:
@@ -177,6 +178,8 @@ class Report:
     diagnosis : list of str
         Conventions under which a candidate that fails would be right, such as "matches spec
         torch-sdpa except that causal is bottom-right".
+    advice : str
+        If some checks lack power, the one thing to do about it.
 
     Examples
     --------
@@ -198,6 +201,7 @@ class Report:
     limits: dict[str, str] = field(default_factory=dict)
     diagnosis: list[str] = field(default_factory=list)
     version: str = __version__
+    advice: str = ""
 
     @property
     def verdict(self) -> str:
@@ -236,9 +240,10 @@ class Report:
     def guarantee(self) -> str:
         """The error probability of the verdict, and by which theorem."""
         return (
-            f"A correct implementation fails with probability at most {self.alpha:g}. P-values come "
-            "from exact distributions or proven bounds, corrected by Holm's method, which needs no "
-            "independence. Identities may differ by the rounding error of a sound evaluation."
+            f"A correct implementation fails with probability at most {self.alpha:g}. P-values "
+            "come from exact distributions or proven bounds, corrected by Holm's method, which "
+            "needs no independence. Identities may differ by the rounding error of a sound "
+            "evaluation."
         )
 
     def to_json(self) -> str:
@@ -364,17 +369,22 @@ class Report:
         counts = "".join(f", {count} {status}" for status, count in self.counts.items())
         return f"<Report {self.verdict}: {self.name!r} as {self.estimator}{counts}>"
 
-    def text(self, width: int = 100) -> str:
-        """Return the report in words, with lines no longer than `width` where they may break."""
+    def text(self, width: int = 100, *, verbose: bool = False) -> str:
+        """Return the report in words, with lines no longer than `width` where they may break.
+
+        Checks that passed, and checks that were not run, are only counted unless `verbose`.
+        """
         able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
         lines = [
             f"{self.verdict}: {self.name} as {self.estimator}{able} "
             f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
         ]
         if self.verdict != PASS:
-            lines += [f"  {words}" for words in (self.conclusion, *self.diagnosis)]
-        longest = max((len(r.check) for r in self.results), default=0)
-        for r in self.results:
+            words = (self.conclusion, *self.diagnosis, self.advice * (self.verdict != FAIL))
+            lines += [f"  {x}" for x in words if x]
+        listed = [r for r in self.results if verbose or r.status != PASS]
+        longest = max((len(r.check) for r in listed), default=0)
+        for r in listed:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 lines.append(f"      {r.severity}: {r.claim}")
@@ -382,14 +392,30 @@ class Report:
                     lines.append(f"      {'like' if i == 0 else '    '}: {s}")
                     lines += [f"            {line}" for line in change.splitlines()]
             if r.status == UNDERPOWERED:
-                lines += [f"      {text}" for text in r.shortfalls]
+                lines += [f"      {text}" for text in r.shortfalls[: None if verbose else 1]]
         if self.limits:
             longest = max(map(len, self.limits))
             lines += ["limits of the verdict:"]
             lines += [f"  {name:<{longest}}  {text}" for name, text in self.limits.items()]
-        if self.not_tried:
-            lines += ["not tried:", *self._left_out(width)]
-        return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, width)]))
+        if verbose:
+            lines += ["not run:", *self._left_out(width)] if self.not_tried else []
+            lines += textwrap.wrap(self.guarantee, width)
+        else:
+            lines += textwrap.wrap(self._counted(), width)
+        return printable("\n".join(lines))
+
+    def _counted(self) -> str:
+        """Count the checks that passed and that were not run, for reasons that stop a run by it."""
+        passed = self.counts[PASS]
+        words = [f"{passed} check{'s' * (passed != 1)} passed"] if passed else []
+        count = len(self.not_tried)
+        for why in STOPS:
+            if names := self.untried.get(why):
+                words.append(f"{len(names)} not run: {why}")
+                count -= len(names)
+        if count:
+            words.append(f"{count} not run: not declared, or not asked for")
+        return f"{'; '.join(words)} (--verbose lists them)" if words else ""
 
     def __str__(self) -> str:
         return self.text()
@@ -403,7 +429,7 @@ class Report:
         return reasons
 
     def _left_out(self, width: int) -> Iterator[str]:
-        """Yield a line for each check that was not tried, or for all after the run stopped."""
+        """Yield a line for each check that was not run, or for all after the run stopped."""
         longest = max(map(len, self.not_tried))
         for why, names in self.untried.items():
             if why in STOPS:
@@ -415,7 +441,7 @@ class Report:
     def _failures(self) -> Iterator[str]:
         """Yield how many failures there are of each severity, and their meaning."""
         for name, count in self.severities.items():
-            yield f"{count} of {name} ({SEVERITIES[name]})"
+            yield f"{count} {SEVERITIES[name]} ({name})"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
         if failed == {"range"} and self.counts[PASS]:
             yield "right at all ordinary inputs that were tried"
