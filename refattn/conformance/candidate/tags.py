@@ -28,11 +28,11 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "d_lse": "with lse and vjp: takes d_lse=, the cotangent of lse, besides d_out=",
         "d_sinks": "with sinks and vjp: returns d_sinks after dv and d_bias",
         "deterministic": "repeating a call gives the same bits, also for gradients",
-        "dropout": "dropout=p, seed=: keeps a weight with probability 1 - p, and divides it by 1 - p",
+        "dropout": "dropout=p, seed=: keeps weights with probability 1 - p, and divides them by it",
         "feature_map": "a kernel called as fn(x, omega=omega) returns features",
         "gqa": "keys and values may have fewer heads; consecutive query heads share one",
         "indices": "indices=, the sampled keys (S,), or of each head; of sampled-softmax (n, S); "
-        "for weighted samples also log_probability=, the log of how often each key is expected",
+        "for weighted samples also log_probability=, logs of how often each key is expected",
         "indices_only": "the same, but indices= must be passed: the function draws nothing itself",
         "lse": "return_lse=True: returns (out, lse), log normalisers (..., heads, n) without sinks",
         "mask": "mask=, boolean (..., n, m), True where a query sees a key",

@@ -384,13 +384,17 @@ class Report:
             lines += [f"  {x}" for x in words if x]
         listed = [r for r in self.results if verbose or r.status != PASS]
         longest = max((len(r.check) for r in listed), default=0)
+        known: set[tuple[str, str]] = set()
         for r in listed:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 lines.append(f"      {r.severity}: {r.claim}")
                 for i, (s, change) in enumerate(r.alike):
-                    lines.append(f"      {'like' if i == 0 else '    '}: {s}")
-                    lines += [f"            {line}" for line in change.splitlines()]
+                    again = (s, change) in known and not verbose
+                    words = f"{s.partition(':')[0]}, as above" if again and change else s
+                    lines.append(f"      {'like' if i == 0 else '    '}: {words}")
+                    lines += [f"            {x}" for x in change.splitlines() if not again]
+                known.update(r.alike)
             if r.status == UNDERPOWERED:
                 lines += [f"      {text}" for text in r.shortfalls[: None if verbose else 1]]
         if self.limits:
