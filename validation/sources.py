@@ -51,13 +51,13 @@ SOURCES: Mapping[str, Source] = {
         {"code": "https://github.com/teddykoker/performer", **_arxiv("2009.14794")},
     ),
     "002": Source(
-        "Ye's report",
+        "Ye 2023",
         "X. Ye, Adapting linear attention to query/key distributions, research project report, "
         "2023.",
         {"code": "https://github.com/xcy515/high-dim-ml-f23"},
     ),
     "003": Source(
-        "Randomized attention post",
+        "Zheng 2022",
         "L. Zheng, Randomized attention: a generalized random feature attention algorithm, blog "
         "post, 2022, on L. Zheng, C. Wang and L. Kong, Linear complexity randomized self-attention "
         "mechanism, ICML 2022.",
