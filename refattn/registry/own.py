@@ -112,7 +112,7 @@ _RFA = Estimator(
     aliases=("rfa", "snis"),
     vjp=f"{_PULLBACKS}.rules:vjp_random_features",
     vectors=f"{_VECTORS}.recipes:own",
-    source=("Ye 2023, eqs. (9) and (10)", "Zheng 2022, RFA"),
+    source=("002: eqs. (9) and (10)", "003: RFA"),
 )
 _LARA = Estimator(
     "lara-balance",
@@ -124,7 +124,7 @@ _LARA = Estimator(
     aliases=("lara",),
     vjp=f"{_PULLBACKS}.lara:vjp_lara",
     vectors=f"{_VECTORS}.recipes:own",
-    source=("Zheng 2022, LARA",),
+    source=("003: LARA",),
 )
 
 
@@ -207,7 +207,7 @@ for _record in (
         certified=certified.softmax_attention,
         vjp=f"{_PULLBACKS}.rules:vjp_softmax",
         vectors=f"{_VECTORS}.recipes:of_softmax",
-        source=("Random features post, Attention(Q, K, V)", "Zheng 2022, softmax attention"),
+        source=("000: Attention(Q, K, V)", "003: softmax attention"),
     ),
     Estimator(
         "kernel",
@@ -253,7 +253,7 @@ for _record in (
         ),
         vjp=f"{_PULLBACKS}.rules:vjp_randomized",
         vectors=f"{_VECTORS}.recipes:own",
-        source=("Zheng 2022, RA",),
+        source=("003: RA",),
     ),
     *(_LARA if name == "balance" else _weighted(name) for name in lara.WEIGHTINGS),
     _fitted("lara-adapted", _LARA),
@@ -337,7 +337,7 @@ for _record in (
         state=streaming.LocalState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_local",
         vectors=f"{_VECTORS}.recipes:own",
-        source=("Chen et al., arXiv:2110.15343", "Ye 2023, eqs. (9) and (10)"),
+        source=("Chen et al., arXiv:2110.15343", "002: eqs. (9) and (10)"),
     ),
     Estimator(
         "linear",
@@ -348,10 +348,7 @@ for _record in (
         state=streaming.LinearState,
         vjp=f"{_PULLBACKS}.rules:vjp_linear",
         vectors=f"{_VECTORS}.recipes:own",
-        source=(
-            "Linear attention post, kernel_attn and phi",
-            "Katharopoulos et al., arXiv:2006.16236",
-        ),
+        source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
     ),
     Estimator(
         "moments",
@@ -359,7 +356,7 @@ for _record in (
         moments.estimate,
         traits=("rows",),
         vectors=f"{_VECTORS}.recipes:own",
-        source=("Ye 2023, eqs. (1) and (2)",),
+        source=("002: eqs. (1) and (2)",),
     ),
 ):
     register(_record)
