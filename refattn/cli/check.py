@@ -125,7 +125,7 @@ def _describe_estimator(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Explain every estimator, capability, tag and spec.",
+    help="Explain every estimator, capability, tag, spec and check.",
 )
 @click.option(
     "--list-specs",
@@ -218,7 +218,7 @@ def _describe_estimator(record: Estimator) -> str:
 @click.option(
     *("--subprocess", "program"),
     type=click.Choice(["safetensors", "npz"]),
-    help="TARGET is a command that reads and writes such files.",
+    help="The argument is a command that reads and writes such files, not MODULE:CALLABLE.",
 )
 @click.option(
     "--keep",

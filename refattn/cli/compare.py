@@ -70,7 +70,7 @@ def _read_qkv(
     help="Independent draws to average over.",
 )
 @dtype_option("float32 for float16 and bfloat16, else as they are")
-@click.option("--seed", default=0, show_default=True, type=int, callback=seed)
+@click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
 @scale_option
 @causal_option
 @layout_option
@@ -178,7 +178,7 @@ def compare(
     type=click.IntRange(2, 10**6),
     help="Independent draws to average over with --measure.",
 )
-@click.option("--seed", default=0, show_default=True, type=int, callback=seed)
+@click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
 @click.option(
     "--shrink/--no-shrink",
     default=False,

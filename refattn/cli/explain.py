@@ -27,7 +27,7 @@ def explain(name: str) -> None:
 
     For a check: what it tests, of which kind the test is, how it is computed, and known bugs that
     it detects. For a known bug: what it does, the lines that it changes, and the checks that
-    detect it. `refattn check --list` prints the names.
+    detect it. Reports print names of known bugs, and `refattn check --list` prints all others.
     """
     from ..conformance.verdict.explanations import explain as explained
 

@@ -231,7 +231,7 @@ features_option = click.option(
     show_default=True,
     metavar="S,S,...",
     callback=_parse_numbers,
-    help="Numbers of features or samples.",
+    help="Numbers S of features, samples, keys or tokens to try.",
 )
 
 

@@ -50,7 +50,8 @@ def explain(name: str) -> list[str]:
             lines.append(f"{kind} {name}: {words[name]}.")
     if not lines:
         hint = close(name, names())
-        raise ValueError(f"nothing is named {name!r} (all: refattn check --list).{hint}")
+        known = "reports name known bugs, and refattn check --list prints all other names"
+        raise ValueError(f"nothing is named {name!r} ({known}).{hint}")
     return lines
 
 
