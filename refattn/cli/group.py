@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from .._version import __version__
+from ..arrays.words import close
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
 from .streams import drop_unread, unread
@@ -51,6 +52,11 @@ class _Group(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(f".{module}", __package__), name)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}.{close(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

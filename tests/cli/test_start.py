@@ -7,6 +7,7 @@ import sys
 from click import Context
 
 from refattn.cli.group import COMMANDS, group
+from tests.cli.running import run
 
 FIRST = [
     *("--help", "--version", "nonsense", "compare --help", "compare --featurs 8", "check --help"),
@@ -33,6 +34,12 @@ def test_help_and_usage_errors_import_no_arrays():
         assert status == (0 if words.startswith("--") or words.endswith("--help") else 2), words
         assert {"refattn", "click"} <= {*modules}
         assert not {"numpy", "scipy", "array_api_compat", "matplotlib"} & {*modules}, words
+
+
+def test_a_mistyped_command_gets_a_suggestion():
+    done = run("chek", "x:y")
+    assert done.exit_code == 2
+    assert "No such command 'chek'. Did you mean check?" in done.stderr
 
 
 def test_every_command_is_in_the_help():
