@@ -363,13 +363,15 @@ class Report:
             lines += textwrap.wrap(self.guarantee, width)
         else:
             lines += textwrap.wrap(self._counted(), width)
+        if failed := [r.check for r in listed if r.status == FAIL]:
+            lines.append(f"explain any name above: refattn explain {failed[0]}")
         return printable("\n".join(lines))
 
     def _counted(self) -> str:
         """Count the checks that passed and that were not run, for reasons that stop a run by it."""
         passed = self.counts[PASS]
         words = [f"{passed} check{'s' * (passed != 1)} passed"] if passed else []
-        count = len(self.not_tried)
+        count = len({*self.not_tried} - {r.check for r in self.results})  # sizes may be left out
         for why in STOPS:
             if names := self.untried.get(why):
                 words.append(f"{len(names)} not run: {why}")
