@@ -1,6 +1,6 @@
 r"""Frequencies adapted to the queries and keys at hand, in closed form from their moments.
 
-Reference 002 estimates the means and covariances of queries and keys; these four moments determine
+Ye 2023 estimates the means and covariances of queries and keys; these four moments determine
 
 * a gauge A: softmax attention is the same for A q and A^{-T} k, its estimates are not;
 * a Gaussian proposal N(mu, Sigma) for the frequencies: `oprf`, `sderf` and `optimal_gaussian`
@@ -102,7 +102,7 @@ def fit(
     the composition of `gauge` and `optimal_gaussian`. The result is a proposal for
     `random_feature_attention`, `linear_randomized_attention` and `theory.attention_law`, on the
     data it was fitted to or on others. The mean contains the effect of centring (`centre`).
-    Reference 002, estimating the distribution of queries and keys.
+    Ye 2023, estimating the distribution of queries and keys.
 
     Parameters
     ----------

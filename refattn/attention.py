@@ -268,7 +268,7 @@ def softmax_attention(
 
     and with the options of kernels as `attend` has them.
 
-    Reference 000, Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn. (The
+    Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng 2022, SoftmaxAttn. (The
     references are listed in `validation/site/guide/where.md`.)
 
     Parameters

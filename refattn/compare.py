@@ -1,6 +1,6 @@
-"""Estimators against exact softmax attention: error and time.
+"""Measure the error and time of estimators against exact softmax attention.
 
-What `refattn compare` prints, as a function that returns it.
+`measure` returns what `refattn compare` prints.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Row(NamedTuple):
 
     @property
     def standard_error(self) -> float:
-        """Of the mean over draws and heads; nan for one draw.
+        """Standard error of the mean over draws and heads; nan for one draw.
 
         Heads may share what is drawn: only draws are independent.
         """
@@ -74,7 +74,7 @@ class Row(NamedTuple):
 
 
 class Skipped(NamedTuple):
-    """An estimator that does not take this S, or these options."""
+    """An estimator that does not support this S, or these options."""
 
     estimator: str
     samples: int | None
@@ -107,7 +107,7 @@ def listed(skipped: Iterable[Skipped]) -> str:
 
 @held()
 class Comparison(NamedTuple):
-    """What was measured, and how.
+    """Result of `measure`.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Comparison(NamedTuple):
     draws: int
 
     def tables(self) -> tuple[Table, Table]:
-        """Give errors and times of each method and S as rows, and the errors of each head."""
+        """Return a table of errors and times by method and S, and a table of errors by head."""
         limits, reference = tolerated(), self.rows[0].seconds
         rows = [
             {
@@ -200,7 +200,7 @@ class Inputs(NamedTuple):
     def row(self, record: Estimator, samples: int | None, draws: int, *, warm: bool) -> Row:
         """Measure an estimator; the first evaluation of all, not `warm`, is not timed.
 
-        Raises what the estimator does, ValueError among others, if it does not take this S.
+        If the estimator does not support this S, its exception is raised, such as ValueError.
         """
         evaluate = partial(_evaluate_draw, self, record, samples)
         return _timed(record.name, samples, evaluate, self.error, draws, warm=warm)

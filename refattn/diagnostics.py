@@ -39,7 +39,7 @@ def log_weights(
     .. math:: W_{is} \propto w_s \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s),
               \qquad \sum_s W_{is} = 1
 
-    These are the weights that `random_feature_attention` gives the samples; reference 003, the
+    These are the weights that `random_feature_attention` gives the samples; Zheng 2022, the
     ratios p_n / q of SNIS.
 
     Parameters

@@ -82,7 +82,7 @@ def random_features(
         \xi(x) = \frac{h(x)}{\sqrt{S}} \left[f_1(\omega_1 \cdot x), \ldots, f_1(\omega_S \cdot x),
         \ldots, f_l(\omega_1 \cdot x), \ldots, f_l(\omega_S \cdot x)\right]
 
-    Reference 000, Theorem 1 (general, and not restricted to stationary kernels: exp(x . y) is
+    Random features post, Theorem 1 (general, not restricted to stationary kernels: exp(x . y) is
     none).
 
     Parameters
@@ -128,7 +128,7 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
 
     .. math:: \phi(x) = S^{-1/2} \exp(\omega_s \cdot x - |x|^2 / 2)
 
-    Reference 000, xi_SM; reference 001, z_positive; reference 002, eq. (9); reference 003, xi.
+    Random features post, xi_SM; Performers post, z_positive; Ye 2023, eq. (9); Zheng 2022, xi.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
     square_norm : float or array, shape (...), optional
-        What takes the place of |x|^2, the same for all rows: reference 002, eqs. (14) and (15),
+        What takes the place of |x|^2, the same for all rows: Ye 2023, eqs. (14) and (15),
         has `moments.mean_only` here and eq. (13) `moments.mean_plus_trace`.
 
     Returns
@@ -196,7 +196,7 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
 
     .. math:: \phi(x) = S^{-1/2} e^{|x|^2/2} [\cos \omega_s \cdot x, \sin \omega_s \cdot x]
 
-    Reference 001, z_sin/cos (whose code has a spurious 2 pi); reference 002, eq. (8).
+    Performers post, z_sin/cos (whose code has a spurious 2 pi); Ye 2023, eq. (8).
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
 
     .. math:: \phi(x) = x + 1 \;(x > 0), \qquad \alpha e^x + (1 - \alpha) \;(x \le 0)
 
-    Reference 004, phi (with alpha = 0.1 there; 1 in Katharopoulos et al., arXiv:2006.16236).
+    Linear attention post, phi, with alpha = 0.1; Katharopoulos et al., arXiv:2006.16236, with 1.
     Written without the cancellation of alpha (e^x - 1) + 1, and finite for every finite x.
 
     Parameters
@@ -331,9 +331,9 @@ def taylor_features(x: Array, *, degree: int) -> Features:
         \phi(x) = \left[x^\alpha / \sqrt{\alpha!}\right]_{|\alpha| \le p}, \qquad
         \phi(x) \cdot \phi(y) = \sum_{n=0}^{p} (x \cdot y)^n / n!
 
-    Exact, in the basis of monomials: (d + p)!/(d! p!) features. Reference 000, phi_SM, where the
-    powers x^n of a vector are symmetric tensor powers. The truncated kernel is positive for even
-    degrees, and may be negative for odd ones.
+    Exact, in the basis of monomials: (d + p)!/(d! p!) features. Random features post, phi_SM, where
+    the powers x^n of a vector are symmetric tensor powers. The truncated kernel is positive for
+    even degrees, and may be negative for odd ones.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
         \phi(x) = \left[\sqrt{p!/\alpha!} \; x^\alpha\right]_{|\alpha| = p}, \qquad
         \phi(x) \cdot \phi(y) = (x \cdot y)^p
 
-    Reference 001, The Kernel Trick, where d = p = 2: (x_1^2, sqrt(2) x_1 x_2, x_2^2).
+    Performers post, The Kernel Trick, where d = p = 2: (x_1^2, sqrt(2) x_1 x_2, x_2^2).
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ def softmax_kernel(x: Array, y: Array) -> Array:
 
     .. math:: \kappa(x, y) = \exp(x \cdot y)
 
-    Reference 000, kappa_SM; reference 002, eq. (4).
+    Random features post, kappa_SM; Ye 2023, eq. (4).
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def gaussian_kernel(x: Array, y: Array) -> Array:
 
     .. math:: \exp(-|x - y|^2 / 2) = e^{-|x|^2/2} \, \kappa(x, y) \, e^{-|y|^2/2}
 
-    Reference 001, K_gauss with gamma = 1/2 (its appendix); for another gamma multiply `x` and `y`
+    Performers post, K_gauss with gamma = 1/2 (its appendix); for another gamma multiply `x` and `y`
     by sqrt(2 gamma).
 
     Parameters
@@ -93,7 +93,7 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
 
     .. math:: (x \cdot y)^p
 
-    Reference 001, The Kernel Trick; its features are `features.polynomial_features`.
+    Performers post, The Kernel Trick; its features are `features.polynomial_features`.
 
     Parameters
     ----------
@@ -141,8 +141,8 @@ def estimate(
         \xi(x, \omega) = \exp(\omega \cdot x - |x|^2 / 2)
 
     Unbiased for frequencies drawn from N(0, I) with w = 1, or from any q with
-    w = N(omega; 0, I) / q(omega). Evaluated in the log domain. Reference 000, Proposition 1;
-    reference 002, eqs. (7) and (9); reference 003, positive random features.
+    w = N(omega; 0, I) / q(omega). Evaluated in the log domain. Random features post, Proposition 1;
+    Ye 2023, eqs. (7) and (9); Zheng 2022, positive random features.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def estimate(
     features : {"positive", "hyperbolic", "trigonometric"}
         The feature map: ``"positive"`` as above; ``"hyperbolic"``, the mean over omega and
         -omega; ``"trigonometric"``, exp(|x|^2/2 + |y|^2/2) cos(omega . (x - y)) for each
-        frequency (reference 001, z_sin/cos; reference 002, eq. (8)).
+        frequency (Performers post, z_sin/cos; Ye 2023, eq. (8)).
     log_weight : array, shape (..., S), optional
         log w, 0 by default; as `omega`.
 

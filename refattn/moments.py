@@ -76,7 +76,7 @@ class Summary(NamedTuple):
     count : int
         Number of rows, N.
     advised_count : int
-        d^2: reference 002 advises N > d^2.
+        d^2: Ye 2023 advises N > d^2.
     enough : bool
         Whether N > d^2.
     eigenvalues : ndarray, shape (..., d)
@@ -109,7 +109,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
         \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_{i=1}^N
                      (x_i - \hat\mu)(x_i - \hat\mu)^\top
 
-    Reference 002, eqs. (1) and (2). (`refattn.naive` lists the references.)
+    Ye 2023, eqs. (1) and (2). (`refattn.naive` lists the references.)
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
         Where the rows are: any axes but the last, which holds the features. With (0, -2), an
         array (texts, heads, tokens, d) gives the moments of each head over texts and tokens.
     ddof : int, default 1
-        1 for the unbiased estimate of reference 002, 0 for the maximum-likelihood one.
+        1 for the unbiased estimate of Ye 2023, 0 for the maximum-likelihood one.
 
     Returns
     -------
@@ -346,7 +346,7 @@ def summary(m: Moments) -> Summary:
     .. math:: \mathrm{erank} = \exp\Bigl(-\sum_i p_i \log p_i\Bigr),
               \qquad p_i = \lambda_i / \textstyle\sum_j \lambda_j
 
-    Roy and Vetterli (2007), definition 1. Reference 002, section I, advises N > d^2 rows.
+    Roy and Vetterli (2007), definition 1. Ye 2023, section I, advises N > d^2 rows.
 
     Parameters
     ----------
@@ -406,7 +406,7 @@ def mean_only(m: Moments) -> Array:
 
     .. math:: q' = |\hat\mu|^2
 
-    Reference 002, eqs. (14) and (15), and the text between (13) and (14). Its eq. (13) says
+    Ye 2023, eqs. (14) and (15), and the text between (13) and (14). Its eq. (13) says
     otherwise: see `mean_plus_trace`.
 
     Parameters
@@ -441,7 +441,7 @@ def mean_plus_trace(m: Moments) -> Array:
 
     .. math:: E|x|^2 = |\hat\mu|^2 + \mathrm{tr}\,\hat\Sigma
 
-    Reference 002, eq. (13). With ddof 0 this is the average squared norm of the rows. Its eqs.
+    Ye 2023, eq. (13). With ddof 0 this is the average squared norm of the rows. Its eqs.
     (14) and (15) leave the trace out: see `mean_only`.
 
     Parameters

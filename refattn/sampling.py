@@ -327,7 +327,7 @@ def draw(
 
         * ``"iid"``: independent.
         * ``"orthogonal"``: blocks of d mutually orthogonal rows, each block a Haar-distributed
-          rotation with independent chi_d norms; blocks are independent. Reference 001,
+          rotation with independent chi_d norms; blocks are independent. Performers post,
           orthogonal random features.
         * ``"simplex"``: as orthogonal, with the directions of a block those of a regular simplex,
           at angles with cosine -1/(d - 1). Reid et al., arXiv:2301.13856.
@@ -415,7 +415,7 @@ def draw_target(
     .. math:: p_i(\omega) = \sum_j \pi_{ij} \, N(\omega;\, q_i + k_j,\, I), \qquad
               \pi_{ij} = \mathrm{softmax}_j(q_i \cdot k_j)
 
-    (kernel coordinates). Reference 003, p_n. The component j is found by inverting the
+    (kernel coordinates). Zheng 2022, p_n. The component j is found by inverting the
     distribution function of pi_i at a uniform number, block by block and in float64: memory does
     not depend on n times m, and the same seed gives the same frequencies on every backend and
     dtype, to rounding. Where the device has no float64, as in JAX unless jax_enable_x64 is set,

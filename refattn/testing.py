@@ -1,8 +1,8 @@
-r"""For tests of attention kernels: queries, keys and values that are hard, and one assertion.
+r"""Test attention kernels: queries, keys and values that kernels get wrong, and one assertion.
 
-Where the package is installed, pytest has the fixtures `qkv`, `qkv_dtype` and `qkv_shape` too: a
-test that takes `qkv` runs once for each of `CASES`. Whoever wants another type or shape defines or
-parametrizes the other two::
+If the package is installed, pytest also has the fixtures `qkv`, `qkv_dtype` and `qkv_shape`: a test
+that takes `qkv` runs once for each of `CASES`. To change dtype or shape, override or parametrize
+the other two::
 
     @pytest.mark.parametrize("qkv_dtype", ["float16", "float32"])
     def test_my_kernel(qkv, qkv_dtype):
@@ -10,8 +10,8 @@ parametrizes the other two::
         assert_attention_close(my_kernel(q, k, v), q, k, v, dtype=qkv_dtype)
 
 and ``@pytest.mark.parametrize("qkv", ["shifted"], indirect=True)`` chooses cases. A fixture of the
-same name, in a test module or conftest.py, goes before these; ``-p no:refattn`` switches them off.
-Checks of whole implementations are those of `refattn.conformance`.
+same name in your test module or conftest.py replaces these; ``-p no:refattn`` switches them off.
+To check a whole implementation, use `refattn.conformance`.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ def assert_attention_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output.
 
-    As of `refattn.testing.assert_close`, there is no tolerance to choose: what a correct kernel
-    may differ by follows from the arrays.
+    As in `refattn.testing.assert_close`, you choose no tolerance: the error that rounding allows
+    is computed from the arrays.
 
     Parameters
     ----------
     actual : array, shape (..., n, d_v), or pair of arrays
-        What the kernel gave; of a pair, the second are the log normalisers, shape (..., n).
+        Output of the kernel, or a pair of output and log normalisers, shape (..., n).
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        What it was given, of NumPy, torch, JAX or any array API library.
+        Inputs of the kernel, of NumPy, torch, JAX or any array API library.
     dtype : str, optional
         Storage type of the kernel, that of `q` by default.
     causal, mask, scale, **options
@@ -79,7 +79,7 @@ def assert_attention_close(
     Raises
     ------
     AssertionError
-        If the verdict is FAIL, with its text: where the errors are largest, and known defects that
+        If the verdict is FAIL, with its text: where the errors are largest, and known bugs that
         explain them.
     TypeError, ValueError
         If an argument is unusable.
@@ -87,7 +87,7 @@ def assert_attention_close(
     Warns
     -----
     UserWarning
-        If the verdict is UNDERPOWERED, with its text: a wrong kernel would have passed too.
+        If the verdict is UNDERPOWERED, with its text: a wrong kernel would also have passed.
 
     Examples
     --------
@@ -254,7 +254,7 @@ def assert_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output, for tests of kernels.
 
-    There is no tolerance to choose: what a correct kernel may differ by follows from the arrays.
+    You choose no tolerance: the error that rounding allows is computed from the arrays.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def assert_close(
     Raises
     ------
     AssertionError
-        If the verdict is FAIL, with its text: where the errors are largest, and known defects that
+        If the verdict is FAIL, with its text: where the errors are largest, and known bugs that
         explain them.
     TypeError, ValueError
         If an argument is unusable.
@@ -285,7 +285,7 @@ def assert_close(
     Warns
     -----
     UserWarning
-        If the verdict is UNDERPOWERED, with its text: a wrong kernel would have passed too.
+        If the verdict is UNDERPOWERED, with its text: a wrong kernel would also have passed.
 
     Examples
     --------

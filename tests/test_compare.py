@@ -120,4 +120,6 @@ def test_tolerated_errors_are_of_estimators_and_need_no_other_package():
     assert set(DEFAULT) <= set(found.errors)
     assert all(error > 0 for error in found.errors.values())
     assert set(compare.names()) == {x.name for x in ESTIMATORS.values() if x.approximates}
-    assert all(ESTIMATORS[name] is ESTIMATORS["rfa"] for name in ("performer", "favor"))
+    orthogonal = ESTIMATORS["rfa-orthogonal"]
+    assert all(ESTIMATORS[name] is orthogonal for name in ("performer", "favor"))
+    assert ESTIMATORS["snis"] is ESTIMATORS["rfa"] is ESTIMATORS["rfa-iid"]

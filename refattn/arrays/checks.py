@@ -21,6 +21,8 @@ from .library import (
 )
 from .words import close
 
+_MANY = 10  # names that an error lists, if there are more and a command lists all
+
 
 def arrays(min_ndim: int, **named: Array) -> Any:
     """Check that arrays share a library, a supported dtype and a device; return the library."""
@@ -279,15 +281,20 @@ def list_names(argument: str, value: Any) -> list[str]:
     return listed
 
 
-def choice(name: str, value: Any, options: Iterable[str]) -> None:
-    """Check a name against the names that exist."""
+def choice(
+    name: str, value: Any, options: Iterable[str], *, some: Iterable[str] = (), listing: str = ""
+) -> None:
+    """Check a name against the names that exist; of many list `some`, or ten, and say where all."""
     options = sorted(options)
     if not isinstance(value, str):
         raise TypeError(f"`{name}` must be a string, got {describe(value)}.")
     if value not in options:
-        listed = ", ".join(f'"{option}"' for option in options)
+        shortened = listing and len(options) > _MANY
+        some = (list(some) or options)[:_MANY] if shortened else options
+        listed = ", ".join(f'"{option}"' for option in some)
+        rest = f", ... (all: {listing})" if shortened else ""
         hint = close(value, options)
-        raise ValueError(f"`{name}` must be one of {listed}, got {value!r}.{hint}")
+        raise ValueError(f"`{name}` must be one of {listed}{rest}, got {value!r}.{hint}")
 
 
 def shape_of(x: Array) -> tuple[int, ...]:

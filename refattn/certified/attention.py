@@ -112,7 +112,7 @@ def softmax_attention(
 
     .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j
 
-    Reference 000, Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn.
+    Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng 2022, SoftmaxAttn.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ def random_feature_attention(
 
     of x times the root of the scale. Two hops of `attend`: samples attend to keys with the bias
     -|k|^2 / 2, queries to samples with the log normalisers of those. The pairs of the first are
-    arguments of the second, and its errors are added there. Reference 002, eq. (9); reference 003,
+    arguments of the second, and its errors are added there. Ye 2023, eq. (9); Zheng 2022,
     RFA.
 
     Parameters

@@ -12,13 +12,11 @@ from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays import checks
 from ..arrays.words import said
-from ..registry import ESTIMATORS, Estimator
 from .options import (
     Answer,
     Unusable,
@@ -32,23 +30,26 @@ from .options import (
     seed_or_random,
     words_of,
 )
-from .progress import checking
-from .show import reports
+from .progress import checking, notice
 from .show.page import hanging, limit
 from .streams import kept, unread
 
+if TYPE_CHECKING:
+    from ..registry import Estimator
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
 def _conformance() -> Any:
-    """Return the package of the checks, which is imported where it is needed."""
+    """Import the package of the checks, only if it is needed."""
     from .. import conformance
 
     return conformance
 
 
 def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """Print the words that `check` knows, with their meanings, or the table of conventions."""
+    """Print the names that `check` knows, with their meanings, or the table of conventions."""
     if not asked or context.resilient_parsing:
         return
     from .. import conformance
@@ -62,7 +63,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     known = {
         "--estimator": {
             ", ".join((record.name, *record.aliases)): _describe_estimator(record)
-            for record in dict.fromkeys(ESTIMATORS.values())
+            for record in dict.fromkeys(conformance.ESTIMATORS.values())
         },
         "--capability": conformance.CAPABILITIES,
         "--tag": conformance.TAGS,
@@ -70,6 +71,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
             name: " ".join(f"{tag}={write_tag(value)}" for tag, value in tags.items())
             for name, tags in conformance.SPECS.items()
         },
+        "--check": {name: f"{check.claim}." for name, check in conformance.CHECKS.items()},
     }
     with unread():
         for option, words in known.items():
@@ -78,7 +80,7 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
 
 
 def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
-    """Yield lines of words with their meanings beside them, or below where there is little room."""
+    """Yield lines of words with their meanings beside them, or below if there is little room."""
     width = max(map(len, words))
     beside = page - width - 4 >= _ROOM
     indent = " " * (width + 4 if beside else 6)
@@ -106,7 +108,7 @@ def _describe_estimator(record: Estimator) -> str:
     fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
     summary += "".join(f" {name} = {value}." for name, value in fixed.items())
-    return f"{summary} May have: {', '.join(able)}." if able else summary
+    return f"{summary} Capabilities: {', '.join(able)}." if able else summary
 
 
 @click.command(
@@ -123,7 +125,7 @@ def _describe_estimator(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Print estimators, capabilities, tags and bundles of them with their meanings.",
+    help="Explain every estimator, capability, tag, spec and check.",
 )
 @click.option(
     "--list-specs",
@@ -131,26 +133,26 @@ def _describe_estimator(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Print the conventions of well-known functions, and what each is known from.",
+    help="Print the conventions of well-known functions, and where each is known from.",
 )
 @click.option(
     "--estimator",
-    required=True,
-    shell_complete=words_of(lambda: ESTIMATORS),
-    help="What it computes: softmax, kernel, rfa, ...",
+    shell_complete=words_of(lambda: _conformance().ESTIMATORS),
+    help="Which estimator it implements: softmax, rfa, performer, lara, ra, eva, linear, ...  "
+    "[default: softmax, if it takes q, k, v alone]",
 )
 @click.option(
     *("--capability", "capabilities"),
     multiple=True,
     shell_complete=words_of(lambda: _conformance().CAPABILITIES),
-    help="A keyword it takes; repeatable.",
+    help="A feature it supports (see --list); repeatable.",
 )
 @click.option(
     *("--tag", "tags"),
     multiple=True,
     metavar="KEY=VALUE",
     shell_complete=words_of(lambda: [f"{tag}=" for tag in _conformance().TAGS]),
-    help="A convention; repeatable.",
+    help="A convention or limit of the implementation (see --list); repeatable.",
 )
 @click.option(
     "--spec",
@@ -162,7 +164,7 @@ def _describe_estimator(record: Estimator) -> str:
     type=click.Choice(["quick", "full"]),
     default="quick",
     show_default=True,
-    help="How many seeds the statistical checks use.",
+    help="Number of seeds in statistical checks: 2,000 or 8,000.",
 )
 @alpha_option("implementation")
 @format_option
@@ -182,28 +184,36 @@ def _describe_estimator(record: Estimator) -> str:
     *("--html", "html_path"),
     metavar="OUT.html",
     callback=output(".html"),
-    help="Write the report as a page that needs no other file.",
+    help="Write the report as a standalone page.",
 )
 @click.option(
     "--seed",
     default="0",
     show_default=True,
     callback=seed_or_random,
-    help="Of what is drawn, or `random`.",
+    help="Random seed, or `random`.",
 )
-@click.option(*("--check", "names"), multiple=True, help="Run this check only; repeatable.")
-@click.option("--time-limit", type=float, help="Seconds for the run.")
+@click.option(
+    *("--check", "names"),
+    multiple=True,
+    shell_complete=words_of(lambda: _conformance().CHECKS),
+    help="Run this check only; repeatable.",
+)
+@click.option(
+    "--time-limit", type=float, help="Seconds for the whole run.  [default: 120 at level quick]"
+)
 @click.option(
     *("--subprocess", "program"),
     type=click.Choice(["safetensors", "npz"]),
-    help="MODULE:CALLABLE is a command that reads and writes such files instead.",
+    help="The argument is a command that reads and writes such files, not MODULE:CALLABLE.",
 )
 @click.option(
     "--isolate",
     is_flag=True,
-    help="Call MODULE:CALLABLE in a process of its own, whose crash is a failure.",
+    help="Call MODULE:CALLABLE in its own process; a crash is then a failure.",
 )
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
+@click.option("--verbose", is_flag=True, help="List every check, also those passed or not run.")
 @click.pass_context
 def check(
     context: click.Context,
@@ -211,18 +221,20 @@ def check(
     target: str,
     kind: str,
     reproducers: bool,
+    verbose: bool,
     **options: Any,
 ) -> None:
     """Check an implementation of an attention estimator.
 
-    It is called with arrays by position and all else by keyword: see the documentation of
-    refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED,
-    and 2 where there is no verdict: for unusable arguments, and if the report cannot be
-    written or the candidate ends the process before it is out; with --isolate, and for
-    programs, such an end in a call is a failure. On a terminal the check that runs is named.
+    It is called with arrays by position and everything else by keyword: see the documentation of
+    refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED, and 2
+    if there is no verdict: the arguments are unusable, the report cannot be written, or your
+    function ended the process. With --isolate, and for commands, that last case is a failure.
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")
+    from .show import reports
+
     forms = {x: options.pop(f"{x}_path") for x in ("json", "junit", "html")}
     # A candidate may change the working directory.
     paths: dict[str, Path] = {x: path.absolute() for x, path in forms.items() if path is not None}
@@ -237,7 +249,7 @@ def check(
     try:
         publish(
             Answer(
-                partial(reports.print_report, report, reproducers),
+                partial(reports.print_report, report, reproducers, verbose=verbose),
                 report.tables,
                 report.to_json,
             ),
@@ -253,6 +265,7 @@ def check(
 def _run_checks(target: str, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
     from .. import conformance
+    from ..arrays import checks
 
     estimator, capabilities, tags, spec, seed, names, program = map(
         options.pop, ("estimator", "capabilities", "tags", "spec", "seed", "names", "program")
@@ -262,10 +275,11 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
         if "=" not in tag:
             raise ValueError(f"`--tag` must be KEY=VALUE, got {tag!r}.")
     if spec is not None:
-        checks.choice("--spec", spec, conformance.SPECS)
+        checks.choice("--spec", spec, conformance.SPECS, listing="refattn check --list")
         pairs = {**conformance.SPECS[spec], **pairs}
     most = options["time_limit"] or conformance.TIME_LIMITS[options["level"]]
     with _candidate(target, estimator, program) as (fn, source):
+        estimator = estimator or _guess_estimator(fn)
         return conformance.check(
             conformance.Adapter(fn, estimator, capabilities, pairs, source=source),
             rng=seed,
@@ -277,20 +291,41 @@ def _run_checks(target: str, options: dict[str, Any]) -> Any:
 
 @contextmanager
 def _candidate(
-    target: str, estimator: str, program: str | None
+    target: str, estimator: str | None, program: str | None
 ) -> Iterator[tuple[Any, str | None]]:
-    """Open the callable or program, and say where it can be imported from."""
+    """Open the callable or program; yield it, and where it can be imported from."""
     if program is None:
         yield _import_target(target), target
         return
-    from ..conformance import Subprocess
+    from ..arrays import checks
+    from ..conformance import ESTIMATORS, Subprocess
+    from ..conformance.candidate.tags import COMMON, LISTING
 
-    checks.choice("--estimator", estimator, ESTIMATORS)
+    if estimator is None:
+        raise ValueError(_UNNAMED)
+    checks.choice("--estimator", estimator, ESTIMATORS, some=COMMON, listing=LISTING)
     names = ESTIMATORS[estimator].arrays
     with closing(Subprocess(target, format=program, names=names)) as fn:
         if shutil.which(fn.command[0]) is None:
             raise ValueError(f"there is no program {fn.command[0]!r}.")
         yield fn, None
+
+
+_UNNAMED = "`--estimator` must be given: softmax, rfa, performer, ... (all: refattn check --list)."
+
+
+def _guess_estimator(fn: Any) -> str:
+    """Return softmax for a function of three arrays that nothing seeds or sizes, and say so."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except Exception:  # no signature, or one that fails
+        raise ValueError(_UNNAMED) from None
+    needed = [x.name for x in parameters if x.default is x.empty and x.kind in _BY_POSITION]
+    drawn = {"seed", "rng", "omega", "indices", "feature_map"}
+    if len(needed) != 3 or any(x.name in drawn or "num_" in x.name for x in parameters):
+        raise ValueError(_UNNAMED)
+    notice(f"checked as softmax, because it takes {', '.join(needed)} alone (--estimator sets it)")
+    return "softmax"
 
 
 def _import_target(target: str) -> Any:

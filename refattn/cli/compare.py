@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays import checks
-from ..compare import few_queries, measure
-from ..compare import names as comparable
-from ..files.arrays import find_sample, load_qkv
-from ..profile import plan, search, study
-from ..profile.advice import foreseen
-from ..registry import DEFAULT
 from .options import (
+    COMMON,
     Answer,
     causal_option,
     dtype_option,
@@ -34,13 +28,17 @@ from .options import (
     seed,
 )
 from .progress import Work, notice
-from .show import comparisons, plots, profiles
+
+if TYPE_CHECKING:
+    from ..arrays.library import Floats
 
 
 def _read_qkv(
     path: Path, dtype: str | None, layout: str, *, required: str = "qkv"
-) -> dict[str, Any]:
+) -> dict[str, Floats]:
     """Read q, k and v, heads before tokens."""
+    from ..files.arrays import load_qkv
+
     arrays, stored = load_qkv(path, dtype, required=required, layout=layout)
     q, k = arrays["q"], arrays["k"]
     if dtype is None and stored != q.dtype.name:
@@ -60,7 +58,9 @@ def _read_qkv(
 @file_argument
 @features_option
 @estimators_option(
-    None, f"all, or some of {', '.join(comparable())}.  [default: {','.join(DEFAULT)}]"
+    None,
+    f"all, or some of {', '.join(COMMON)}, ... (see refattn check --list).  "
+    "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-own,lara-balance,ra,eva]",
 )
 @click.option(
     "--draws",
@@ -70,19 +70,19 @@ def _read_qkv(
     help="Independent draws to average over.",
 )
 @dtype_option("float32 for float16 and bfloat16, else as they are")
-@click.option("--seed", default=0, show_default=True, type=int, callback=seed)
+@click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
 @scale_option
 @causal_option
 @layout_option
 @click.option(
     "--all-queries",
     is_flag=True,
-    help="Take all queries for estimators whose time grows with n m S too, however long.",
+    help="Measure slow estimators (time n m S) on all queries, however long it takes.",
 )
 @format_option
 @json_option("Write the errors of every head and draw.")
 @plot_option("Plot error against S.")
-@click.option("--per-head", is_flag=True, help="Print the error of every head too.")
+@click.option("--per-head", is_flag=True, help="Also print the error of every head.")
 def compare(
     file: Path | None,
     features: list[int],
@@ -103,10 +103,15 @@ def compare(
 
     FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d); the default is a
     sample from a sentence encoder that comes with the package. The error of a head is
-    |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws, where exact
-    attention is evaluated in float64. Seconds are the median for one evaluation of all heads.
-    The last column is the mean error that a sentence encoder tolerates of such an estimator.
+    |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws; exact attention
+    is evaluated in float64. Seconds are the median for one evaluation of all heads. The last
+    column is the mean error at which a sentence encoder still works with this estimator.
     """
+    from ..arrays import checks
+    from ..compare import few_queries, measure
+    from ..files.arrays import find_sample
+    from .show import comparisons, plots
+
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         path = file or find_sample()
@@ -154,7 +159,7 @@ def compare(
     default=0.1,
     show_default=True,
     type=float,
-    help="Relative error that the recommended estimator is to reach.",
+    help="Relative error that the recommended estimator must reach.",
 )
 @click.option(
     "--measure",
@@ -162,7 +167,7 @@ def compare(
     is_flag=True,
     help="Measure how many features or samples each estimator needs, S = 1, 2, 4, ...",
 )
-@estimators_option("all", "Those that --measure measures.  [default: all]")
+@estimators_option("all", "Estimators to measure with --measure.  [default: all]")
 @click.option(
     "--most", type=click.IntRange(1), help="With --measure, the largest S.  [default: 4 max(n, m)]"
 )
@@ -171,16 +176,16 @@ def compare(
     default=4,
     show_default=True,
     type=click.IntRange(2, 10**6),
-    help="Independent draws that --measure averages over.",
+    help="Independent draws to average over with --measure.",
 )
-@click.option("--seed", default=0, show_default=True, type=int, callback=seed)
+@click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
 @click.option(
     "--shrink/--no-shrink",
     default=False,
     show_default=True,
-    help="Shrink the covariances, for fewer rows than d^2.",
+    help="Shrink the covariances; use it if there are fewer rows than d^2.",
 )
-@dtype_option("float32 for float16 and bfloat16, else as they are; laws are in float64")
+@dtype_option("float32 for float16 and bfloat16, else as they are; predictions are in float64")
 @scale_option
 @layout_option
 @format_option
@@ -200,13 +205,19 @@ def profile(
     plot_path: Path | None,
     **options: Any,
 ) -> None:
-    """Print the moments of queries and keys, and recommend an estimator: predicted errors, costs.
+    """Recommend an estimator from the moments of queries and keys.
 
-    FILE (.npz or .safetensors) holds arrays q, k of shape (..., n, d) and, for all but the
-    moments, v; the default is a sample from a sentence encoder that comes with the package.
-    Laws are evaluated for some of the queries, and errors are measured on some of the heads, where
-    there are many; the output says on which. Without --measure no random numbers are used.
+    FILE (.npz or .safetensors) holds q and k of shape (..., n, d), and v unless you only want the
+    moments; the default is a sample from a sentence encoder that comes with the package. If there
+    are many queries or heads, errors are predicted for some of the queries and measured on some
+    of the heads; the output names them. Without --measure no random numbers are used.
     """
+    from ..arrays import checks
+    from ..files.arrays import find_sample
+    from ..profile import plan, search, study
+    from ..profile.advice import foreseen
+    from .show import plots, profiles
+
     with one_line(plot_path is not None):
         checks.real("scale", scale, positive=True, optional=True)
         checks.real("target", target, positive=True)

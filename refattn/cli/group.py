@@ -5,18 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .._version import __version__
-from .check import check
-from .compare import compare, profile
+from ..arrays.words import close
 from .options import Unusable, examples, one_line
 from .progress import Work, notice
 from .streams import drop_unread, unread
-from .verify import tolerance_command, verify
+
+# Commands: module and function, imported when they run, and the line of `refattn --help`.
+COMMANDS = {
+    "check": ("check:check", "Check an implementation of an attention estimator."),
+    "compare": ("compare:compare", "Compare estimators with exact softmax attention."),
+    "explain": ("explain:explain", "Explain a check, a known bug, or another name in a report."),
+    "profile": ("compare:profile", "Recommend an estimator for queries and keys."),
+    "tolerance": ("verify:tolerance_command", "Compute the atol and rtol that a test needs."),
+    "vectors": ("group:vectors", "Write golden vectors for other languages."),
+    "verify": ("verify:verify", "Judge the output of a kernel, from a file."),
+}
 
 _COMPLETION = """\b
 The shell completes names of commands, options and estimators after
@@ -31,7 +41,26 @@ _INTERRUPTED = 128 + 2
 
 
 class _Group(click.Group):
-    """Commands whose exit status is 1 for a FAIL only."""
+    """Commands that are imported when they run, whose exit status is 1 only for a FAIL."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(f".{module}", __package__), name)
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}.{close(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, words) for name, (_, words) in COMMANDS.items()])
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _give_status():
@@ -44,7 +73,7 @@ class _Group(click.Group):
 
 @contextmanager
 def _give_status() -> Iterator[None]:
-    """Give what ends a command before it has a result a status of its own."""
+    """Give each way to end without a result its own exit status."""
     try:
         yield
     except BrokenPipeError:
@@ -67,14 +96,14 @@ def _give_status() -> Iterator[None]:
 )
 @click.version_option(__version__, prog_name="refattn")
 def group() -> None:
-    """Reference implementation of random-feature attention.
+    """Test attention kernels and approximations of attention, and compare them.
 
-    Reports are broken at the width of a terminal, or at $COLUMNS; in pipes and files what they
-    find is one line each.
+    Output is wrapped to the width of the terminal (or $COLUMNS); in pipes and files each finding
+    is one line.
     """
 
 
-@group.command(
+@click.command(
     epilog=examples(
         "refattn vectors golden --format npz", "refattn vectors golden --format npz --check"
     )
@@ -87,14 +116,14 @@ def group() -> None:
     default="json",
     show_default=True,
     type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
-    help="What to write; c is a header, onnx a model for each case that it can express.",
+    help="Format; c is one header, onnx a model for each vector that ONNX can express.",
 )
-@click.option("--check", is_flag=True, help="Say what is wrong with the vectors that are there.")
+@click.option("--check", is_flag=True, help="Check the vectors that are there; write nothing.")
 def vectors(directory: Path, kind: str, check: bool) -> None:
-    """Write golden vectors for implementations in any language into a directory or an archive.
+    """Write golden vectors, for implementations in any language, into a directory or an archive.
 
     Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
-    nothing is written; status 1 is problems.
+    nothing is written; exit status 1 means that problems were found.
     """
     from ..conformance import vectors as golden
     from ..conformance.vectors.archives import is_archive
@@ -125,7 +154,3 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
     vectors_in = f"{count} vectors in " if count else ""
     with unread():
         click.echo(f"{directory}: {vectors_in}{len(paths)} files, {size:.0f} kB")
-
-
-for _command in (compare, profile, check, verify, tolerance_command):
-    group.add_command(_command)

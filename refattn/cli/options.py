@@ -1,29 +1,24 @@
-"""Arguments and options that commands share: what they take, and what completes them."""
+"""Arguments and options that commands share, with their checks and completions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-import numpy as np
 from click.shell_completion import CompletionItem
 
 from ..arrays.tables import Table
 from ..arrays.words import close
-from ..compare import names as comparable
-from ..files.arrays import INSTALL
-from ..registry import DEFAULT, ESTIMATORS
-from ..rounding.hardware import IEEE, UNITS
-from ..rounding.profiles import PROFILES
 from .progress import notice
-from .show.page import Page, to_csv
-from .show.style import FIGURE_FORMATS
+from .show.page import FIGURE_FORMATS, Page, to_csv
 from .streams import unread
+
+COMMON = ("rfa", "performer", "rfa-adapted", "lara", "ra", "snis", "eva", "second-order", "coreset")
 
 
 def _parse_numbers(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -70,12 +65,17 @@ def words_of(known: Callable[[], Iterable[str]], *, many: bool = False) -> Calla
 
 
 def _aliased() -> list[str]:
-    """Return names of the estimators that stand for softmax attention, other names too."""
+    """Return names and aliases of the estimators that stand for softmax attention."""
+    from ..registry import ESTIMATORS
+
     return [name for name, record in ESTIMATORS.items() if record.approximates]
 
 
 def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
+    from ..compare import names as comparable
+    from ..registry import DEFAULT, ESTIMATORS
+
     names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
     chosen: list[str] = []
     for name in names:
@@ -84,9 +84,11 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
         elif name in ESTIMATORS and ESTIMATORS[name].approximates:
             chosen.append(ESTIMATORS[name].name)
         else:
-            known = ", ".join(comparable())
             hint = close(name, ["all", *_aliased()])
-            raise click.BadParameter(f"must be all or of {known}, got {name!r}.{hint}")
+            raise click.BadParameter(
+                f"must be all or of {', '.join(COMMON)}, ... (all: refattn check --list), "
+                f"got {name!r}.{hint}"
+            )
     return list(dict.fromkeys(chosen))
 
 
@@ -120,6 +122,11 @@ def output(*suffixes: str) -> Callable[[Any, Any, str | None], Path | None]:
     return check
 
 
+def needed(module: str) -> Any:
+    """Import a module of the package, which help and usage errors do without."""
+    return import_module(f"..{module}", __package__)
+
+
 class Unusable(click.ClickException):
     exit_code = 2
 
@@ -128,12 +135,16 @@ def installed(option: str, module: str) -> None:
     try:
         import_module(module)
     except ModuleNotFoundError:
+        from ..files.arrays import INSTALL
+
         raise Unusable(f"{option} {INSTALL}") from None
 
 
 @contextmanager
 def one_line(plotting: bool) -> Iterator[None]:
     """Turn what is raised for unusable input into one line and exit status 2."""
+    import numpy as np
+
     if plotting:
         installed("--plot", "matplotlib.figure")
     try:
@@ -144,7 +155,7 @@ def one_line(plotting: bool) -> Iterator[None]:
 
 
 class Answer(NamedTuple):
-    """What a command found, in every format.
+    """The result of a command, in every format.
 
     Attributes
     ----------
@@ -168,7 +179,9 @@ def publish(
     plot_path: Path | None = None,
     plot: Callable[[Path], None] | None = None,
 ) -> None:
-    """Print what was found in a format, and write the files that are asked for."""
+    """Print a result in a format, and write the files that the options name."""
+    import numpy as np
+
     try:
         with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
             _print_answer(answer, kind)
@@ -195,8 +208,8 @@ def many_heads(heads: int, tokens: int, layout: str) -> None:
     other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
     if heads > tokens:
         notice(
-            f"warning: {heads} heads of {tokens} tokens in layout {layout}; "
-            f"if it is the other way round, say --layout {other}"
+            f"warning: {heads} heads of {tokens} tokens in layout {layout} "
+            f"looks transposed; if so, pass --layout {other}"
         )
 
 
@@ -210,7 +223,7 @@ format_option = click.option(
     type=click.Choice(["table", "markdown", "csv", "json"]),
     default="table",
     show_default=True,
-    help="How to print the results; csv is one flat table, json what --json writes.",
+    help="Format of the results; csv is one flat table, json is what --json writes.",
 )
 file_argument = click.argument(
     "file",
@@ -223,7 +236,7 @@ features_option = click.option(
     show_default=True,
     metavar="S,S,...",
     callback=_parse_numbers,
-    help="Numbers of features or samples.",
+    help="Numbers S of features, samples, keys or tokens to try.",
 )
 
 
@@ -255,7 +268,7 @@ def plot_option(content: str) -> Callable[[Any], Any]:
         *("--plot", "plot_path"),
         metavar="OUT.png",
         callback=output(*FIGURE_FORMATS),
-        help=f"{content} SVG and PDF too, by the suffix.",
+        help=f"{content} The suffix may also be .svg or .pdf.",
     )
 
 
@@ -283,57 +296,70 @@ def _parse_window(
 
 
 def known_option(
-    *names: str, known: Iterable[str], aliases: Iterable[str] = (), **attributes: Any
+    *names: str,
+    known: Callable[[], Iterable[str]],
+    aliases: Callable[[], Iterable[str]] = tuple,
+    **attributes: Any,
 ) -> Callable[[Any], Any]:
     """Make an option of a word that must be known, with one line if it is not."""
-    listed = list(known)
-    taken = list(dict.fromkeys([*listed, *aliases]))
+
+    def taken() -> list[str]:
+        return list(dict.fromkeys([*known(), *aliases()]))
 
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-        if value is not None and value not in taken:
+        if value is not None and value not in taken():
             raise Unusable(
-                f"{param.opts[0]} must be of {', '.join(listed)}, got {value!r}."
-                f"{close(value, taken)}"
+                f"{param.opts[0]} must be of {', '.join(known())}, got {value!r}."
+                f"{close(value, taken())}"
             )
         return value
 
-    return click.option(
-        *names, callback=check, shell_complete=words_of(lambda: taken), **attributes
-    )
+    return click.option(*names, callback=check, shell_complete=words_of(taken), **attributes)
 
 
 window_option = click.option(
     "--window",
     metavar="LEFT,RIGHT",
     callback=_parse_window,
-    help="Keys that a query sees before and behind its own; 128, has no limit behind.",
+    help="Number of keys that a query sees before and after its own; 128, has no limit after it.",
 )
-softcap_option = click.option("--softcap", type=float, help="Scores are C tanh(score / C).")
+softcap_option = click.option(
+    "--softcap", type=float, metavar="C", help="The kernel uses C tanh(score / C) as the score."
+)
 causal_option = click.option(
     "--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n."
 )
 layout_option = known_option(
     "--layout",
-    known=("bhnd", "bnhd"),
+    known=lambda: ("bhnd", "bnhd"),
     metavar="[bhnd|bnhd]",
     default="bhnd",
     show_default=True,
-    help="Whether heads come before tokens, in the arrays of FILE, or after them.",
+    help="Order of the axes in FILE: heads before tokens, or after them.",
 )
+
+
+def _list_profiles() -> Mapping[str, Any]:
+    return dict(needed("rounding.profiles").PROFILES)
+
+
 profile_option = known_option(
     "--profile",
-    known=PROFILES,
-    aliases=(f"{x}@{y}" for x in PROFILES for y in UNITS),
+    known=_list_profiles,
+    aliases=lambda: (
+        f"{x}@{y}" for x in _list_profiles() for y in needed("rounding.hardware").UNITS
+    ),
     metavar="NAME",
-    help=f"What the kernel rounds: {', '.join(PROFILES)}.  [default: any that is usual]",
+    help="What the kernel rounds: math, flash, upcast, eager, tf32, fp8, half-sums, ...; an "
+    "unknown name lists all.  [default: try the usual ones]",
 )
 
 
 def hardware_option(default: str) -> Callable[[Any], Any]:
     return known_option(
         "--hardware",
-        known=(IEEE, *UNITS),
+        known=lambda: ("ieee", *needed("rounding.hardware").UNITS),
         metavar="NAME",
-        help="What the kernel runs on, whose matrix units cut sums of products: "
-        f"{', '.join(UNITS)}; {IEEE} if sums are rounded.  [default: {default}]",
+        help="Hardware whose matrix units cut sums of products: hopper, hopper-promoted, "
+        f"blackwell, ampere, turing, ada, volta; ieee if sums are rounded.  [default: {default}]",
     )

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..arrays.words import ending
-from ..files.arrays import INSTALL
 from .streams import drop_unread, open_closed
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ def main() -> None:
         for name in ("click", "rich"):
             import_module(name)
     except ModuleNotFoundError:
+        from ..files.arrays import INSTALL
+
         sys.stderr.write(f"refattn: error: the command line {INSTALL}\n")
         sys.exit(2)
     if sys.argv[1:2] == ["check"]:

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays.stored import list_types
 from ..arrays.words import close
-from ..files.arrays import find_sample
-from ..files.tensors import DTYPES, open_tensors
-from ..rounding.problems import CALLED, Problem
-from ..rounding.profiles import profile_of
-from ..verification.choice import usual_profiles
-from ..verification.door import check_alpha
-from ..verification.empty_rows import EMPTY_ROWS, settle
-from ..verification.findings import Part
-from ..verification.inputs import name_profiles
-from ..verification.judging import judge_all
-from ..verification.looks import choose_blocks, count_rows
-from ..verification.reading import list_judged, pose_tensors, read_parts
-from ..verification.tolerance import USUAL, block_seconds, study_problem
 from .options import (
     Answer,
     Unusable,
@@ -36,6 +22,7 @@ from .options import (
     known_option,
     layout_option,
     many_heads,
+    needed,
     one_line,
     plot_option,
     profile_option,
@@ -46,18 +33,22 @@ from .options import (
     words_of,
 )
 from .progress import Work
-from .show import plots, tolerances, verdicts
+
+if TYPE_CHECKING:
+    from ..rounding.problems import Problem
+    from ..verification.findings import Part
+    from .show.verdicts import Verified
 
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
 
-_VERIFY = """Say whether the numbers in a file can be those of a correct kernel.
+_VERIFY = """Judge whether a correct kernel can have produced the numbers in a file.
 
-FILE (.safetensors or .npz) holds q, k, v and out as a kernel had them, in their own types, and may
-hold lse, mask, bias, sinks and omega; with d_out, dq, dk and dv are judged. Arrays in 8 bits, int8
-too, are multiplied by q_scale, k_scale and v_scale: one number, or one a head, a token or a block.
-What a correct kernel
-may differ by from exact attention follows from q, k, v and from what it rounds. The exit status is
-0 if all files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 where there is no verdict.
+FILE (.safetensors or .npz) holds q, k, v and out as the kernel saw them, each in its own dtype, and
+optionally lse, mask, bias, sinks and omega; with d_out, the gradients dq, dk and dv are judged too.
+Arrays in 8 bits, also int8, are multiplied by q_scale, k_scale and v_scale: one number, or one for
+each head, token or block. How far a correct kernel may be from exact attention follows from q, k, v
+and from what it rounds. The exit status is 0 if all files PASS, 1 if one FAILs, 3 if one is
+UNDERPOWERED, and 2 if there is no verdict.
 
 \b
 Such a file is written from torch by
@@ -80,6 +71,9 @@ def _parse_types(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> str | dict[str, str] | None:
     """Parse a type, or types by array."""
+    from ..arrays.stored import list_types
+    from ..files.tensors import DTYPES
+
     if value is None:
         return value
     if "=" not in value:
@@ -111,20 +105,20 @@ def _parse_types(
 )
 @known_option(
     "--estimator",
-    known=CALLED.values(),
-    aliases=list_judged(),
+    known=lambda: needed("rounding.problems").CALLED.values(),
+    aliases=lambda: needed("verification.reading").list_judged(),
     metavar="NAME",
     default="softmax",
     show_default=True,
-    help="What was computed: softmax, rfa (of omega in FILE, positive features) or linear (elu+1).",
+    help="What was computed: softmax, rfa (omega from FILE, positive features) or linear (elu+1).",
 )
 @click.option(
     "--dtype",
     metavar="NAME",
     callback=_parse_types,
-    shell_complete=words_of(lambda: DTYPES),
-    help="What float32 or float64 arrays were rounded to; or types by array, q=NAME,k=NAME,..., of "
-    "q, k, v, out, and of weights in the second product.  [default: their type]",
+    shell_complete=words_of(lambda: needed("files.tensors").DTYPES),
+    help="Dtype that float32 or float64 arrays were rounded to; or one for each of q, k, "
+    "v, out and weights (in the product with v), as in q=NAME,out=NAME.  [default: that of FILE]",
 )
 @profile_option
 @hardware_option("ieee, then any")
@@ -137,20 +131,21 @@ def _parse_types(
     "--all",
     "everything",
     is_flag=True,
-    help="Look at all rows of large files, and along all known defects.",
+    help="Test all rows of large files, and for all known bugs.",
 )
-@click.option(
+@known_option(
     "--empty-rows",
-    type=click.Choice(EMPTY_ROWS),
+    known=lambda: needed("verification.empty_rows").EMPTY_ROWS,
+    metavar="[zero|nan|mean|any]",
     default="zero",
     show_default=True,
-    help="What the kernel gives for a query that sees no key.",
+    help="Output of the kernel for a query that sees no key.",
 )
 @alpha_option("kernel")
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
 @json_option("Write the verdict; of several files, a list.")
-@plot_option("Draw the errors of the worst head over their standard deviations.")
+@plot_option("Plot each error of the worst head divided by its standard deviation.")
 @click.pass_context
 def verify(
     context: click.Context,
@@ -162,7 +157,9 @@ def verify(
     verbose: bool,
     **options: Any,
 ) -> None:
-    judged_files: list[verdicts.Verified] = []
+    from .show import plots
+
+    judged_files: list[Verified] = []
     with one_line(plot_path is not None):
         if plot_path is not None and len(files) > 1:
             raise ValueError(f"`--plot` must come with one FILE, got {len(files)}.")
@@ -183,7 +180,9 @@ def verify(
     context.exit(1 if "FAIL" in words else 3 if "UNDERPOWERED" in words else 0)
 
 
-def _answer_of_files(judged_files: list[verdicts.Verified], after: bool, verbose: bool) -> Answer:
+def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -> Answer:
+    from .show import verdicts
+
     return Answer(
         partial(verdicts.print_verdict, judged_files[-1], after, verbose),
         lambda: [verdicts.verdicts_table(judged_files)],
@@ -195,6 +194,11 @@ def _foresee(
     problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
 ) -> tuple[float, str]:
     """Return the time of one profile, and how many may be tried."""
+    from ..rounding.profiles import profile_of
+    from ..verification.choice import usual_profiles
+    from ..verification.looks import choose_blocks, count_rows
+    from ..verification.tolerance import block_seconds
+
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(usual_profiles(dtype))
@@ -213,8 +217,16 @@ def _judge_file(
     everything: bool = False,
     empty_rows: str = "zero",
     **options: Any,
-) -> verdicts.Verified:
+) -> Verified:
     """Judge what a file holds."""
+    from ..files.tensors import open_tensors
+    from ..verification.door import check_alpha
+    from ..verification.empty_rows import settle
+    from ..verification.inputs import name_profiles
+    from ..verification.judging import judge_all
+    from ..verification.reading import pose_tensors, read_parts
+    from .show.verdicts import Verified
+
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
     problem = pose_tensors(tensors, **options)
@@ -236,7 +248,7 @@ def _judge_file(
             tensors.dtypes, tensors.dtype, bool(tensors.scales), len(parts) > ("out" in parts)
         )
         verdict = judge_all(judged, tensors.dtype, names, alpha, everything, hardware)
-    return verdicts.Verified(tensors, problem, parts, verdict)
+    return Verified(tensors, problem, parts, verdict)
 
 
 @click.command(
@@ -250,14 +262,14 @@ def _judge_file(
 @file_argument
 @known_option(
     "--dtype",
-    known=USUAL,
-    metavar="NAME",
-    help=f"What the kernel holds: {', '.join(USUAL)}.  [default: what FILE holds]",
+    known=lambda: needed("verification.tolerance").USUAL,
+    metavar="[float32|float16|bfloat16]",
+    help="Dtype of the arrays of the kernel.  [default: that of FILE]",
 )
 @profile_option
 @hardware_option("ieee")
-@click.option("--atol", type=float, help="What you allow.  [default: as torch.testing]")
-@click.option("--rtol", type=float, help="What you allow, relative to the exact result.")
+@click.option("--atol", type=float, help="Absolute tolerance to test.  [default: as torch.testing]")
+@click.option("--rtol", type=float, help="Relative tolerance to test.")
 @causal_option
 @scale_option
 @window_option
@@ -277,14 +289,20 @@ def tolerance_command(
     json_path: Path | None,
     **options: Any,
 ) -> None:
-    """Say which tolerance a correct kernel needs, and which defects it lets through.
+    """Compute the tolerance that a correct kernel needs, and list the bugs that pass it.
 
-    FILE (.npz or .safetensors) holds arrays q, k, v of shape (..., n, d), and may hold mask,
-    bias and sinks; the default is a sample of a sentence encoder, of the package. They are rounded
-    to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|; each defect is
-    simulated, with the roundings of a kernel, and tried at --atol and --rtol, at the tolerance that
-    a correct kernel needs, and by `refattn verify`.
+    FILE (.npz or .safetensors) holds q, k, v of shape (..., n, d), and optionally mask, bias and
+    sinks; the default is a sample from a sentence encoder that comes with the package. The arrays
+    are rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|. Each
+    known bug is simulated with the roundings of a kernel, and tested at --atol and --rtol, at the
+    tolerance that a correct kernel needs, and by `refattn verify`.
     """
+    from ..files.arrays import find_sample
+    from ..files.tensors import open_tensors
+    from ..verification.reading import pose_tensors
+    from ..verification.tolerance import study_problem
+    from .show import tolerances
+
     with one_line(False):
         path = file or find_sample()
         tensors = open_tensors(path, layout=layout, required=())

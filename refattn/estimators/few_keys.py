@@ -42,7 +42,7 @@ def coreset_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> ArrayT:
-    r"""Attend to a few keys that stand for all (Nystrom approximation of the kernel of the keys).
+    r"""Attend to a few keys that represent all (Nystrom approximation of the kernel of the keys).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{s \in J} e^{q_i \cdot k_s} (W v)_s}
@@ -228,7 +228,7 @@ def sampled_key_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> ArrayT:
-    r"""Attend to a sample of the keys, each divided by how often it is expected in one.
+    r"""Attend to a sample of the keys, each weighted by the inverse of its sampling probability.
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}

@@ -62,7 +62,7 @@ def linear_randomized_attention(
         \alpha'_{ic} = \alpha_{ic} \frac{N(\omega_c; 0, I)}{q_c(\omega_c)}, \qquad
         \omega_c \sim q_c
 
-    Reference 003, LARA. By default q_c = N(mu_c, I) with mu_c the sum of the mean query and the
+    Zheng 2022, LARA. By default q_c = N(mu_c, I) with mu_c the sum of the mean query and the
     mean key of the c-th of C contiguous chunks. Linear in n and m; biased, consistent.
 
     Parameters
@@ -106,7 +106,7 @@ def linear_randomized_attention(
         Query i sees key j only if j <= i + m - n, and only proposals made of earlier chunks: for
         queries of chunk t these are N(0, I) and the chunks before t, over which its weights run
         ("balance" and "own" only). The proposals are C as before: N(0, I) and all chunks but the
-        last. The cost stays linear. Causal LARA is open in reference 003.
+        last. The cost stays linear. Causal LARA is open in Zheng 2022.
 
     Returns
     -------

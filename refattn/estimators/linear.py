@@ -38,7 +38,7 @@ def linear_attention(
         \mathrm{out}_i = \frac{\phi(q_i) \cdot \sum_j \phi(k_j) \, v_j}
                               {\phi(q_i) \cdot \sum_j \phi(k_j)}
 
-    Reference 004, kernel_attn; reference 000, KernelizedAttention. Linear in n and m.
+    Linear attention post, kernel_attn; Random features post, KernelizedAttention. Linear in n, m.
 
     Parameters
     ----------

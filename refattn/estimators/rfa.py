@@ -54,11 +54,11 @@ def random_feature_attention(
         \frac{\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s) \, v_j}
              {\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s)}
 
-    with the positive features xi(x, omega) = exp(omega . x - |x|^2/2) by default. Reference 000,
-    KernelizedAttention; reference 001, attention_hat (without its factor 2 pi); reference 002,
-    eq. (10); reference 003, RFA. Linear in n and m. Consistent as the number of features grows,
+    with the positive features xi(x, omega) = exp(omega . x - |x|^2/2) by default. Random features
+    post, KernelizedAttention; Performers post, attention_hat (without its factor 2 pi); Ye 2023,
+    eq. (10); Zheng 2022, RFA. Linear in n and m. Consistent as the number of features grows,
     and biased for any finite number: with positive features it is self-normalised importance
-    sampling (SNIS, reference 003) of `randomized_attention`, with w the importance weights.
+    sampling (SNIS, Zheng 2022) of `randomized_attention`, with w the importance weights.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def random_feature_attention(
         See `coupling`. Queries and keys are put into its gauge, if it has one (`adapt.fit`).
     square_norms : pair of floats or arrays of shape (...), optional
         Finite constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
-        coordinates: reference 002, eqs. (13) to (15), see `moments.mean_plus_trace` and
+        coordinates: Ye 2023, eqs. (13) to (15), see `moments.mean_plus_trace` and
         `moments.mean_only`. They cancel, and so does the true |q|^2, but |k|^2 does not: the
         estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
         softmax_j(q . k_j - |k_j|^2 / 2), however many features there are. With a `proposal` that
@@ -232,7 +232,7 @@ def importance_sampled_attention(
         \qquad \frac{p_i(\omega)}{N(\omega; 0, I)} = \xi(q_i, \omega) \sum_j \xi(k_j, \omega) / Z_i
 
     with f as in `randomized_attention` and Z_i = sum_j exp(q_i . k_j) computed exactly, in time
-    O(n m). Unbiased. Reference 002, eq. (11); reference 003, importance sampling.
+    O(n m). Unbiased. Ye 2023, eq. (11); Zheng 2022, importance sampling.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class Gradients(NamedTuple):
 
 
 def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pullback]:
-    r"""Evaluate attention, and return its pullback too.
+    r"""Return the attention output and a function that computes its gradients (its pullback).
 
     .. math::
         \bar x = \sum_i \bar g_i \cdot \frac{\partial \, \mathrm{out}_i}{\partial x}

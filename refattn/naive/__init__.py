@@ -15,16 +15,17 @@ feature xi(x, omega) = exp(omega . x - |x|^2/2) appears in products only,
 
 and the factor e^{-|q|^2/2} cancels wherever a query's weights are normalised.
 
-Docstrings call the five documents that the package follows by number:
+Docstrings name the five documents that the package follows as
 
-* 000: "Approximating self-attention with random features", on Choromanski et al.,
-  arXiv:2009.14794.
-* 001: "Performers: The Kernel Trick, Random Fourier Features, and Attention", on the same paper.
-* 002: Ye, "Adapting Linear Attention to Query/Key Distributions", Columbia University, 2023.
-* 003: Zheng, "Randomized Attention: a Generalized Random Feature Attention Algorithm", on Zheng,
-  Wang and Kong, arXiv:2204.04667.
-* 004: "Understanding linear attention in Transformers are RNNs", on Katharopoulos et al.,
-  arXiv:2006.16236.
+* Random features post: "Approximating self-attention with random features", on Choromanski et
+  al., arXiv:2009.14794.
+* Performers post: "Performers: The Kernel Trick, Random Fourier Features, and Attention", on the
+  same paper.
+* Ye 2023: Ye, "Adapting Linear Attention to Query/Key Distributions", Columbia University.
+* Zheng 2022: Zheng, "Randomized Attention: a Generalized Random Feature Attention Algorithm", on
+  Zheng, Wang and Kong, arXiv:2204.04667.
+* Linear attention post: "Understanding linear attention in Transformers are RNNs", on
+  Katharopoulos et al., arXiv:2006.16236.
 """
 
 from .few_keys import coreset_attention as coreset_attention

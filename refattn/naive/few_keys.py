@@ -101,7 +101,7 @@ def sampled_key_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> ArrayT:
-    r"""Attend to a sample of the keys, each divided by how often it is expected in one.
+    r"""Attend to a sample of the keys, each weighted by the inverse of its sampling probability.
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}

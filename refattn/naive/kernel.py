@@ -29,7 +29,7 @@ def kernel_estimate(
     * ``"hyperbolic"``: cosh(omega_s . (x + y)) exp(-|x|^2/2 - |y|^2/2);
     * ``"trigonometric"``: cos(omega_s . (x - y)) exp(|x|^2/2 + |y|^2/2).
 
-    Reference 000, Proposition 1; reference 001, z_sin/cos; reference 002, eqs. (7) to (9).
+    Random features post, Proposition 1; Performers post, z_sin/cos; Ye 2023, eqs. (7) to (9).
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def linear_randomized_attention(
         \alpha'_{is} = \alpha_{is} \frac{N(\omega_s; 0, I)}{q_c(\omega_s)}
 
     with c = c(s) the proposal N(mu_c, I) of sample s, over the keys j that query i sees: RFA with
-    weights. Zheng et al., arXiv:2204.04667; reference 003, LARA.
+    weights. Zheng et al., arXiv:2204.04667; Zheng 2022, LARA.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ def elu_plus_one(x: Array) -> Array:
 
     .. math:: \phi(x) = x + 1 \;(x > 0), \qquad e^x \;(x \le 0)
 
-    Katharopoulos et al., arXiv:2006.16236; reference 004, phi, with alpha = 1.
+    Katharopoulos et al., arXiv:2006.16236; Linear attention post, phi, with alpha = 1.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ def linear_attention(
         \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}
                               {\sum_j \phi(q_i) \cdot \phi(k_j)}
 
-    over the keys j that query i sees. Katharopoulos et al., arXiv:2006.16236; reference 004,
-    kernel_attn; reference 000, KernelizedAttention.
+    over the keys j that query i sees. Katharopoulos et al., arXiv:2006.16236; Linear attention
+    post, kernel_attn; Random features post, KernelizedAttention.
 
     Parameters
     ----------

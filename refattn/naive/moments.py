@@ -15,7 +15,7 @@ def mean_and_covariance(x: ArrayT, *, ddof: int = 1) -> tuple[ArrayT, ArrayT]:
         \hat\mu = \frac{1}{N} \sum_i x_i, \qquad
         \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_i (x_i - \hat\mu)(x_i - \hat\mu)^\top
 
-    Reference 002, eqs. (1) and (2).
+    Ye 2023, eqs. (1) and (2).
 
     Parameters
     ----------

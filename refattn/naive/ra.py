@@ -35,7 +35,7 @@ def randomized_attention(
         \mathrm{out}_i = \frac1S \sum_s f_i(\omega_{is}), \qquad
         f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}
 
-    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; reference 003, RA, for
+    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; Zheng 2022, RA, for
     omega_is drawn from p_i = sum_j softmax_j(q_i . k_j) N(q_i + k_j, I).
 
     Parameters
@@ -79,7 +79,7 @@ def mean_of_ratios_attention(
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s)
 
-    with f_i as in `randomized_attention`. Reference 002, eq. (12), for omega_s drawn from N(0, I).
+    with f_i as in `randomized_attention`. Ye 2023, eq. (12), for omega_s drawn from N(0, I).
 
     Parameters
     ----------

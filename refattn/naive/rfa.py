@@ -48,8 +48,8 @@ def random_feature_attention(
     * ``"trigonometric"``: cos(omega_s . (q - k)) exp(|k|^2/2).
 
     Peng et al., arXiv:2103.02143 (RFA, trigonometric); Choromanski et al., arXiv:2009.14794
-    (Performer, positive and hyperbolic). Reference 000, KernelizedAttention; reference 001,
-    attention_hat; reference 002, eqs. (7) to (10); reference 003, RFA.
+    (Performer, positive and hyperbolic). Random features post, KernelizedAttention; Performers
+    post, attention_hat; Ye 2023, eqs. (7) to (10); Zheng 2022, RFA.
 
     Parameters
     ----------
@@ -108,8 +108,8 @@ def importance_sampled_attention(
         \mathrm{out}_i = \frac{\sum_j \hat\kappa_{ij} \, v_j}{\sum_j e^{q_i \cdot k_j}}, \qquad
         \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
 
-    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; reference 002, eq. (11);
-    reference 003, importance sampling, where the ratio p_i / N(0, I) at omega is
+    over the keys j that query i sees. Zheng et al., arXiv:2204.04667; Ye 2023, eq. (11);
+    Zheng 2022, importance sampling, where the ratio p_i / N(0, I) at omega is
     xi(q_i, omega) sum_j xi(k_j, omega) over the normaliser above.
 
     Parameters

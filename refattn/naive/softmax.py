@@ -31,8 +31,8 @@ def softmax_attention(
                               {e^{\mathrm{sink}} + \sum_j e^{s_{ij}}}, \qquad
         s_{ij} = \mathrm{cap}(\mathrm{scale}\; q_i \cdot k_j) + \mathrm{bias}_{ij}
 
-    over the keys j that query i sees. Vaswani et al., arXiv:1706.03762; reference 000,
-    Attention(Q, K, V); reference 002, eq. (3); reference 003, SoftmaxAttn: these have no sink, cap,
+    over the keys j that query i sees. Vaswani et al., arXiv:1706.03762; Random features post,
+    Attention(Q, K, V); Ye 2023, eq. (3); Zheng 2022, SoftmaxAttn: these have no sink, cap,
     bias or factor r.
 
     Parameters

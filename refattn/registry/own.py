@@ -109,7 +109,7 @@ _RFA = Estimator(
     options=(*_SEES, "omega", "omega_per_head", "moments"),
     traits=(*_MEAN, *_SHARED, "random-features"),
     state=streaming.PositiveState,
-    aliases=("rfa", "performer", "favor"),
+    aliases=("rfa", "snis"),
     vjp=f"{_PULLBACKS}.rules:vjp_random_features",
     vectors=f"{_VECTORS}.recipes:own",
     source=("002: eqs. (9) and (10)", "003: RFA"),
@@ -130,17 +130,19 @@ _LARA = Estimator(
 
 def _variant(record: Estimator, name: str, **changes: Any) -> Estimator:
     """Another estimator of the same function."""
-    return record._replace(name=name, aliases=(), vectors=None, **changes)
+    return record._replace(**{"name": name, "aliases": (), "vectors": None} | changes)
 
 
 def _coupled(coupling: str) -> Estimator:
-    """RFA with frequencies that are not independent."""
+    """RFA with frequencies that are not independent; regularised ones are not N(0, I)."""
+    marginal = () if coupling == "regularised" else ("random-features",)
     return _variant(
         _RFA,
         f"rfa-{coupling}",
+        aliases=("performer", "favor") if coupling == "orthogonal" else (),
         fn=partial(_RFA.fn, coupling=coupling),
         options=(*_SEES, "omega", "omega_per_head"),
-        traits=(*_MEAN, *_SHARED),
+        traits=(*_MEAN, *_SHARED, *marginal),
     )
 
 

@@ -1,11 +1,11 @@
-"""Tests with a proven level and a proven power, for what is random.
+"""Statistical tests with a proven level and a proven power.
 
-`exact` and `gaussian` have p-values from exact laws, `bounds` from bounds that hold at every sample
-size, `power` what they detect, and `multiple` what keeps the level when there are many. Nothing
-here knows of attention.
+`exact` and `gaussian` compute p-values from exact distributions, and `bounds` from bounds that hold
+at every sample size. `power` computes what a test detects, and `multiple` corrects for many tests.
+Nothing here depends on attention.
 
-Every p-value satisfies P(p <= a) <= a for every a under its null, by a theorem; the
-samples are arrays of finite numbers, and p-values are floats.
+Every p-value satisfies P(p <= a) <= a for every a under its null hypothesis, by a theorem. Samples
+are arrays of finite numbers, and p-values are floats.
 """
 
 from __future__ import annotations

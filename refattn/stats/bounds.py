@@ -1,6 +1,6 @@
-r"""P-values from bounds that hold for every sample size: sound whatever the law, never exact.
+r"""P-values from bounds that hold at every sample size: valid for any distribution, never exact.
 
-The laws that the null allows are many, and under each P(p <= a) <= a for every a. All are
+The null allows many distributions, and under each P(p <= a) <= a for every a. All are
 two-sided. Samples are arrays of finite numbers, never empty; anything else, nan included, raises
 ValueError rather than pass, and so do numbers outside the interval that a bound needs. What a test
 detects is told by `refattn.stats.min_discrepancy`.
@@ -56,7 +56,7 @@ def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     mean : float
         The mean under the null, in [low, high].
     low, high : float, default 0 and 1
-        Where the law lives, low < high.
+        Where the distribution lies, low < high.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: floa
     variance : float
         What the variance v is at most under the null, at least 0.
     low, high : float, default 0 and 1
-        Where the law lives, low < high.
+        Where the distribution lies, low < high.
 
     Returns
     -------
@@ -182,11 +182,11 @@ def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0
     Parameters
     ----------
     x : array_like, shape (n,), n >= 2
-        Independent draws of one law, in [low, high].
+        Independent draws from one distribution, in [low, high].
     mean : float
         The mean under the null, in [low, high].
     low, high : float, default 0 and 1
-        Where the law lives, low < high.
+        Where the distribution lies, low < high.
 
     Returns
     -------
@@ -330,7 +330,7 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
 
 
 def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
-    r"""Test that a sample has a continuous law, by Dvoretzky, Kiefer, Wolfowitz and Massart.
+    r"""Test that a sample has a continuous distribution, by Dvoretzky, Kiefer, Wolfowitz, Massart.
 
     .. math:: p = 2 \exp(-2 n (D_n - \mathrm{error})_+^2), \qquad D_n = \sup_t |F_n(t) - F(t)|
 
@@ -376,19 +376,19 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
 
 
 def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
-    r"""Test that two samples have the same law, by splitting the inequality of `dkwm`.
+    r"""Test that two samples have the same distribution, by splitting the inequality of `dkwm`.
 
     .. math:: p = 4 \exp\Big( -\Big(
               \frac{D}{1 / \sqrt{2 n} + 1 / \sqrt{2 N}} \Big)^2 \Big), \qquad
               D = \sup_t |F_n(t) - G_N(t)|
 
     If D is at least the sum of two parts, in the ratio of the standard deviations, one sample is
-    at least its part away from the common law.
+    at least its part away from the common distribution.
 
     Parameters
     ----------
     x : array_like, shape (n,)
-        Independent draws of any law, atoms allowed.
+        Independent draws from any distribution, atoms allowed.
     y : array_like, shape (N,)
         Independent draws, independent of `x`.
     error : float, default 0.0
@@ -431,7 +431,7 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
 
 
 def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
-    r"""Test the mean of a bounded sample by the laws that `dkwm` does not reject.
+    r"""Test the mean of a bounded sample by the distributions that `dkwm` does not reject.
 
     .. math:: p = 2 \exp(-2 n \epsilon^2), \qquad
               \int_0^\epsilon (high - F_n^{-1}(u)) \, du = \mu - \bar x
@@ -446,7 +446,7 @@ def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     mean : float
         The mean under the null, in [low, high].
     low, high : float, default 0 and 1
-        Where the law lives, low < high.
+        Where the distribution lies, low < high.
 
     Returns
     -------

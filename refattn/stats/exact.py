@@ -1,11 +1,11 @@
-r"""P-values from exact laws: where the null holds and the law is continuous, they are uniform.
+r"""P-values from exact distributions; under the null they are uniform if these are continuous.
 
 Two-sided p-values are min(1, 2 min(lower tail, upper tail)). Samples are arrays of finite numbers,
 never empty; anything else, nan included, raises ValueError rather than pass. What a test detects
 is told by `refattn.stats.min_discrepancy`.
 
     Simard and L'Ecuyer, Computing the two-sided Kolmogorov-Smirnov distribution, Journal of
-    Statistical Software 39(11), 2011: the law that SciPy computes.
+    Statistical Software 39(11), 2011: the distribution that SciPy computes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CDF_ERROR = 1e-12
 
 
 def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
-    r"""Test that a sample has a continuous law, by Kolmogorov and Smirnov.
+    r"""Test that a sample has a continuous distribution, by Kolmogorov and Smirnov.
 
     .. math:: p = P(D_n \ge D - \mathrm{error}), \qquad D = \sup_t |F_n(t) - F(t)|
 
@@ -253,7 +253,7 @@ def binomial(successes: int, n: int, p: float) -> float:
     Returns
     -------
     float
-        The p-value; conservative, as the law is discrete.
+        The p-value; conservative, because the distribution is discrete.
 
     Raises
     ------
@@ -317,7 +317,7 @@ def lognormal_sum_cdf(t: Any, s: float) -> Any:
 
     References
     ----------
-    The convolution of two laws, folded by symmetry.
+    The convolution of two distributions, folded by symmetry.
 
     Examples
     --------
@@ -337,7 +337,7 @@ def lognormal_sum_cdf(t: Any, s: float) -> Any:
 
 
 def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
-    r"""Test that a sample has the law of the mean of two lognormals of mean 1.
+    r"""Test that a sample is distributed as the mean of two lognormals of mean 1.
 
     .. math:: p = P(D_n \ge D - \mathrm{error} - 10^{-12}), \qquad
               D = \sup_t |F_n(t) - F(t)|

@@ -1,4 +1,4 @@
-r"""Tests of the mean and the covariance of Gaussian rows, from exact laws.
+r"""Test the mean and the covariance of Gaussian rows, by exact distributions.
 
 Anderson, An Introduction to Multivariate Statistical Analysis, 3rd ed., 2003: Theorem 5.2.2
 (Hotelling), Theorem 7.2.1 (Bartlett).
@@ -172,7 +172,7 @@ def bartlett(
 def gaussian_estimates(
     means: Any, covs: Any, *, count: int, mean: Any, cov: Any, ddof: int = 1
 ) -> GaussianEstimates:
-    r"""Test estimated means and covariances of Gaussian rows, by five exact laws.
+    r"""Test estimated means and covariances of Gaussian rows, by five exact distributions.
 
     With z_r = sqrt(N) L^-1 (means_r - mean) and A_r = (N - ddof) L^-1 covs_r L^-T,
 

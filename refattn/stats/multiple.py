@@ -1,4 +1,4 @@
-r"""Many p-values, repeated runs and measured levels: what keeps the rate of false alarms.
+r"""Keep the rate of false alarms: many p-values, repeated runs and measured levels.
 
 Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of
 Statistics 6(2), 1979.
@@ -20,7 +20,7 @@ __all__ = ["Sequential", "clopper_pearson", "gandy_scott", "holm", "suite_p"]
 
 
 class Sequential(NamedTuple):
-    """What a sequential test saw; see `gandy_scott`.
+    """Result of a sequential test; see `gandy_scott`.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ def holm(p: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def suite_p(p: Any) -> float:
-    r"""Join p-values into one.
+    r"""Combine p-values into one.
 
     .. math:: \min(1, m \min_i p_i)
 

@@ -1,4 +1,4 @@
-r"""What a test detects: the least discrepancy for a sample size, and the sample size for one.
+r"""Compute what a test detects at a sample size, and the sample size to detect a discrepancy.
 
 A discrepancy delta is detected if under every law that is delta or more away from the null,
 P(p > alpha) <= beta. Each line below is such a statement, proven, in the metric that it names; l(a)

@@ -21,7 +21,7 @@ class LinearState:
     r"""Sums of features times values so far, for linear attention.
 
     The numbers sum_j phi(k_j) [v_j, 1] over a common scale e^base: F (d_v + 1) a head, whatever
-    the number of tokens. Reference 004; Katharopoulos et al., arXiv:2006.16236.
+    the number of tokens. Linear attention post; Katharopoulos et al., arXiv:2006.16236.
 
     Examples
     --------

@@ -32,7 +32,7 @@ def log_kernel_mean(
 
     .. math:: E\,\hat\kappa = e^{-|x|^2/2 - |y|^2/2} \; {}_0F_1(; d/2; d |x+y|^2 / 4) \le \kappa
 
-    for positive and hyperbolic features. Reference 000, Proposition 1.
+    for positive and hyperbolic features. Random features post, Proposition 1.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def log_kernel_variance(
         V = \kappa^2 \Bigl(\prod_i \frac{s_i}{\sqrt{2 s_i - 1}} \;
             \exp \sum_i \frac{(u_i \cdot (z - \mu))^2}{2 s_i - 1} - 1\Bigr)
 
-    which is 0 at mu = z, Sigma = I, and infinite if some s_i <= 1/2. Reference 000,
+    which is 0 at mu = z, Sigma = I, and infinite if some s_i <= 1/2. Random features post,
     Proposition 2, corrected (see `log_second_moment`); Reid et al., arXiv:2301.13856, for simplex.
 
     Parameters
@@ -309,10 +309,10 @@ def log_second_moment(x: Any, y: Any) -> Doubles:
         \log E\,(\xi(x, \omega) \xi(y, \omega))^2 = |x|^2 + |y|^2 + 4 x \cdot y, \qquad
         S \cdot \mathrm{MSE} = e^{|x|^2 + |y|^2 + 4 x \cdot y} (1 - e^{-|x + y|^2})
 
-    Reference 000, Proposition 2, says that the mean squared error vanishes as the kernel does. It
-    vanishes if and only if this exponent tends to -inf, or x + y to 0 faster than it grows: for
-    x = (1, 0), y = (-9, 0) the kernel is 1e-4 and S MSE = 1e20. With |x| = |y| the exponent is
-    negative where the cosine of the angle is below -1/2.
+    Random features post, Proposition 2, says that the mean squared error vanishes as the kernel
+    does. It vanishes if and only if this exponent tends to -inf, or x + y to 0 faster than it
+    grows: for x = (1, 0), y = (-9, 0) the kernel is 1e-4 and S MSE = 1e20. With |x| = |y| the
+    exponent is negative where the cosine of the angle is below -1/2.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def log_norm_approximation_bias(
 
     .. math:: \log (E\,\hat\kappa / \kappa) = (|x|^2 - x')/2 + (|y|^2 - y')/2
 
-    Reference 002, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
+    Ye 2023, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
     `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
     and what is estimated is not softmax_j(q . k_j) but softmax_j(q . k_j + |k_j|^2 / 2). With
     trigonometric features the sign of the right side is the opposite. Where frequencies come from

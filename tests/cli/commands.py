@@ -18,8 +18,8 @@ LINES = {
 FUNCTIONS = {
     path: pkgutil.resolve_name(path)
     for path in (
-        *("refattn.cli.compare.measure", "refattn.cli.compare.study", "refattn.cli.compare.search"),
-        *("refattn.cli.verify.study_problem", "refattn.cli.verify.judge_all"),
+        *("refattn.compare.measure", "refattn.profile.study", "refattn.profile.search"),
+        *("refattn.verification.tolerance.study_problem", "refattn.verification.judging.judge_all"),
         "refattn.conformance.check",
     )
 }

@@ -14,7 +14,7 @@ import sys
 from multiprocessing import process
 
 from refattn import cli, compare, conformance, profile, verification  # noqa: F401
-from refattn.cli import group  # noqa: F401
+from refattn.cli import check, group, verify  # noqa: F401
 from tests.cli.running import STREAMS
 
 

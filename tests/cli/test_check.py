@@ -29,14 +29,41 @@ def softmax(name, *words):
         ("candidates_under_test:right", "softmax --check mask_broadcasts --capability mask"),
         ("candidates_under_test:Names.inner", "softmax --check mask_broadcasts --capability mask"),
         ("refattn:random_feature_attention", "rfa --check reference_values --capability omega"),
-        ("refattn:random_feature_attention", "performer --check contract"),
+        ("refattn:random_feature_attention", "snis --check contract"),
         ("refattn:random_feature_attention", "favor --check contract"),
     ],
 )
 def test_pass(name, words):
     text = shown("check", name, "--seed", 0, "--estimator", *words.split())
     assert text.startswith("PASS: ")
+    assert "1 check passed" in text
+    text = shown("check", name, "--seed", 0, "--verbose", "--estimator", *words.split())
     assert f"PASS          {words.split()[2]}" in text
+
+
+def test_softmax_is_guessed():
+    """Of a function of three arrays alone, which is said; of others the estimator must be named."""
+    words = ("--check", "contract", "--capability", "mask")
+    done = run("check", "candidates_under_test:right", *words)
+    assert done.exit_code == 0
+    assert done.stderr.startswith("checked as softmax, because it takes q, k, v alone")
+    done = run("check", "refattn:random_feature_attention", "--check", "contract")
+    assert done.exit_code == 2
+    assert "`--estimator` must be given: softmax, rfa, performer, ..." in done.stderr
+
+
+def test_typos_get_a_suggestion():
+    for option, typo, like in (
+        ("--spec", "torch-spda", "torch-sdpa"),
+        ("--check", "refrence_values", "reference_values"),
+        ("--estimator", "perfomer", "performer"),
+        ("--tag", "cuasal=top-left", "causal"),
+    ):
+        done = softmax("right", option, typo)
+        assert done.exit_code == 2
+        assert f"Did you mean {like}" in done.stderr
+        assert "... (all: refattn check --list)" in done.stderr
+        assert len(done.stderr) < 300, done.stderr
 
 
 def test_fail_with_reports():
@@ -44,6 +71,7 @@ def test_fail_with_reports():
     result = softmax("wrong", "--check", "reference_values", *words)
     assert result.exit_code == 1
     assert "FAIL          reference_values" in result.output
+    assert "not run: not declared, or not asked for (--verbose lists them)" in result.output
     assert "softmax-scale-missing (the same numbers)" in result.output
     assert "from candidates_under_test import wrong" in result.output
     assert json.loads(Path("out.json").read_text("utf-8"))["verdict"] == "FAIL"
@@ -90,7 +118,7 @@ def test_diagnosis_of_a_spec():
     result = softmax("wrong", *words)
     assert result.exit_code == 1
     lines = result.output.splitlines()
-    assert "  agrees with spec onnx-23, onnx-24, onnxruntime but for scale: 1" in lines
+    assert "  matches spec onnx-23, onnx-24, onnxruntime except that scale is 1" in lines
     assert "--list-specs" in shown("check", "--help")
 
 

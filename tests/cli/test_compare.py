@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from refattn import __version__, cli, compare, profile
+from refattn.cli.options import COMMON
 from refattn.compare import DEFAULT, names
 from refattn.files import sample
 from refattn.profile import advice, plans
@@ -70,7 +71,10 @@ def test_tables_of_heads():
 def test_version_and_help():
     assert shown("--version") == f"refattn, version {__version__}\n"
     text = "".join(shown("compare", "--help").split())
-    assert all(name in text for name in names())
+    assert all(name in text and ESTIMATORS[name].approximates for name in COMMON)
+    assert f"[default:{','.join(DEFAULT)}]" in text
+    listed = shown("check", "--list")
+    assert all(name in listed for name in names())
     done = run("moments")
     assert done.exit_code == 2
     assert "No such command 'moments'" in done.stderr
@@ -139,8 +143,8 @@ def test_other_names_of_estimators(other):
     words = ["compare", "qkv.npz", "--features", "4", "--draws", "1", "--estimators"]
     seen = [x["estimator"] for x in report(*words, f"{other},performer")["results"]][2:]
     assert seen == list(dict.fromkeys(seen))
-    expected = set(names()) if other == "all" else {"rfa-iid"}
-    assert {"rfa-iid"} <= set(seen) <= expected
+    expected = set(names()) if other == "all" else {ESTIMATORS[other].name, "rfa-orthogonal"}
+    assert {"rfa-orthogonal"} <= set(seen) <= expected
     assert other != "all" or "ra" in seen
 
 
@@ -156,7 +160,7 @@ def test_profile_of_the_sample_is_that_of_the_guide():
     assert lines[1] == "scale 0.176777, covariances not shrunk, not causal; n = 128, m = 128"
     assert lines[2] == "N = 128 < d^2 = 1024: covariances are rough"
     assert "effective sample size below 10" in output
-    assert lines[-2].startswith("recommended for relative error 0.1, by the laws")
+    assert lines[-2].startswith("recommended for relative error 0.1, by the formulas")
     assert lines[-1] == "exact attention, for 8 of 8 heads"
     assert max(map(len, lines)) <= 100
     assert not any(word in output for word in ("…", "inf", "nan"))
@@ -217,7 +221,7 @@ def test_outside_the_regime_no_number_is_shown():
     q, k, v = 20 * np.random.default_rng(0).standard_normal((3, 8, 4))
     output = profiled("--features", "4,16", q=q, k=k, v=v)
     assert all(row[1] == "- (0%)" for row in cells(output, "predictions"))
-    assert "-: outside the regime of the law (effective sample size below 10)" in output
+    assert "-: the formula is not valid there (effective sample size below 10)" in output
     assert "inf" not in output
     assert cells(output, "num_features_by_law")[0][1] == "-"
     seen = report("profile", "other.npz", "--features", 4)
@@ -244,7 +248,7 @@ def test_what_is_taken_of_the_rows_is_said(monkeypatch):
     monkeypatch.setattr(advice, "LAW_QUERIES", 3)
     output = shown("profile", "easy.npz", "--features", 4000)
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output
-    assert "laws: of 3 evenly spaced queries of each head, and all keys;\n" in output
+    assert "predicted for 3 evenly spaced queries of each head, and all keys;\n" in output
     found = profile.study(*np.load("easy.npz").values(), sizes=[4000])
     for name, cell in zip(profile.advice.LAWS, cells(output, "predictions")[0][1:], strict=True):
         error, spread = map(float, cell.split(" ± "))

@@ -14,6 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from refattn import __version__, cli, compare
+from refattn.cli.group import COMMANDS
 from tests.cli.commands import LINES, output, returned
 from tests.cli.running import cells, headings, loads, process, run
 
@@ -292,7 +293,7 @@ def test_layouts(line, key):
         assert got[key] == expected[key]
     if key in ("results", "z"):
         assert (
-            "warning: 24 heads of 2 tokens in layout bhnd; if it is the other way round, say "
+            "warning: 24 heads of 2 tokens in layout bhnd looks transposed; if so, pass "
             "--layout bnhd\n"
         ) in run(*swapped).stderr
 
@@ -355,7 +356,8 @@ SLOW = ("vectors", "check refattn:random", "check refattn:softmax", "tolerance",
 
 
 def examples():
-    for name, command in cli.commands().commands.items():
+    for name in COMMANDS:
+        command = cli.commands().get_command(None, name)
         lines = re.findall(r"^  refattn (.*)$", command.epilog or "", re.M)
         assert len(lines) in (2, 3), name
         for line in lines:

@@ -85,7 +85,7 @@ def test_what_cannot_be_written_is_an_error(forked, words):
 
 
 def test_an_error_or_an_interrupt_is_no_verdict(monkeypatch, capsys):
-    words, opened = ["verify", "right.npz"], "refattn.cli.verify.open_tensors"
+    words, opened = ["verify", "right.npz"], "refattn.files.tensors.open_tensors"
     monkeypatch.setattr(opened, Mock(side_effect=KeyboardInterrupt))
     done = run(*words)
     assert (done.exit_code, done.stderr) == (130, "Aborted!\n")

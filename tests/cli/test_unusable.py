@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from refattn.compare import names
+from refattn.cli.options import COMMON
 from tests.cli.running import run
 
 LINES = Path(__file__).with_name("unusable.txt").read_text("utf-8").splitlines()
@@ -53,7 +53,7 @@ def refused(*words):
 
 @pytest.mark.parametrize("row", [x for x in LINES if not x.startswith("#")])
 def test_unusable(folder, row):
-    command, words = eval(f'f"""{row}"""', {"names": names}).split(" | ")
+    command, words = eval(f'f"""{row}"""', {"COMMON": COMMON}).split(" | ")
     line, position = refused(*shlex.split(command)), 0
     for part in words.split(" ... "):
         position = line.find(part, position) + len(part)
@@ -63,7 +63,7 @@ def test_unusable(folder, row):
 
 @pytest.mark.parametrize(("option", "suffix"), [("--json", ".json"), ("--plot", ".png")])
 def test_outputs_are_checked_before_the_work(here, monkeypatch, option, suffix):
-    monkeypatch.setattr("refattn.cli.compare.measure", None)
+    monkeypatch.setattr("refattn.compare.measure", None)
     (here / f"folder{suffix}").mkdir()
     (here / "file").write_text("")
     for place in ("nowhere/out", "folder", "file/out"):

@@ -286,7 +286,7 @@ def test_specs_hold(name, corner):
         assert report.verdict == "PASS", report
     else:
         (words,) = report.diagnosis
-        assert words.endswith("but for causal: top-left")
+        assert words.endswith("except that causal is top-left")
 
 
 def test_specs_are_of_the_table():

@@ -203,7 +203,7 @@ def test_what_is_wrong_in_print_comes_first(page, html):
     assert page.text("figcaption")[:2] == ["Beside the text."] * 2
     assert "2 places" not in html
     assert "3 places, the most important first" in html
-    assert "Ye's report, eq. (1); refuted:" in html.replace("&#39;", "'")
+    assert "Ye 2023, eq. (1); refuted:" in html.replace("&#39;", "'")
     assert page.text("math") == []  # everything in it is in an element of its own
     assert len(page.all("math")) == 3
     assert {"2", "x", "1", "&#x0003C;"} >= set(page.text("mn"))
@@ -308,7 +308,7 @@ def test_the_markdown_has_the_same_table(out):
     errata = [x.split("**") for x in text.splitlines() if x.startswith("- **")]
     titles = ["The greater", "The lesser", r"One \<of the\> least"]
     assert [title for _, title, _ in errata] == titles
-    start = r" (Ye's report, eq. (1)). Printed: It is $`x^2`$. Right: `a < b` "
+    start = r" (Ye 2023, eq. (1)). Printed: It is $`x^2`$. Right: `a < b` "
     assert errata[1][2].startswith(start)
     assert cells[2][2].strip() == "printed (as printed)"
     assert cells[3][2].strip() == "corrected (derived)"
@@ -421,7 +421,7 @@ def test_sources_go_by_name():
         for label, address in source.links.items():
             kind, _, number = label.partition(":")
             assert kind == "code" or address == f"https://arxiv.org/abs/{number}"
-    assert sources.named("001, A; 002, eq. (6)") == "Performers post, A; Ye's report, eq. (6)"
+    assert sources.named("001, A; 002, eq. (6)") == "Performers post, A; Ye 2023, eq. (6)"
     assert sources.named("arXiv:2602.10056, key coresets") == "Key coresets"
     assert sources.named("999, x") == "999, x"
     assert sources.named("") == ""

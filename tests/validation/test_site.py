@@ -277,7 +277,7 @@ def test_pages_in_a_browser(built, browser):
     ("words", "first"),
     [
         ("holm", "api/refattn.stats.html#refattn.stats.holm"),
-        ("parts that meet", "streaming.html#parts-that-meet"),
+        ("merging partial results", "streaming.html#merging-partial-results"),
         ("tolerances", "tolerances.html"),
         ("softmax_attention", "api/refattn.softmax_attention.html"),
         ("bugs in public implementations", "validation-bugs.html"),

@@ -123,7 +123,7 @@ def judge(results: suite.Results) -> suite.Findings:
         f"units). Fourier features with omega ~ N(0, I) give {rows[1]['printed']:.3f} at |x - y| = "
         f"{rows[1]['length']:g}, which is $e^{{-|x - y|^2/2}}$ = "
         f"{math.exp(-(rows[1]['length'] ** 2) / 2):.3f}, whatever gamma: the law named beside "
-        "gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye's report estimates R times "
+        "gamma needs gamma = 1/2, as the appendix has. Eq. (6) of Ye 2023 estimates R times "
         "the kernel with the maps as printed; attention does not see it."
     )
     return suite.Findings(evidence, {"means": rows}, remark)

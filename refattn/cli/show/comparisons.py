@@ -1,4 +1,4 @@
-"""What `refattn compare` measures: on a page, and as JSON."""
+"""Print the results of `refattn compare`, on a page or as JSON."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from rich.text import Text
 from ...arrays.tables import Table, markdown
 from ...arrays.words import portable
 
+FIGURE_FORMATS = (".png", ".svg", ".pdf")
 STATUS_COLOURS = {
     "PASS": "green",
     "FAIL": "red",

@@ -1,4 +1,4 @@
-"""What `refattn profile` finds, moments and advice: on a page, and as JSON."""
+"""Print the results of `refattn profile`, moments and advice, on a page or as JSON."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def print_profile(
     if max(profile.rows) > advice.QUANTILE_ROWS:
         page.say(f"quantiles: over at most {advice.QUANTILE_ROWS} evenly spaced queries and keys")
     page.say(
-        "\nlog_excess: expected log excess of the variance of a kernel estimate, by proposal "
-        "(best: 0)"
+        "\nlog_excess: expected log of the variance excess of a kernel estimate, by proposal; "
+        "0 is best"
     )
     page.table(_summarised(heads.part("log_excess")))
     if not profile.error:
@@ -62,20 +62,26 @@ def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> 
     page.table(predicted.pivot("samples", ["estimator"], write))
     if any(row["share_in_regime"] < 1 for row in predicted.rows):
         page.say(
-            "-: outside the regime of the law (effective sample size below 10) for some queries; "
-            "in brackets the share of queries inside"
+            "-: the formula is not valid there (effective sample size below 10) for some queries; "
+            "in brackets the share of queries for which it is"
         )
-    page.say(f"\nnum_features_by_law: S by the law for relative error {profile.target:g}")
+    page.say(
+        f"\nnum_features_by_law: S that the formula gives for relative error {profile.target:g}"
+    )
     page.table(heads.part("num_features_by_law"))
     page.say(
-        "\nlaw_holds_from: the S from which that law holds for all queries; fewer may do: "
+        "\nlaw_holds_from: the S from which that formula is valid for all queries; fewer may do: "
         "--measure tries them"
     )
     page.table(heads.part("law_holds_from"))
     if some:
         spreads = [f"{100 * float(np.median(x)):.2g}% ({y})" for y, x in profile.spread.items()]
-        page.say(f"laws: of {profile.queries} evenly spaced queries of each head, and all keys;")
-        page.say("±: one standard error from this choice; that of S by the law, median over heads:")
+        page.say(
+            f"predicted for {profile.queries} evenly spaced queries of each head, and all keys;"
+        )
+        page.say(
+            "±: one standard error from this choice; that of the predicted S, median of heads:"
+        )
         page.say(", ".join(spreads))
 
 
@@ -85,7 +91,7 @@ def _worth(profile: Advice) -> str:
     counts = f"n = {n}, m = {m}"
     rough = sorted({x for x in (n, m) if x <= profile.advised})
     if not rough:
-        return f"{counts}; N > d^2 = {profile.advised}, as reference 002 advises"
+        return f"{counts}; N > d^2 = {profile.advised}, as Ye 2023 advises"
     listed = " and ".join(map(str, rough))
     sign = "<" if rough[-1] < profile.advised else "<="
     return f"{counts}\nN = {listed} {sign} d^2 = {profile.advised}: covariances are rough"
@@ -147,7 +153,7 @@ def _print_recommendation(profile: Advice, searched: Search | None, page: Page) 
         "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for ra "
         "and is (at least those of exact attention, which they need: n m (d + d_v))"
     )
-    page.say(f"{target}, by the laws where they hold (--measure tries it):")
+    page.say(f"{target}, by the formulas where they are valid (--measure tries it):")
     chosen: dict[str, list[Choice]] = {}
     for head in profile.heads:
         choice = profile.recommended(head)

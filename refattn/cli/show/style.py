@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .page import FIGURE_FORMATS as FIGURE_FORMATS
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -25,7 +27,6 @@ MARKERS = "osD^vP*X<>hd"
 DASHES = ("-", "--", "-.", ":")
 
 COLUMN, PAGE = 3.5, 7.2  # widths in inches
-FIGURE_FORMATS = (".png", ".svg", ".pdf")
 
 
 def mark(i: int) -> dict[str, Any]:

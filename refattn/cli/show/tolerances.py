@@ -1,4 +1,4 @@
-"""What `refattn tolerance` finds: on a page, and as JSON."""
+"""Print the results of `refattn tolerance`, on a page or as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from .source import introduction, source_of
 
 
 def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, page: Page) -> None:
-    """Print what a correct kernel needs, and what becomes of defects, as tables."""
+    """Print the tolerance that a correct kernel needs, and how known bugs fare, as tables."""
     page.say(introduction(tensors, problem, tolerance.dtype))
-    page.say("\nneeds: of a correct kernel for |got - exact| <= atol + rtol |exact|, by profile;")
-    page.say(f"with probability {1 - LEVEL:.6f} if roundings are independent, proven: for certain;")
-    page.say("atol alone, with rtol 0, or a pair of both")
+    page.say(
+        "\nneeds: the smallest tolerance |got - exact| <= atol + rtol |exact| that a correct kernel"
+    )
+    page.say(f"meets, by profile: with probability {1 - LEVEL:.6f} if roundings are independent,")
+    page.say("or always (proven); as atol alone, with rtol 0, or as a pair of both")
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
     columns = [x for x in needs.columns if x.name != "head"]
@@ -33,15 +35,15 @@ def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, pa
         page.table(by_head, split=True)
     of = math.prod(tolerance.lead) * tolerance.rows
     page.say(
-        "\npower: what lets a defect pass, largest error over what is allowed, for kernels of "
-        f"profile {tolerance.profile} (rounded to nearest), of {of} of "
-        f"{math.prod(problem.lead) * problem.shape[0]} queries; verdict and suspect: of verify"
+        "\npower: how each bug fares, as largest error / tolerance, in kernels of "
+        f"profile {tolerance.profile} (rounded to nearest), on {of} of "
+        f"{math.prod(problem.lead) * problem.shape[0]} queries; verdict and suspect: from verify"
     )
     page.table(power)
     for name, pair in (("given", tolerance.given), ("ours", tolerance.ours)):
         page.say(f"{name}: atol {digits(pair.atol)}, rtol {digits(pair.rtol)}")
     if tolerance.power[0].given > 1:
-        page.say("what is given is too little for a correct kernel")
+        page.say("the given tolerance would reject a correct kernel")
 
 
 def tolerance_to_json(tensors: Tensors, problem: Problem, tolerance: Tolerance) -> str:

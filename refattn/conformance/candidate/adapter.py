@@ -23,9 +23,12 @@ from .failures import Failure, Refusal
 from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
+    CHOICES,
+    COMMON,
     DEFAULTS,
     DRAWN_KEYWORDS,
     LIMITS,
+    LISTING,
     TAGS,
     only_of,
     parse_tag,
@@ -93,17 +96,18 @@ class Adapter:
     def __post_init__(self) -> None:
         if not callable(self.fn):
             raise TypeError(f"`fn` must be callable, got {type(self.fn).__name__}.")
-        checks.choice("estimator", self.estimator, ESTIMATORS)
+        checks.choice("estimator", self.estimator, ESTIMATORS, some=COMMON, listing=LISTING)
         capabilities = frozenset(checks.list_names("capabilities", self.capabilities))
         for name in sorted(capabilities):
-            checks.choice("capabilities", name, possible(self.record) or ("none of them",))
-        tags = dict(DEFAULTS)
+            able = possible(self.record) or ("none of them",)
+            checks.choice("capabilities", name, able, listing=LISTING)
+        tags = {**DEFAULTS, **({"coupling": self._coupling} if self._coupling else {})}
         if not isinstance(self.tags, Mapping | None):
             raise TypeError(
                 f"`tags` must be a mapping of tags to values, got {type(self.tags).__name__}."
             )
         for name, value in (self.tags or {}).items():
-            checks.choice("tags", name, TAGS)
+            checks.choice("tags", name, TAGS, listing=LISTING)
             tags[name] = parse_tag(name, value)
         if tags["device"] is not None and tags["library"] == "numpy":
             raise ValueError(
@@ -181,8 +185,15 @@ class Adapter:
 
     @property
     def record(self) -> Estimator:
-        """What is known of the estimator."""
-        return ESTIMATORS[self.estimator]
+        """The record of the estimator, which is that of `rfa` for its couplings."""
+        return ESTIMATORS["rfa" if self._coupling else self.estimator]
+
+    @property
+    def _coupling(self) -> str:
+        """The coupling that the name of the estimator implies, if it is `rfa` but for that."""
+        fixed = getattr(ESTIMATORS[self.estimator].fn, "keywords", {})
+        word = fixed.get("coupling") if [*fixed] == ["coupling"] else ""
+        return word if word in CHOICES["coupling"] else ""
 
     @cached_property
     def _seed(self) -> str:

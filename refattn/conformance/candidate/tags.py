@@ -1,4 +1,4 @@
-"""What a candidate declares: capabilities, and tags with their values, as `tags.toml` has them."""
+"""Declarations of a candidate, from `tags.toml`: capabilities, and tags with their values."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ import numpy as np
 
 from ...arrays import checks
 from ...registry import Estimator
+
+LISTING = "refattn check --list"  # prints all names, of which errors list some
+COMMON = (
+    *("softmax", "rfa", "performer", "ra", "lara"),
+    *("eva", "linear", "coreset", "snis", "kernel"),
+)
 
 _TABLES = tomllib.loads(resources.files(__package__).joinpath("tags.toml").read_text("utf-8"))
 

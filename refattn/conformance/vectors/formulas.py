@@ -182,7 +182,7 @@ _CAPPED_LAST = Edit(
 def _attend_exactly_by_case(
     case: Recipe | Case, dps: int, *, visible: Floats, **arrays: Any
 ) -> Floats:
-    """Attend exactly under the convention of the case: reference 003."""
+    """Attend exactly under the convention of the case: Zheng 2022."""
     e, mp, d = truth(), truth().context(dps), arrays["q"].shape[-1]
     changes = [e.WITH_LSE] if with_lse(case) else []
     changes += [_CAPPED_LAST] if value_of(case, "softcap") == "after-bias" else []

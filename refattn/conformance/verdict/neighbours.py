@@ -1,4 +1,4 @@
-"""Which convention a candidate follows in place of the one that it is declared to follow."""
+"""Find the convention that a candidate follows instead of the declared one."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class _Neighbour(NamedTuple):
 
 
 def diagnose(trial: CheckRun) -> list[str]:
-    """Say of which convention other than the declared one the candidate is right, if of one.
+    """Name the convention under which the candidate would be right, if there is one.
 
-    One convention is changed at a time, of those that are declared; then each of `SPECS` is tried,
-    and then those with one change.
+    First one of the declared conventions is changed at a time; then each of `SPECS` is tried, and
+    then each of these with one change.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def diagnose(trial: CheckRun) -> list[str]:
     >>> from refattn.conformance.verdict.neighbours import diagnose
     >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
     >>> diagnose(CheckRun(adapter, "diagnosis", 0))
-    ['agrees with what is declared but for causal: bottom-right']
+    ['matches what is declared except that causal is bottom-right']
     """
     adapter = trial.adapter
     if not attends(adapter) or not evaluated(adapter):
@@ -58,17 +58,17 @@ def diagnose(trial: CheckRun) -> list[str]:
         return changes
     for name, base in specs:
         if _agrees(trial, _Neighbour("", "", base), problems):
-            return [f"agrees with {name}"]
+            return [f"matches {name}"]
     return next(filter(None, (_find_change(trial, *spec, problems) for spec in specs)), [])
 
 
 def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Question]) -> list[str]:
-    """Find the one convention but for which it agrees."""
+    """Find the one convention that has to change for the candidate to be right."""
     values: dict[str, str] = {}
     for x in _neighbours(base):
         if x.option not in values and _agrees(trial, x, problems):
             values[x.option] = x.value
-    return [f"agrees with {name} but for {option}: {value}" for option, value in values.items()]
+    return [f"matches {name} except that {option} is {value}" for option, value in values.items()]
 
 
 def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
@@ -113,9 +113,11 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
             if scale != adapter["scale"]:
                 yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}))
     if adapter.can("mask"):
-        yield _Neighbour("mask", "True hides a key", replace(adapter, fn=_invert_masks(adapter.fn)))
+        inverted = replace(adapter, fn=_invert_masks(adapter.fn))
+        yield _Neighbour("mask", "inverted (True hides a key)", inverted)
     if adapter.can("gqa") and not adapter.has("per-query"):
-        yield _Neighbour("groups", "query head h shares key head h % G", adapter, _interleave)
+        words = "interleaved (query head h uses key head h % G)"
+        yield _Neighbour("gqa", words, adapter, _interleave)
 
 
 def _invert_masks(fn: Callable[..., Any]) -> Callable[..., Any]:

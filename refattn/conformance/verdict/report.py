@@ -1,4 +1,4 @@
-"""What a run of the checks found."""
+"""Results and reports of a run of the checks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..candidate.tags import DEFAULTS
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
 SEVERITIES = {
     "formula": "wrong at ordinary inputs",
-    "law": "random numbers of another law",
-    "contract": "another shape, dtype or error, or not the same twice",
+    "law": "random draws have the wrong distribution",
+    "contract": "wrong shape or dtype, an exception, or not reproducible",
     "range": "wrong at extreme inputs only",
 }
 STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
@@ -40,39 +40,39 @@ class Result:
     claim : str
         What it asserts.
     layer : {"identity", "law", "bound"}
-        Identities hold for every number to rounding; laws are tested by exact p-values; bounds by
-        p-values from inequalities.
+        Identities hold for every number up to rounding; distributions ("law") are tested by exact
+        p-values; bounds by p-values from inequalities.
     status : str
-        ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation found, but a larger one than the
-        check is to detect would have been missed, or time ran out, or nothing could be compared),
+        ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation was found, but the check might have
+        missed one of the size it must detect, or time ran out, or nothing could be compared),
         ``"EXPECTED FAILURE"``, or
         ``"STALE"`` (passed although a failure was expected, which is an error).
     severity : str
-        Of a failure: ``"formula"``, wrong at ordinary inputs; ``"law"``, random numbers of another
-        law; ``"contract"``, another shape, dtype or error than said, or not the same twice;
+        Of a failure: ``"formula"``, wrong at ordinary inputs; ``"law"``, random draws have the
+        wrong distribution; ``"contract"``, wrong shape or dtype, an exception, or not reproducible;
         ``"range"``, wrong at inputs with large exponents only.
     expected, got : str
-        For a failure, or when time ran out, what should have come and what came.
+        For a failure, or when time ran out, what was expected and what was received.
     error : float or None
         Largest error found by an identity, in units of the tolerance.
     p, adjusted : float or None
-        Smallest p-value of a law or bound, and after Holm's correction over all of the run.
+        Smallest p-value of a distribution or bound, and the same after Holm's correction over the
+        whole run.
     samples : int
         Calls with different seeds.
     detectable, target : dict
         For each statistic, the discrepancy that this run detects with probability 1 - 1e-6, and
-        the one it is to detect.
+        the one it must detect.
     suspects : list of str
-        Catalogued defects that produce the same numbers, other than the right ones; of laws, the
-        only one that fails the same.
+        Known bugs that produce the same wrong numbers, or that fail the same distribution checks.
     changes : list of str
-        For each suspect, the function of `refattn.naive` that it changes and the lines that differ,
-        ``-`` as they should be and ``+`` as the candidate behaves; empty where that takes more
-        than one function or three lines, or is no part of a formula.
+        For each suspect, the function of `refattn.naive` that it changes and the lines that differ:
+        ``-`` is correct and ``+`` behaves like the candidate. Empty if that takes more than one
+        function or three lines, or is not part of a formula.
     reason : str
         Why the failure was expected.
     compared : bool
-        Whether the numbers of a failure were compared with those of the catalogued defects.
+        Whether the numbers of a failure were compared with those of the known bugs.
     reproducer : str
         A script that shows the failure.
     seconds : float
@@ -82,7 +82,7 @@ class Result:
     --------
     >>> from refattn.conformance import Result
     >>> Result("causal", "later keys count for nothing", "identity", error=0.25)
-    <Result PASS: causal, largest error 0.25 of the tolerance>
+    <Result PASS: causal, max error 0.25 x tolerance>
     """
 
     check: str
@@ -116,7 +116,7 @@ class Result:
         if self.adjusted is not None:
             return f"p = {self.p:.2g}, adjusted {self.adjusted:.2g}, {self.samples} seeds"
         if self.error is not None:
-            return f"largest error {self.error:.2g} of the tolerance"
+            return f"max error {self.error:.2g} x tolerance"
         return ""
 
     @property
@@ -126,12 +126,12 @@ class Result:
 
     @property
     def likeness(self) -> list[str]:
-        """The known mistakes that a failure is like, or that it is like none."""
-        return self.suspects or ["none of the known mistakes"][: self.compared]
+        """The known bugs that a failure is like, or a sentence that it is like none."""
+        return self.suspects or ["none of the known bugs"][: self.compared]
 
     @property
     def finding(self) -> str:
-        """The evidence, what it is like, and what it lacks, in a line."""
+        """The evidence, the bugs it is like, and what would have been missed, in a line."""
         alike = (
             f" (like: {'; '.join(self.likeness)})" if self.likeness and self.status == FAIL else ""
         )
@@ -139,16 +139,17 @@ class Result:
 
     @property
     def alike(self) -> list[tuple[str, str]]:
-        """The same, each with what it changes in the formula, if that is short."""
+        """The known bugs, each with what it changes in the formula, if that is short."""
         return list(zip_longest(self.likeness, self.changes, fillvalue=""))
 
     @property
     def shortfalls(self) -> list[str]:
-        """What an underpowered check detects, where it is to detect less."""
+        """What a check without power would detect, if that is above its target; worst first."""
+        missed = [x for x, target in self.target.items() if self.detectable[x] > target]
+        missed.sort(key=lambda x: -self.detectable[x] / self.target[x])
         return [
-            f"detects {name} of {self.detectable[name]:.2g}, not {target:.2g}"
-            for name, target in self.target.items()
-            if self.detectable[name] > target
+            f"would only detect {x} >= {self.detectable[x]:.2g} (target {self.target[x]:.2g})"
+            for x in missed
         ]
 
     def __repr__(self) -> str:
@@ -169,12 +170,14 @@ class Report:
     results : list of Result
         One for each check.
     not_tried : dict
-        Checks of this kind of estimator that were not made, with what they need.
+        Checks of this kind of estimator that were not run, with what each needs.
     limits : dict
-        The declared limits under which the verdict holds: names, each with what it leaves out.
+        The declared limits of the candidate, each with what was not tested because of it.
     diagnosis : list of str
-        Conventions under which a candidate that fails would be right, such as "agrees with spec
-        torch-sdpa but for causal: bottom-right".
+        Conventions under which a candidate that fails would be right, such as "matches spec
+        torch-sdpa except that causal is bottom-right".
+    advice : str
+        If some checks lack power, the one thing to do about it.
 
     Examples
     --------
@@ -196,6 +199,7 @@ class Report:
     limits: dict[str, str] = field(default_factory=dict)
     diagnosis: list[str] = field(default_factory=list)
     version: str = __version__
+    advice: str = ""
 
     @property
     def verdict(self) -> str:
@@ -221,22 +225,23 @@ class Report:
 
     @property
     def conclusion(self) -> str:
-        """The verdict in words: how grave its failures are, and what that means."""
+        """The verdict in words: how many failures there are of each severity."""
         if self.verdict == FAIL:
             return "; ".join(self._failures())
         if not self.results:
             return "nothing was checked"
         expected = self.counts[EXPECTED]
         deviation = "no deviation was found" + f" other than {expected} expected" * bool(expected)
-        return deviation if self.verdict == PASS else f"{deviation}, but some checks say too little"
+        return deviation if self.verdict == PASS else f"{deviation}, but some checks lack power"
 
     @property
     def guarantee(self) -> str:
         """The error probability of the verdict, and by which theorem."""
         return (
-            f"A correct candidate fails with probability at most {self.alpha:g}: p-values are from "
-            "exact laws or proven bounds, corrected by Holm's method, which needs no independence; "
-            "identities are compared within the rounding error of an honest evaluation."
+            f"A correct implementation fails with probability at most {self.alpha:g}. P-values "
+            "come from exact distributions or proven bounds, corrected by Holm's method, which "
+            "needs no independence. Identities may differ by the rounding error of a sound "
+            "evaluation."
         )
 
     def to_json(self) -> str:
@@ -246,7 +251,7 @@ class Report:
         return to_json(content | {"results": self.tables()[0].rows[: len(self.results)]})
 
     def tables(self) -> tuple[Table]:
-        """Give the checks as rows, those that were not tried after the others."""
+        """Return the checks as rows, those that were not run last."""
         rows = [portable(x) | {"finding": printable(x.finding)} for x in self.results]
         for name, why in self.not_tried.items():
             rows.append({"check": name, "status": "NOT TRIED", "finding": why, "reason": why})
@@ -321,32 +326,59 @@ class Report:
         counts = "".join(f", {count} {status}" for status, count in self.counts.items())
         return f"<Report {self.verdict}: {self.name!r} as {self.estimator}{counts}>"
 
-    def text(self, width: int = 100) -> str:
-        """Return the report in words, with lines no longer than `width` where they may break."""
+    def text(self, width: int = 100, *, verbose: bool = False) -> str:
+        """Return the report in words, with lines no longer than `width` where they may break.
+
+        Checks that passed, and checks that were not run, are only counted unless `verbose`.
+        """
         able = f" with {', '.join(self.capabilities)}" if self.capabilities else ""
         lines = [
             f"{self.verdict}: {self.name} as {self.estimator}{able} "
             f"(level {self.level}, alpha {self.alpha:g}, seed {self.seed})"
         ]
         if self.verdict != PASS:
-            lines += [f"  {words}" for words in (self.conclusion, *self.diagnosis)]
-        longest = max((len(r.check) for r in self.results), default=0)
-        for r in self.results:
+            words = (self.conclusion, *self.diagnosis, self.advice * (self.verdict != FAIL))
+            lines += [f"  {x}" for x in words if x]
+        listed = [r for r in self.results if verbose or r.status != PASS]
+        longest = max((len(r.check) for r in listed), default=0)
+        known: set[tuple[str, str]] = set()
+        for r in listed:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 lines.append(f"      {r.severity}: {r.claim}")
                 for i, (s, change) in enumerate(r.alike):
-                    lines.append(f"      {'like' if i == 0 else '    '}: {s}")
-                    lines += [f"            {line}" for line in change.splitlines()]
+                    again = (s, change) in known and not verbose
+                    text = f"{s.partition(':')[0]}, as above" if again and change else s
+                    lines.append(f"      {'like' if i == 0 else '    '}: {text}")
+                    lines += [f"            {x}" for x in change.splitlines() if not again]
+                known.update(r.alike)
             if r.status == UNDERPOWERED:
-                lines += [f"      {text}" for text in r.shortfalls]
+                lines += [f"      {text}" for text in r.shortfalls[: None if verbose else 1]]
         if self.limits:
             longest = max(map(len, self.limits))
             lines += ["limits of the verdict:"]
             lines += [f"  {name:<{longest}}  {text}" for name, text in self.limits.items()]
-        if self.not_tried:
-            lines += ["not tried:", *self._left_out(width)]
-        return printable("\n".join([*lines, *textwrap.wrap(self.guarantee, width)]))
+        if verbose:
+            lines += ["not run:", *self._left_out(width)] if self.not_tried else []
+            lines += textwrap.wrap(self.guarantee, width)
+        else:
+            lines += textwrap.wrap(self._counted(), width)
+        if failed := [r.check for r in listed if r.status == FAIL]:
+            lines.append(f"explain any name above: refattn explain {failed[0]}")
+        return printable("\n".join(lines))
+
+    def _counted(self) -> str:
+        """Count the checks that passed and that were not run, for reasons that stop a run by it."""
+        passed = self.counts[PASS]
+        words = [f"{passed} check{'s' * (passed != 1)} passed"] if passed else []
+        count = len({*self.not_tried} - {r.check for r in self.results})  # sizes may be left out
+        for why in STOPS:
+            if names := self.untried.get(why):
+                words.append(f"{len(names)} not run: {why}")
+                count -= len(names)
+        if count:
+            words.append(f"{count} not run: not declared, or not asked for")
+        return f"{'; '.join(words)} (--verbose lists them)" if words else ""
 
     def __str__(self) -> str:
         return self.text()
@@ -360,7 +392,7 @@ class Report:
         return reasons
 
     def _left_out(self, width: int) -> Iterator[str]:
-        """Yield a line for each check that was not tried, or for all after the run stopped."""
+        """Yield a line for each check that was not run, or for all after the run stopped."""
         longest = max(map(len, self.not_tried))
         for why, names in self.untried.items():
             if why in STOPS:
@@ -372,10 +404,10 @@ class Report:
     def _failures(self) -> Iterator[str]:
         """Yield how many failures there are of each severity, and their meaning."""
         for name, count in self.severities.items():
-            yield f"{count} of {name} ({SEVERITIES[name]})"
+            yield f"{count} {SEVERITIES[name]} ({name})"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
         if failed == {"range"} and self.counts[PASS]:
-            yield "right at ordinary inputs, as far as was tried"
+            yield "right at all ordinary inputs that were tried"
         if stale := self.counts[STALE]:
             yield f"{stale} passed, though a failure was expected"
 

@@ -24,9 +24,10 @@ from ...arrays.words import said
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
-from ..candidate.tags import CAPABILITIES, DEFAULTS, write_tag
+from ..candidate.tags import CAPABILITIES, DEFAULTS, LISTING, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
+from .advice import advise
 from .neighbours import diagnose
 from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
@@ -170,7 +171,8 @@ def check(
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
             shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
-            budget = min(_BUDGET[level], left / 2 / shares)
+            most = _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
+            budget = min(most, left / 2 / shares)
             trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level)
             result = _run_check(item, trial, left, limit / 2)
             if trial.beyond and trial.error is None and not trial.p:  # nothing was asked
@@ -215,6 +217,7 @@ def check(
         | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
         adapter.limits,
         diagnosis,
+        advice=advise(results, trials, LEVELS, level, limit),
     )
 
 
@@ -455,7 +458,7 @@ def _reasons(expected_failures: Any) -> dict[str, str]:
 def _refuse_unknown(argument: str, names: Iterable[str], chosen: Iterable[str]) -> None:
     for name in names:
         if name not in CHECKS:
-            arrays_checks.choice(argument, name, CHECKS)
+            arrays_checks.choice(argument, name, CHECKS, listing=LISTING)
         if name not in chosen:
             raise ValueError(f"`{argument}` must name checks of this candidate, got {name!r}.")
 

@@ -1,4 +1,4 @@
-"""Which catalogued defects explain a failure."""
+"""Find the known bugs that explain a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of 
 
 
 def suspect(results: list[Result], trials: list[CheckRun]) -> None:
-    """Name, for each failure, defects with the same numbers, or that fail the same laws."""
+    """Name, for each failure, known bugs with the same numbers, or that fail the same checks."""
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
         return
@@ -104,17 +104,17 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspe
     ]
     if len(failed) < _ENOUGH_LAWS or len(alike) > _MOST_SUSPECTS:
         return []
-    return [(mutants[mutant], "fails the same laws") for mutant in alike]
+    return [(mutants[mutant], "fails the same checks") for mutant in alike]
 
 
 def _killers(adapter: Adapter) -> dict[str, list[str]]:
     """Return defects of the estimator and the checks that each fails."""
     names = (adapter.record.name, *adapter.record.aliases)
-    return {mutant: x for name in names for mutant, x in _kills().get(name, {}).items()}
+    return {mutant: x for name in names for mutant, x in kills().get(name, {}).items()}
 
 
 @cache
-def _kills() -> dict[str, dict[str, list[str]]]:
+def kills() -> dict[str, dict[str, list[str]]]:
     """Load which checks fail for which defect, as measured; see `defects`."""
     text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)

@@ -192,7 +192,7 @@ def test_what_is_not_finite_is_left_out(tmp_path, monkeypatch):
     Path("x.svg").unlink()
     lost = [Row(x, 8, np.full((1, 2), math.nan), 1.0) for x in ("exact", "mean of v", "ra")]
     nothing = compare.Comparison(lost, [], 1.0, False, 0, 1)
-    monkeypatch.setattr("refattn.cli.compare.measure", lambda *_, **__: nothing)
+    monkeypatch.setattr("refattn.compare.measure", lambda *_, **__: nothing)
     done = run(*words)
     said = "Error: there is nothing to draw: no error is finite.\n"
     assert (done.exit_code, done.stderr) == (2, said)

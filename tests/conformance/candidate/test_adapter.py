@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn
-from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, Failure, check
+from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, Failure, check, checks_of
 from refattn.conformance.candidate.failures import Beyond
 from refattn.conformance.candidate.libraries import lay_out
 from tests.conformance.candidates import (
@@ -179,5 +179,19 @@ def test_sums_of_keys_that_come_many_times(seeds):
 def test_limits_of_windows_are_in_the_report():
     adapter = of(attending(), "softmax", *SEES, "window", multiple_of=8)
     assert check(adapter, checks=["windows"]).limits == {
-        "multiple_of=8": "no other number of tokens was asked"
+        "multiple_of=8": "no other number of tokens was tested"
     }
+
+
+def test_names_of_couplings_are_rfa_with_that_tag():
+    """Explicit tags win, and the checks are the same."""
+    fn = refattn.random_feature_attention
+    tagged = Adapter(fn, "rfa", tags={"coupling": "orthogonal"})
+    for name in ("rfa-orthogonal", "performer", "favor"):
+        named = Adapter(fn, name)
+        assert named.record is tagged.record
+        assert named.tags == tagged.tags
+        assert [*checks_of(named)] == [*checks_of(tagged)]
+        assert Adapter(fn, name, tags={"coupling": "iid"})["coupling"] == "iid"
+    assert Adapter(fn, "rfa-sobol")["coupling"] == "sobol"
+    assert Adapter(fn, "rfa-regularised").record.name == "rfa-regularised"  # of another law

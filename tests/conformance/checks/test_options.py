@@ -46,7 +46,7 @@ def test_windows_of_each_convention(tag, corner, extent):
         report = checked(adapter, *names)
         assert report.verdict == "FAIL"
         (words,) = report.diagnosis
-        assert words.endswith(f"but for window: {tag}")
+        assert words.endswith(f"except that window is {tag}")
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 4), st.integers(0, 99))

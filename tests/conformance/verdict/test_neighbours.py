@@ -20,8 +20,8 @@ def test_diagnosis(fn, words, like):
     names = [x.name for x in checks_of(adapter) if x.name in CHECKS] or ["reference_values"]
     report = check(adapter, checks=names)
     assert report.verdict == "FAIL"
-    assert report.diagnosis == ([f"agrees with {like}"] if like else [])
-    assert f"\n  agrees with {like}\n" in str(report) or not like
+    assert report.diagnosis == ([f"matches {like}"] if like else [])
+    assert f"\n  matches {like}\n" in str(report) or not like
     assert json.loads(report.to_json())["diagnosis"] == report.diagnosis
 
 
@@ -36,7 +36,7 @@ def test_diagnosis_of_an_isolated_candidate():
         checks=["causal_cross"],
         isolate=True,
     )
-    words = "agrees with what is declared but for causal: bottom-right"
+    words = "matches what is declared except that causal is bottom-right"
     assert report.diagnosis == [words]
     assert f"<p>{words}</p>" in report.to_html()
     assert f'<property name="diagnosis.0" value="{words}" />' in report.to_junit()
@@ -71,7 +71,7 @@ def test_diagnosis_of_torch(corner):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     tags = {"library": "torch", "dtype": "float32", "causal": corner}
-    words = ["agrees with what is declared but for causal: top-left"]
+    words = ["matches what is declared except that causal is top-left"]
     right = corner == "top-left"
     found = verdict(sdpa, able=["causal"], tags=tags, checks=["causal_cross"])
     assert found == (("PASS", []) if right else ("FAIL", words))

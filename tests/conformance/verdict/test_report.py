@@ -92,7 +92,7 @@ def test_reprs_are_short_and_numbers_are_there_or_not():
     [
         ([PASS], PASS, "no deviation was found"),
         ([PASS, EXPECTED], PASS, "no deviation was found other than 1 expected"),
-        ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks say too lit"),
+        ([PASS, UNDERPOWERED], UNDERPOWERED, "no deviation was found, but some checks lack power"),
         ([], UNDERPOWERED, "nothing was checked"),
         ([UNDERPOWERED, FAIL], FAIL, ""),
         ([PASS, STALE], FAIL, "1 passed, though a failure was expected"),
@@ -104,13 +104,13 @@ def test_the_conclusion_says_the_verdict(results, verdict, text):
     assert found.verdict == verdict
     assert said.startswith(text)
     assert json.loads(found.to_json())["conclusion"] == properties(found)["conclusion"] == said
-    assert (f"\n  {said}\n" in str(found)) == (verdict != PASS)
+    assert (f"\n  {said}\n" in f"{found}\n") == (verdict != PASS and bool(said))
 
 
 def test_severities_are_in_every_format():
     some = [result(FAIL, name) for name in ("range", "formula", "range")]
     found = report(result(), *some, result(EXPECTED, "law"))
-    words = "1 of formula (wrong at ordinary inputs); 2 of range (wrong at extreme inputs only)"
+    words = "1 wrong at ordinary inputs (formula); 2 wrong at extreme inputs only (range)"
     assert str(found).splitlines()[1] == f"  {words}"
     content, counts = json.loads(found.to_json()), {"formula": 1, "range": 2}
     assert (content["verdict"], content["seed"]) == ("FAIL", 7)
@@ -124,13 +124,13 @@ def test_severities_are_in_every_format():
     text = page(found).text()
     assert words in text
     assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
-    assert "severity law: random numbers of another law" in text  # of the expected one
+    assert "severity law: random draws have the wrong distribution" in text  # of the expected one
 
 
 def test_failures_at_extreme_inputs_only_have_words_of_their_own():
     def says(found):
         texts = page(found).text().lower(), str(found), found.conclusion, properties(found)
-        return {"right at ordinary inputs, as far as was tried" in str(x) for x in texts}
+        return {"right at all ordinary inputs that were tried" in str(x) for x in texts}
 
     only = report(result(), result(FAIL, "range"))
     assert says(only) == {True}
@@ -183,12 +183,14 @@ def test_the_page_holds_everything(everything):
         f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale 1.0 level quick alpha",
         "level quick alpha 1e-06 seed 7",
         "Summary 1 PASS 2 FAIL 1 UNDERPOWERED 1 STALE",
-        f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that shows it {SHOWN}",
-        "like none of the known mistakes",
+        f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that reproduces it "
+        f"{SHOWN}",
+        "like none of the known bugs",
         f"STALE large_logits as it should be failure expected {SHOWN}",
-        f"PASS contract as it should be largest error 0.25 of the tolerance {NONE} {NONE} 0.25 0",
-        f"p = 0.04, adjusted 0.5, 30 seeds detects scale of 0.25, not 0.1 0.04 0.5 {NONE} 0.000",
-        f"Not tried needs more gqa, causal {SHOWN} seeds",
+        f"PASS contract as it should be max error 0.25 x tolerance {NONE} {NONE} 0.25 0",
+        "p = 0.04, adjusted 0.5, 30 seeds would only detect scale >= 0.25 (target 0.1) "
+        f"0.04 0.5 {NONE} 0.000",
+        f"Not run needs more gqa, causal {SHOWN} seeds",
         f"Guarantee {everything.guarantee}",
     ):
         assert part in text, part
@@ -259,11 +261,21 @@ def test_pages_from_the_command_line(tmp_path, monkeypatch):
     assert found == (2, "Error: --html needs `pip install 'refattn[cli]'`\n")
 
 
+def test_the_last_lines_of_a_short_report():
+    """A check that ran in part is counted once, and a failure says where its name is explained."""
+    left = {"large_logits": "d = 64, for want of time", "mask": "needs --capability mask"}
+    found = report(result(), result(FAIL, "law", "order_of_keys"), not_tried=left)
+    counted = "1 check passed; 1 not run: not declared, or not asked for (--verbose lists them)"
+    last = "explain any name above: refattn explain order_of_keys"
+    assert found.text().splitlines()[-2:] == [counted, last]
+    assert last not in report(result(), not_tried=left).text()
+
+
 COLOURS = {PASS: 32, FAIL: 31, STALE: 31, UNDERPOWERED: 33, EXPECTED: 33}
 
 
 def on_a_terminal(found, monkeypatch, **variables):
-    """What a terminal is sent of a report."""
+    """What a terminal is sent of a report with all checks."""
     show = pytest.importorskip("refattn.cli.show.reports")
     tables = pytest.importorskip("refattn.cli.show.page")
     if os.name != "posix":
@@ -277,7 +289,7 @@ def on_a_terminal(found, monkeypatch, **variables):
     with open(theirs, "w", encoding="utf-8") as file, open(ours, "rb", buffering=0) as screen:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", file)
-            show.print_report(found, False, tables.Page())
+            show.print_report(found, False, tables.Page(), verbose=True)
         return (screen.read(10**5) or b"").decode().replace("\r\n", "\n")
 
 
@@ -288,12 +300,13 @@ def test_statuses_have_colours_on_a_terminal(monkeypatch):
     for status, colour in COLOURS.items():
         assert f"\n\x1b[{colour}m  {status}\x1b[0m  " in sent
     assert sent.count("\x1b[0m") == 1 + len(COLOURS)
-    assert re.sub(r"\x1b\[\d+m", "", sent) == f"{found}\n"
+    assert re.sub(r"\x1b\[\d+m", "", sent) == f"{found.text(verbose=True)}\n"
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_colour_where_none_is_wanted(monkeypatch, variables):
-    assert on_a_terminal(report(result()), monkeypatch, **variables) == f"{report(result())}\n"
+    found = report(result())
+    assert on_a_terminal(found, monkeypatch, **variables) == f"{found.text(verbose=True)}\n"
 
 
 def test_the_command_line_has_no_colour_on_a_pipe():

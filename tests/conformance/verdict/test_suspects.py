@@ -27,7 +27,7 @@ def test_a_known_defect_is_named(name):
 @pytest.mark.long
 def test_a_known_defect_is_named_by_the_laws_that_it_fails():
     report = check(catalogued("kernel-qr-unsigned"), rng=2)
-    words = "kernel-qr-unsigned (fails the same laws)"
+    words = "kernel-qr-unsigned (fails the same checks)"
     assert any(s.startswith(words) for s in named(report)), named(report)
 
 

@@ -1,0 +1,39 @@
+"""`refattn explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .options import Unusable, examples, words_of
+from .show.page import hanging, limit
+from .streams import unread
+
+
+def _names() -> list[str]:
+    """Return all names that can be explained."""
+    from ..conformance.verdict.explanations import names
+
+    return names()
+
+
+@click.command(
+    epilog=examples("refattn explain frequency_law", "refattn explain softmax-scale-missing")
+)
+@click.argument("name", shell_complete=words_of(_names))
+def explain(name: str) -> None:
+    """Explain a check, a known bug, an estimator, a capability or a tag by its name.
+
+    For a check: what it tests, of which kind the test is, how it is computed, and known bugs that
+    it detects. For a known bug: what it does, the lines that it changes, and the checks that
+    detect it. Reports print names of known bugs, and `refattn check --list` prints all others.
+    """
+    from ..conformance.verdict.explanations import explain as explained
+
+    try:
+        lines: Any = explained(name)
+    except ValueError as error:
+        raise Unusable(str(error)) from None
+    with unread():
+        click.echo("\n".join(hanging(line, min(limit() or 100, 100)) for line in lines))

@@ -1,0 +1,41 @@
+"""Name the one thing to do about a run that lacks power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..checks.trials import CheckRun
+from .report import UNDERPOWERED, Result
+
+
+def advise(
+    results: list[Result],
+    trials: list[CheckRun],
+    levels: Mapping[str, int],
+    level: str,
+    limit: float,
+) -> str:
+    """Ask for more time if checks that lack power were cut short, or else for more seeds."""
+    weak = [x for x in zip(results, trials, strict=True) if x[0].status == UNDERPOWERED]
+    if not weak:
+        return ""
+    share, late = min(t.reached for _, t in weak), any(t.over for _, t in weak)
+    if late or share < 1:
+        seeds = f"{share * levels[level]:,.0f} of {levels[level]:,} seeds"
+        done = seeds if share < 1 else "the checks did not end"
+        factor = max(1 / share, 2.0 if late else 1.0)
+        return f"too slow: {done} in {limit:g} s: --time-limit {_round_up(factor * limit)}"
+    higher = [*levels][[*levels].index(level) + 1 :]
+    short = any(result.shortfalls for result, _ in weak)
+    return f"too few seeds: --level {higher[0]}" if higher and short else ""
+
+
+def _round_up(x: float) -> int:
+    """Round up to two digits.
+
+    >>> _round_up(479.2), _round_up(3.5)
+    (480, 4)
+    """
+    unit: int = 10 ** max(math.floor(math.log10(x)) - 1, 0)
+    return math.ceil(x / unit) * unit

@@ -1,0 +1,105 @@
+"""Explain the names in reports: checks, known bugs, estimators, capabilities and tags."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from ...arrays.words import close
+from ...registry import ESTIMATORS, TRAITS
+from ..candidate.tags import CAPABILITIES, TAGS
+from ..checks.trials import CHECKS, Check
+from ..defects import MUTANTS
+from .suspects import kills
+
+_LAYERS = {
+    "identity": "an identity, which holds for every input up to the rounding error of the dtype",
+    "law": "a distribution of random draws, tested by exact p-values",
+    "bound": "a property of random draws, tested by p-values from bounds for every sample size",
+}
+_FEW = 4  # known bugs that are listed for a check
+
+
+def names() -> list[str]:
+    """Return all names that can be explained."""
+    bugs = (x.name for x in MUTANTS)
+    return list(dict.fromkeys([*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS]))
+
+
+def explain(name: str) -> list[str]:
+    """Explain a name, in lines; a name of several things is explained as each.
+
+    Raises
+    ------
+    ValueError
+        If nothing has this name.
+
+    Examples
+    --------
+    >>> from refattn.conformance.verdict.explanations import explain
+    >>> explain("order_of_keys")[0]
+    'check order_of_keys: the order of keys does not matter.'
+    """
+    lines = [*_explain_bugs(name)]
+    if name in CHECKS:
+        lines = [*_explain_check(CHECKS[name]), *lines]
+    if name in ESTIMATORS:
+        lines += _explain_estimator(name)
+    for kind, words in (("capability", CAPABILITIES), ("tag", TAGS)):
+        if name in words:
+            lines.append(f"{kind} {name}: {words[name]}.")
+    if not lines:
+        hint = close(name, names())
+        known = "reports name known bugs, and refattn check --list prints all other names"
+        raise ValueError(f"nothing is named {name!r} ({known}).{hint}")
+    return lines
+
+
+def _explain_check(check: Check) -> Iterator[str]:
+    """Yield what a check tests, its kind, how it is computed, and examples."""
+    yield f"check {check.name}: {check.claim}."
+    yield f"  kind: {_LAYERS[check.layer]}"
+    if check.traits:
+        yield "  for estimators with the traits:"
+        yield from (f"    {x}: {TRAITS[x]}" for x in sorted(check.traits))
+    if how := inspect.getdoc(check.run):
+        yield "  how:"
+        yield from (f"    {line}".rstrip() for line in how.splitlines())
+    effects = {x.name: x.effect for x in MUTANTS}
+    known = [
+        bug for bugs in kills().values() for bug, failed in bugs.items() if check.name in failed
+    ]
+    if known:
+        yield f"  known bugs that it detects: {len(known)}, such as"
+        unlike = {
+            effects.get(bug, ""): bug for bug in sorted(known, key=_count_failed, reverse=True)
+        }
+        yield from (f"    {bug}: {effect}" for effect, bug in [*unlike.items()][: -_FEW - 1 : -1])
+    yield f"  run it alone: refattn check MODULE:CALLABLE --check {check.name}"
+
+
+def _count_failed(bug: str) -> int:
+    """Count the checks that a known bug fails: the fewer, the better an example it is of each."""
+    return min(len(bugs[bug]) for bugs in kills().values() if bug in bugs)
+
+
+def _explain_bugs(name: str) -> Iterator[str]:
+    """Yield what a known bug does, what it changes, and which checks detect it."""
+    for bug in (x for x in MUTANTS if x.name == name):
+        yield f"known bug {name}, of {bug.estimator}: {bug.effect}"
+        if bug.seen:
+            yield f"  seen in: {bug.seen}"
+        if change := bug.fn.shown(most=20):
+            yield from (f"  {line}" for line in change.splitlines())
+        failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
+        if failed:
+            yield f"  detected by: {', '.join(failed)}"
+
+
+def _explain_estimator(name: str) -> Iterator[str]:
+    """Yield the formula of an estimator in words, and its other names."""
+    record = ESTIMATORS[name]
+    formula = getattr(record.naive, "func", record.naive)
+    summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
+    yield f"estimator {', '.join((record.name, *record.aliases))}: {summary}"
+    yield from (f"  {trait}: {TRAITS[trait]}" for trait in record.traits)

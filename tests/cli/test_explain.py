@@ -1,0 +1,40 @@
+"""`refattn explain`: every name in a report can be explained."""
+
+import pytest
+
+from refattn.conformance import CHECKS
+from refattn.conformance.defects import MUTANTS
+from refattn.conformance.verdict import explanations
+from tests.cli.running import run, shown
+
+
+def test_every_check_and_known_bug_is_explained():
+    """A check with its kind and how it is computed; a bug with its effect."""
+    for name, check in CHECKS.items():
+        text = "\n".join(explanations.explain(name))
+        assert f"check {name}: {check.claim}." in text
+        assert "\n  how:\n    " in text, name
+        assert f"--check {name}" in text
+    for bug in MUTANTS:
+        assert any(bug.effect in line for line in explanations.explain(bug.name))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("softmax-scale-missing", '+ return {"scale": 1.0 if factor is None else factor}'),
+        ("softmax-scale-missing", "detected by: reference_values, "),
+        ("mask", "capability mask: mask=, boolean"),
+        ("causal", "tag causal: "),
+        ("performer", "estimator rfa-orthogonal, performer, favor: "),
+    ],
+)
+def test_explanations(name, words):
+    assert words in " ".join(shown("explain", name).split())
+
+
+def test_a_name_that_nothing_has():
+    done = run("explain", "frequency_lwa")
+    assert done.exit_code == 2
+    assert "nothing is named 'frequency_lwa'" in done.stderr
+    assert "Did you mean frequency_law" in done.stderr
