@@ -213,7 +213,7 @@ class Problem(NamedTuple):
     def rounded(self, to: Format) -> Problem:
         """Round queries, keys and values; for 8 bits scale them to the range first."""
         if self.gradient is not None:
-            return self.gradient.rounded(to).problem(self.lead)
+            return self.gradient.rounded(to).problem(self.lead)._replace(blocks=self.blocks)
         heads = [*np.ndindex(self.lead)]
         to_read = {
             name: _scaled_to(to, (self.read(index)[name] for index in heads)) for name in "qkv"
