@@ -10,7 +10,7 @@ from ..rounding.profiles import Profile, profile_of
 ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
-_WIDE_PROFILES = ("math", "serial", "tf32", "tf32-eager")
+_WIDE_PROFILES = ("math", "serial", "flash", "tf32", "tf32-eager")
 _DOUBLE_PROFILES = ("math64", "serial64")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow

@@ -102,6 +102,19 @@ class _Case:
         self.fits = compare(choose_compared(self.problem), self.numbers, self.dtype, chosen)
         self.seconds += time.perf_counter() - start
 
+    @property
+    def explained(self) -> set[str]:
+        """Name the profiles that explain nearly all of some rows."""
+        return {x for x, y in self.fits.items() if y.explains}
+
+    def take_evidence(self, names: set[str]) -> None:
+        """Let only some profiles be evidence against others, in what is tried from now on."""
+        self.fits = {x: y.beside(names) for x, y in self.fits.items()}
+        kept = {
+            x: y for x, y in self.trials.items() if "likelihood" not in {z.name for z in y.tests}
+        }
+        self.trials = kept
+
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
         fit, least = self.fits.get(name), self.alpha / _TESTS
@@ -310,6 +323,9 @@ def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verd
 
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
     name = _agree(worst_first, names)
+    if not name and len(names) > 1:
+        _share_evidence(worst_first, names)
+        name = _agree(worst_first, names)
     if not name and asked.hardware is None:
         units = worst_first[0].add_units()
         for case in worst_first[1:]:
@@ -332,6 +348,18 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
 
     found = sorted(names, key=rank)
     return next((x for x in found if not any(y.rejects(x) for y in cases)), "")
+
+
+def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
+    """Let only profiles that explain all parts be evidence against others.
+
+    A part that none explains is wrong, and has no say in this.
+    """
+    for case in cases:
+        case.compare(names)
+    explained = set(names).intersection(*(x.explained for x in cases if x.explained))
+    for case in cases:
+        case.take_evidence(explained)
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:

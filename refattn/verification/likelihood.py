@@ -19,7 +19,8 @@ numbers are those of a kernel that is not listed, and no evidence against the lo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,12 +56,27 @@ class Fit(NamedTuple):
         The profile with that.
     log_p : float
         Log of a bound on the probability of this, if the profile is that of the kernel.
+    explains : bool
+        Whether the profile may be that of nearly all rows.
+    surely : dict of floats
+        Log ratios to the likelihoods of the others, with the factors that speak most for this one.
     """
 
     within: bool
     against: float
     likelier: str
     log_p: float
+    explains: bool = True
+    surely: Mapping[str, float] = MappingProxyType({})
+
+    def beside(self, others: Collection[str]) -> Fit:
+        """Take only some others for evidence."""
+        held = {x: y for x, y in self.surely.items() if x in others}
+        if not held:
+            return self._replace(log_p=0.0)
+        best = max(held, key=lambda x: held[x])
+        log_p = min(0.0, math.log(len(self.surely)) - held[best])
+        return self._replace(likelier=best, log_p=log_p)
 
 
 class _Sample(NamedTuple):
@@ -73,7 +89,8 @@ class _Sample(NamedTuple):
     least : array
         Mean square of z, of roundings to nearest.
     tested : array
-        Mean square of what tests take for z, of the row or of its log normaliser.
+        Mean square of what tests take for z, of the row or of its log normaliser; infinite beyond
+        the bound.
     """
 
     within: bool
@@ -88,6 +105,8 @@ class _Sample(NamedTuple):
         """Whether the profile may be that of nearly all rows."""
         kept = np.argsort(self.tested)[: math.ceil(len(self.tested) * (1 - _LOUD))]
         units = self.units[kept]
+        if np.any(np.isinf(self.tested[kept])):
+            return False
         mean = np.sum(units * self.tested[kept]) / max(float(np.sum(units)), 1e-300)
         return bool(log_chernoff(mean, np.sum(units)) > math.log(_CHANCE))
 
@@ -100,13 +119,15 @@ def compare(
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     weights = RowWeights(problem, dtype)
     samples = {x: _look(problem, numbers, dtype, y, weights.of(y)) for x, y in profiles.items()}
-    sure = {x: _weigh_others(x, samples) for x in profiles}
-    held = {x: _weigh_others(x, samples, True) for x in profiles}
-    others = math.log(len(profiles) - 1)
-    fits = {
-        x: Fit(y.within, sure[x][0], held[x][1] or sure[x][1], min(0.0, others - held[x][0]))
-        for x, y in samples.items()
-    }
+    fits: dict[str, Fit] = {}
+    for name, x in samples.items():
+        others = {y: z for y, z in samples.items() if y != name}
+        likelier = {y: _weigh(x, z) for y, z in others.items()}
+        surely = {y: _weigh(x, z, True) for y, z in others.items()}
+        best = max(likelier, key=lambda y: likelier[y])
+        fits[name] = Fit(x.within, likelier[best], best, 0.0, x.explains, surely)
+    explained = {x for x, y in fits.items() if y.explains}
+    fits = {x: y.beside(explained) for x, y in fits.items()}
     return dict(sorted(fits.items(), key=lambda x: max(ALIKE, x[1].against)))
 
 
@@ -125,16 +146,23 @@ def _look(
     def use(index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
         error = rows.errors(numbers.out(index)[i])
         seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(error), bool)
-        within = bool(np.all((np.abs(error) <= rows.bound * (1 + 2.0**-20))[seen]))
+        within = np.all(np.abs(error) <= rows.bound * (1 + 2.0**-20), -1) | ~seen
         known = np.isfinite(rows.std) & np.isfinite(error) & seen[:, None]
         square = np.where(known, np.square(error / rows.std), math.nan)
         logs = np.log(np.where(known, rows.std, 1.0))
         near = np.square(np.where(known, rows.errors(rows.nearest) / rows.std, math.nan))
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
-        tested = _mean(tested)
+        tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:
             tested = np.maximum(tested, _square_lse(numbers.lse(index)[i], numbers.lse_dtype, rows))
-        part = within, square, logs, weights[problem.number(index), i], _mean(near), tested
+        part = (
+            bool(np.all(within)),
+            square,
+            logs,
+            weights[problem.number(index), i],
+            _mean(near),
+            tested,
+        )
         return lambda: parts.append(part)
 
     sweep(problem, dtype, profile, use)
@@ -159,26 +187,16 @@ def _square_lse(got: Doubles, dtype: str, rows: RowErrors) -> Doubles:
     return np.where(known, np.square(np.maximum(beyond, 0.0)) / variance, 0.0)
 
 
-def _weigh_others(
-    name: str, samples: Mapping[str, _Sample], surely: bool = False
-) -> tuple[float, str]:
-    """Return the largest log ratio of another likelihood to one, with the best of its factors.
-
-    Surely larger is only that of a profile that explains the numbers.
-    """
-    mine, found = samples[name], [(-math.inf, "")]
-    for other, theirs in samples.items():
-        if other == name or (surely and not theirs.explains):
-            continue
-        both = ~(np.isnan(mine.squares) | np.isnan(theirs.squares))
-        own = _mean(np.where(both, mine.squares, math.nan))
-        bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
-        square = np.ones(len(own))
-        if surely:
-            square = np.clip(own, np.minimum(mine.least, _LEAST**2), WORST**2)
-        square = np.maximum(square, _TINY)
-        ratio = bet + (own / square + np.log(square)) / 2
-        ratio = np.where(np.any(both, -1), ratio, 0.0)
-        ratio = np.logaddexp(math.log1p(-_DOUBT) + ratio, math.log(_DOUBT))
-        found.append((float(np.sum(np.minimum(mine.units, theirs.units) * ratio)), other))
-    return max(found)
+def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
+    """Return the log ratio of another likelihood to one, surely for the best of its factors."""
+    both = ~(np.isnan(mine.squares) | np.isnan(theirs.squares))
+    own = _mean(np.where(both, mine.squares, math.nan))
+    bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
+    square = np.ones(len(own))
+    if surely:
+        square = np.clip(own, np.minimum(mine.least, _LEAST**2), WORST**2)
+    square = np.maximum(square, _TINY)
+    ratio = bet + (own / square + np.log(square)) / 2
+    ratio = np.where(np.any(both, -1), ratio, 0.0)
+    ratio = np.logaddexp(math.log1p(-_DOUBT) + ratio, math.log(_DOUBT))
+    return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))

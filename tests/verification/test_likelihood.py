@@ -70,7 +70,8 @@ def test_a_sharper_profile_that_does_not_explain_the_others_is_no_evidence():
     out, lse = of_heads("flash", q, k, v, "float32")
     off = 1 + 2.0**-20 * np.random.default_rng(4).standard_normal(out.shape)
     off[:, ::4] = 1 + 8 * (off[:, ::4] - 1)
-    found = verify(q=q, k=k, v=v, out=(off * out).astype(np.float32))
+    off = (off * out).astype(np.float32)
+    found = verify(q=q, k=k, v=v, out=off, profile=("math", "tf32"))
     assert (found.verdict, found.profile) == ("PASS", "tf32")
     assert found.trials["math"] < found.alpha
     q, k, v = BF16(q / 16), BF16(k), BF16(v)
@@ -105,6 +106,25 @@ def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
         "out": "PASS", "dq": "PASS", "dk": "FAIL", "dv": "FAIL"
     }  # fmt: skip
     assert found.parts["dq"].profile.startswith("flash")
+
+
+def test_rounded_gradients_are_those_of_the_rows_that_are_looked_at():
+    """Of more rows than are compared, by profiles of which one rounds what it is given."""
+    q, k, v, g = (
+        x.astype(np.float32) for x in np.random.default_rng(6).standard_normal((4, 8, 48, 8))
+    )
+    k, v = k[:2, :15], v[:2, :15]
+    got = made("recomputed", q, k, v, g, "float32")
+    assert verify(q=q, k=k, v=v, d_out=g, **got).parts["dq"].profile == "recomputed"
+
+
+def test_evidence_is_that_of_profiles_that_explain_all_parts():
+    """Gradients in keys that are rounded by query head: math explains dq alone."""
+    q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((4, 48, 16))) for x in range(4))
+    got = made("math", q, k[:2], v[:2], g, "bfloat16")
+    found = verify(q=q, k=k[:2], v=v[:2], d_out=g, dtype="bfloat16", **got)
+    assert found.verdict == "PASS"
+    assert found.parts["dk"].trials["math"] < found.alpha
 
 
 def test_a_row_of_which_a_profile_says_nothing_is_not_explained():

@@ -14,7 +14,7 @@ from refattn.features import elu_features
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays
-from refattn.verification import door, findings, judging, verify
+from refattn.verification import door, findings, judging, likelihood, verify
 from tests.rounding.rounded import (
     BACKWARD,
     DTYPES,
@@ -586,10 +586,14 @@ def test_gradients_are_judged_by_one_profile(name, monkeypatch):
     class Case:
         def __init__(self, part, asked):
             self.of, self.profiles, self.fits = part, dict.fromkeys(full.values()), {}
+            self.explained = {*full.values()}
 
         def compare(self, names):
             of = {x: against.get(f"{self.of} {x[0]}", 0.0) for x in names}
-            self.fits = {x: SimpleNamespace(against=y) for x, y in of.items()}
+            self.fits = {x: likelihood.Fit(True, y, "", 0.0) for x, y in of.items()}
+
+        def take_evidence(self, names):
+            assert names <= {*full.values()}
 
         def is_out(self, x):
             return x in self.fits and (self.of, x) in pairs(out)

@@ -1,0 +1,194 @@
+"""The measured level of `refattn.verify`: how often it fails what is right.
+
+Run as ``python -m validation.level_numbers --runs 1500``. Right outputs and gradients are drawn of
+emulated kernels, over profiles, units that cut sums, types, sizes, options and values, and no
+profile is named. Beside the profiles there are kernels between two of them, and exact results that
+are rounded once. Each run has a seed of its own, so that a failure can be drawn again: ``--first``.
+There may be alpha failures a run. Where all profiles that were tried have small p-values, the file
+is judged again at larger levels. The exit status is 1 if a run fails at 1e-6.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+import refattn
+from refattn.rounding.formats import FORMATS
+from refattn.rounding.hardware import UNITS
+from refattn.verification.choice import BACKWARD_PROFILES, is_narrow, usual_profiles
+
+cutting: Any = import_module("tests.rounding.cutting")
+rounded: Any = import_module("tests.rounding.rounded")
+ALPHAS = (1e-6, 0.001, 0.01, 0.05)
+PAIRS = 2**18  # of queries and keys
+NARROW = ("bfloat16", "float16")
+VALUES = ("normal", "one sign", "mostly one", "integers")
+CUT = {x: UNITS[x][0] for x in ("volta", "ampere", "hopper")}
+# Profiles with one rounding of a gradient in keys: emulators round that of every query head.
+ROUNDED_ONCE = ("math", "upcast", "eager", "eager-narrow")
+Draw = dict[str, Any]
+
+
+def exact(case: Any, dtype: str) -> tuple[Any, None]:
+    """Round the exact result once."""
+    return rounded.stepwise(case, rounded.Steps(out=FORMATS[dtype].round)), None
+
+
+def between(case: Any, dtype: str) -> tuple[Any, None]:
+    """Take an exponential between those of math and of tf32, and one that is exact at 0."""
+
+    def off(x: Any) -> Any:
+        return x * (1 + 2.0**-21 * np.cos(1e3 * x))
+
+    return rounded.stepwise(case, rounded.Steps(softmax=off, out=FORMATS[dtype].round)), None
+
+
+def cut(case: Any, dtype: str, unit: str) -> tuple[Any, None]:
+    """Sum as a matrix unit does."""
+    return cutting.flash(case, dtype, CUT[unit]), None
+
+
+KERNELS = {
+    **rounded.KERNELS,
+    "exact": exact,
+    "between": between,
+    **{f"flash@{x}": partial(cut, unit=x) for x in CUT},
+}
+OUTPUTS = [
+    *((x, y) for y in (*NARROW, "float32") for x in usual_profiles(y) if x in KERNELS),
+    *((x, y) for y in (*NARROW, "float32") for x in ("exact", "between")),
+    *((f"flash@{x}", y) for x in CUT for y in NARROW),
+]
+GRADIENTS = [
+    (x, y)
+    for y in (*NARROW, "float32")
+    for x in BACKWARD_PROFILES[is_narrow(y)]
+    if x in rounded.BACKWARD
+]
+
+
+def of_heads(name: str, q: Any, k: Any, v: Any, dtype: str, options: Draw) -> tuple[Any, Any]:
+    """Run a kernel on heads that share keys."""
+    if name in rounded.KERNELS:
+        out, lse = rounded.of_heads(name, q, k, v, dtype, **options)
+        return out, lse
+    sinks, found = options.get("sinks"), []
+    for h, at in enumerate(np.arange(len(q)) * len(k) // len(q)):
+        of_head = options | ({} if sinks is None else {"sinks": float(sinks[h])})
+        found.append(KERNELS[name](rounded.Case(q[h], k[at], v[at], **of_head), dtype))
+    outs, lses = zip(*found, strict=True)
+    return np.stack(outs), None if lses[0] is None else np.stack(lses)
+
+
+def draw_values(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
+    """Draw numbers of one kind."""
+    if kind == "one sign":
+        return rng.uniform(0.5, 1, shape)
+    if kind == "integers":
+        return rng.integers(-3, 4, shape) * 1.0
+    return rng.standard_normal(shape) + 3 * (kind == "mostly one")
+
+
+def draw_options(rng: np.random.Generator, heads: int, n: int, m: int, single: bool) -> Draw:
+    """Draw options, most of them absent."""
+    given: Draw = {"causal": bool(rng.random() < 0.4)}
+    makers: dict[str, Callable[[], Any]] = {
+        "scale": lambda: float(rng.uniform(0.05, 1)),
+        "mask": lambda: rng.random((n, m)) < rng.choice([0.3, 0.9]),
+        "window": lambda: (int(rng.integers(0, m + 1)), int(rng.integers(0, 20))),
+        "softcap": lambda: float(rng.uniform(2, 30)),
+        "sinks": lambda: FORMATS["float32"].round(rng.standard_normal(heads)),
+        "bias": lambda: FORMATS["bfloat16"].round(rng.standard_normal((n, m))),
+    }
+    if single:  # the emulated unit has scores of its own
+        return given
+    return given | {x: make() for x, make in makers.items() if rng.random() < 0.12}
+
+
+def draw_file(seed: int) -> tuple[str, Draw]:
+    """Draw a right file, and say what it is."""
+    rng = np.random.default_rng(seed)
+    backward = rng.random() < 0.3
+    name, dtype = (GRADIENTS if backward else OUTPUTS)[
+        rng.integers(len(GRADIENTS if backward else OUTPUTS))
+    ]
+    share, kv = int(rng.choice([1, 1, 2, 4])), int(rng.integers(1, 3))
+    if backward and name in ROUNDED_ONCE:
+        share = 1
+    m = int(2 ** rng.uniform(0, 8 if backward else 11))
+    n = int(min(2 ** rng.uniform(0, 8), max(1, PAIRS // (share * kv * m))))
+    n = min(n, 48) if name == "serial" or backward or "@" in name else n
+    m = min(m, 300) if name == "serial" else m
+    d, d_v, kind = *(int(x) for x in rng.choice([8, 16, 32, 64], 2)), str(rng.choice(VALUES))
+    to, size = FORMATS[dtype], rng.choice([0.3, 1.0, 3.0])
+    q = to.round(
+        size * draw_values(rng, "integers" if kind == "integers" else "", (share * kv, n, d))
+    )
+    k = to.round(draw_values(rng, "integers" if kind == "integers" else "", (kv, m, d)))
+    v = to.round(draw_values(rng, kind, (kv, m, d_v)))
+    options = draw_options(rng, share * kv, n, m, "@" in name)
+    words = f"{name} {dtype} {share * kv}/{kv} x {n} x {m} x {d}, {d_v}, {kind}, q times {size:g}, "
+    words += " ".join(x for x, y in options.items() if y is not False)
+    with np.errstate(all="ignore"):
+        if backward:
+            g = to.round(rng.standard_normal((share * kv, n, d_v)))
+            got: Draw = {"d_out": g} | rounded.made(name, q, k, v, g, dtype, **options)
+        else:
+            out, lse = of_heads(name, q, k, v, dtype, options)
+            got = {"out": out} | ({} if lse is None or rng.random() < 0.5 else {"lse": lse})
+    return words, {"q": q, "k": k, "v": v, "dtype": dtype, **got, **options}
+
+
+def judge(given: Draw) -> tuple[Any, int, float]:
+    """Judge a file: the verdict at 1e-6, at how many levels it fails, and its smallest p-value."""
+    verdict = refattn.verify(**given, alpha=ALPHAS[0])
+    parts = [*verdict.parts.values()] if verdict.parts else [verdict]
+    # No p-value is smaller than the smallest, of the profiles that explain the parts.
+    least = min(max(x.trials.values(), default=1.0) for x in parts) * len(parts)
+    levels = 0
+    for alpha in [x for x in reversed(ALPHAS) if least <= x or verdict.verdict == "FAIL"]:
+        if refattn.verify(**given, alpha=alpha).verdict != "FAIL":
+            break
+        levels += 1
+    return verdict, levels, least
+
+
+def main() -> int:
+    """Draw and judge files, and print what failed."""
+    parser = argparse.ArgumentParser(description="Measure the level of refattn.verify.")
+    parser.add_argument("--runs", type=int, default=1500)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first run")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    start, smallest, verdicts, alarms, runs = time.monotonic(), 1.0, Counter[str](), [0] * 4, 0
+    for seed in range(asked.first, asked.first + asked.runs):
+        if time.monotonic() - start > asked.seconds:
+            break
+        words, given = draw_file(seed)
+        verdict, levels, least = judge(given)
+        runs, smallest = runs + 1, min(smallest, least)
+        verdicts[verdict.verdict] += 1
+        for at in range(levels):
+            alarms[-1 - at] += 1
+        if levels:
+            print(f"{seed}: {verdict.verdict}, p {least:.2g}, {words}", flush=True)
+    print(f"{runs} runs from {asked.first}, {time.monotonic() - start:.0f} s: {dict(verdicts)}")
+    for alpha, count in zip(ALPHAS, alarms, strict=True):
+        print(f"alpha {alpha:g}: {count} false alarms, at most {alpha * runs:.3g} expected")
+    print(f"smallest p-value {smallest:.2g}, at least {1 / (runs + 1):.2g} expected")
+    return int(verdicts["FAIL"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
