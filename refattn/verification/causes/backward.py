@@ -22,6 +22,7 @@ from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
 from .output import Comparison, as_suspect, compare_outputs
+from .places import list_seen
 from .sampled import Alternative, Rows
 from .wrong_rows import (
     Sample,
@@ -302,8 +303,8 @@ def explain_backward(
     profile: Profile,
     dtype: str,
     own: bool,
-) -> tuple[dict[str, list[Suspect]], dict[str, Sample]]:
-    """Return alternatives that explain the gradients that failed, and the samples.
+) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[str]]]:
+    """Return alternatives that explain the gradients that failed, the samples, and what they show.
 
     Each that failed has the place of its worst element.
     """
@@ -338,7 +339,8 @@ def explain_backward(
                 harmless = False
         if holding:
             found.append((one, holding, harmless and holding == {*failed}, off))
-    return _name(found, parts, [*failed]), back.samples
+    seen = {of: list(list_seen(parts[of].problem, x, given[of])) for of, x in back.samples.items()}
+    return _name(found, parts, [*failed]), back.samples, seen
 
 
 def _is_near(x: Comparison) -> bool:

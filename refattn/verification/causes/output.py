@@ -23,6 +23,7 @@ from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
+from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
 from .slips import NORMALISERS, list_fills, list_lost_tiles, list_slips, sum_tiles
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
@@ -353,7 +354,7 @@ def explain_output(
             elif of_lse is None:
                 words = f"{words} (the output alone: lse does not)" if words else ""
         if words:
-            suspects.append(suspect_alternative(words, one, sample))
+            suspects.append(suspect_alternative(words, one, trials))
     return suspects, sample
 
 
@@ -362,15 +363,16 @@ def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspe
     return Suspect(name, math.nan, math.nan, math.nan, share, text)
 
 
-def suspect_alternative(words: str, one: Explained, sample: Sample) -> Suspect:
+def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     """Name an alternative, and whether it holds in all rows."""
     start = "agrees if" if one.holds else "agrees in part if"
-    place = "" if one.everywhere else " in the rows that are wrong"
+    where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
+    place = "" if one.everywhere else f" in the wrong rows alone ({where})"
     name = "convention" if one.holds else "convention in part"
     if words in _ROUNDED:
         name = "roundings"
-    if sample.remarks:
-        words = f"{words}, and {' and '.join(sample.remarks)}"
+    if trials.sample.remarks:
+        words = f"{words}, and {' and '.join(trials.sample.remarks)}"
     return as_suspect(f"{start} {words}{place}", one.share, name)
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ...rounding.problems import Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
-from ..findings import Finding, Numbers, Part, Suspect, place
+from ..findings import Finding, Numbers, Part, Suspect
 from ..verdict import Verdict
 from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
 from .output import as_suspect, explain_output, share_of_offset
-from .wrong_rows import Sample
+from .places import describe_place, list_seen, remark_normalisers, remark_zeros
+from .sampled import Alternative
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
@@ -51,23 +48,12 @@ def explain(
     if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
         fits = []
     suspects = order_suspects(found, fits)
-    remarks = [*verdict.remarks, *_remark_zeros(problem, numbers, sample)]
-    return verdict._replace(
-        suspects=suspects, place=describe_place(problem, sample), remarks=remarks
-    )
-
-
-def _remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
-    """Say that wrong rows are 0, if some are and others are not."""
-    zeros = np.zeros_like(sample.wrong)
-    for at in np.flatnonzero(sample.wrong.any(1)):
-        got = numbers.out(tuple(map(int, np.unravel_index(at, problem.lead))))
-        zeros[at] = sample.wrong[at] & ~np.any(got, -1)
-    if zeros.any() and not zeros.all():
-        *head, row = (int(x) for x in np.argwhere(zeros)[0])
-        index = np.unravel_index(head[0], problem.lead) if problem.lead else ()
-        first = place((*map(int, index), row))
-        yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
+    at = describe_place(problem, sample)
+    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
+    seen = [] if failed == "lse" else list(list_seen(problem, sample, exact))
+    zeros = remark_zeros(problem, numbers, sample)
+    remarks = [*seen, *verdict.remarks, *remark_normalisers(problem, numbers), *zeros]
+    return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
 
 def explain_gradients(
@@ -85,7 +71,7 @@ def explain_gradients(
     by = profiles.get(first.by, next(iter(profiles.values())))
     own = forward != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
-    named, samples = explain_backward(parts, places, by, first.dtype, own)
+    named, samples, seen = explain_backward(parts, places, by, first.dtype, own)
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
@@ -93,6 +79,7 @@ def explain_gradients(
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
+        explained[name] = explained[name]._replace(remarks=[*seen[name], *verdict.remarks])
     return explained
 
 
@@ -150,41 +137,6 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
         holding = [x for x in holding if "times what was said" not in x.text]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
-
-
-def describe_place(problem: Problem, sample: Sample) -> str:
-    """Say where wrong rows are: heads, rows and columns."""
-    wrong = sample.wrong
-    if not wrong.any():
-        return ""
-    heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
-    looked = " that were looked at" if sample.looked < wrong.size else ""
-    parts = [f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"]
-    if wrong.sum() == sample.looked:
-        parts = [f"all {sample.looked:,} rows{looked}"]
-    if problem.lead and len(heads) < len(wrong):
-        names = [place(tuple(map(int, np.unravel_index(x, problem.lead)))) for x in heads[:4]]
-        more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
-        parts.append(f"head{'s' * (len(heads) > 1)} {', '.join(names)}{more}")
-    if len(rows) < wrong.shape[1]:
-        parts.append(f"{problem.rows} {describe_span(rows)}")
-    columns = np.flatnonzero(sample.columns)
-    if 0 < len(columns) < len(sample.columns):
-        parts.append(f"columns {describe_span(columns)}")
-    return ", ".join(parts)
-
-
-def describe_span(numbers: npt.NDArray[Any]) -> str:
-    """Write numbers as a range, or a few of them."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    if len(numbers) == 1:
-        return str(first)
-    if last - first + 1 == len(numbers):
-        return f"{first} to {last}"
-    steps = np.unique(np.diff(numbers))
-    if len(steps) == 1:
-        return f"{first} to {last} in steps of {int(steps[0])}"
-    return f"among {first} to {last}"
 
 
 def _explain_features(

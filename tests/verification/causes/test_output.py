@@ -200,7 +200,7 @@ CASES = {
         sinks=SINKS), "lse is that of the keys without the sink"),
     "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is 0.01"),
 }  # fmt: skip
-FAST = ("no cap", "blocks", "not rescaled", "lse to base 2")
+FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
 
 
 def some(names):
@@ -323,6 +323,59 @@ def test_what_rows_without_keys_hold_is_named(value, words):
     assert (
         found == f"agrees if rows that see no key are {words} (to accept it: empty_rows='{value}')"
     )
+
+
+def unwritten(where, value=None):
+    """Right numbers, but at a place."""
+    out, _ = fused(S, V)
+    other = BF16(np.random.default_rng(3).standard_normal(out.shape))
+    out[where] = other[where] if value is None else value * out[where]
+    return given(BF16(out))
+
+
+SEEN_PLACES = {
+    "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
+        "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
+    "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
+    "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
+    "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
+    "rows by factors": (lambda: unwritten(np.s_[0], np.linspace(2, 3, N)[:, None]),
+        "head 0: each row is 2 to 3 times as large"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some(SEEN_PLACES))
+def test_what_wrong_numbers_of_a_place_are_is_said(name):
+    make, words = SEEN_PLACES[name]
+    assert words in judged(make()).remarks[0]
+
+
+def test_right_numbers_have_no_remark():
+    assert judged(attention()).remarks == []
+
+
+@pytest.mark.parametrize("head", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_cause_in_some_heads_names_them(head):
+    """The other head is causal; its rows would not be right without that."""
+    s = np.where((np.arange(2) == head)[:, None, None], S, hide(S, FAR <= 0))
+    text = judged(attention(s, causal=True)).suspects[0].text
+    assert text.startswith(
+        f"agrees if attention is not causal in the wrong rows alone (head {head}"
+    )
+
+
+@pytest.mark.long
+def test_a_cause_in_a_place_must_hold_in_its_right_rows():
+    """Every third query is not causal: those between are right, and say that it is no tile."""
+    s = np.where((np.arange(N) % 3 == 1)[:, None], S, hide(S, FAR <= 0))
+    assert [x.text for x in judged(attention(s, causal=True)).suspects] == []
+
+
+def test_log_normalisers_that_are_not_finite():
+    lse = LSE.copy()
+    lse[:, 40:] = np.inf
+    remarks = judged(attention(lse=lse)).remarks
+    assert "48 log normalisers are not finite, of queries 40 to 63" in remarks
 
 
 @pytest.mark.long
