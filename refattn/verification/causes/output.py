@@ -23,6 +23,7 @@ from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
+from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
 from .slips import NORMALISERS, list_fills, list_lost_tiles, list_slips, sum_tiles
@@ -131,6 +132,12 @@ def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
     return Alternative("", family(c))
 
 
+def _pose_head(
+    family: Callable[[Mapping[Index, float]], Problem], at: Index, c: float
+) -> Alternative:
+    return Alternative("", family({at: c}))
+
+
 class Trials:
     """A sample, with the errors of the problem as it was given."""
 
@@ -178,6 +185,7 @@ class Trials:
             yield from self.fit(text, partial(_pose, family), starts)
         for text, fill in list_fills(self.problem):
             yield from self.fit(text, fill, _FILLS)
+        yield from self.explain_heads()
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
             tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
@@ -204,10 +212,37 @@ class Trials:
             results.append(given.result(Rows(index, np.array([at]), rows.keys)))
         return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
 
+    def explain_heads(self) -> Iterator[Explained]:
+        """List what explains the heads by others, or by a number for each."""
+        if self.problem.kind != "scores" or not math.prod(self.problem.lead) > 1:
+            return
+        for alternative in list_exchanged(self.problem, self.sample, self.sizes):
+            yield self.explain(alternative)
+        for text, family, starts in list_of_heads(self.problem):
+            found: dict[Index, float] = {}
+            for x in self.sample.heads:
+                alone = Trials(self.problem, self.sample._replace(heads=[x]))
+                at = x.rows.at
+                fitted = alone.fit_number(partial(_pose_head, family, at), starts)
+                if x.wrong.any() and fitted is not None:
+                    found[at] = fitted[0]
+            yield self.explain(Alternative(describe_numbers(text, found), family(found)))
+
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
     ) -> Iterator[Explained]:
-        """Fit the number of a family by Gauss and Newton, from the best of some starts."""
+        """Fit the number of a family."""
+        fitted = self.fit_number(family, starts)
+        if fitted is not None:
+            c, error = fitted
+            digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
+            words = text.format(f"{c:.{digits}f} ± {error:.1g}")
+            yield self.explain(family(c)._replace(text=words))
+
+    def fit_number(
+        self, family: Callable[[float], Alternative], starts: Sequence[float]
+    ) -> tuple[float, float] | None:
+        """Fit a number by Gauss and Newton, from the best of some starts, with its error."""
 
         def outs(c: float) -> list[Doubles]:
             return [family(c).result(x.rows).out for x in self.sample.heads]
@@ -228,14 +263,12 @@ class Trials:
                 size += float(np.sum(slope * slope))
                 noise += float(np.sum(np.square(np.sum(slope * z, -1))))
             if not size > 0:
-                return
+                return None
             error = math.sqrt(max(noise, size)) / size
             c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
             if abs(c - last) < error / 10:
                 break
-        digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
-        words = text.format(f"{c:.{digits}f} ± {error:.1g}")
-        yield self.explain(family(c)._replace(text=words), outs(c))
+        return c, error
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""

@@ -50,7 +50,8 @@ def explain(
     suspects = order_suspects(found, fits)
     at = describe_place(problem, sample)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
-    seen = [] if failed == "lse" else list(list_seen(problem, sample, exact))
+    holds = any(x.name == "convention" for x in suspects)
+    seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
     zeros = remark_zeros(problem, numbers, sample)
     remarks = [*seen, *verdict.remarks, *remark_normalisers(problem, numbers), *zeros]
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)

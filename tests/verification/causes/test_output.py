@@ -92,6 +92,19 @@ def of_groups(keys, values):
     return given(fused(scores(q, k[keys]), v[values])[0], GROUPED)
 
 
+FOUR = draw(7, heads=4)[:3]
+
+
+def of_four(change=0.0, order=slice(None), **options):
+    """Four heads, with a change of scores or another order."""
+    return given(fused(scores(*FOUR[:2]) + change, FOUR[2])[0][order], FOUR, **options)
+
+
+def sinking_four(used, said):
+    sinks = np.array(used)[:, None, None]
+    return given(sinking(scores(*FOUR[:2]), FOUR[2], sinks)[0], FOUR, sinks=np.array(said))
+
+
 def merged_by(count, weigh):
     """Parts of the keys are merged by functions of their log normalisers."""
     split = zip(np.split(S, count, -1), np.split(V, count, 1), strict=True)
@@ -192,6 +205,15 @@ CASES = {
         softcap=8.0), "the cap is tanh(s / cap)"),
     "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
         softcap=3.0), "the cap is applied after the mask"),
+    "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
+        "heads have the output of others: head 1 has that of head 2, head 2 has that of head 1"),
+    "slopes of their own": (lambda: of_four(sloped([0.3, 0.02, 0.7, 0.05])),
+        "scores fall by 0.3"),
+    "biases by head": (lambda: of_four(np.array([2, 1, -1, 1])[:, None, None] * BIAS, bias=BIAS),
+        "the bias counts 2"),
+    "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
+        "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
+    "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
