@@ -37,7 +37,7 @@ def explain(
     if verdict.verdict != "FAIL":
         return verdict
     failed = failed_part(verdict.tests, verdict.alpha)
-    fits = tidy_fits(verdict, failed)
+    fits = name_factors(problem, tidy_fits(verdict, failed))
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
         return verdict._replace(suspects=[*found, *fits])
@@ -76,7 +76,9 @@ def explain_gradients(
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
-        suspects = order_suspects(named.get(name, []), tidy_fits(verdict, "out"))
+        suspects = order_suspects(
+            named.get(name, []), name_factors(problem, tidy_fits(verdict, "out"))
+        )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
@@ -129,6 +131,26 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
+
+
+def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
+    """Say what a factor is that has a name: of the scale, of logarithms, or of head counts."""
+    known, named = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}, []
+    if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
+        known |= {
+            "the scale (it is used twice)": problem.scale,
+            "1 / scale (it is left out)": 1 / problem.scale,
+        }
+    share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
+    if share > 1:
+        known["the query heads of a key head"] = share
+        known["1 / the query heads of a key head"] = 1 / share
+    for x in fits:
+        near = max(4 * x.error, 1e-3 * abs(1 + x.estimate))
+        words = [w for w, c in known.items() if abs(c - 1 - x.estimate) < near and c != 1]
+        text = f"{x.text}, {words[0]}" if x.name == "factor" and words else x.text
+        named.append(x._replace(text=text))
+    return named
 
 
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
