@@ -41,9 +41,11 @@ _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden 
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
+    "scores are rounded to float16": {"scores": "float16"},
+    "scores are rounded to bfloat16": {"scores": "bfloat16"},
+    "weights are rounded to float16": {"weights": "float16"},
+    "weights are rounded to bfloat16": {"weights": "bfloat16"},
     "weights are rounded to float8_e4m3fn": {"weights": "float8_e4m3fn"},
-    "queries, keys and values are rounded to bfloat16": {"inputs": "bfloat16"},
-    "queries, keys and values are rounded to float16": {"inputs": "float16"},
 }
 
 
@@ -327,7 +329,12 @@ class Trials:
                 continue
             if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
                 found.append(Explained(given._replace(text=text), square))
-        return sorted(found, key=lambda x: abs(math.log(x.square)))[:1]
+        found.sort(key=lambda x: abs(math.log(x.square)))
+        if not found:
+            return []
+        words = " or ".join(x.alternative.text for x in found[:3])
+        text = f"precision is lost: {words}, or what is as coarse is rounded so"
+        return [found[0]._replace(alternative=found[0].alternative._replace(text=text))]
 
     def _divide(
         self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str
@@ -402,7 +409,7 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
     place = "" if one.everywhere else f" in the wrong rows alone ({where})"
     name = "convention" if one.holds else "convention in part"
-    if words in _ROUNDED:
+    if words.startswith("precision is lost"):
         name = "roundings"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"

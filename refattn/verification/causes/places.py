@@ -16,6 +16,14 @@ _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
 _NUMBERS = 256  # at least, by which that is said
 _NEAR_ONE = 0.01  # that a factor differs from 1, at least
+_COLUMNS, _ROWS = 4, 0.05  # columns of a row, and share that factors of rows leave, at most
+_EVEN = 0.1  # of the numbers, at most, that errors of roundings are
+_COARSE = {  # what errors are at most, over numbers, for it to be named
+    "float32 or TF32": 2.0**-13,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "8 bits": 2.0**-4,
+}
 _ALIKE = 2e-3  # of the mean square, at most, that a factor leaves
 
 
@@ -54,35 +62,62 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     kept = sample.columns
     if not sample.wrong.any() or not kept.any():
         return
-    if np.sum(sample.wrong) > _ALL * sample.looked and np.mean(kept) > _ALL:
-        return
+    part = np.sum(sample.wrong) <= _ALL * sample.looked or np.mean(kept) <= _ALL
     got = np.concatenate([x.got[x.wrong][:, kept] for x in sample.heads])
     right = np.concatenate([y[x.wrong][:, kept] for x, y in zip(sample.heads, exact, strict=True)])
-    where = ", ".join(list_places(problem, sample))
-    if not np.all(np.isfinite(got)):
+    where = ", ".join(list_places(problem, sample)) or "wrong rows"
+    if not np.all(np.isfinite(got)) or not np.any(right):
         return
-    if not np.any(got):
+    if not part:
+        yield from _describe_rows("all rows", got, right)
+    elif not np.any(got):
         yield f"{where}: all numbers are 0, as if they were never computed"
     elif np.all(got == got.flat[0]):
         yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
-    elif np.any(right):
-        yield from _compare(where, got, right)
+    else:
+        yield from _describe_part(where, got, right)
 
 
-def _compare(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+    """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
     product, size = np.sum(got * right), np.sum(right * right)
     alike = product / np.sqrt(np.sum(got * got) * size)
-    by_row = np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300)
-    most = _ALIKE * np.sum(got * got)
-    if abs(product / size - 1) < _NEAR_ONE:
-        return
-    if np.sum(np.square(got - product / size * right)) < most:
+    left = np.sum(np.square(got - product / size * right))
+    by_rows = list(_describe_rows(where, got, right))
+    if "each row" in "".join(by_rows) and np.std(_by_row(got, right)) > _NEAR_ONE / 4:
+        yield from by_rows
+    elif abs(product / size - 1) > _NEAR_ONE and left < _ALIKE * np.sum(got * got):
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
-    elif np.sum(np.square(got - by_row[:, None] * right)) < most and right.shape[-1] > 1:
-        low, high = np.min(by_row), np.max(by_row)
-        yield f"{where}: each row is {low:.3g} to {high:.3g} times as large as it should be"
     elif got.size >= _NUMBERS and abs(alike) < _UNLIKE:
         yield f"{where}: numbers are unlike the exact ones, as if they were never written (stale)"
+    else:
+        yield from by_rows
+
+
+def _by_row(got: Doubles, right: Doubles) -> Doubles:
+    """Return the factor of each row."""
+    return np.asarray(np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300))
+
+
+def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+    """Say that each row has a factor of its own, or that errors are small and even."""
+    by_row = _by_row(got, right)
+    before = np.sum(np.square(got - right))
+    left = np.sum(np.square(got - by_row[:, None] * right))
+    if right.shape[-1] > _COLUMNS and left < min(_ROWS * before, _ALIKE * np.sum(got * got)):
+        low, high = np.min(by_row), np.max(by_row)
+        yield (
+            f"{where}: each row is a number times the exact row, {low:.4g} to {high:.4g}: "
+            "the sum of the weights is wrong"
+        )
+        return
+    sizes = np.mean(np.square(got - right), -1) / np.maximum(np.mean(right * right, -1), 1e-300)
+    coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)
+    if coarse and np.std(np.log(np.maximum(sizes, 1e-300))) < 1 and np.max(sizes) < _EVEN**2:
+        yield (
+            f"{where}: errors are {np.sqrt(np.mean(sizes)):.1g} of the numbers, evenly: precision "
+            f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"
+        )
 
 
 def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:

@@ -225,6 +225,9 @@ CASES = {
 FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
 
 
+LONG = pytest.mark.long
+
+
 def some(names):
     return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
 
@@ -355,14 +358,25 @@ def unwritten(where, value=None):
     return given(BF16(out))
 
 
+def summed_in_bfloat16():
+    """The sum of the weights alone is kept in bfloat16."""
+    q, k, v, _ = draw(3, heads=1, n=32, m=512, size=0.2)
+    w = np.exp(scores(q, k))
+    total = np.zeros((1, 32))
+    for j in range(512):
+        total = FORMATS["bfloat16"].round(total + w[..., j])
+    return given(BF16(BF16(w) @ v / total[..., None]), (q, k, v))
+
+
 SEEN_PLACES = {
+    "sum in 8 digits": (summed_in_bfloat16, "each row is a number times the exact row"),
     "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
         "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
     "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
     "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
     "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
     "rows by factors": (lambda: unwritten(np.s_[0], np.linspace(2, 3, N)[:, None]),
-        "head 0: each row is 2 to 3 times as large"),
+        "head 0: each row is a number times the exact row, 2.001 to 3"),
 }  # fmt: skip
 
 
@@ -370,6 +384,22 @@ SEEN_PLACES = {
 def test_what_wrong_numbers_of_a_place_are_is_said(name):
     make, words = SEEN_PLACES[name]
     assert words in judged(make()).remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("rounded", "words"),
+    [
+        (lambda w: BF16(E4M3(w) @ V / TOTAL), "weights are rounded to float8_e4m3fn or"),
+        pytest.param(
+            lambda w: fused(BF16(S), V)[0], "scores are rounded to bfloat16 or", marks=LONG
+        ),
+    ],
+)
+def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
+    """No rounding alone is named where others leave errors as large."""
+    found = judged(given(rounded(np.exp(S - np.max(S, -1, keepdims=True)))))
+    assert f"precision is lost: {words}" in found.suspects[0].text
+    assert found.suspects[0].text.endswith("or what is as coarse is rounded so")
 
 
 def test_right_numbers_have_no_remark():
