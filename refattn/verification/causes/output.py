@@ -26,7 +26,7 @@ from .alternatives import list_added, list_alternatives, list_families
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
-from .slips import NORMALISERS, list_fills, list_lost_tiles, list_slips, sum_tiles
+from .slips import NORMALISERS, PARTS, list_fills, list_lost_tiles, list_slips, sum_tiles
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
 
 _BEST = 6  # alternatives that are judged by rounding errors
@@ -130,6 +130,10 @@ def compare_outputs(
     return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
+def _of_keys(given: Alternative, j: slice, rows: Rows) -> Result:
+    return given.result(rows._replace(keys=rows.keys[j]))
+
+
 def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
     return Alternative("", family(c))
 
@@ -198,6 +202,14 @@ class Trials:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             yield "transposed (heads and queries exchanged)", self._transposed
+        given, keys = Alternative("", self.problem), self.problem.shape[1]
+        for parts in (x for x in PARTS if x < keys and self.problem.kind == "scores"):
+            size = -(-keys // parts)
+            for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
+                yield (
+                    f"that of the {words} of {parts} parts of the keys",
+                    partial(_of_keys, given, j),
+                )
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
                 yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
@@ -295,7 +307,9 @@ class Trials:
         least = min((x.square for x in holding), default=0.0)
         kept: list[Explained] = []
         for one in holding:
-            fitted = "±" in one.alternative.text  # a number that has a name is not written again
+            fitted = any(
+                x in one.alternative.text for x in ("±", "(head")
+            )  # a number that has a name is not written again
             if (
                 not (fitted and kept)
                 and one.square <= 1.5 * max(least, 0.5)

@@ -82,7 +82,14 @@ def explain_gradients(
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
-        explained[name] = explained[name]._replace(remarks=[*seen[name], *verdict.remarks])
+        nan = [
+            f"{x}: {text}"
+            for x in failed
+            for text in verdicts[x].remarks
+            if x != name and "NaN" in text
+        ]
+        remarks = [*nan, *([] if suspects else seen[name]), *verdict.remarks]
+        explained[name] = explained[name]._replace(remarks=remarks)
     return explained
 
 

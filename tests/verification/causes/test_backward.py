@@ -103,3 +103,11 @@ def test_no_cause_is_named_for_other_numbers(part):
     assert (found.verdict, found.suspects) == ("FAIL", [])
     assert f"{'queries' if part == 'dq' else 'keys'} 8 to 14" in found.place
     assert found.worst.name == part
+
+
+@pytest.mark.long
+def test_rows_of_nan_are_said_of_all_gradients():
+    arrays = backward(*SAME)
+    arrays["dk"][:, 32:] = np.nan
+    found = verify(**arrays, profile="flash")
+    assert any("NaN" in x and "keys 32 to 39" in x for x in found.remarks)

@@ -215,6 +215,8 @@ CASES = {
         "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
     "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
+    "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
+        "lse is that of the last of 4 parts of the keys"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
     "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
