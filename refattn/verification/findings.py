@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from .. import stats
 from ..arrays.library import Doubles
@@ -157,3 +160,16 @@ class ProfileTrial(NamedTuple):
 
 def place(index: Index) -> str:
     return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])
+
+
+def describe_span(numbers: npt.NDArray[Any]) -> str:
+    """Write numbers as a range, or a few of them."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if len(numbers) == 1:
+        return str(first)
+    if last - first + 1 == len(numbers):
+        return f"{first} to {last}"
+    steps = np.unique(np.diff(numbers))
+    if len(steps) == 1:
+        return f"{first} to {last} in steps of {int(steps[0])}"
+    return f"among {first} to {last}"

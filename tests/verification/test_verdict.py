@@ -421,7 +421,8 @@ def test_what_is_not_seen(defect):
 def test_remarks():
     out = run(heads=SOME[:2])
     found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan), heads=SOME[:2])
-    assert found.remarks == ["2 of 256 rows hold NaN or infinity, the first is (1, 5)"]
+    text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6)"
+    assert found.remarks == [text]
     assert judged(0 * out, heads=SOME[:2]).remarks == ["the output is 0 everywhere"]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
-from ..findings import place
+from ..findings import describe_span, place
 from .sampled import Alternative, Place, Rows, Seen, show_band
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
@@ -25,17 +25,20 @@ _LOG2E = math.log2(math.e)
 def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
     """List what the numbers show without a law."""
     zero, nan, rows, first = True, 0, 0, ""
+    held: set[int] = set()
     for index in np.ndindex(problem.lead):
         got = read(index)
         zero = zero and not np.any(got)
         strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
         if strange.size and not first:
             first = place((*index, int(strange[0])))
-        nan, rows = nan + strange.size, rows + got.shape[0]
+        nan, rows, held = nan + strange.size, rows + got.shape[0], {*held, *strange.tolist()}
     if zero and rows:
         yield f"{problem.result} is 0 everywhere"
     if nan:
-        yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}"
+        span = describe_span(np.array(sorted(held)))
+        where = f" ({problem.rows} {span})" if len(held) > 1 and "among" not in span else ""
+        yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}{where}"
 
 
 def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import attend_rows, scan_tile
-from ...rounding.problems import Gradient, Index
+from ...rounding.problems import Gradient, Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
 from .output import Comparison, as_suspect, compare_outputs
-from .sampled import Alternative, Rows
+from .places import list_seen
+from .sampled import Alternative, Place, Result, Rows, Seen, show_band
 from .wrong_rows import (
     Sample,
     Sampled,
@@ -35,6 +37,7 @@ from .wrong_rows import (
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _FAR = 8.0  # standard deviations beyond which a row is wrong
+_LOST_TILES, _MOST_TILES = (256, 128, 64, 32, 16), 8  # of keys or queries, and how many of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
@@ -42,10 +45,11 @@ _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
 
 
 class Kept(NamedTuple):
-    """What the forward pass leaves to the backward pass: lse and D = d_out . out."""
+    """What the forward pass leaves: lse, D = d_out . out, and the largest scores."""
 
     lse: Doubles
     delta: Doubles
+    top: Doubles
 
 
 def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
@@ -109,7 +113,16 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for words, factor in (("2", math.log2(math.e)), ("e, and is read to base 2", math.log(2))):
         text = f"lse is read as a logarithm to base {words}"
         yield Candidate(text, change=partial(_rescale_lse, factor=factor))
+    text = "weights are not divided by their sum: lse is the largest score"
+    yield Candidate(text, change=lambda x, y: (x, y._replace(lse=y.top)))
+    text = "weights are divided twice by their sum"
+    yield Candidate(text, change=lambda x, y: (x, y._replace(lse=2 * y.lse - y.top)))
+    yield from _list_lost_queries(gradient)
     most = max(map(len, gradient.heads.values()), default=1)
+    keys = gradient.forward.key_heads
+    if most > 1 and keys is not None:
+        text = f"the gradient is a sum over the query heads h of which h % {keys} is the key head"
+        yield Candidate(text, share=partial(_deal, keys=keys))
     if most > 1:
         text = "the gradient is a mean over the query heads that share a key head, not their sum"
         yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
@@ -132,7 +145,45 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
-    return [x for x in list_alternatives(gradient.forward) if x.move is None]
+    forward = gradient.forward
+    lost = [
+        Alternative(
+            f"keys {j.start} to {j.stop - 1} have no part", forward, partial(_skip, forward, j)
+        )
+        for j in _list_tiles(forward.shape[1])
+    ]
+    groups = "shares key head"  # of others than these, gradients have other sums
+    dealt = f"query head h {groups} h % {forward.key_heads}"
+    usual = [x for x in list_alternatives(forward) if x.move is None]
+    return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]
+
+
+def _skip(problem: Problem, tile: slice, x: Place) -> Seen:
+    seen: Seen = show_band(problem)(x) & ((x.j < tile.start) | (x.j >= tile.stop))
+    return seen
+
+
+def _list_tiles(length: int) -> list[slice]:
+    """List tiles that may be lost; of the smaller ones the first and the last."""
+    tiles = []
+    for size in (x for x in _LOST_TILES if x < length):
+        some = list(blocks(0, length, size))
+        tiles += some if len(some) <= _MOST_TILES else [some[0], some[-1]]
+    return tiles
+
+
+def _list_lost_queries(gradient: Gradient) -> Iterator[Candidate]:
+    if gradient.of != "dq":
+        for i in _list_tiles(gradient.forward.shape[0]):
+            text = f"queries {i.start} to {i.stop - 1} have no part"
+            yield Candidate(text, change=partial(_lose_queries, tile=i))
+
+
+def _lose_queries(x: BackwardHead, y: Kept, tile: slice) -> tuple[BackwardHead, Kept]:
+    kept = np.ones(len(y.lse), bool)
+    kept[tile] = False
+    lse = np.where(kept, y.lse, math.inf)
+    return x, y._replace(lse=lse)
 
 
 def _width(gradient: Gradient) -> int:
@@ -224,10 +275,10 @@ class Backward:
                 rows = Rows(index, np.arange(n), np.arange(head.keys))
                 result = self.forward[number].result(rows)
             else:
-                result = attend_rows(head, slice(0, n), None)  # type: ignore[assignment]
+                result = Result(*attend_rows(head, slice(0, n), None))
             used = out if out is not None and self.from_out and not own else result.out
             used = np.where(np.isfinite(used), used, 0.0)
-            kept = Kept(result.lse, np.sum(d_out * used, -1))
+            kept = Kept(result.lse, np.sum(d_out * used, -1), result.top)
             self.known[key] = BackwardHead(head, d_out, used), kept
         return self.known[key]
 
@@ -250,7 +301,7 @@ class Backward:
                 taken = taken._replace(v=back.head.v[rows.keys])
             i = rows.queries
             again = BackwardHead(taken, back.d_out[i], None)
-            left = Kept(kept.lse[i], kept.delta[i])
+            left = Kept(kept.lse[i], kept.delta[i], kept.top[i])
             total = total + weight * compute_gradient(again, left, wanted)
         return np.asarray(total)
 
@@ -302,8 +353,8 @@ def explain_backward(
     profile: Profile,
     dtype: str,
     own: bool,
-) -> tuple[dict[str, list[Suspect]], dict[str, Sample]]:
-    """Return alternatives that explain the gradients that failed, and the samples.
+) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[str]]]:
+    """Return alternatives that explain the gradients that failed, the samples, and what they show.
 
     Each that failed has the place of its worst element.
     """
@@ -338,7 +389,8 @@ def explain_backward(
                 harmless = False
         if holding:
             found.append((one, holding, harmless and holding == {*failed}, off))
-    return _name(found, parts, [*failed]), back.samples
+    seen = {of: list(list_seen(parts[of].problem, x, given[of])) for of, x in back.samples.items()}
+    return _name(found, parts, [*failed]), back.samples, seen
 
 
 def _is_near(x: Comparison) -> bool:

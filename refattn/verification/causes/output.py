@@ -23,8 +23,10 @@ from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ..findings import Numbers, Suspect
 from .alternatives import list_added, list_alternatives, list_families
+from .heads import describe_numbers, list_exchanged, list_of_heads
+from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
-from .slips import NORMALISERS, list_fills, list_lost_tiles, list_slips, sum_tiles
+from .slips import NORMALISERS, PARTS, list_fills, list_lost_tiles, list_slips, sum_tiles
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
 
 _BEST = 6  # alternatives that are judged by rounding errors
@@ -39,9 +41,11 @@ _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden 
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
+    "scores are rounded to float16": {"scores": "float16"},
+    "scores are rounded to bfloat16": {"scores": "bfloat16"},
+    "weights are rounded to float16": {"weights": "float16"},
+    "weights are rounded to bfloat16": {"weights": "bfloat16"},
     "weights are rounded to float8_e4m3fn": {"weights": "float8_e4m3fn"},
-    "queries, keys and values are rounded to bfloat16": {"inputs": "bfloat16"},
-    "queries, keys and values are rounded to float16": {"inputs": "float16"},
 }
 
 
@@ -126,8 +130,18 @@ def compare_outputs(
     return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
+def _of_keys(given: Alternative, j: slice, rows: Rows) -> Result:
+    return given.result(rows._replace(keys=rows.keys[j]))
+
+
 def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
     return Alternative("", family(c))
+
+
+def _pose_head(
+    family: Callable[[Mapping[Index, float]], Problem], at: Index, c: float
+) -> Alternative:
+    return Alternative("", family({at: c}))
 
 
 class Trials:
@@ -177,6 +191,7 @@ class Trials:
             yield from self.fit(text, partial(_pose, family), starts)
         for text, fill in list_fills(self.problem):
             yield from self.fit(text, fill, _FILLS)
+        yield from self.explain_heads()
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
             tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
@@ -187,6 +202,14 @@ class Trials:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             yield "transposed (heads and queries exchanged)", self._transposed
+        given, keys = Alternative("", self.problem), self.problem.shape[1]
+        for parts in (x for x in PARTS if x < keys and self.problem.kind == "scores"):
+            size = -(-keys // parts)
+            for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
+                yield (
+                    f"that of the {words} of {parts} parts of the keys",
+                    partial(_of_keys, given, j),
+                )
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
                 yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
@@ -203,10 +226,37 @@ class Trials:
             results.append(given.result(Rows(index, np.array([at]), rows.keys)))
         return Result(*(np.concatenate(x) for x in zip(*results, strict=True)))
 
+    def explain_heads(self) -> Iterator[Explained]:
+        """List what explains the heads by others, or by a number for each."""
+        if self.problem.kind != "scores" or not math.prod(self.problem.lead) > 1:
+            return
+        for alternative in list_exchanged(self.problem, self.sample, self.sizes):
+            yield self.explain(alternative)
+        for text, family, starts in list_of_heads(self.problem):
+            found: dict[Index, float] = {}
+            for x in self.sample.heads:
+                alone = Trials(self.problem, self.sample._replace(heads=[x]))
+                at = x.rows.at
+                fitted = alone.fit_number(partial(_pose_head, family, at), starts)
+                if x.wrong.any() and fitted is not None:
+                    found[at] = fitted[0]
+            yield self.explain(Alternative(describe_numbers(text, found), family(found)))
+
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
     ) -> Iterator[Explained]:
-        """Fit the number of a family by Gauss and Newton, from the best of some starts."""
+        """Fit the number of a family."""
+        fitted = self.fit_number(family, starts)
+        if fitted is not None:
+            c, error = fitted
+            digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
+            words = text.format(f"{c:.{digits}f} ± {error:.1g}")
+            yield self.explain(family(c)._replace(text=words))
+
+    def fit_number(
+        self, family: Callable[[float], Alternative], starts: Sequence[float]
+    ) -> tuple[float, float] | None:
+        """Fit a number by Gauss and Newton, from the best of some starts, with its error."""
 
         def outs(c: float) -> list[Doubles]:
             return [family(c).result(x.rows).out for x in self.sample.heads]
@@ -227,14 +277,12 @@ class Trials:
                 size += float(np.sum(slope * slope))
                 noise += float(np.sum(np.square(np.sum(slope * z, -1))))
             if not size > 0:
-                return
+                return None
             error = math.sqrt(max(noise, size)) / size
             c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
             if abs(c - last) < error / 10:
                 break
-        digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
-        words = text.format(f"{c:.{digits}f} ± {error:.1g}")
-        yield self.explain(family(c)._replace(text=words), outs(c))
+        return c, error
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
@@ -259,7 +307,9 @@ class Trials:
         least = min((x.square for x in holding), default=0.0)
         kept: list[Explained] = []
         for one in holding:
-            fitted = "±" in one.alternative.text  # a number that has a name is not written again
+            fitted = any(
+                x in one.alternative.text for x in ("±", "(head")
+            )  # a number that has a name is not written again
             if (
                 not (fitted and kept)
                 and one.square <= 1.5 * max(least, 0.5)
@@ -293,7 +343,12 @@ class Trials:
                 continue
             if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
                 found.append(Explained(given._replace(text=text), square))
-        return sorted(found, key=lambda x: abs(math.log(x.square)))[:1]
+        found.sort(key=lambda x: abs(math.log(x.square)))
+        if not found:
+            return []
+        words = " or ".join(x.alternative.text for x in found[:3])
+        text = f"precision is lost: {words}, or what is as coarse is rounded so"
+        return [found[0]._replace(alternative=found[0].alternative._replace(text=text))]
 
     def _divide(
         self, x: Sampled, alternative: Alternative, profile: Profile, dtype: str
@@ -353,7 +408,7 @@ def explain_output(
             elif of_lse is None:
                 words = f"{words} (the output alone: lse does not)" if words else ""
         if words:
-            suspects.append(suspect_alternative(words, one, sample))
+            suspects.append(suspect_alternative(words, one, trials))
     return suspects, sample
 
 
@@ -362,15 +417,16 @@ def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspe
     return Suspect(name, math.nan, math.nan, math.nan, share, text)
 
 
-def suspect_alternative(words: str, one: Explained, sample: Sample) -> Suspect:
+def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     """Name an alternative, and whether it holds in all rows."""
     start = "agrees if" if one.holds else "agrees in part if"
-    place = "" if one.everywhere else " in the rows that are wrong"
+    where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
+    place = "" if one.everywhere else f" in the wrong rows alone ({where})"
     name = "convention" if one.holds else "convention in part"
-    if words in _ROUNDED:
+    if words.startswith("precision is lost"):
         name = "roundings"
-    if sample.remarks:
-        words = f"{words}, and {' and '.join(sample.remarks)}"
+    if trials.sample.remarks:
+        words = f"{words}, and {' and '.join(trials.sample.remarks)}"
     return as_suspect(f"{start} {words}{place}", one.share, name)
 
 

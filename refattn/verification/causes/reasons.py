@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from ...rounding.problems import Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
-from ..findings import Finding, Numbers, Part, Suspect, place
+from ..findings import Finding, Numbers, Part, Suspect
 from ..verdict import Verdict
 from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
 from .output import as_suspect, explain_output, share_of_offset
-from .wrong_rows import Sample
+from .places import describe_place, list_seen, remark_normalisers, remark_zeros
+from .sampled import Alternative
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
@@ -40,7 +37,7 @@ def explain(
     if verdict.verdict != "FAIL":
         return verdict
     failed = failed_part(verdict.tests, verdict.alpha)
-    fits = tidy_fits(verdict, failed)
+    fits = name_factors(problem, tidy_fits(verdict, failed))
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
         return verdict._replace(suspects=[*found, *fits])
@@ -51,23 +48,13 @@ def explain(
     if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
         fits = []
     suspects = order_suspects(found, fits)
-    remarks = [*verdict.remarks, *_remark_zeros(problem, numbers, sample)]
-    return verdict._replace(
-        suspects=suspects, place=describe_place(problem, sample), remarks=remarks
-    )
-
-
-def _remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
-    """Say that wrong rows are 0, if some are and others are not."""
-    zeros = np.zeros_like(sample.wrong)
-    for at in np.flatnonzero(sample.wrong.any(1)):
-        got = numbers.out(tuple(map(int, np.unravel_index(at, problem.lead))))
-        zeros[at] = sample.wrong[at] & ~np.any(got, -1)
-    if zeros.any() and not zeros.all():
-        *head, row = (int(x) for x in np.argwhere(zeros)[0])
-        index = np.unravel_index(head[0], problem.lead) if problem.lead else ()
-        first = place((*map(int, index), row))
-        yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
+    at = describe_place(problem, sample)
+    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
+    holds = any(x.name == "convention" for x in suspects)
+    seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
+    zeros = remark_zeros(problem, numbers, sample)
+    remarks = [*seen, *verdict.remarks, *remark_normalisers(problem, numbers), *zeros]
+    return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
 
 def explain_gradients(
@@ -85,14 +72,24 @@ def explain_gradients(
     by = profiles.get(first.by, next(iter(profiles.values())))
     own = forward != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
-    named, samples = explain_backward(parts, places, by, first.dtype, own)
+    named, samples, seen = explain_backward(parts, places, by, first.dtype, own)
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
-        suspects = order_suspects(named.get(name, []), tidy_fits(verdict, "out"))
+        suspects = order_suspects(
+            named.get(name, []), name_factors(problem, tidy_fits(verdict, "out"))
+        )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
         explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
+        nan = [
+            f"{x}: {text}"
+            for x in failed
+            for text in verdicts[x].remarks
+            if x != name and "NaN" in text
+        ]
+        remarks = [*nan, *([] if suspects else seen[name]), *verdict.remarks]
+        explained[name] = explained[name]._replace(remarks=remarks)
     return explained
 
 
@@ -143,6 +140,26 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
 
 
+def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
+    """Say what a factor is that has a name: of the scale, of logarithms, or of head counts."""
+    known, named = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}, []
+    if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
+        known |= {
+            "the scale (it is used twice)": problem.scale,
+            "1 / scale (it is left out)": 1 / problem.scale,
+        }
+    share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
+    if share > 1:
+        known["the query heads of a key head"] = share
+        known["1 / the query heads of a key head"] = 1 / share
+    for x in fits:
+        near = max(4 * x.error, 1e-3 * abs(1 + x.estimate))
+        words = [w for w, c in known.items() if abs(c - 1 - x.estimate) < near and c != 1]
+        text = f"{x.text}, {words[0]}" if x.name == "factor" and words else x.text
+        named.append(x._replace(text=text))
+    return named
+
+
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
     """Put what holds first, then the fits that do, then what explains a part."""
     holding = [x for x in found if x.name == "convention"]
@@ -150,41 +167,6 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
         holding = [x for x in holding if "times what was said" not in x.text]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
-
-
-def describe_place(problem: Problem, sample: Sample) -> str:
-    """Say where wrong rows are: heads, rows and columns."""
-    wrong = sample.wrong
-    if not wrong.any():
-        return ""
-    heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
-    looked = " that were looked at" if sample.looked < wrong.size else ""
-    parts = [f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"]
-    if wrong.sum() == sample.looked:
-        parts = [f"all {sample.looked:,} rows{looked}"]
-    if problem.lead and len(heads) < len(wrong):
-        names = [place(tuple(map(int, np.unravel_index(x, problem.lead)))) for x in heads[:4]]
-        more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
-        parts.append(f"head{'s' * (len(heads) > 1)} {', '.join(names)}{more}")
-    if len(rows) < wrong.shape[1]:
-        parts.append(f"{problem.rows} {describe_span(rows)}")
-    columns = np.flatnonzero(sample.columns)
-    if 0 < len(columns) < len(sample.columns):
-        parts.append(f"columns {describe_span(columns)}")
-    return ", ".join(parts)
-
-
-def describe_span(numbers: npt.NDArray[Any]) -> str:
-    """Write numbers as a range, or a few of them."""
-    first, last = int(numbers[0]), int(numbers[-1])
-    if len(numbers) == 1:
-        return str(first)
-    if last - first + 1 == len(numbers):
-        return f"{first} to {last}"
-    steps = np.unique(np.diff(numbers))
-    if len(steps) == 1:
-        return f"{first} to {last} in steps of {int(steps[0])}"
-    return f"among {first} to {last}"
 
 
 def _explain_features(

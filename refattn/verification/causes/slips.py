@@ -17,7 +17,7 @@ from ...rounding.problems import Problem
 from .sampled import Alternative, Result, Rows, attend, take_rows
 
 _TILES = (16, 32, 64, 128, 256)
-_PARTS = (2, 3, 4, 6, 8, 16)
+PARTS = (2, 3, 4, 6, 8, 16)
 _LOST_TILES = (256, 128, 64, 32, 16)
 _LEAST = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 
@@ -36,7 +36,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
                 problem,
                 compute=partial(attend_in_tiles, size=size, of_sum=of_sum, of_out=of_out),
             )
-    for parts in (x for x in _PARTS if x < keys):
+    for parts in (x for x in PARTS if x < keys):
         for words, weigh in _MERGES.items():
             yield Alternative(
                 f"{parts} parts of the keys are merged with {words}",

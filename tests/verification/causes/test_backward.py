@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn.verification import verify
-from tests.verification.causes.kernels import BF16, LOG2E, ahead, backward, draw
+from tests.verification.causes.kernels import BF16, LOG2E, ahead, backward, draw, scores
 
 FEW = draw(1, n=32, m=48)
 SAME = draw(2, n=40)
@@ -15,6 +15,28 @@ SHARED = [x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(3, heads=4,
 def scaled(name, factor):
     found = backward(*SAME)
     return found | {name: BF16(factor * found[name])}
+
+
+def lost(name, i=slice(None), j=slice(None)):
+    """Gradients to which queries i or keys j add nothing."""
+    seen = np.ones((40, 40), bool)
+    seen[i, j] = False
+    return backward(*SAME) | {name: backward(*SAME, seen_back=seen)[name]}
+
+
+def with_weights_over_the_largest():
+    q, k, _, g = SAME
+    s = scores(q, k)
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    return backward(*SAME) | {"dv": BF16(np.swapaxes(BF16(w), -1, -2) @ g)}
+
+
+def dealt():
+    """Gradients in keys are sums over other query heads than those that share them."""
+    q, k, v, g = SHARED
+    each = backward(q, np.repeat(k, 2, 0), np.repeat(v, 2, 0), g)
+    sums = {x: BF16(np.sum(each[x].reshape(2, 2, 40, 16), 0)) for x in ("dk", "dv")}
+    return backward(*SHARED) | sums
 
 
 # What is done, what is said, the gradient that is asked for, and what is to be named.
@@ -36,7 +58,14 @@ CASES = {
         {}, "dv", "lse is read as a logarithm to base 2"),
     "one of shared heads": (lambda: backward(*SHARED, heads=slice(0, 1)),
         {}, "dk", "only query head 0 of 2 that share a key head has part"),
-    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "dq is 4.0"),
+    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "1 / scale (it is left out)"),
+    "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale (it is used twice)"),
+    "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 have no part"),
+    "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
+        "queries 32 to 39 have no part"),
+    "weights not divided": (with_weights_over_the_largest, {}, "dv",
+        "weights are not divided by their sum"),
+    "dealt": (dealt, {}, "dk", "query heads h of which h % 2 is the key head"),
 }  # fmt: skip
 FAST = ("first key", "columns")
 
@@ -74,3 +103,11 @@ def test_no_cause_is_named_for_other_numbers(part):
     assert (found.verdict, found.suspects) == ("FAIL", [])
     assert f"{'queries' if part == 'dq' else 'keys'} 8 to 14" in found.place
     assert found.worst.name == part
+
+
+@pytest.mark.long
+def test_rows_of_nan_are_said_of_all_gradients():
+    arrays = backward(*SAME)
+    arrays["dk"][:, 32:] = np.nan
+    found = verify(**arrays, profile="flash")
+    assert any("NaN" in x and "keys 32 to 39" in x for x in found.remarks)

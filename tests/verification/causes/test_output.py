@@ -92,6 +92,19 @@ def of_groups(keys, values):
     return given(fused(scores(q, k[keys]), v[values])[0], GROUPED)
 
 
+FOUR = draw(7, heads=4)[:3]
+
+
+def of_four(change=0.0, order=slice(None), **options):
+    """Four heads, with a change of scores or another order."""
+    return given(fused(scores(*FOUR[:2]) + change, FOUR[2])[0][order], FOUR, **options)
+
+
+def sinking_four(used, said):
+    sinks = np.array(used)[:, None, None]
+    return given(sinking(scores(*FOUR[:2]), FOUR[2], sinks)[0], FOUR, sinks=np.array(said))
+
+
 def merged_by(count, weigh):
     """Parts of the keys are merged by functions of their log normalisers."""
     split = zip(np.split(S, count, -1), np.split(V, count, 1), strict=True)
@@ -192,7 +205,18 @@ CASES = {
         softcap=8.0), "the cap is tanh(s / cap)"),
     "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
         softcap=3.0), "the cap is applied after the mask"),
+    "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
+        "heads have the output of others: head 1 has that of head 2, head 2 has that of head 1"),
+    "slopes of their own": (lambda: of_four(sloped([0.3, 0.02, 0.7, 0.05])),
+        "scores fall by 0.3"),
+    "biases by head": (lambda: of_four(np.array([2, 1, -1, 1])[:, None, None] * BIAS, bias=BIAS),
+        "the bias counts 2"),
+    "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
+        "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
+    "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
+    "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
+        "lse is that of the last of 4 parts of the keys"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
     "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
@@ -200,7 +224,10 @@ CASES = {
         sinks=SINKS), "lse is that of the keys without the sink"),
     "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is 0.01"),
 }  # fmt: skip
-FAST = ("no cap", "blocks", "not rescaled", "lse to base 2")
+FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
+
+
+LONG = pytest.mark.long
 
 
 def some(names):
@@ -323,6 +350,86 @@ def test_what_rows_without_keys_hold_is_named(value, words):
     assert (
         found == f"agrees if rows that see no key are {words} (to accept it: empty_rows='{value}')"
     )
+
+
+def unwritten(where, value=None):
+    """Right numbers, but at a place."""
+    out, _ = fused(S, V)
+    other = BF16(np.random.default_rng(3).standard_normal(out.shape))
+    out[where] = other[where] if value is None else value * out[where]
+    return given(BF16(out))
+
+
+def summed_in_bfloat16():
+    """The sum of the weights alone is kept in bfloat16."""
+    q, k, v, _ = draw(3, heads=1, n=32, m=512, size=0.2)
+    w = np.exp(scores(q, k))
+    total = np.zeros((1, 32))
+    for j in range(512):
+        total = FORMATS["bfloat16"].round(total + w[..., j])
+    return given(BF16(BF16(w) @ v / total[..., None]), (q, k, v))
+
+
+SEEN_PLACES = {
+    "sum in 8 digits": (summed_in_bfloat16, "each row is a number times the exact row"),
+    "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
+        "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
+    "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
+    "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
+    "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
+    "rows by factors": (lambda: unwritten(np.s_[0], np.linspace(2, 3, N)[:, None]),
+        "head 0: each row is a number times the exact row, 2.001 to 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some(SEEN_PLACES))
+def test_what_wrong_numbers_of_a_place_are_is_said(name):
+    make, words = SEEN_PLACES[name]
+    assert words in judged(make()).remarks[0]
+
+
+@pytest.mark.parametrize(
+    ("rounded", "words"),
+    [
+        (lambda w: BF16(E4M3(w) @ V / TOTAL), "weights are rounded to float8_e4m3fn or"),
+        pytest.param(
+            lambda w: fused(BF16(S), V)[0], "scores are rounded to bfloat16 or", marks=LONG
+        ),
+    ],
+)
+def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
+    """No rounding alone is named where others leave errors as large."""
+    found = judged(given(rounded(np.exp(S - np.max(S, -1, keepdims=True)))))
+    assert f"precision is lost: {words}" in found.suspects[0].text
+    assert found.suspects[0].text.endswith("or what is as coarse is rounded so")
+
+
+def test_right_numbers_have_no_remark():
+    assert judged(attention()).remarks == []
+
+
+@pytest.mark.parametrize("head", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_cause_in_some_heads_names_them(head):
+    """The other head is causal; its rows would not be right without that."""
+    s = np.where((np.arange(2) == head)[:, None, None], S, hide(S, FAR <= 0))
+    text = judged(attention(s, causal=True)).suspects[0].text
+    assert text.startswith(
+        f"agrees if attention is not causal in the wrong rows alone (head {head}"
+    )
+
+
+@pytest.mark.long
+def test_a_cause_in_a_place_must_hold_in_its_right_rows():
+    """Every third query is not causal: those between are right, and say that it is no tile."""
+    s = np.where((np.arange(N) % 3 == 1)[:, None], S, hide(S, FAR <= 0))
+    assert [x.text for x in judged(attention(s, causal=True)).suspects] == []
+
+
+def test_log_normalisers_that_are_not_finite():
+    lse = LSE.copy()
+    lse[:, 40:] = np.inf
+    remarks = judged(attention(lse=lse)).remarks
+    assert "48 log normalisers are not finite, of queries 40 to 63" in remarks
 
 
 @pytest.mark.long

@@ -1,0 +1,111 @@
+"""What heads take from other heads, and numbers that each head has of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ...rounding.problems import Index, Problem
+from .sampled import Alternative
+from .wrong_rows import Sample, differ, divide
+
+_HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
+_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
+
+
+def list_exchanged(
+    problem: Problem, sample: Sample, sizes: Sequence[Doubles]
+) -> Iterator[Alternative]:
+    """List kernels that take an array of other heads: for each wrong head, of the nearest."""
+    others = [*np.ndindex(problem.lead)]
+    if not 1 < len(others) <= _HEADS:
+        return
+    for words, take in _list_arrays(problem):
+        nearest = {}
+        for x, size in zip(sample.heads, sizes, strict=True):
+            i = np.flatnonzero(x.wrong)[:_ROWS]
+            rows = x.rows._replace(queries=x.rows.queries[i])
+            far = {}
+            for other in others if len(i) else ():
+                out = take(partial(_look_up, {x.rows.at: other})).result(rows).out
+                far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
+            nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
+        moved = {x: y for x, y in nearest.items() if x != y}
+        if moved:
+            text = ", ".join(f"{_call(x)} has that of {_call(y)}" for x, y in moved.items())
+            alternative = take(partial(_look_up, moved))
+            yield alternative._replace(text=f"heads have {words} of others: {text}")
+
+
+def _list_arrays(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[Callable[[Index], Index]], Alternative]]]:
+    """List what may be of another head, and how the kernel computes that takes it so."""
+    arrays = problem.read((0,) * len(problem.lead))
+
+    def moved(at: Callable[[Index], Index]) -> Alternative:
+        return Alternative("", problem, move=lambda rows: rows._replace(at=at(rows.at)))
+
+    def taken(at: Callable[[Index], Index], names: str | tuple[str, ...]) -> Alternative:
+        def read(index: Index) -> Mapping[str, Any]:
+            other = problem.read(at(index))
+            return {**problem.read(index), **{x: other[x] for x in names}}
+
+        return Alternative("", problem._replace(read=read))
+
+    yield "the output", moved
+    for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
+        yield words, partial(taken, names=names)
+    n, m, _ = problem.shape
+    for name in ("mask", "bias", "sinks"):
+        if name in arrays and (name == "sinks" or n * m <= _PAIRS):
+            yield f"the {name}", partial(taken, names=(name,))
+
+
+def _look_up(moved: Mapping[Index, Index], index: Index) -> Index:
+    return moved.get(index, index)
+
+
+def _call(index: Index) -> str:
+    return f"head {index[0] if len(index) == 1 else index}"
+
+
+def list_of_heads(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[Mapping[Index, float]], Problem], tuple[float, ...]]]:
+    """List problems with a number for each head that is fitted, and where fits start."""
+    n, m, _ = problem.shape
+    arrays = problem.read((0,) * len(problem.lead))
+    few = n * m <= _PAIRS
+
+    def count_sink(c: Mapping[Index, float]) -> Problem:
+        return problem.replaced("sinks", lambda at, x: x + math.log(max(c.get(at, 1.0), 1e-300)))
+
+    def count_bias(c: Mapping[Index, float]) -> Problem:
+        return problem.replaced("bias", lambda at, x: x if at not in c else _times(c[at], x))
+
+    def add_slope(c: Mapping[Index, float]) -> Problem:
+        far: Any = np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+        return problem.replaced("bias", lambda at, _: -c.get(at, 0.0) * far)
+
+    if problem.has_sinks:
+        yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
+    if "bias" in arrays and few:
+        yield "the bias counts {} times", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
+    elif "bias" not in arrays and few:
+        yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
+
+
+def _times(factor: float, bias: Any) -> Any:
+    return np.where(np.isfinite(bias), factor * np.where(np.isfinite(bias), bias, 0.0), bias)
+
+
+def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
+    """Write the number of each head into a sentence."""
+    words = [f"{x:.4g} (head {at[0] if len(at) == 1 else at})" for at, x in numbers.items()]
+    return text.format(", ".join(words))

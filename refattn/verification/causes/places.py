@@ -1,0 +1,153 @@
+"""Where wrong rows are, and what they hold: what the numbers show where no cause is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ...rounding.head import attend_rows
+from ...rounding.problems import Problem
+from ..findings import Numbers, describe_span, place
+from .wrong_rows import Sample
+
+_ALL = 0.95  # of the rows, at most, that are a part of them
+_UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
+_NUMBERS = 256  # at least, by which that is said
+_NEAR_ONE = 0.01  # that a factor differs from 1, at least
+_COLUMNS, _ROWS = 4, 0.05  # columns of a row, and share that factors of rows leave, at most
+_EVEN = 0.1  # of the numbers, at most, that errors of roundings are
+_COARSE = {  # what errors are at most, over numbers, for it to be named
+    "float32 or TF32": 2.0**-13,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "8 bits": 2.0**-4,
+}
+_ALIKE = 2e-3  # of the mean square, at most, that a factor leaves
+
+
+def describe_place(problem: Problem, sample: Sample) -> str:
+    """Say where wrong rows are: how many, heads, rows and columns."""
+    wrong = sample.wrong
+    if not wrong.any():
+        return ""
+    looked = " that were looked at" if sample.looked < wrong.size else ""
+    count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
+    if wrong.sum() == sample.looked:
+        count = f"all {sample.looked:,} rows{looked}"
+    return ", ".join([count, *list_places(problem, sample)])
+
+
+def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
+    """Say in which heads, rows and columns wrong numbers are, if not in all."""
+    wrong = sample.wrong
+    heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
+    if problem.lead and 0 < len(heads) < len(wrong):
+        names = [place(tuple(map(int, np.unravel_index(x, problem.lead)))) for x in heads[:4]]
+        more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
+        yield f"head{'s' * (len(heads) > 1)} {', '.join(names)}{more}"
+    if 0 < len(rows) < wrong.shape[1]:
+        yield f"{problem.rows} {describe_span(rows)}"
+    columns = np.flatnonzero(sample.columns)
+    if 0 < len(columns) < len(sample.columns):
+        yield f"columns {describe_span(columns)}"
+
+
+def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Iterator[str]:
+    """Say what the wrong numbers of a part are: 0, one number, a factor, or unlike the exact ones.
+
+    They are a part if other rows, or other columns, are right.
+    """
+    kept = sample.columns
+    if not sample.wrong.any() or not kept.any():
+        return
+    part = np.sum(sample.wrong) <= _ALL * sample.looked or np.mean(kept) <= _ALL
+    got = np.concatenate([x.got[x.wrong][:, kept] for x in sample.heads])
+    right = np.concatenate([y[x.wrong][:, kept] for x, y in zip(sample.heads, exact, strict=True)])
+    where = ", ".join(list_places(problem, sample)) or "wrong rows"
+    if not np.all(np.isfinite(got)) or not np.any(right):
+        return
+    if problem.gradient is not None and not part:
+        return
+    if not part:
+        yield from _describe_rows("all rows", got, right)
+    elif not np.any(got):
+        yield f"{where}: all numbers are 0, as if they were never computed"
+    elif np.all(got == got.flat[0]):
+        yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
+    else:
+        found = _describe_part(where, got, right)
+        yield from (x for x in found if problem.gradient is None or "evenly" not in x)
+
+
+def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+    """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
+    product, size = np.sum(got * right), np.sum(right * right)
+    alike = product / np.sqrt(np.sum(got * got) * size)
+    left = np.sum(np.square(got - product / size * right))
+    by_rows = list(_describe_rows(where, got, right))
+    if "each row" in "".join(by_rows) and np.std(_by_row(got, right)) > _NEAR_ONE / 4:
+        yield from by_rows
+    elif abs(product / size - 1) > _NEAR_ONE and left < _ALIKE * np.sum(got * got):
+        yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
+    elif got.size >= _NUMBERS and abs(alike) < _UNLIKE:
+        yield f"{where}: numbers are unlike the exact ones, as if they were never written (stale)"
+    else:
+        yield from by_rows
+
+
+def _by_row(got: Doubles, right: Doubles) -> Doubles:
+    """Return the factor of each row."""
+    return np.asarray(np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300))
+
+
+def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+    """Say that each row has a factor of its own, or that errors are small and even."""
+    by_row = _by_row(got, right)
+    before = np.sum(np.square(got - right))
+    left = np.sum(np.square(got - by_row[:, None] * right))
+    if right.shape[-1] > _COLUMNS and left < min(_ROWS * before, _ALIKE * np.sum(got * got)):
+        low, high = np.min(by_row), np.max(by_row)
+        yield (
+            f"{where}: each row is a number times the exact row, {low:.4g} to {high:.4g}: "
+            "the sum of the weights is wrong"
+        )
+        return
+    sizes = np.mean(np.square(got - right), -1) / np.maximum(np.mean(right * right, -1), 1e-300)
+    coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)
+    if coarse and np.std(np.log(np.maximum(sizes, 1e-300))) < 1 and np.max(sizes) < _EVEN**2:
+        yield (
+            f"{where}: errors are {np.sqrt(np.mean(sizes)):.1g} of the numbers, evenly: precision "
+            f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"
+        )
+
+
+def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
+    """Say that wrong rows are 0, if some are and others are not."""
+    zeros = np.zeros_like(sample.wrong)
+    for at in np.flatnonzero(sample.wrong.any(1)):
+        got = numbers.out(tuple(map(int, np.unravel_index(at, problem.lead))))
+        zeros[at] = sample.wrong[at] & ~np.any(got, -1)
+    if zeros.any() and not zeros.all():
+        *head, row = (int(x) for x in np.argwhere(zeros)[0])
+        index = np.unravel_index(head[0], problem.lead) if problem.lead else ()
+        first = place((*map(int, index), row))
+        yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
+
+
+def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
+    """Say which log normalisers are not finite and should be."""
+    if numbers.lse is None:
+        return
+    strange = np.zeros(0, np.int64)
+    count = 0
+    for index, i in problem.items():
+        got = numbers.lse(index)[i]
+        if np.all(np.isfinite(got)):
+            continue
+        exact = attend_rows(problem.head(index), i, None).lse
+        rows = i.start + np.flatnonzero(~np.isfinite(got) & np.isfinite(exact))
+        strange, count = np.union1d(strange, rows), count + len(rows)
+    if count:
+        yield f"{count} log normalisers are not finite, of queries {describe_span(strange)}"
