@@ -70,28 +70,26 @@ def analyse_softmax(
     cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
     top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
     law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
-    for tile in scan_tiles(head, i):
+    for tile in scan_tiles(head, i, _tile_keys(kernel)):
         v = head.v[tile.keys]
-        gap = np.minimum(tile.scores - top, 0.0)
-        if tile.visible is not None:
-            gap = np.where(tile.visible, gap, -math.inf)
-        weights = np.exp(gap)
-        shares = weights * law.whole
-        of = _Shares(gap, weights, shares)
+        of = _Shares.of(tile, top, law.whole)
         if rounded.of_largest:  # the same weights, rounded
             assert kernel.weights is not None
-            step = kernel.weights.spacing(weights)
-            near = np.rint(weights / step) * step
+            step = kernel.weights.spacing(of.weights)
+            near = of.weights / step
+            np.rint(near, out=near)
+            near *= step
             of = of._replace(step=step, near=near)
-            nearest += (near @ v) / rounded.total
+            nearest += near @ v
         else:
             nearest += rounded.weights(tile) @ v
         law.add(head, kernel, tile, i, of, v)
         if cuts is not None:
             cuts.add(rounded.stored(tile) if of.near is None else of.near, v)
-        with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
-            steep[name] += (shares * change(head, tile, i)) @ with_ones
+            steep[name] += (of.shares * change(head, tile, i)) @ _add_ones(v)
+    if rounded.of_largest:
+        nearest /= rounded.total
     variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
     shift: Doubles | float = 0.0
     if cuts is not None:
@@ -214,9 +212,15 @@ class _Shares(NamedTuple):
     Attributes
     ----------
     gap : array
-        Differences to the largest score, -inf where hidden.
+        Differences to the largest score, 0 where hidden.
     weights, shares : arrays
-        e^gap, and these over their sum.
+        e^gap, 0 where hidden, and these over their sum.
+    tops : array
+        The places of the largest scores, as numbers.
+    hidden : array or None
+        Where keys are hidden, if any are.
+    positive : bool
+        Whether all shares are above 0.
     step, near : arrays or None
         Where e^gap is rounded: distances of neighbouring numbers, and the nearest of them.
     """
@@ -224,8 +228,33 @@ class _Shares(NamedTuple):
     gap: Doubles
     weights: Doubles
     shares: Doubles
+    tops: npt.NDArray[np.intp]
+    hidden: npt.NDArray[np.bool_] | None
+    positive: bool
     step: Doubles | None = None
     near: Doubles | None = None
+
+    @classmethod
+    def of(cls, tile: Tile, top: Doubles, whole: Doubles) -> _Shares:
+        """Take them of the scores of a tile, the largest of all, and the share of a weight of 1."""
+        gap = tile.scores - top
+        np.minimum(gap, 0.0, out=gap)
+        hidden = None if tile.visible is None else ~tile.visible
+        if hidden is not None:
+            gap[hidden] = -math.inf
+        weights = np.exp(gap)
+        tops = np.flatnonzero(gap == 0)
+        if hidden is not None:
+            gap[hidden] = 0.0
+        shares = weights * whole
+        return cls(gap, weights, shares, tops, hidden, bool(np.min(shares, initial=1.0) > 0))
+
+    def keep_rounded(self, x: Doubles) -> Doubles:
+        """Put 0 where a weight is the largest, or is 0: it is not rounded."""
+        x.reshape(-1)[self.tops] = 0.0
+        if not self.positive:
+            x[self.shares == 0] = 0.0
+        return x
 
 
 class _ErrorSums:
@@ -256,73 +285,92 @@ class _ErrorSums:
         self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
     ) -> None:
         """Add the keys of a tile."""
-        gap, shares = of.gap, of.shares
-        finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
-        squares, sizes = v * v, np.abs(v)
-        noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
+        shares, squares, sizes = of.shares, v * v, np.abs(v)
+        size = shares * shares
+        noise = relative_variance(head, kernel, tile, i, of.gap)
+        noise *= size
         self.relative += np.sum(noise, -1)
-        most, least = _move_shares(
-            shares, finite, self.whole, largest_error(head, kernel, tile, i, finite)
-        )
-        if tile.visible is not None:
-            most = np.where(tile.visible, most, 0.0)
-        self.least += np.sum(least, -1, keepdims=True)
-        self.shift += np.sum(most, -1, keepdims=True)
-        self.sizes += shares @ sizes
-        row, key = np.nonzero(gap == 0)
-        top = shares[row, key, None]
-        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
+        self._move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
+        if kernel.scores_matter:
+            self.scores += noise @ _add_ones(np.concatenate([squares, v], -1))
+            self._run(kernel, shares @ v, size @ squares, v.shape[0])
         if kernel.weights is not None:
-            most = most + _largest_rounding(kernel, of, self.whole, shares + most)
-            variance = self._weights(kernel, of, squares)
+            variance = self._weights(kernel, of, size, squares)
             if not kernel.scores_matter:
-                variance = variance + noise
+                variance += noise
             self.weights += variance @ squares
         else:
-            rounded = (shares > 0) & (gap < 0)
-            self._spread(np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0))
-        self.moved += most @ sizes
+            self._spread(of.keep_rounded(size), of.gap)
         self.keys += v.shape[0]
-        if kernel.scores_matter:
-            with_ones = np.concatenate([squares, v, np.ones((v.shape[0], 1))], -1)
-            self.scores += noise @ with_ones
-            steps, last = v.shape[0], self.run + shares @ v
-            terms = (shares * shares) @ squares
-            self.running += walk(self.run, last, terms, steps, kernel.lanes) + terms
-            self.run, self.steps = last, self.steps + steps
-            if self.steps >= kernel.run:
-                self.close()
 
-    def _weights(self, kernel: Roundings, of: _Shares, squares: Doubles) -> Doubles:
+    def _move(self, kernel: Roundings, of: _Shares, epsilon: Doubles, sizes: Doubles) -> None:
+        """Add what bounds are made of, if logs of weights move by epsilon at most."""
+        most, least = _move_shares(of, self.whole, epsilon)
+        self.least += least
+        self.shift += np.sum(most, -1, keepdims=True)
+        whole, moved = of.shares @ sizes, most @ sizes
+        self.sizes += whole
+        self.moved += moved
+        row, key = np.divmod(of.tops, max(len(sizes), 1))
+        top = of.shares[row, key, None]
+        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
+        if kernel.weights is None:
+            return
+        # Of shares with their errors, and over any maximum that was before.
+        smallest: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
+        if not kernel.normalised:  # in shares, the largest of which is not 1
+            smallest = smallest * self.whole
+        if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
+            self.moved += kernel.weights.unit * (whole + moved) + smallest * np.sum(sizes, 0)
+            return
+        rounding = kernel.weights.unit * (of.shares + most) + smallest
+        rounding[of.shares >= 1] = 0.0
+        if of.hidden is not None:
+            rounding[of.hidden] = 0.0
+        self.moved += rounding @ sizes
+
+    def _run(self, kernel: Roundings, rise: Doubles, terms: Doubles, steps: int) -> None:
+        """Add so many terms to the running sums."""
+        last = self.run + rise
+        self.running += walk(self.run, last, terms, steps, kernel.lanes) + terms
+        self.run, self.steps = last, self.steps + steps
+        if self.steps >= kernel.run:
+            self.close()
+
+    def _weights(self, kernel: Roundings, of: _Shares, size: Doubles, squares: Doubles) -> Doubles:
         """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, gap, weights, shares = kernel.weights, of.gap, of.weights, of.shares
+        to, weights, shares = kernel.weights, of.weights, of.shares
         assert to is not None
         if kernel.normalised:
-            return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
-        rounded = (shares > 0) & (gap < 0)
-        of_one = rounded * self.whole
-        step = (to.spacing(weights) if of.step is None else of.step) * of_one
-        narrow = step * step / 12
-        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
+            narrow = to.spacing(shares)
+            narrow *= narrow
+            narrow /= 12
+            return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
+        narrow = (to.spacing(weights) if of.step is None else of.step) * self.whole
+        narrow *= narrow
+        narrow /= 12
+        narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
         widest = size * (to.unit**2 / 3)
         least, last = np.min(weights), to.spacing(0.0)
         if least < to.tiny:
-            widest = np.maximum(widest, narrow)
-        self.wider += (widest - narrow) @ squares
+            np.maximum(widest, narrow, out=widest)
+        widest -= narrow
+        self.wider += widest @ squares
         if least < _FLUSHED * last:
-            flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
-            ones = np.ones((len(squares), 1))
-            self.flushed += flushed @ np.concatenate([np.sqrt(squares), ones], -1)
-        residual = of_one * ((to.round(weights) if of.near is None else of.near) - weights)
-        self.together += np.sum(np.square(np.sum(residual, 0)))
-        self.alone += np.vdot(residual, residual)
+            flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
+            self.flushed += flushed @ _add_ones(np.sqrt(squares))
+        residual = (to.round(weights) if of.near is None else of.near) - weights
+        self.together += np.sum(np.square(self.whole.T @ residual))
+        alone = np.einsum("ij,ij->i", residual, residual)
+        self.alone += np.vdot(alone, np.square(self.whole))
         if self.keys == 0:
-            self.lattice = _has_few_values(gap[rounded & (weights > last)])
-        self._spread(size, gap)
-        return np.asarray(narrow)
+            first, kept = of.gap[:, :TILE_KEYS], (shares > 0) & (weights > last)
+            self.lattice = _has_few_values(first[(first < 0) & kept[:, :TILE_KEYS]])
+        self._spread(size, of.gap)
+        return narrow
 
     def _spread(self, size: Doubles, gap: Doubles) -> None:
         """Add how far weights are from each other and from the largest."""
@@ -407,32 +455,35 @@ class _ErrorSums:
         return variance, worst, bound
 
 
+def _tile_keys(kernel: Roundings) -> int:
+    """Return the keys of a tile: more at a time where no running sum needs to be known."""
+    return TILE_KEYS if kernel.scores_matter or kernel.unit else 2 * TILE_KEYS
+
+
 def _has_few_values(x: Doubles) -> bool:
     """Tell whether many numbers have few values."""
     return x.size > TILE_KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
 
 
-def _move_shares(
-    shares: Doubles, gap: Doubles, whole: Doubles, epsilon: Doubles
-) -> tuple[Doubles, Doubles]:
-    """Return how far shares may move if their logs do by epsilon, and what is left at the least."""
-    if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
-        most, least = shares * (epsilon * (1 + epsilon)), shares * (1 - epsilon)
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            most, least = shares * np.expm1(epsilon), shares * np.exp(-epsilon)
-    gone = shares == 0
-    if gone.any():
-        with np.errstate(over="ignore", invalid="ignore"):
-            most = np.where(gone, np.exp(gap + epsilon) * whole, most)
-    return most, least
+def _move_shares(of: _Shares, whole: Doubles, epsilon: Doubles) -> tuple[Doubles, Doubles]:
+    """Return how far shares may move if their logs do by epsilon, and their sums at the least."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
+            most = epsilon + 1
+            most *= epsilon
+            least = np.sum(of.shares, -1) - np.einsum("ij,ij->i", of.shares, epsilon)
+        else:
+            most = np.expm1(epsilon)
+            least = np.sum(of.shares * np.exp(-epsilon), -1)
+        most *= of.shares
+        if not of.positive:
+            gone = of.shares == 0
+            most[gone] = (np.exp(of.gap + epsilon) * whole)[gone]
+    if of.hidden is not None:
+        most[of.hidden] = 0.0
+    return most, least[:, None]
 
 
-def _largest_rounding(kernel: Roundings, of: _Shares, whole: Doubles, shares: Doubles) -> Doubles:
-    """Bound |eta|: of shares with their errors, and over any maximum that was before."""
-    assert kernel.weights is not None
-    least: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
-    if not kernel.normalised:  # in shares, the largest of which is not 1
-        least = least * whole
-    rounded = ~np.isneginf(of.gap) & (of.shares < 1)
-    return np.where(rounded, kernel.weights.unit * shares + least, 0.0)
+def _add_ones(x: Doubles) -> Doubles:
+    """Add a column of ones."""
+    return np.concatenate([x, np.ones((len(x), 1))], -1)
