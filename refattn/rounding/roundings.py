@@ -155,15 +155,19 @@ def _walk_line(first: Any, last: Any, steps: int, lanes: int) -> Any:
     return line
 
 
-def sum_running_products(x: Doubles, y: Doubles, width: int, lanes: int) -> Doubles:
-    """Sum squares of the products in x . y, and of running sums: they are known after `width`."""
+def sum_running_products(
+    x: Doubles, y: Doubles, products: Doubles, width: int, lanes: int
+) -> Doubles:
+    """Sum squares of terms of products x . y, and of running sums: they are known after `width`."""
     parts = [*blocks(0, x.shape[-1], width)]
     of_term = np.concatenate([np.full(a.stop - a.start, a.stop - a.start) for a in parts])
     sums: Doubles = (np.square(x) * (1 + (of_term + 1) / (6 * lanes))) @ np.square(y).T
     first = np.zeros_like(sums)
     for at in parts:
-        last = x[:, at] @ y[:, at].T
-        last += first
+        last = products
+        if at.stop < x.shape[-1]:
+            last = x[:, at] @ y[:, at].T
+            last += first
         sums += _walk_line(first, last, at.stop - at.start, lanes)
         first = last
     return sums

@@ -49,6 +49,7 @@ from .roundings import (
 )
 from .weight_errors import largest_error, relative_variance
 
+_DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
@@ -65,11 +66,10 @@ def analyse_softmax(
     rounded = NearestWeights(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    top, log = law.share(exact)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
-    top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
-    law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
     for tile in scan_tiles(head, i, _tile_keys(kernel)):
         v = head.v[tile.keys]
         of = _Shares.of(tile, top, law.whole)
@@ -105,9 +105,8 @@ def analyse_softmax(
         spacing = kernel.out.spacing(exact.out)
         rounding = np.square(spacing) / 12
         std, worst = np.sqrt(variance + rounding), np.sqrt(least_favourable + rounding)
-        bound = bound + kernel.out.spacing(np.abs(exact.out) + bound) / 2
+        bound = _round_bound(kernel, exact.out, bound)
         nearest = kernel.out.round(nearest)
-        bound = np.where(np.abs(exact.out) + bound > kernel.out.largest, math.inf, bound)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     lse_std, lse_bound = law.bound_lse(head, kernel, exact.lse)
@@ -118,7 +117,7 @@ def analyse_softmax(
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
     lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
-    if kernel.accumulate.unit <= np.finfo(np.float64).eps / 2:
+    if kernel.accumulate.unit <= _DOUBLE:
         out, lse, *_ = certify_rows(head, i)
         nearest = out.hi if kernel.out is None else kernel.out.round(out.hi)
     return RowErrors(
@@ -139,6 +138,31 @@ def analyse_softmax(
         lse_rest=lse.lo,
         shift=shift,
     )
+
+
+def bound_softmax(
+    head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows
+) -> tuple[Doubles, Doubles]:
+    """Return the result and the bound of `analyse_softmax` alone."""
+    if kernel.unit is not None or kernel.accumulate.unit <= _DOUBLE:
+        found = analyse_softmax(head, kernel, i)  # what is cut depends on the rounded weights
+        return found.out, found.bound
+    rows, d_v = exact.out.shape
+    law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    top, _ = law.share(exact)
+    for tile in scan_tiles(head, i, 2 * TILE_KEYS):
+        of = _Shares.of(tile, top, law.whole)
+        sizes = np.abs(head.v[tile.keys])
+        law.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
+    return exact.out, _round_bound(kernel, exact.out, law.bound(head, kernel, exact.out))
+
+
+def _round_bound(kernel: Roundings, out: Doubles, bound: Doubles) -> Doubles:
+    """Add the rounding of the result to a bound."""
+    if kernel.out is None:
+        return bound
+    bound = bound + kernel.out.spacing(np.abs(out) + bound) / 2
+    return np.where(np.abs(out) + bound > kernel.out.largest, math.inf, bound)
 
 
 class NearestWeights:
@@ -281,6 +305,12 @@ class _ErrorSums:
         # With changes of a running maximum.
         self.gamma = sum_error(kernel, m, 2 + 2 * m / MAXIMUM_KEYS)
 
+    def share(self, exact: ScoredRows) -> list[Doubles]:
+        """Find the share of a weight of 1; return the largest scores and the log normalisers."""
+        top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+        self.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
+        return [top, log]
+
     def add(
         self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
     ) -> None:
@@ -290,7 +320,7 @@ class _ErrorSums:
         noise = relative_variance(head, kernel, tile, i, of.gap)
         noise *= size
         self.relative += np.sum(noise, -1)
-        self._move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
+        self.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
         if kernel.scores_matter:
             self.scores += noise @ _add_ones(np.concatenate([squares, v], -1))
             self._run(kernel, shares @ v, size @ squares, v.shape[0])
@@ -303,7 +333,7 @@ class _ErrorSums:
             self._spread(of.keep_rounded(size), of.gap)
         self.keys += v.shape[0]
 
-    def _move(self, kernel: Roundings, of: _Shares, epsilon: Doubles, sizes: Doubles) -> None:
+    def move(self, kernel: Roundings, of: _Shares, epsilon: Doubles, sizes: Doubles) -> None:
         """Add what bounds are made of, if logs of weights move by epsilon at most."""
         most, least = _move_shares(of, self.whole, epsilon)
         self.least += least
@@ -439,20 +469,28 @@ class _ErrorSums:
         sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
         # Sums in the range of subnormal numbers, and beyond the largest.
-        accumulate, m = kernel.accumulate, head.k.shape[0]
-        whole = 1.0 if kernel.normalised else self.whole
-        last = m * accumulate.spacing(0.0) * whole
+        m, last = head.k.shape[0], self._lose(head, kernel)
         variance = variance + np.where(np.abs(out) * unit < last, last * last / (12 * m), 0.0)
         known = self.weights if kernel.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known) + self.wider
+        return variance, worst, self.bound(head, kernel, out)
+
+    def _lose(self, head: SoftmaxHead, kernel: Roundings) -> Doubles | float:
+        """Return what sums in the range of subnormal numbers may lose."""
+        whole = 1.0 if kernel.normalised else self.whole
+        return len(head.k) * kernel.accumulate.spacing(0.0) * whole
+
+    def bound(self, head: SoftmaxHead, kernel: Roundings, out: Doubles) -> Doubles:
+        """Return the bound of the result before it is rounded."""
+        half, accumulate, last = kernel.softmax.unit, kernel.accumulate, self._lose(head, kernel)
+        whole = 1.0 if kernel.normalised else self.whole
         least = np.where(self.least > 0, self.least, 1.0)
-        gamma = self.gamma + cut_error(kernel.unit, m)
+        gamma = self.gamma + cut_error(kernel.unit, len(head.k))
         error = self.moved + gamma * (self.sizes + self.moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
         reach = (self.sizes + self.moved) * (1 + self.gamma) / whole
-        bound = np.where(reach > accumulate.largest, math.inf, bound)
-        return variance, worst, bound
+        return np.where(reach > accumulate.largest, math.inf, bound)
 
 
 def _tile_keys(kernel: Roundings) -> int:

@@ -107,7 +107,8 @@ def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: s
         products *= d
         return products
     width = _KNOWN_WIDTH if kernel.fine else d
-    return sum_running_products(head.q[i], head.k[tile.keys], width, kernel.lanes)
+    q, k = head.q[i], head.k[tile.keys]
+    return sum_running_products(q, k, tile.products, width, kernel.lanes)
 
 
 def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
