@@ -94,11 +94,14 @@ class _GradientSum:
             self.running += self.copies * (walked + squares)
             self.total = last
         sizes, tiny = np.abs(y), self.kernel.accumulate.tiny
+        size = np.abs(x) @ sizes
         self.near += near @ y
         if self.cuts is not None:
             self.cuts.add(near, y)
-        self.sizes += np.abs(x) @ sizes
-        lost = flushed @ sizes + np.minimum(len(y) * tiny, np.abs(x) @ sizes)
+        self.sizes += size
+        lost = np.minimum(len(y) * tiny, size)
+        if flushed.any():
+            lost += flushed @ sizes
         self.flushed += lost
         self.moved += bound @ sizes + lost
         self.terms += len(y)

@@ -43,17 +43,23 @@ class Format(NamedTuple):
     def spacing(self, x: Any) -> Doubles:
         """Return the distance of neighbouring numbers in the binade of x."""
         bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT  # the power of two below
-        normal: Doubles = np.maximum(bits.view(np.float64), 2.0**self.least)
-        return normal * 2.0 ** (1 - self.digits)
+        normal = np.asarray(bits.view(np.float64))
+        np.maximum(normal, 2.0**self.least, out=normal)
+        normal *= 2.0 ** (1 - self.digits)
+        return normal if normal.ndim else normal[()]
 
     def round(self, x: Any) -> Doubles:
         """Round to nearest, ties to even; what is too large becomes infinite."""
         if self.digits == 53:
             return np.asarray(x, np.float64)
         x = np.asarray(x, np.float64)
-        if np.max(np.abs(x), initial=0.0) < self.largest / 2:  # the usual case
+        most = self.largest / 2
+        if np.max(x, initial=0.0) < most and np.min(x, initial=0.0) > -most:  # the usual case
             step = self.spacing(x)
-            return np.asarray(np.rint(x / step) * step)
+            near = np.asarray(x / step)
+            np.rint(near, out=near)
+            near *= step
+            return near
         step = self.spacing(np.where(np.isfinite(x), x, 0.0))
         nearest: Doubles = np.rint(x / step) * step
         return np.where(np.abs(nearest) > self.largest, np.copysign(np.inf, nearest), nearest)

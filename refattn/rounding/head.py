@@ -154,7 +154,7 @@ def attend_rows(head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | 
     zero = np.zeros((1, 1))
     total = Sums(zero, zero, zero - math.inf)
     top = np.full(rows, -math.inf)
-    for tile in scan_tiles(head, i, 16 * TILE_KEYS):
+    for tile in scan_tiles(head, i, 4 * TILE_KEYS):
         if to is not None:
             tile = score_tile(head, i, tile.keys, tile.visible, tile.products, to)
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))

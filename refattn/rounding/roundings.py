@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
 from .hardware import Unit
@@ -138,14 +139,38 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
     bridge, :math:`E S_t^2 = (a + t (b - a) / n)^2 + t (n - t) / (n (n - 1)) (Q - (b - a)^2 / n)`.
     With lanes, each holds a share.
     """
+    return _walk_line(first, last, steps, lanes) + squares * ((steps + 1) / (6 * lanes))
+
+
+def _walk_line(first: Any, last: Any, steps: int, lanes: int) -> Any:
+    """Return what is known of `walk` without the sum of squares of the terms."""
     rise = last - first
-    line = (
-        steps * first * (first + rise)
-        + first * rise
-        + rise * rise * ((steps + 1) * (2 * steps + 1) / (6 * steps))
-    )
-    bridge = np.maximum(squares - rise * rise / steps, 0.0) * (steps + 1) / 6
-    return line / lanes**2 + bridge / lanes
+    line = steps * last
+    line += rise
+    line *= first
+    line /= lanes**2
+    rise *= rise
+    rise *= (steps + 1) / (6 * steps) * ((2 * steps + 1) / lanes**2 - 1 / lanes)
+    line += rise
+    return line
+
+
+def sum_running_products(
+    x: Doubles, y: Doubles, products: Doubles, width: int, lanes: int
+) -> Doubles:
+    """Sum squares of terms of products x . y, and of running sums: they are known after `width`."""
+    parts = [*blocks(0, x.shape[-1], width)]
+    of_term = np.concatenate([np.full(a.stop - a.start, a.stop - a.start) for a in parts])
+    sums: Doubles = (np.square(x) * (1 + (of_term + 1) / (6 * lanes))) @ np.square(y).T
+    first = np.zeros_like(sums)
+    for at in parts:
+        last = products
+        if at.stop < x.shape[-1]:
+            last = x[:, at] @ y[:, at].T
+            last += first
+        sums += _walk_line(first, last, at.stop - at.start, lanes)
+        first = last
+    return sums
 
 
 def sum_error(kernel: Roundings, terms: float, more: float) -> float:

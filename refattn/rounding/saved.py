@@ -11,12 +11,13 @@ import numpy as np
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .hardware import cut_error
-from .head import SoftmaxHead, Tile, attend_rows, scan_tiles
-from .roundings import RMS, Roundings, sum_error, walk
-from .softmax import NearestWeights, analyse_softmax
+from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
+from .roundings import RMS, Roundings, sum_error, sum_running_products
+from .softmax import NearestWeights, analyse_softmax, bound_softmax
 from .weight_errors import largest_error, relative_variance
 
 BLOCK_QUERIES = 256  # of a block
+_SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
 RUN_STEPS = 16  # tokens between running sums that are known, if they matter
 
 
@@ -86,22 +87,40 @@ class Saved(NamedTuple):
 def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
     """Return how far weights may move if their logarithms do by epsilon."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.where(p > 0, p * np.expm1(epsilon), np.exp(logs + epsilon))
+        if np.max(epsilon, initial=0.0) < _SMALL:  # to x^5
+            most = 1 + epsilon / 4
+            for terms in (3, 2):
+                most *= epsilon / terms
+                most += 1
+            most *= epsilon
+        else:
+            most = np.expm1(epsilon)
+        most *= p
+        if not np.min(p, initial=1.0) > 0:
+            gone = p == 0
+            most[gone] = np.exp(logs + epsilon)[gone]
+        return most
 
 
 def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
     """Return the weights of a tile, and their logs."""
-    logs = np.minimum(tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None], 0.0)
+    logs = tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None]
+    np.minimum(logs, 0.0, out=logs)
     if tile.visible is not None:
-        logs = np.where(tile.visible, logs, -math.inf)
+        logs[~tile.visible] = -math.inf
     return np.exp(logs), logs
 
 
 def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doubles:
     """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
     least = (lse if kernel.delta_of_out else top)[:, None]
-    seen = np.isfinite(least) if tile.visible is None else tile.visible
-    return np.where(seen, np.minimum(tile.scores - least, 0.0), 0.0)
+    gaps = tile.scores - least
+    np.minimum(gaps, 0.0, out=gaps)
+    if tile.visible is not None:
+        gaps[~tile.visible] = 0.0
+    elif not np.all(np.isfinite(least)):
+        gaps[~np.isfinite(least[:, 0])] = 0.0
+    return gaps
 
 
 def multiply_values(
@@ -114,17 +133,12 @@ def multiply_values(
     sizes = np.sqrt(np.sum(g * g, -1))[:, None] * np.sqrt(np.sum(v * v, -1))
     bound = (sum_error(kernel, d_v, 2) + cut_error(kernel.score_unit, d_v)) * sizes
     # Of a difference of nearly equal numbers all the rest is these.
-    variance: Any = np.zeros_like(t)
-    run = np.zeros_like(t)
-    for at in blocks(0, d_v, RUN_STEPS if kernel.scores_matter else d_v):
-        last = run + g[:, at] @ v[:, at].T
-        squares = np.square(g[:, at]) @ np.square(v[:, at]).T
-        steps = at.stop - at.start
-        variance += walk(run, last, squares, steps, kernel.lanes) + squares
-        run = last
-    variance = (RMS * kernel.accumulate.unit) ** 2 * variance
-    bound = bound + d_v * kernel.accumulate.tiny
-    bound = np.where(sizes > kernel.accumulate.largest, math.inf, bound)
+    steps = RUN_STEPS if kernel.scores_matter else max(d_v, 1)
+    variance: Any = sum_running_products(g, v, t, steps, kernel.lanes) if d_v else np.zeros_like(t)
+    variance *= (RMS * kernel.accumulate.unit) ** 2
+    bound += d_v * kernel.accumulate.tiny
+    if not np.max(sizes, initial=0.0) <= kernel.accumulate.largest:
+        bound = np.where(sizes > kernel.accumulate.largest, math.inf, bound)
     if kernel.d_weights is not None:
         variance = variance + np.square(kernel.d_weights.spacing(t)) / 12
         most = np.abs(t) + bound
@@ -157,7 +171,7 @@ def save_queries(
         )
         logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
         if kernel.delta_of_out:
-            near, variance, bound = _take_delta_from_output(back, kernel, i)
+            near, variance, bound = _take_delta_from_output(back, kernel, i, exact)
         for tile in scan_tiles(head, i, BLOCK_QUERIES):
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
@@ -167,7 +181,10 @@ def save_queries(
             epsilon = largest_error(head, kernel, tile, i, finite)
             most = move_weights(p, logs, epsilon)
             spread += np.sum(most, -1)
-            t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+            if kernel.delta_of_out:
+                t = back.d_out[i] @ head.v[j].T
+            else:
+                t, t_variance, t_bound = multiply_values(back, kernel, i, j)
             apart = t - delta[:, None]
             log_variance += np.sum(noise, -1)
             moved += np.sum(noise * apart * apart, -1)
@@ -241,12 +258,12 @@ def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
 
 
 def _take_delta_from_output(
-    back: BackwardHead, kernel: Roundings, i: slice
+    back: BackwardHead, kernel: Roundings, i: slice, exact: ScoredRows
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
     g, head = back.derivative_of_delta(kernel)[i], back.head
-    rows = analyse_softmax(head, kernel, i)
     if back.out is None:
+        rows = analyse_softmax(head, kernel, i)
         known = np.where(np.isfinite(rows.std), rows.std, rows.bound)
         near, variance = np.sum(g * rows.nearest, -1), np.sum(np.square(g * known), -1)
         bound = np.sum(np.abs(g) * rows.bound, -1)
@@ -254,8 +271,9 @@ def _take_delta_from_output(
     else:
         out = back.out[i]
         near, variance = np.sum(g * out, -1), np.zeros(len(g))
-        bound = np.abs(np.sum(g * (out - rows.out), -1))
-        bound += np.sum(np.abs(g) * rows.bound, -1)  # where another was read, not yet rounded
+        true, most = bound_softmax(head, kernel, i, exact)
+        bound = np.abs(np.sum(g * (out - true), -1))
+        bound += np.sum(np.abs(g) * most, -1)  # where another was read, not yet rounded
     sizes = np.sum(np.abs(g * out), -1)
     unit, d_v = kernel.accumulate.unit, g.shape[-1]
     variance = variance + (RMS * unit) ** 2 * _sum_running_squares(g * out)

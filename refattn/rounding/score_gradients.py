@@ -114,16 +114,29 @@ def analyse_pairs(
     near_p, p_variance, rounded_bound = raw, np.zeros_like(p), p_bound
     if kernel.weights is not None:
         near_p = kernel.weights.round(raw)
-        p_variance = np.where(p > 0, np.square(kernel.weights.spacing(p)) / 12, 0.0)
-        rounded_bound = p_bound + kernel.weights.unit * (p + p_bound) + kernel.weights.spacing(0.0)
+        p_variance = kernel.weights.spacing(p)
+        p_variance *= p_variance
+        p_variance /= 12
+        rounded_bound = p + p_bound
+        rounded_bound *= kernel.weights.unit
+        rounded_bound += p_bound
+        rounded_bound += kernel.weights.spacing(0.0)
     used_bound = rounded_bound if kernel.kept else p_bound
     near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
     near_s = (near_p if kernel.kept else raw) * (near_t - saved.near_delta[i, None])
     off = t_bound + np.abs(saved.delta_bound[i, None])
-    s_bound = (p + used_bound) * off + used_bound * np.abs(apart)
-    s_bound = s_bound * (1 + 8 * unit) + 8 * unit * np.abs(s)
+    distance, size = np.abs(apart), np.abs(s)
+    s_bound = p + used_bound
+    s_bound *= off
+    s_bound += used_bound * distance
+    s_bound *= 1 + 8 * unit
+    s_bound += (8 * unit) * size
     # Of the product, and of the difference: where it cancels, nothing else is left.
-    s_variance = (RMS * unit * p) ** 2 * (np.square(t) + np.square(saved.delta[i, None]))
+    s_variance = np.square(t)
+    s_variance += np.square(saved.delta[i, None])
+    for _ in range(2):
+        s_variance *= p
+    s_variance *= (RMS * unit) ** 2
     gradient = _ScoreGradient(s, near_s, s_variance, s_bound)
     to, (before, after) = kernel.d_scores, _list_factors(head, kernel)
     if to is not None:
@@ -136,16 +149,28 @@ def analyse_pairs(
         for by in after:
             gradient = gradient.rounded(to, by)
     s = gradient.s
-    hidden, tiny = p == 0, kernel.accumulate.tiny
-    p_flushed = np.where(p < tiny, p, 0.0)
-    s_flushed = np.where(np.abs(s) < tiny, np.abs(s), 0.0) + p_flushed * np.abs(apart)
-    s_flushed += 2 * back.d_out.shape[-1] * tiny * p
-    # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
-    s_flushed += unit * p * np.abs(apart) * np.square(tile.ratio)
+    tiny, size = kernel.accumulate.tiny, np.abs(s)
+    p_flushed = p * (p < tiny)
+    s_flushed = size * (size < tiny)
+    s_flushed += (2 * back.d_out.shape[-1] * tiny) * p
+    if p_flushed.any():
+        s_flushed += p_flushed * distance
+    if head.softcap is not None:
+        # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
+        s_flushed += unit * p * distance * np.square(tile.ratio)
     turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
     risen = tile.logits * tile.slope
     p_scale = p * (risen - saved.logit[i, None])
     s_scale = (p_scale * apart - p * saved.moved_logit[i, None]) * tile.slope
+    if head.softcap is not None:
+        s_scale -= p * apart * turned * risen
+    variance, near_s = gradient.variance, gradient.near
+    if not np.min(p, initial=1.0) > 0:
+        hidden = p == 0
+        numbers = p_variance, t_variance, variance, near_p, near_s
+        p_variance, t_variance, variance, near_p, near_s = (
+            np.where(hidden, 0.0, x) for x in numbers
+        )
     return PairErrors(
         p,
         t,
@@ -153,14 +178,14 @@ def analyse_pairs(
         tile.slope,
         tile.slope - turned,
         p_scale,
-        s_scale - p * apart * turned * risen,
+        s_scale,
         relative,
         None if head.softcap is None else cap_variance(head, kernel, tile, i),
         p_variance,
-        np.where(hidden, 0.0, t_variance),
-        np.where(hidden, 0.0, gradient.variance),
-        np.where(hidden, 0.0, near_p),
-        np.where(hidden, 0.0, gradient.near),
+        t_variance,
+        variance,
+        near_p,
+        near_s,
         rounded_bound + p_flushed,
         gradient.bound + s_flushed,
         p_flushed,
@@ -179,9 +204,12 @@ class _ScoreGradient(NamedTuple):
     def rounded(self, to: Format, by: float) -> _ScoreGradient:
         """Round after a multiplication, which is undone."""
         most = np.abs(self.s) + self.bound
-        variance = np.where(self.s != 0, np.square(scaled_spacing(to, self.s, by)) / 12, 0.0)
+        variance = np.square(scaled_spacing(to, self.s, by))
+        variance /= 12
+        variance *= self.s != 0
         bound = self.bound + scaled_spacing(to, most, by) / 2
-        bound = np.where(abs(by) * most > to.largest, math.inf, bound)
+        if not abs(by) * np.max(most, initial=0.0) <= to.largest:
+            bound = np.where(abs(by) * most > to.largest, math.inf, bound)
         return _ScoreGradient(
             self.s, round_scaled(to, self.near, by), self.variance + variance, bound
         )

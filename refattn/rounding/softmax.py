@@ -49,6 +49,7 @@ from .roundings import (
 )
 from .weight_errors import largest_error, relative_variance
 
+_DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
@@ -65,33 +66,30 @@ def analyse_softmax(
     rounded = NearestWeights(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    top, log = law.share(exact)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
-    top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
-    law.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
-    for tile in scan_tiles(head, i):
+    for tile in scan_tiles(head, i, _tile_keys(kernel)):
         v = head.v[tile.keys]
-        gap = np.minimum(tile.scores - top, 0.0)
-        if tile.visible is not None:
-            gap = np.where(tile.visible, gap, -math.inf)
-        weights = np.exp(gap)
-        shares = weights * law.whole
-        of = _Shares(gap, weights, shares)
+        of = _Shares.of(tile, top, law.whole)
         if rounded.of_largest:  # the same weights, rounded
             assert kernel.weights is not None
-            step = kernel.weights.spacing(weights)
-            near = np.rint(weights / step) * step
+            step = kernel.weights.spacing(of.weights)
+            near = of.weights / step
+            np.rint(near, out=near)
+            near *= step
             of = of._replace(step=step, near=near)
-            nearest += (near @ v) / rounded.total
+            nearest += near @ v
         else:
             nearest += rounded.weights(tile) @ v
         law.add(head, kernel, tile, i, of, v)
         if cuts is not None:
             cuts.add(rounded.stored(tile) if of.near is None else of.near, v)
-        with_ones = np.concatenate([v, np.ones((v.shape[0], 1))], -1)
         for name, change in changes.items():
-            steep[name] += (shares * change(head, tile, i)) @ with_ones
+            steep[name] += (of.shares * change(head, tile, i)) @ _add_ones(v)
+    if rounded.of_largest:
+        nearest /= rounded.total
     variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
     shift: Doubles | float = 0.0
     if cuts is not None:
@@ -107,9 +105,8 @@ def analyse_softmax(
         spacing = kernel.out.spacing(exact.out)
         rounding = np.square(spacing) / 12
         std, worst = np.sqrt(variance + rounding), np.sqrt(least_favourable + rounding)
-        bound = bound + kernel.out.spacing(np.abs(exact.out) + bound) / 2
+        bound = _round_bound(kernel, exact.out, bound)
         nearest = kernel.out.round(nearest)
-        bound = np.where(np.abs(exact.out) + bound > kernel.out.largest, math.inf, bound)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     lse_std, lse_bound = law.bound_lse(head, kernel, exact.lse)
@@ -120,7 +117,7 @@ def analyse_softmax(
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
     lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
-    if kernel.accumulate.unit <= np.finfo(np.float64).eps / 2:
+    if kernel.accumulate.unit <= _DOUBLE:
         out, lse, *_ = certify_rows(head, i)
         nearest = out.hi if kernel.out is None else kernel.out.round(out.hi)
     return RowErrors(
@@ -141,6 +138,31 @@ def analyse_softmax(
         lse_rest=lse.lo,
         shift=shift,
     )
+
+
+def bound_softmax(
+    head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows
+) -> tuple[Doubles, Doubles]:
+    """Return the result and the bound of `analyse_softmax` alone."""
+    if kernel.unit is not None or kernel.accumulate.unit <= _DOUBLE:
+        found = analyse_softmax(head, kernel, i)  # what is cut depends on the rounded weights
+        return found.out, found.bound
+    rows, d_v = exact.out.shape
+    law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    top, _ = law.share(exact)
+    for tile in scan_tiles(head, i, 2 * TILE_KEYS):
+        of = _Shares.of(tile, top, law.whole)
+        sizes = np.abs(head.v[tile.keys])
+        law.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
+    return exact.out, _round_bound(kernel, exact.out, law.bound(head, kernel, exact.out))
+
+
+def _round_bound(kernel: Roundings, out: Doubles, bound: Doubles) -> Doubles:
+    """Add the rounding of the result to a bound."""
+    if kernel.out is None:
+        return bound
+    bound = bound + kernel.out.spacing(np.abs(out) + bound) / 2
+    return np.where(np.abs(out) + bound > kernel.out.largest, math.inf, bound)
 
 
 class NearestWeights:
@@ -214,9 +236,15 @@ class _Shares(NamedTuple):
     Attributes
     ----------
     gap : array
-        Differences to the largest score, -inf where hidden.
+        Differences to the largest score, 0 where hidden.
     weights, shares : arrays
-        e^gap, and these over their sum.
+        e^gap, 0 where hidden, and these over their sum.
+    tops : array
+        The places of the largest scores, as numbers.
+    hidden : array or None
+        Where keys are hidden, if any are.
+    positive : bool
+        Whether all shares are above 0.
     step, near : arrays or None
         Where e^gap is rounded: distances of neighbouring numbers, and the nearest of them.
     """
@@ -224,8 +252,33 @@ class _Shares(NamedTuple):
     gap: Doubles
     weights: Doubles
     shares: Doubles
+    tops: npt.NDArray[np.intp]
+    hidden: npt.NDArray[np.bool_] | None
+    positive: bool
     step: Doubles | None = None
     near: Doubles | None = None
+
+    @classmethod
+    def of(cls, tile: Tile, top: Doubles, whole: Doubles) -> _Shares:
+        """Take them of the scores of a tile, the largest of all, and the share of a weight of 1."""
+        gap = tile.scores - top
+        np.minimum(gap, 0.0, out=gap)
+        hidden = None if tile.visible is None else ~tile.visible
+        if hidden is not None:
+            gap[hidden] = -math.inf
+        weights = np.exp(gap)
+        tops = np.flatnonzero(gap == 0)
+        if hidden is not None:
+            gap[hidden] = 0.0
+        shares = weights * whole
+        return cls(gap, weights, shares, tops, hidden, bool(np.min(shares, initial=1.0) > 0))
+
+    def keep_rounded(self, x: Doubles) -> Doubles:
+        """Put 0 where a weight is the largest, or is 0: it is not rounded."""
+        x.reshape(-1)[self.tops] = 0.0
+        if not self.positive:
+            x[self.shares == 0] = 0.0
+        return x
 
 
 class _ErrorSums:
@@ -252,77 +305,102 @@ class _ErrorSums:
         # With changes of a running maximum.
         self.gamma = sum_error(kernel, m, 2 + 2 * m / MAXIMUM_KEYS)
 
+    def share(self, exact: ScoredRows) -> list[Doubles]:
+        """Find the share of a weight of 1; return the largest scores and the log normalisers."""
+        top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+        self.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
+        return [top, log]
+
     def add(
         self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
     ) -> None:
         """Add the keys of a tile."""
-        gap, shares = of.gap, of.shares
-        finite = gap if tile.visible is None else np.where(tile.visible, gap, 0.0)
-        squares, sizes = v * v, np.abs(v)
-        noise = shares * shares * relative_variance(head, kernel, tile, i, finite)
+        shares, squares, sizes = of.shares, v * v, np.abs(v)
+        size = shares * shares
+        noise = relative_variance(head, kernel, tile, i, of.gap)
+        noise *= size
         self.relative += np.sum(noise, -1)
-        most, least = _move_shares(
-            shares, finite, self.whole, largest_error(head, kernel, tile, i, finite)
-        )
-        if tile.visible is not None:
-            most = np.where(tile.visible, most, 0.0)
-        self.least += np.sum(least, -1, keepdims=True)
-        self.shift += np.sum(most, -1, keepdims=True)
-        self.sizes += shares @ sizes
-        row, key = np.nonzero(gap == 0)
-        top = shares[row, key, None]
-        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
+        self.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
+        if kernel.scores_matter:
+            self.scores += noise @ _add_ones(np.concatenate([squares, v], -1))
+            self._run(kernel, shares @ v, size @ squares, v.shape[0])
         if kernel.weights is not None:
-            most = most + _largest_rounding(kernel, of, self.whole, shares + most)
-            variance = self._weights(kernel, of, squares)
+            variance = self._weights(kernel, of, size, squares)
             if not kernel.scores_matter:
-                variance = variance + noise
+                variance += noise
             self.weights += variance @ squares
         else:
-            rounded = (shares > 0) & (gap < 0)
-            self._spread(np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0))
-        self.moved += most @ sizes
+            self._spread(of.keep_rounded(size), of.gap)
         self.keys += v.shape[0]
-        if kernel.scores_matter:
-            with_ones = np.concatenate([squares, v, np.ones((v.shape[0], 1))], -1)
-            self.scores += noise @ with_ones
-            steps, last = v.shape[0], self.run + shares @ v
-            terms = (shares * shares) @ squares
-            self.running += walk(self.run, last, terms, steps, kernel.lanes) + terms
-            self.run, self.steps = last, self.steps + steps
-            if self.steps >= kernel.run:
-                self.close()
 
-    def _weights(self, kernel: Roundings, of: _Shares, squares: Doubles) -> Doubles:
+    def move(self, kernel: Roundings, of: _Shares, epsilon: Doubles, sizes: Doubles) -> None:
+        """Add what bounds are made of, if logs of weights move by epsilon at most."""
+        most, least = _move_shares(of, self.whole, epsilon)
+        self.least += least
+        self.shift += np.sum(most, -1, keepdims=True)
+        whole, moved = of.shares @ sizes, most @ sizes
+        self.sizes += whole
+        self.moved += moved
+        row, key = np.divmod(of.tops, max(len(sizes), 1))
+        top = of.shares[row, key, None]
+        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
+        if kernel.weights is None:
+            return
+        # Of shares with their errors, and over any maximum that was before.
+        smallest: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
+        if not kernel.normalised:  # in shares, the largest of which is not 1
+            smallest = smallest * self.whole
+        if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
+            self.moved += kernel.weights.unit * (whole + moved) + smallest * np.sum(sizes, 0)
+            return
+        rounding = kernel.weights.unit * (of.shares + most) + smallest
+        rounding[of.shares >= 1] = 0.0
+        if of.hidden is not None:
+            rounding[of.hidden] = 0.0
+        self.moved += rounding @ sizes
+
+    def _run(self, kernel: Roundings, rise: Doubles, terms: Doubles, steps: int) -> None:
+        """Add so many terms to the running sums."""
+        last = self.run + rise
+        self.running += walk(self.run, last, terms, steps, kernel.lanes) + terms
+        self.run, self.steps = last, self.steps + steps
+        if self.steps >= kernel.run:
+            self.close()
+
+    def _weights(self, kernel: Roundings, of: _Shares, size: Doubles, squares: Doubles) -> Doubles:
         """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, gap, weights, shares = kernel.weights, of.gap, of.weights, of.shares
+        to, weights, shares = kernel.weights, of.weights, of.shares
         assert to is not None
         if kernel.normalised:
-            return np.where(shares > 0, np.square(to.spacing(shares)) / 12, 0.0)
-        rounded = (shares > 0) & (gap < 0)
-        of_one = rounded * self.whole
-        step = (to.spacing(weights) if of.step is None else of.step) * of_one
-        narrow = step * step / 12
-        size, gap = np.where(rounded, shares * shares, 0.0), np.where(rounded, gap, 0.0)
+            narrow = to.spacing(shares)
+            narrow *= narrow
+            narrow /= 12
+            return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
+        narrow = (to.spacing(weights) if of.step is None else of.step) * self.whole
+        narrow *= narrow
+        narrow /= 12
+        narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
         widest = size * (to.unit**2 / 3)
         least, last = np.min(weights), to.spacing(0.0)
         if least < to.tiny:
-            widest = np.maximum(widest, narrow)
-        self.wider += (widest - narrow) @ squares
+            np.maximum(widest, narrow, out=widest)
+        widest -= narrow
+        self.wider += widest @ squares
         if least < _FLUSHED * last:
-            flushed = np.where(weights < _FLUSHED * last, of_one * last / 2, 0.0)
-            ones = np.ones((len(squares), 1))
-            self.flushed += flushed @ np.concatenate([np.sqrt(squares), ones], -1)
-        residual = of_one * ((to.round(weights) if of.near is None else of.near) - weights)
-        self.together += np.sum(np.square(np.sum(residual, 0)))
-        self.alone += np.vdot(residual, residual)
+            flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
+            self.flushed += flushed @ _add_ones(np.sqrt(squares))
+        residual = (to.round(weights) if of.near is None else of.near) - weights
+        self.together += np.sum(np.square(self.whole.T @ residual))
+        alone = np.einsum("ij,ij->i", residual, residual)
+        self.alone += np.vdot(alone, np.square(self.whole))
         if self.keys == 0:
-            self.lattice = _has_few_values(gap[rounded & (weights > last)])
-        self._spread(size, gap)
-        return np.asarray(narrow)
+            first, kept = of.gap[:, :TILE_KEYS], (shares > 0) & (weights > last)
+            self.lattice = _has_few_values(first[(first < 0) & kept[:, :TILE_KEYS]])
+        self._spread(size, of.gap)
+        return narrow
 
     def _spread(self, size: Doubles, gap: Doubles) -> None:
         """Add how far weights are from each other and from the largest."""
@@ -391,20 +469,33 @@ class _ErrorSums:
         sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
         # Sums in the range of subnormal numbers, and beyond the largest.
-        accumulate, m = kernel.accumulate, head.k.shape[0]
-        whole = 1.0 if kernel.normalised else self.whole
-        last = m * accumulate.spacing(0.0) * whole
+        m, last = head.k.shape[0], self._lose(head, kernel)
         variance = variance + np.where(np.abs(out) * unit < last, last * last / (12 * m), 0.0)
         known = self.weights if kernel.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known) + self.wider
+        return variance, worst, self.bound(head, kernel, out)
+
+    def _lose(self, head: SoftmaxHead, kernel: Roundings) -> Doubles | float:
+        """Return what sums in the range of subnormal numbers may lose."""
+        whole = 1.0 if kernel.normalised else self.whole
+        return len(head.k) * kernel.accumulate.spacing(0.0) * whole
+
+    def bound(self, head: SoftmaxHead, kernel: Roundings, out: Doubles) -> Doubles:
+        """Return the bound of the result before it is rounded."""
+        half, accumulate, last = kernel.softmax.unit, kernel.accumulate, self._lose(head, kernel)
+        whole = 1.0 if kernel.normalised else self.whole
         least = np.where(self.least > 0, self.least, 1.0)
-        gamma = self.gamma + cut_error(kernel.unit, m)
+        gamma = self.gamma + cut_error(kernel.unit, len(head.k))
         error = self.moved + gamma * (self.sizes + self.moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
         reach = (self.sizes + self.moved) * (1 + self.gamma) / whole
-        bound = np.where(reach > accumulate.largest, math.inf, bound)
-        return variance, worst, bound
+        return np.where(reach > accumulate.largest, math.inf, bound)
+
+
+def _tile_keys(kernel: Roundings) -> int:
+    """Return the keys of a tile: more at a time where no running sum needs to be known."""
+    return TILE_KEYS if kernel.scores_matter or kernel.unit else 2 * TILE_KEYS
 
 
 def _has_few_values(x: Doubles) -> bool:
@@ -412,27 +503,25 @@ def _has_few_values(x: Doubles) -> bool:
     return x.size > TILE_KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
 
 
-def _move_shares(
-    shares: Doubles, gap: Doubles, whole: Doubles, epsilon: Doubles
-) -> tuple[Doubles, Doubles]:
-    """Return how far shares may move if their logs do by epsilon, and what is left at the least."""
-    if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
-        most, least = shares * (epsilon * (1 + epsilon)), shares * (1 - epsilon)
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            most, least = shares * np.expm1(epsilon), shares * np.exp(-epsilon)
-    gone = shares == 0
-    if gone.any():
-        with np.errstate(over="ignore", invalid="ignore"):
-            most = np.where(gone, np.exp(gap + epsilon) * whole, most)
-    return most, least
+def _move_shares(of: _Shares, whole: Doubles, epsilon: Doubles) -> tuple[Doubles, Doubles]:
+    """Return how far shares may move if their logs do by epsilon, and their sums at the least."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
+            most = epsilon + 1
+            most *= epsilon
+            least = np.sum(of.shares, -1) - np.einsum("ij,ij->i", of.shares, epsilon)
+        else:
+            most = np.expm1(epsilon)
+            least = np.sum(of.shares * np.exp(-epsilon), -1)
+        most *= of.shares
+        if not of.positive:
+            gone = of.shares == 0
+            most[gone] = (np.exp(of.gap + epsilon) * whole)[gone]
+    if of.hidden is not None:
+        most[of.hidden] = 0.0
+    return most, least[:, None]
 
 
-def _largest_rounding(kernel: Roundings, of: _Shares, whole: Doubles, shares: Doubles) -> Doubles:
-    """Bound |eta|: of shares with their errors, and over any maximum that was before."""
-    assert kernel.weights is not None
-    least: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
-    if not kernel.normalised:  # in shares, the largest of which is not 1
-        least = least * whole
-    rounded = ~np.isneginf(of.gap) & (of.shares < 1)
-    return np.where(rounded, kernel.weights.unit * shares + least, 0.0)
+def _add_ones(x: Doubles) -> Doubles:
+    """Add a column of ones."""
+    return np.concatenate([x, np.ones((len(x), 1))], -1)

@@ -7,12 +7,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
 from .hardware import cut_error
 from .head import SoftmaxHead, Tile
-from .roundings import MAXIMUM_KEYS, RMS, Roundings, is_power_of_two, sum_error, walk
+from .roundings import (
+    MAXIMUM_KEYS,
+    RMS,
+    Roundings,
+    is_power_of_two,
+    sum_error,
+    sum_running_products,
+)
 
 _KNOWN_WIDTH = 8  # coordinates between running sums of q . k that are known, if they matter
 _GONE = -700.0  # difference to the largest score of weights that are 0 in any precision
@@ -25,14 +31,14 @@ def relative_variance(
     unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
     variance = cap_variance(head, kernel, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
-        variance = variance + unit * np.square(tile.scores)
-    variance = variance + half * np.square(gap)
+        variance += _times_square(unit, tile.scores)
+    variance += _times_square(half, gap)
     variance += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
     if head.softcap is not None:
-        variance += unit * np.square(tile.capped)
+        variance += _times_square(unit, tile.capped)
     if kernel.scores is not None:
         for number in _rounded_after_cap(head, tile):
-            variance += np.square(kernel.scores.spacing(number)) / 12
+            variance += _times_square(1 / 12, kernel.scores.spacing(number))
     if kernel.softmax.unit > kernel.accumulate.unit:
         weight = np.exp(gap)
         step = kernel.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
@@ -49,17 +55,26 @@ def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> 
         = (1 - \tau^2)^2 \operatorname{Var} \delta(c x) + c^2 \sigma_\tau^2 .
     """
     unit = (RMS * kernel.accumulate.unit) ** 2
-    logits = np.square(tile.logits) * (1 if head.softcap is None else 2)  # divided by the cap
-    variance = unit * (head.scale**2 * _sum_running_products(head, kernel, tile, i) + logits)
+    variance = _sum_running_products(head, kernel, tile, i)
+    variance *= unit * head.scale**2
+    variance += _times_square(unit * (1 if head.softcap is None else 2), tile.logits)  # by the cap
     if kernel.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
-            variance += np.square(factor * kernel.scores.spacing(number)) / 12
-    variance = variance * np.square(tile.slope)
+            variance += _times_square(factor**2 / 12, kernel.scores.spacing(number))
+    if tile.is_sink or head.softcap is not None:
+        variance *= np.square(tile.slope)
     if head.softcap is not None:
         variance += unit * np.square(tile.capped)
         if kernel.scores is not None:
             variance += np.square(head.softcap * kernel.scores.spacing(np.asarray(tile.ratio))) / 12
     return np.asarray(variance)
+
+
+def _times_square(factor: float, x: Doubles) -> Doubles:
+    """Multiply squares."""
+    squares = np.square(x)
+    squares *= factor
+    return squares
 
 
 def _rounded_before_cap(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[Doubles, float]]:
@@ -87,18 +102,13 @@ def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: s
     """Sum the squares of the products in q . k, and of their running sums."""
     d = head.q.shape[-1]
     if not kernel.scores_matter:
-        return np.asarray(np.square(_multiply_norms(head, tile, i)) * d)
+        products = _multiply_norms(head, tile, i)
+        products *= products
+        products *= d
+        return products
     width = _KNOWN_WIDTH if kernel.fine else d
     q, k = head.q[i], head.k[tile.keys]
-    sums = np.zeros((q.shape[0], k.shape[0]))
-    first = np.zeros_like(sums)
-    for at in blocks(0, d, width):
-        x, y = q[:, at], k[:, at]
-        last = first + x @ y.T if width < d else tile.products
-        squares = np.square(x) @ np.square(y).T
-        sums += walk(first, last, squares, x.shape[-1], kernel.lanes) + squares
-        first = last
-    return sums
+    return sum_running_products(q, k, tile.products, width, kernel.lanes)
 
 
 def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
@@ -113,9 +123,10 @@ def largest_error(
 ) -> Doubles:
     """Bound |delta|: every rounding at its largest."""
     unit, half = kernel.accumulate.unit, kernel.softmax.unit
-    bound = _logit_error(head, kernel, tile, i, gap) + unit * 2 * np.abs(tile.scores)
+    bound = _logit_error(head, kernel, tile, i, gap)
+    bound += np.abs((2 * unit) * tile.scores)
     if head.softcap is not None:
-        bound = bound + 6 * unit * np.abs(tile.capped)
+        bound += np.abs((6 * unit) * tile.capped)
     if kernel.scores is not None:
         if head.softcap is not None:
             bound = bound + head.softcap * kernel.scores.spacing(np.asarray(tile.ratio)) / 2
@@ -123,8 +134,10 @@ def largest_error(
             bound = _add_rounding(kernel.scores, bound, number, 1.0, gap)
     # Changes of a running maximum, each with an exponential.
     changes = head.k.shape[0] / MAXIMUM_KEYS
-    bound = bound + half * (2 * (np.abs(gap) + bound) + 3) + unit * kernel.exp
-    return np.asarray(bound + changes * (half * (kernel.exp + 1) + unit))
+    bound *= 1 + 2 * half
+    bound += (-2 * half) * gap
+    bound += 3 * half + unit * kernel.exp + changes * (half * (kernel.exp + 1) + unit)
+    return bound
 
 
 def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles) -> Doubles:
@@ -158,20 +171,28 @@ def _logit_error(
     unit, d = kernel.accumulate.unit, head.q.shape[-1]
     terms = sum_error(kernel, d, 1) + cut_error(kernel.score_unit, d)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
-    norms = _multiply_norms(head, tile, i)
-    norms = np.where(norms > kernel.accumulate.largest, math.inf, norms)
-    bound = abs(head.scale) * (terms * norms + least) + unit * 2 * np.abs(tile.logits)
+    bound = _multiply_norms(head, tile, i)
+    if not np.max(bound, initial=0.0) <= kernel.accumulate.largest:
+        bound = np.where(bound > kernel.accumulate.largest, math.inf, bound)
+    bound *= abs(head.scale) * terms
+    bound += abs(head.scale) * least
+    bound += np.abs((2 * unit) * tile.logits)
     if kernel.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
             bound = _add_rounding(kernel.scores, bound, number, factor, gap)
-    return np.asarray(bound)
+    return bound
 
 
 def _add_rounding(
     to: Format, error: Doubles, number: Doubles, factor: float, gap: Doubles
 ) -> Doubles:
     """Add the rounding of a number to a bound, whose derivative to it is the factor."""
-    reach = np.abs(number) + error / np.abs(factor)  # with the errors before
-    bound = error + np.abs(factor) * to.spacing(reach) / 2
+    reach = error / abs(factor)  # with the errors before
+    reach += np.abs(number)
+    bound = to.spacing(reach)
+    bound *= abs(factor) / 2
+    bound += error
+    if np.max(reach, initial=0.0) <= to.largest:
+        return bound
     beyond = (reach > to.largest) & ((number > 0) | (gap > _GONE))
     return np.where(beyond, math.inf, bound)

@@ -48,17 +48,26 @@ class Tally(NamedTuple):
     @classmethod
     def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Tally:
         """Sum over an axis."""
-        parts = (t, u, g, slack, t * t, t * u, u * u, t * g, u * g, g * g)
-        return cls(*(np.sum(weights * x, axis=axis) for x in parts))
+        to, tu, tg = (weights * x for x in (t, u, g))
+        pairs = ((to, t), (to, u), (tu, u), (to, g), (tu, g), (tg, g))
+        first = (np.sum(x, axis=axis) for x in (to, tu, tg, weights * slack))
+        return cls(*first, *(_sum_products(x, y, axis) for x, y in pairs))
 
     def over(self, axis: int) -> Tally:
         """Sum over one more axis."""
         return Tally(*(np.sum(x, axis=axis) for x in self))
 
 
+def _sum_products(x: Any, y: Any, axis: int) -> Any:
+    """Sum products over an axis."""
+    return np.einsum("ij,ij->j", x, y) if (x.ndim, axis) == (2, 0) else np.sum(x * y, axis=axis)
+
+
 def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
     """Divide the rows of a direction by their standard deviations: none outweighs the others."""
-    factor = np.where(g > 0, 1 / np.sqrt(np.where(g > 0, g, 1.0)), 0.0)
+    factor = np.where(g > 0, g, math.inf)
+    np.sqrt(factor, out=factor)
+    np.divide(1.0, factor, out=factor)
     return t * factor, u * factor, g * factor, slack * factor
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..arrays.library import Doubles
 from ..arrays.threads import for_each
 from ..rounding.formats import FORMATS
-from ..rounding.head import scan_tiles
+from ..rounding.head import Tile, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings, RowErrors
@@ -21,6 +21,7 @@ from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
 
 ONE_PERCENT = 0.01  # of a result, an error that is to be seen
+_TILE_KEYS = 128  # that are looked at along the loss of each
 _FAR = 8.0  # standard deviations at which one of a million elements is surely rejected
 
 
@@ -206,28 +207,21 @@ class HeadSums:
         inverse = 1 / np.square(rows.std)
         slack = inverse * rows.slack  # times |v - out|, by Cauchy and Schwarz
         far, about = _row_norms(slack)[:, None], np.sum(slack * np.abs(rows.out), -1)[:, None]
+        moved = inverse * rows.out
+        less = [np.sum(x * rows.out, -1, keepdims=True) for x in (errors, roundings, moved)]
         parts: list[tuple[slice, Evidence]] = []
-        for tile in scan_tiles(head, i, 512):
-            share = np.exp(np.minimum(tile.scores - lse, 0.0))
-            if tile.visible is not None:
-                share = np.where(tile.visible, share, 0.0)
-            share = np.where(share < NEARLY_ONE, share / (1 - np.minimum(share, NEARLY_ONE)), 0.0)
+        for tile in scan_tiles(head, i, _TILE_KEYS):
+            share = _lose_shares(tile, lse)
             v = head.v[tile.keys]
-            e, d = (
-                -share * (x @ v.T - np.sum(x * rows.out, -1, keepdims=True))
-                for x in (errors, roundings)
-            )
-            size = (
-                share
-                * share
-                * (
-                    inverse @ np.square(v).T
-                    - 2 * (inverse * rows.out) @ v.T
-                    + np.sum(inverse * np.square(rows.out), -1, keepdims=True)
-                )
-            )
-            common = share * (far * _row_norms(v) + about)
-            size = np.maximum(size, 0.0)
+            e, d = (share * (y - x @ v.T) for x, y in zip((errors, roundings), less, strict=False))
+            size = inverse @ np.square(v).T
+            size -= 2 * (moved @ v.T)
+            size += less[-1]
+            size *= share
+            size *= share
+            common = far * _row_norms(v) + about
+            common *= share
+            np.maximum(size, 0.0, out=size)
             new = Evidence.of(e, d, size, common, self.weights[at, i, None], 0)
             parts.append((tile.keys, new))
 
@@ -290,6 +284,19 @@ def _share_marks(marks: npt.NDArray[np.int64]) -> Doubles:
     _, which, counts = np.unique(marks.ravel(), return_inverse=True, return_counts=True)
     shares: Doubles = 1 / counts[which]
     return shares.reshape(marks.shape)
+
+
+def _lose_shares(tile: Tile, lse: Doubles) -> Doubles:
+    """Return p / (1 - p): what the loss of a key with the share p adds to those of others."""
+    share = tile.scores - lse
+    np.minimum(share, 0.0, out=share)
+    np.exp(share, out=share)
+    if tile.visible is not None:
+        share[~tile.visible] = 0.0
+    if np.max(share, initial=0.0) >= NEARLY_ONE:
+        share[share >= NEARLY_ONE] = 0.0
+    share /= 1 - share
+    return share
 
 
 def _over_bound(error: Doubles, bound: Doubles) -> Doubles:
