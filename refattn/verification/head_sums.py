@@ -23,6 +23,7 @@ from .findings import Numbers
 ONE_PERCENT = 0.01  # of a result, an error that is to be seen
 _TILE_KEYS = 128  # that are looked at along the loss of each
 _FAR = 8.0  # standard deviations at which one of a million elements is surely rejected
+_ANOTHER = 16.0  # units in the last place of a result, from which on it is another
 
 
 class HeadSums:
@@ -156,14 +157,15 @@ class HeadSums:
     def _find_idle(
         self, index: Index, i: slice, rows: RowErrors, near: tuple[Doubles, Doubles]
     ) -> list[Index]:
-        """Find rows where 0, or the mean of all values, is within reach of every element."""
+        """Find rows where 0, or the mean of all values, is another result, and within reach."""
         v = self.problem.read(index)["v"]
         far = _FAR * rows.worst
         low, high = np.maximum(near[0] - far, -rows.bound), np.minimum(near[1] + far, rows.bound)
         free = np.zeros(len(rows.out), bool)
         for trivial in (0.0, np.mean(v, 0)) if v.size else ():
             off = trivial - rows.out
-            free |= np.all((low <= off) & (off <= high), -1)
+            another = _norm(off) > _ANOTHER * _norm(rows.spacing)
+            free |= another & np.all((low <= off) & (off <= high), -1)
         return [(*index, int(x)) for x in np.flatnonzero(free & np.any(v)) + i.start]
 
     def _add_lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
@@ -317,3 +319,7 @@ def _find_largest(x: Doubles, index: Index, i: slice) -> tuple[float, Index]:
         return 0.0, ()
     row, column = np.unravel_index(int(np.argmax(x)), x.shape)
     return float(x[row, column]), (*index, i.start + int(row), int(column))
+
+
+def _norm(x: Doubles) -> Doubles:
+    return np.sqrt(np.sum(np.square(x), -1))

@@ -210,10 +210,7 @@ class _Case:
             remarks += _remark_idle(best.idle)
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
-        fit = self.fits.get(name)
-        likelier = fit is not None and fit.against > ALIKE and self.is_out(fit.likelier)
-        doubted = best.idle and likelier
-        weak = not best.powered or doubted or {*WITHOUT_POWER} & {*blind}
+        weak = not best.powered or best.idle or {*WITHOUT_POWER} & {*blind}
         rows = math.prod(problem.lead) * problem.shape[0]
         return Verdict(
             "FAIL" if failed else "UNDERPOWERED" if weak else "PASS",

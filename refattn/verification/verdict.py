@@ -286,7 +286,7 @@ def _say_what_is_missing(verdict: Verdict, one: str) -> str:
     if trivial:
         return f"{_list_words(trivial)} would not have been rejected"
     if verdict.idle:
-        return "nothing is known of some rows, and the others do not fit this profile best"
+        return "by this profile some rows could be 0 or the mean of v, so nothing is known of them"
     return f"{one} that is 1 % too large would not have been rejected"
 
 
