@@ -179,11 +179,11 @@ class HeadSums:
             )
         ratio = _over_bound(error, rows.lse_bound + np.where(empty, 0.0, spacing / 2))
         variance = np.square(rows.lse_std) + np.where(empty, 0.0, spacing * spacing / 12)
-        known = np.isfinite(error) & ~empty
+        known = np.isfinite(error + variance + rows.lse_slack) & ~empty
         weight = np.where(known, 1 / variance, 0.0)
         error, exact = np.where(known, error, 0.0), np.where(known, rows.lse, 0.0)
         rounding = to.round(exact) - exact - np.where(known, rows.lse_rest, 0.0)
-        slack = rows.lse_slack + to.spacing(exact) / 2
+        slack = np.where(known, rows.lse_slack, 0.0) + to.spacing(exact) / 2
         sums = self.sums["lse"]
         sums.errors[at, i], sums.size[at, i] = weight * error, weight
         sums.nearest[at, i], sums.slack[at, i] = weight * rounding, weight * slack

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from refattn.rounding import PROFILES
+from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays
 from refattn.verification import verify
 from refattn.verification.findings import Numbers
@@ -116,6 +117,16 @@ def test_rounded_gradients_are_those_of_the_rows_that_are_looked_at():
     k, v = k[:2, :15], v[:2, :15]
     got = made("recomputed", q, k, v, g, "float32")
     assert verify(q=q, k=k, v=v, d_out=g, **got).parts["dq"].profile == "recomputed"
+
+
+def test_log_normalisers_of_which_nothing_is_known():
+    """Scores beyond a thousand, of which narrow steps of a softmax leave nothing."""
+    rng, half = np.random.default_rng(7), FORMATS["float16"].round
+    q, k = 3.0 * rng.integers(-3, 4, (1, 9, 64)), 1.0 * rng.integers(-3, 4, (1, 512, 64))
+    v = half(rng.standard_normal((1, 512, 8)))
+    out, lse = of_heads("flash", q, k, v, "float16", scale=0.8662460069089962)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "scale": 0.8662460069089962}
+    assert verify(**given, dtype="float16", profile="eager-narrow").verdict != "FAIL"
 
 
 def test_evidence_is_that_of_profiles_that_explain_all_parts():
