@@ -374,6 +374,8 @@ SEEN_PLACES = {
     "sum in 8 digits": (summed_in_bfloat16, "each row is a number times the exact row"),
     "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
         "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
+    "stale values": (lambda: attention(v=np.where((J // 16 == 2)[:, None], V[::-1, ::-1], V)),
+        "values of keys 32 to 47 are others than those given"),
     "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
     "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
     "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
