@@ -6,10 +6,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ..findings import Numbers, describe_span, place
+from .sampled import Rows, attend, take_rows
+from .slips import score_all
 from .wrong_rows import Sample
 
 _ALL = 0.95  # of the rows, at most, that are a part of them
@@ -24,6 +27,8 @@ _COARSE = {  # what errors are at most, over numbers, for it to be named
     "bfloat16": 2.0**-7,
     "8 bits": 2.0**-4,
 }
+_TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that others leave, at most
+_MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
 _ALIKE = 2e-3  # of the mean square, at most, that a factor leaves
 
 
@@ -121,6 +126,33 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
             f"{where}: errors are {np.sqrt(np.mean(sizes)):.1g} of the numbers, evenly: precision "
             f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"
         )
+
+
+def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
+    """Name the least tile of keys whose values, if they are others, explain a wrong head.
+
+    What is off is then a sum of as many rows as the tile has keys, by the weights of these: at
+    least twice as many rows must be wrong.
+    """
+    n, m, _ = problem.shape
+    if not sample.wrong.any() or n * m > _PAIRS:
+        return
+    number = int(np.argmax(sample.wrong.sum(1)))
+    index = tuple(map(int, np.unravel_index(number, problem.lead))) if problem.lead else ()
+    head = take_rows(problem, Rows(index, np.arange(min(n, _MOST_ROWS)), np.arange(m)))
+    exact = attend(head)
+    error = numbers.out(index)[: len(head.q)] - exact.out
+    if not np.all(np.isfinite(error)) or not np.all(np.isfinite(exact.lse)):
+        return
+    w = np.exp(score_all(head)[:, :m] - exact.lse[:, None])
+    count = np.sum(sample.wrong[number, : len(w)])
+    for size in (x for x in _TILES if 2 * x <= count and x < m):
+        for j in blocks(0, m, size):
+            basis = np.linalg.qr(w[:, j])[0]
+            left = error - basis @ (basis.T @ error)
+            if np.sum(left * left) < _LEFT * np.sum(error * error):
+                yield f"values of keys {j.start} to {j.stop - 1} are others than those given"
+                return
 
 
 def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:

@@ -16,7 +16,7 @@ from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
 from .output import as_suspect, explain_output, share_of_offset
-from .places import describe_place, list_seen, remark_normalisers, remark_zeros
+from .places import describe_place, list_seen, remark_normalisers, remark_stale, remark_zeros
 from .sampled import Alternative
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
@@ -52,6 +52,7 @@ def explain(
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     holds = any(x.name == "convention" for x in suspects)
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
+    seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
     zeros = remark_zeros(problem, numbers, sample)
     remarks = [*seen, *verdict.remarks, *remark_normalisers(problem, numbers), *zeros]
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)

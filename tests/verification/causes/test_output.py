@@ -227,9 +227,6 @@ CASES = {
 FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
 
 
-LONG = pytest.mark.long
-
-
 def some(names):
     return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
 
@@ -374,6 +371,8 @@ SEEN_PLACES = {
     "sum in 8 digits": (summed_in_bfloat16, "each row is a number times the exact row"),
     "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
         "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
+    "stale values": (lambda: attention(v=np.where((J // 16 == 2)[:, None], V[::-1, ::-1], V)),
+        "values of keys 32 to 47 are others than those given"),
     "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
     "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
     "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
@@ -388,13 +387,12 @@ def test_what_wrong_numbers_of_a_place_are_is_said(name):
     assert words in judged(make()).remarks[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rounded", "words"),
     [
         (lambda w: BF16(E4M3(w) @ V / TOTAL), "weights are rounded to float8_e4m3fn or"),
-        pytest.param(
-            lambda w: fused(BF16(S), V)[0], "scores are rounded to bfloat16 or", marks=LONG
-        ),
+        (lambda w: fused(BF16(S), V)[0], "scores are rounded to bfloat16 or"),
     ],
 )
 def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
@@ -408,7 +406,8 @@ def test_right_numbers_have_no_remark():
     assert judged(attention()).remarks == []
 
 
-@pytest.mark.parametrize("head", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("head", [0, 1])
 def test_a_cause_in_some_heads_names_them(head):
     """The other head is causal; its rows would not be right without that."""
     s = np.where((np.arange(2) == head)[:, None, None], S, hide(S, FAR <= 0))
