@@ -273,7 +273,8 @@ def judge(
     if hardware is None and (found is None or case.is_doubtful(found)):
         found = next((x for x in case.add_units() if not case.rejects(x)), found)
     if found is None:  # with inputs as they are, sizes of defects are right
-        case.trial(next((x for x in case.fits if case.profiles[x].inputs is None), [*case.fits][0]))
+        as_they_are = (x for x in case.fits if case.profiles[x].inputs is None)
+        case.trial(next(as_they_are, next(iter(case.fits))))
     verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
     with np.errstate(all="ignore"):  # wrong numbers may be as large as they like
         return explain(case.problem, numbers, verdict, profile)
