@@ -251,7 +251,7 @@ class _Case:
             if name in self.trials:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
-                fit = self.fits[name]
+                fit = self.fits.get(name, Fit(True, 0.0, "", 0.0))
                 p = min(math.exp(max(fit.log_p, -700.0)), self.screened.get(name, 1.0))
                 found[name] = _TESTS * p if fit.within else 0.0
         return found
