@@ -322,4 +322,4 @@ def _find_largest(x: Doubles, index: Index, i: slice) -> tuple[float, Index]:
 
 
 def _norm(x: Doubles) -> Doubles:
-    return np.sqrt(np.sum(np.square(x), -1))
+    return np.asarray(np.sqrt(np.sum(np.square(x), -1)))
