@@ -35,7 +35,7 @@ from .formats import FORMATS, Format
 SLACK = 0.2
 _TILE = 64  # products of a tile, at the most
 _SOME = 8  # products of a tile whose losses are computed, at the least
-_LEAST = 2.0**-100  # numbers below it are taken for 0
+_NEARLY_ZERO = 2.0**-100  # numbers below it are taken for 0
 _FOUR_DIGITS = Format(4, -1000, math.inf)
 _EIGHT_BITS, _SIXTEEN_BITS = 4, 11  # digits of a format, at the most
 
@@ -148,7 +148,7 @@ class CutSum:
         after = before + more / groups
         terms = x[:, :some, None].astype(np.float32) * y[:some].astype(np.float32)
         largest = np.maximum(np.abs(before), np.max(np.abs(terms), 1))
-        unit = np.maximum(_leading(largest), _LEAST) * 2.0**-self.unit.aligned
+        unit = np.maximum(_leading(largest), _NEARLY_ZERO) * 2.0**-self.unit.aligned
         terms *= (1 / unit).astype(np.float32)[:, None]
         cut = np.trunc(terms)
         lost = terms - cut

@@ -17,7 +17,7 @@ from .findings import Numbers
 from .head_sums import HeadSums, row_weights
 from .trial import passes
 
-_TILE = 64  # keys
+_LOST_KEYS = 64  # keys
 _DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
 
 
@@ -33,7 +33,7 @@ def _halve_scale(head: SoftmaxHead, i: slice) -> Doubles:
 def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
     """Hide the last keys."""
     n, m = len(head.q), head.k.shape[0]
-    seen = np.arange(head.keys) < head.keys - min(_TILE, (head.keys + 1) // 2)
+    seen = np.arange(head.keys) < head.keys - min(_LOST_KEYS, (head.keys + 1) // 2)
     shown = np.broadcast_to(seen, (n, m if head.sink is None else m - 1))
     return exact_rows(head._replace(mask=shown if head.mask is None else shown & head.mask), i)
 

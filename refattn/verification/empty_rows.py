@@ -16,8 +16,8 @@ from ..rounding.problems import Index, Problem
 from .findings import Numbers, Part
 
 EMPTY_ROWS = ("zero", "nan", "mean", "any", "undefined")  # the last two are the same
-_BLOCK = 512
-_NEAR = 2.0**-6  # of the largest value, how far a mean of rounded values may be off
+_KEYS_AT_ONCE = 512
+_OFF_MEAN = 2.0**-6  # of the largest value, how far a mean of rounded values may be off
 
 
 def settle(parts: Mapping[str, Part], convention: str) -> dict[str, Part]:
@@ -72,7 +72,7 @@ def _fit(got: Doubles, convention: str, mean: Any) -> npt.NDArray[np.bool_]:
     if convention == "nan":
         return np.asarray(np.all(np.isnan(got), -1))
     if convention == "mean":
-        near = _NEAR * (np.max(np.abs(mean), initial=0.0) + 1e-300)
+        near = _OFF_MEAN * (np.max(np.abs(mean), initial=0.0) + 1e-300)
         return np.asarray(np.all(np.abs(got - mean) <= near, -1))
     if convention == "zero":
         return np.asarray(np.all(got == 0, -1))
@@ -83,7 +83,7 @@ def find_empty(problem: Problem, index: Index) -> npt.NDArray[np.bool_]:
     """Find the queries of a head that see no key."""
     head = problem.head(index)
     found = np.zeros(len(head.q), bool)
-    for i in blocks(0, len(head.q), _BLOCK):
+    for i in blocks(0, len(head.q), _KEYS_AT_ONCE):
         visible = head.visible(i, slice(0, head.keys))
         if visible is not None:
             found[i] = ~np.broadcast_to(visible, (i.stop - i.start, head.keys)).any(-1)

@@ -38,7 +38,7 @@ from .z_scores import subtract_rounding
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
 ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
 _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
-_LOUD = 1 / 8  # share of rows that a profile which explains the others need not
+_UNEXPLAINED = 1 / 8  # share of rows that a profile which explains the others need not
 _TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
@@ -103,7 +103,7 @@ class _Sample(NamedTuple):
     @property
     def explains(self) -> bool:
         """Whether the profile may be that of nearly all rows."""
-        kept = np.argsort(self.tested)[: math.ceil(len(self.tested) * (1 - _LOUD))]
+        kept = np.argsort(self.tested)[: math.ceil(len(self.tested) * (1 - _UNEXPLAINED))]
         units = self.units[kept]
         if np.any(np.isinf(self.tested[kept])):
             return False

@@ -23,7 +23,7 @@ SEED = 0
 MOST_PAIRS = 2**27  # of queries and keys that are looked at
 MOST_PAIRS_OF_GRADIENTS = 2**24  # of each of three parts, beside what is saved
 ALL_DIRECTIONS = 2**22  # pairs that are looked at along all known defects
-_ROWS = 64  # of a block at random
+_RANDOM_ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
 _COMPARED_HEADS = 1  # of gradients
@@ -52,9 +52,9 @@ def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:
     every = tuple(problem._replace(blocks=None).items())
     (n, m, _), heads = problem.shape, math.prod(problem.lead)
     most = MOST_PAIRS if problem.gradient is None else MOST_PAIRS_OF_GRADIENTS
-    if everything or heads * n * m <= most or n <= 3 * _ROWS:
+    if everything or heads * n * m <= most or n <= 3 * _RANDOM_ROWS:
         return every
-    of_each = max(3, most // (heads * m * _ROWS))
+    of_each = max(3, most // (heads * m * _RANDOM_ROWS))
     return tuple(
         (index, i)
         for index in np.ndindex(problem.lead)
@@ -113,7 +113,7 @@ def count_rows(found: Iterable[tuple[Index, slice]]) -> int:
 
 def _strata(n: int, of_each: int, seed: int) -> list[slice]:
     """Take the first and the last rows, and some at random of each of some tiles between."""
-    first, *inner, last = blocks(0, n, _ROWS)
+    first, *inner, last = blocks(0, n, _RANDOM_ROWS)
     return [first, *(inner[x] for x in _one_of_each(len(inner), of_each - 2, seed)), last]
 
 

@@ -18,7 +18,7 @@ from .z_scores import subtract_rounding
 
 _BLOCKS, _ROWS = 4, 128  # blocks of rows that shifts are compared on, and rows of each
 _SURE = 6.0  # standard errors
-_CHANCE = 1e-9  # of a right profile to be passed over
+_PASSED_OVER = 1e-9  # of a right profile to be passed over
 
 
 class Fit(NamedTuple):
@@ -72,7 +72,7 @@ def compare_shift(problem: Problem, numbers: Numbers, dtype: str, profile: Profi
         1 + both / shifts,
         math.sqrt(square / count / shifts),
         math.sqrt(rows / every / shifts),
-        bool(log_chernoff(least / count, independent) > math.log(_CHANCE)),
+        bool(log_chernoff(least / count, independent) > math.log(_PASSED_OVER)),
         (of_out + shift_of_out) / outs,
         shift_of_out / outs,
     )

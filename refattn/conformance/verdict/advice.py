@@ -25,16 +25,16 @@ def advise(
         seeds = f"{share * levels[level]:,.0f} of {levels[level]:,} seeds"
         done = seeds if share < 1 else "the checks did not end"
         factor = max(1 / share, 2.0 if late else 1.0)
-        return f"too slow: {done} in {limit:g} s: --time-limit {_round_up(factor * limit)}"
+        return f"too slow: {done} in {limit:g} s: --time-limit {_round_to_digits(factor * limit)}"
     higher = [*levels][[*levels].index(level) + 1 :]
     short = any(result.shortfalls for result, _ in weak)
     return f"too few seeds: --level {higher[0]}" if higher and short else ""
 
 
-def _round_up(x: float) -> int:
+def _round_to_digits(x: float) -> int:
     """Round up to two digits.
 
-    >>> _round_up(479.2), _round_up(3.5)
+    >>> _round_to_digits(479.2), _round_to_digits(3.5)
     (480, 4)
     """
     unit: int = 10 ** max(math.floor(math.log10(x)) - 1, 0)

@@ -375,7 +375,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < _width(problem, "k")}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
-    yield from _list_layouts(problem)
+    yield from _list_strides(problem)
     yield from _list_narrow(problem)
 
 
@@ -407,7 +407,7 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
                 yield Alternative(text, _with_arrays_of(problem, names, at))
 
 
-def _list_layouts(problem: Problem) -> Iterator[Alternative]:
+def _list_strides(problem: Problem) -> Iterator[Alternative]:
     """List arrays that are read with the strides of another layout."""
     heads = problem.lead[-1] if problem.lead else 1
     for name, called in (("v", "values"), ("k", "keys"), ("q", "queries")):

@@ -36,7 +36,7 @@ from .wrong_rows import (
 )
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
-_FAR = 8.0  # standard deviations beyond which a row is wrong
+_WRONG_FROM = 8.0  # standard deviations beyond which a row is wrong
 _LOST_TILES, _MOST_TILES = (256, 128, 64, 32, 16), 8  # of keys or queries, and how many of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
@@ -95,7 +95,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
         yield Candidate(words, number, share=share)
-    d_v, d = gradient.forward.shape[2], _width(gradient)
+    d_v, d = gradient.forward.shape[2], _query_columns(gradient)
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
         text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
@@ -186,7 +186,7 @@ def _lose_queries(x: BackwardHead, y: Kept, tile: slice) -> tuple[BackwardHead, 
     return x, y._replace(lse=lse)
 
 
-def _width(gradient: Gradient) -> int:
+def _query_columns(gradient: Gradient) -> int:
     shape: int = gradient.forward.read((0,) * len(gradient.forward.lead))["q"].shape[-1]
     return shape
 
@@ -322,14 +322,14 @@ class Backward:
             got = part.numbers.out(index)
             z = np.abs(divide(differ(got, exact), unit * row_sizes(exact)))
             far[at] = np.max(z, -1, initial=0.0)
-            columns |= np.any(z > _FAR, 0)
-        wrong = far > _FAR
+            columns |= np.any(z > _WRONG_FROM, 0)
+        wrong = far > _WRONG_FROM
         near = find_near(wrong)
         order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
         right = [x for x in order if not wrong[x].any()]
         for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
-            bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _FAR)
-            inside = np.flatnonzero(near[at] & (far[at] <= _FAR))
+            bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _WRONG_FROM)
+            inside = np.flatnonzero(near[at] & (far[at] <= _WRONG_FROM))
             some = {
                 *_thin(bad, _WRONG_ROWS),
                 *_thin(good, _RIGHT_ROWS),

@@ -15,7 +15,7 @@ from .sampled import Alternative
 from .wrong_rows import Sample, differ, divide
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
-_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
+_COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 
 
 def list_exchanged(
@@ -32,13 +32,13 @@ def list_exchanged(
             rows = x.rows._replace(queries=x.rows.queries[i])
             far = {}
             for other in others if len(i) else ():
-                out = take(partial(_look_up, {x.rows.at: other})).result(rows).out
+                out = take(partial(_follow_move, {x.rows.at: other})).result(rows).out
                 far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
             nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
         moved = {x: y for x, y in nearest.items() if x != y}
         if moved:
             text = ", ".join(f"{_call(x)} has that of {_call(y)}" for x, y in moved.items())
-            alternative = take(partial(_look_up, moved))
+            alternative = take(partial(_follow_move, moved))
             yield alternative._replace(text=f"heads have {words} of others: {text}")
 
 
@@ -63,11 +63,11 @@ def _list_arrays(
         yield words, partial(taken, names=names)
     n, m, _ = problem.shape
     for name in ("mask", "bias", "sinks"):
-        if name in arrays and (name == "sinks" or n * m <= _PAIRS):
+        if name in arrays and (name == "sinks" or n * m <= _COMPARED_PAIRS):
             yield f"the {name}", partial(taken, names=(name,))
 
 
-def _look_up(moved: Mapping[Index, Index], index: Index) -> Index:
+def _follow_move(moved: Mapping[Index, Index], index: Index) -> Index:
     return moved.get(index, index)
 
 
@@ -81,7 +81,7 @@ def list_of_heads(
     """List problems with a number for each head that is fitted, and where fits start."""
     n, m, _ = problem.shape
     arrays = problem.read((0,) * len(problem.lead))
-    few = n * m <= _PAIRS
+    few = n * m <= _COMPARED_PAIRS
 
     def count_sink(c: Mapping[Index, float]) -> Problem:
         return problem.replaced("sinks", lambda at, x: x + math.log(max(c.get(at, 1.0), 1e-300)))

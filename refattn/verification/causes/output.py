@@ -32,7 +32,7 @@ from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 _POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
-_PART = 0.7  # of the error, at least, that is explained by what does not hold
+_EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
@@ -389,7 +389,7 @@ def explain_output(
     trials = Trials(problem, sample)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
-        enough = [x for x in trials.list_explained() if x.share > _PART]
+        enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
         nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
         found = trials.keep_apart([x for x in judged if x.holds])

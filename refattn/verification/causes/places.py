@@ -29,7 +29,7 @@ _COARSE = {  # what errors are at most, over numbers, for it to be named
 }
 _TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that others leave, at most
 _MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
-_ALIKE = 2e-3  # of the mean square, at most, that a factor leaves
+_LEFT_BY_FACTOR = 2e-3  # of the mean square, at most, that a factor leaves
 
 
 def describe_place(problem: Problem, sample: Sample) -> str:
@@ -94,7 +94,7 @@ def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     by_rows = list(_describe_rows(where, got, right))
     if "each row" in "".join(by_rows) and np.std(_by_row(got, right)) > _NEAR_ONE / 4:
         yield from by_rows
-    elif abs(product / size - 1) > _NEAR_ONE and left < _ALIKE * np.sum(got * got):
+    elif abs(product / size - 1) > _NEAR_ONE and left < _LEFT_BY_FACTOR * np.sum(got * got):
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(alike) < _UNLIKE:
         yield f"{where}: numbers are unlike the exact ones, as if they were never written (stale)"
@@ -112,7 +112,9 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     by_row = _by_row(got, right)
     before = np.sum(np.square(got - right))
     left = np.sum(np.square(got - by_row[:, None] * right))
-    if right.shape[-1] > _COLUMNS and left < min(_ROWS * before, _ALIKE * np.sum(got * got)):
+    if right.shape[-1] > _COLUMNS and left < min(
+        _ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got)
+    ):
         low, high = np.min(by_row), np.max(by_row)
         yield (
             f"{where}: each row is a number times the exact row, {low:.4g} to {high:.4g}: "

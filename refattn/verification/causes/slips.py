@@ -16,16 +16,16 @@ from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
 from .sampled import Alternative, Result, Rows, attend, take_rows
 
-_TILES = (16, 32, 64, 128, 256)
+_LOST_TILES = (16, 32, 64, 128, 256)
 PARTS = (2, 3, 4, 6, 8, 16)
 _LOST_TILES = (256, 128, 64, 32, 16)
-_LEAST = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
+_LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 
 
 def list_slips(problem: Problem) -> Iterator[Alternative]:
     """List kernels that compute in the wrong way."""
     keys = problem.shape[1]
-    for size in (x for x in _TILES if x < keys):
+    for size in (x for x in _LOST_TILES if x < keys):
         for words, of_sum, of_out in (
             ("the running sums are", 0.0, 0.0),
             ("the running output is", 1.0, 0.0),
@@ -55,7 +55,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     for name in ("float32", "float16"):
         words = f"no maximum is subtracted, and e^score overflows {name}"
         yield Alternative(words, problem, compute=partial(attend_plainly, to=FORMATS[name]))
-    for words, factor in _FACTORS.items():
+    for words, factor in _RESULT_FACTORS.items():
         yield Alternative(words, problem, compute=partial(_rescale_rows, factor=factor))
     yield Alternative("weights are the scores themselves (no softmax)", problem, compute=_linear)
     yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
@@ -162,7 +162,7 @@ _SUMS: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
     "and not divided by the sum of their weights": lambda lse, top: np.exp(lse - np.max(lse, 0)),
 }
 
-_FACTORS: Mapping[str, Callable[[Result, Any], Doubles]] = {
+_RESULT_FACTORS: Mapping[str, Callable[[Result, Any], Doubles]] = {
     "the output is not divided by the sum of the weights": lambda x, _: np.exp(x.lse - x.top),
     "the output is not divided by the sum of e^score": lambda x, _: np.exp(x.lse),
     "the output is divided twice by the sum of the weights": lambda x, _: np.exp(x.top - x.lse),
@@ -190,7 +190,7 @@ def attend_from(head: SoftmaxHead, least: float) -> Result:
     """Start the maximum at a number: weights of float32 below it vanish."""
     s = score_all(head)
     top = np.maximum(np.max(s, -1, initial=-math.inf), least)
-    w = np.where(s - top[:, None] < _LEAST, 0.0, np.exp(s - top[:, None]))
+    w = np.where(s - top[:, None] < _LOG_OF_ZERO, 0.0, np.exp(s - top[:, None]))
     return _result(w @ head.v, np.sum(w, -1), top)
 
 
@@ -288,7 +288,7 @@ def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
         for j in blocks(0, m, size):
             for words, (of_sum, of_out) in _LOSSES.items():
                 text = f"keys {j.start} to {j.stop - 1} {words}"
-                compute = partial(_lose_tile, j=j, of_sum=of_sum, of_out=of_out)
+                compute = partial(_without_tile, j=j, of_sum=of_sum, of_out=of_out)
                 yield Alternative(text, problem, compute=compute)
 
 
@@ -304,7 +304,7 @@ def sum_tiles(head: SoftmaxHead) -> Iterator[Doubles]:
                 yield _result(out + of_out * moved, total + of_sum * part, total).out
 
 
-def _lose_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
+def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
     s = score_all(head)
     top = np.max(s, -1, initial=-math.inf)
     w = _over(s, top)

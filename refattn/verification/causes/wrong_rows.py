@@ -20,8 +20,8 @@ from .sampled import Result, Rows
 
 _WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
 FAR = 8.0  # standard deviations beyond which a row is wrong
-_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
-_MOST = 1e6  # standard deviations
+_SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
+_MOST_STD = 1e6  # standard deviations
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 
 
@@ -66,8 +66,8 @@ def divide(error: Doubles, std: Doubles) -> Doubles:
     """Divide errors by standard deviations; NaN is as far as may be."""
     with np.errstate(all="ignore"):
         z = error / np.where(std > 0, std, 1e-300)
-    z = np.where(error == 0, 0.0, np.where(np.isnan(z), _MOST, z))
-    return np.clip(z, -_MOST, _MOST)
+    z = np.where(error == 0, 0.0, np.where(np.isnan(z), _MOST_STD, z))
+    return np.clip(z, -_MOST_STD, _MOST_STD)
 
 
 def differ(x: Doubles, y: Doubles) -> Doubles:
@@ -100,9 +100,9 @@ def draw_sample(
     empty = np.zeros((heads, n), bool)
     items = list(problem.items())
     unit = describe_unit(problem, profile, dtype, items)
-    blocks = items[:: max(1, heads * n * m // _PAIRS)]
+    blocks = items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     if where:
-        blocks += [x for x in items if x not in blocks and _holds(x, where)]
+        blocks += [x for x in items if x not in blocks and _covers_row(x, where)]
     for index, i in blocks:
         with np.errstate(all="ignore"):
             exact = Result(*attend_rows(problem.head(index), i, None))
@@ -157,7 +157,7 @@ def find_near(wrong: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     return np.zeros_like(wrong) if near.all() else near
 
 
-def _holds(block: tuple[Index, slice], where: Index) -> bool:
+def _covers_row(block: tuple[Index, slice], where: Index) -> bool:
     """Tell whether an element is in a block of rows."""
     index, i = block
     return index == where[:-2] and i.start <= where[-2] < i.stop
