@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,11 +13,13 @@ from ..rounding.head import SoftmaxHead, exact_rows
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import RowErrors
-from .findings import Numbers
+from .findings import IGNORES, Numbers
 from .head_sums import HeadSums, row_weights
 from .trial import passes
+from .z_scores import mean_square
 
 _LOST_KEYS = 64  # keys
+_AS_ROUNDED = 0.5, 1.5  # mean squares of z where a profile explains errors
 _DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
 
 
@@ -91,3 +93,33 @@ def list_blind(
     sweep(problem, dtype, profile, add)
     with np.errstate(all="ignore"):
         return [name for name, sums in tried.items() if passes(sums, alpha)]
+
+
+def list_ignored(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Sequence[Profile]
+) -> list[str]:
+    """Name options without which one of some profiles explains the numbers."""
+    least, most = _AS_ROUNDED
+    return [
+        f"{IGNORES} the {words}"
+        for words, other in _leave_out(problem)
+        if any(least < mean_square(other, numbers, x.kernel(dtype)) < most for x in profiles)
+    ]
+
+
+def _leave_out(problem: Problem) -> Iterator[tuple[str, Problem]]:
+    """Leave out each option that was given."""
+    if not problem.is_mean:
+        return
+    arrays = problem.read((0,) * len(problem.lead)) if math.prod(problem.lead) else {}
+    if problem.softcap is not None:
+        yield "soft cap", problem._replace(softcap=None)
+    for name in ("bias", "mask"):
+        if name in arrays:
+            yield name, problem.without(name)
+    if problem.has_sinks:
+        yield "sinks", problem.without("sinks")
+    if problem.causal:
+        yield "causal mask", problem._replace(causal=False)
+    if problem.window != (None, None):
+        yield "window", problem._replace(window=(None, None))

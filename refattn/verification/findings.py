@@ -13,6 +13,7 @@ from ..arrays.library import Doubles
 from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
+IGNORES = "a kernel that ignores"  # an option: likewise
 
 
 class Finding(NamedTuple):
@@ -173,3 +174,8 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
     if len(steps) == 1:
         return f"{first} to {last} in steps of {int(steps[0])}"
     return f"among {first} to {last}"
+
+
+def weaken(blind: Sequence[str]) -> list[str]:
+    """List what passes as well and must not."""
+    return [x for x in blind if x in WITHOUT_POWER or x.startswith(IGNORES)]

@@ -47,11 +47,11 @@ import numpy as np
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .blind import list_blind
+from .blind import list_blind, list_ignored
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
 from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
-from .findings import WITHOUT_POWER, Finding, Numbers, Part, ProfileTrial, place
+from .findings import Finding, Numbers, Part, ProfileTrial, place, weaken
 from .head_sums import RowWeights
 from .likelihood import ALIKE, Fit, compare
 from .looks import (
@@ -67,6 +67,7 @@ from .trial import attempt
 from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict
 
+_TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
@@ -207,10 +208,13 @@ class _Case:
             ]
         else:
             blind = self._list_blind(self.profiles[name])
+            if best.z.rms < _TOO_WELL:
+                tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
+                blind += list_ignored(problem, numbers, dtype, tighter)
             remarks += _remark_idle(best.idle)
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
-        weak = not best.powered or best.idle or {*WITHOUT_POWER} & {*blind}
+        weak = not best.powered or best.idle or weaken(blind)
         rows = math.prod(problem.lead) * problem.shape[0]
         return Verdict(
             "FAIL" if failed else "UNDERPOWERED" if weak else "PASS",

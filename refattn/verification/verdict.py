@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from .findings import WITHOUT_POWER, Finding, Suspect, Worst, Z, place
+from .findings import Finding, Suspect, Worst, Z, place, weaken
 
 _PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
 _DEFECTS = {
@@ -282,7 +282,7 @@ def _say_what_next(verdict: Verdict) -> str:
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:
     """Say why numbers that were not rejected say little."""
-    trivial = [x for x in verdict.blind if x in WITHOUT_POWER]
+    trivial = weaken(verdict.blind)
     if trivial:
         return f"{_list_words(trivial)} would not have been rejected"
     if verdict.idle:

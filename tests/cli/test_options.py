@@ -186,6 +186,7 @@ def assert_cell(cell, value):
         assert abs(float(cell) - value) <= 0.501 * unit
 
 
+@pytest.mark.long("tolerance")
 @pytest.mark.parametrize("name", LINES)
 def test_every_format_has_the_numbers_of_the_function(name):
     text = output(name, "--format", "json", "--json", "out.json")

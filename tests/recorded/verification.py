@@ -1,8 +1,10 @@
 """Verdicts on numbers that are right or wrong, and tolerances."""
 
+import functools
 import math
 import tempfile
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from refattn.files.tensors import open_tensors
 from refattn.rounding import PROFILES, predict
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays, pose_gradients
-from refattn.verification import judge, tolerance, verify
+from refattn.verification import judge, judging, tolerance, verify
 from refattn.verification.choice import BACKWARD_PROFILES, choose_profiles, is_narrow
 from refattn.verification.findings import Numbers
 from refattn.verification.reading import pose_tensors, read_parts
@@ -59,6 +61,20 @@ VERDICTS = {  # options, dtype, profile, what the kernel takes instead, and a fa
 }  # fmt: skip
 
 
+def without_reasons(case):
+    """Leave out the search for causes, which takes most of the time of numbers that fail."""
+
+    @functools.wraps(case)
+    def run():
+        forward = {"explain": lambda problem, numbers, verdict, profile: verdict}
+        backward = {"explain_gradients": lambda parts, verdicts, *_: dict(verdicts)}
+        with patch.multiple(judging, **forward, **backward):
+            return [*case()]
+
+    return run
+
+
+@without_reasons
 def verdicts():
     """Outputs with noise of half a standard deviation, of kernels that are right or wrong."""
     for name, (options, dtype, profile, wrong, factor) in VERDICTS.items():
@@ -87,6 +103,7 @@ def choices():
         yield f"{dtype}, out", [str(x.out) for x in chosen.values()]
 
 
+@without_reasons
 def profiles():
     q, k, v = qkv((2,), n=20, m=24, share=2)
     problem = pose_arrays(q, k, v, causal=True, window=(9, None))
@@ -102,6 +119,7 @@ def profiles():
 TRIED = None, "flash-32", "eager"  # by gradients of which one is wrong
 
 
+@without_reasons
 def backward():
     """Gradients with noise of 2^-9, of which one is wrong."""
     q, k, v = qkv((4,), n=24, m=20, share=2)
@@ -132,6 +150,7 @@ def backward():
                 yield f"{name} {wrong} {profile}, words", str(found._replace(parts=words))
 
 
+@without_reasons
 def tolerances():
     q, k, v = qkv((2,), n=18, m=20)
     options = {"causal": True, "window": (9, None), "softcap": 3.0, "sinks": SINKS, "scale": 0.5}

@@ -15,7 +15,9 @@ OUTPUTS = {  # that are compared
 }  # fmt: skip
 
 
-@pytest.mark.docs("choose", "ci", "gradients", "index", "numbers", "performer", "tolerances")
+@pytest.mark.docs(
+    "choose", "ci", "extend", "gradients", "index", "numbers", "performer", "tolerances"
+)
 @pytest.mark.parametrize("name", sorted(path.stem for path in GUIDE.glob("*.md")))
 def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
     for module in ("click", "rich", "safetensors", "ml_dtypes"):

@@ -37,6 +37,16 @@ def test_zeros_where_values_are_0():
     assert found.verdict == "UNDERPOWERED"
 
 
+def test_an_option_that_is_ignored_is_named_where_a_loose_profile_passes():
+    """Scores of up to 5 under a cap of 50: eager allows more than that changes."""
+    q, k, v = (BF16(np.random.default_rng(x).standard_normal((1, 128, 128))) for x in range(3))
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", softcap=50.0)
+    assert (found.verdict, found.profile) == ("UNDERPOWERED", "eager")
+    assert "a kernel that ignores the soft cap would not have been rejected" in str(found)
+    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16").blind == ()
+
+
 def test_keys_that_no_query_sees_may_be_lost():
     q, k, v = sample([0, 5])
     mask = np.broadcast_to(np.arange(128) < 60, (128, 128))

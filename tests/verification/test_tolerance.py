@@ -336,6 +336,7 @@ def save(path, arrays, dtype=np.float32, **more):
     return path
 
 
+@pytest.mark.long
 def test_the_command_says_what_the_function_returns(tmp_path, few):
     few("lost: key 0", "output times 1.003", "causal edge moved by +1")
     arrays = sample("float32", n=32)

@@ -231,7 +231,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     if problem.kind == "scores" and _has_heads(problem):
         for words, power in _SLOPES.items():
             slopes = problem.replaced("bias", partial(_slope_of_head, problem, power))
-            yield Alternative(f"the bias is that of ALiBi, slopes 2^{words}", slopes)
+            if not _is_multiple(problem, slopes):  # of which the factor is fitted
+                yield Alternative(f"the bias is that of ALiBi, slopes 2^{words}", slopes)
 
 
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
@@ -255,6 +256,19 @@ def _slope_of_head(
     (n, m, _), heads = problem.shape, problem.lead[-1] if problem.lead else 1
     slope = float(np.exp2(power(index[-1] if index else 0, heads)))
     return -slope * np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+
+
+def _is_multiple(problem: Problem, other: Problem) -> bool:
+    """Tell whether the bias of a problem is that of another times one number, in all heads."""
+    ratios = []
+    for index in np.ndindex(problem.lead):
+        mine, theirs = problem.read(index).get("bias"), other.read(index)["bias"]
+        if mine is None:
+            return False
+        seen = np.isfinite(mine) & (theirs != 0)
+        ratios.append(mine[seen] / theirs[seen])
+    every = np.concatenate(ratios)
+    return every.size > 0 and bool(np.ptp(every) <= 1e-2 * np.abs(every[0]))
 
 
 def _move_ends(_: Index, mask: Any, by: int) -> Any:
