@@ -48,6 +48,7 @@ SEEN = {  # in which cases a wrong kernel fails, for certain
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("sample")
 @pytest.mark.parametrize(("wrong", "case"), [(f, x) for f in SEEN for x in SEEN[f].split()])
 def test_cases_tell_wrong_kernels(wrong, case):

@@ -153,6 +153,7 @@ CONVENTIONS = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("options", "words"), CONVENTIONS)
 def test_conventions(options, words):
     arrays = problem(n=50, **options)

@@ -168,6 +168,7 @@ def test_laws_of_right_backward_passes(options, name, dtype):
         assert lower < verdict.parts["out"].z.rms ** 2 < upper
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("wrong", [{"dq": 1.02}, {"dk": 1.02}, {"dv": 0.98}, {"delta": 0.9}])
 @pytest.mark.parametrize("name", ["tf32", "tf32-eager"])
 def test_wrong_backward_passes_in_tf32(name, wrong):
@@ -287,6 +288,7 @@ WRONG = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("math")
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("defect", WRONG)

@@ -86,6 +86,7 @@ def test_right_kernels_with_a_cache_of_8_bits(types, cast):
     assert 0.9 < verify(**given, profile=right).z.rms < 1.1
 
 
+@pytest.mark.sweep(3)
 @of_caches
 @pytest.mark.parametrize("cast", [False, True])
 def test_wrong_kernels_with_a_cache_of_8_bits(types, cast):

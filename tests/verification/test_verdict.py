@@ -301,6 +301,7 @@ def some(names, fast):
     return [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in names]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("window")
 @pytest.mark.parametrize("defect", some(DEFECTS, FAST))
 def test_defects_are_rejected(defect):
@@ -668,6 +669,7 @@ def test_derivatives_to_a_wider_output_are_of_its_type():
             verify(**given, **wrong)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("inf", "bfloat16")
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])

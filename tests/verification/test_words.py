@@ -30,6 +30,7 @@ def attended(**options):
     return {"q": q, "k": k, "v": v, "out": out, "lse": lse}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("window", [(-1, -1), (5, -1), (-1, 0), [3, 0]])
 def test_minus_1_is_no_limit(window):
     sides = tuple(None if x == -1 else x for x in window)
@@ -65,6 +66,7 @@ def test_files_with_tokens_before_heads(tmp_path, heads_first):
     np.testing.assert_array_equal(found.read("mask", (1, 2)), mask[1:])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @pytest.mark.parametrize("names", [["cu_seqlens"], ["cu_seqlens_q", "cu_seqlens_k"]])
 def test_sequences_one_after_another(tmp_path, names, suffix):
