@@ -9,8 +9,8 @@ for the d columns of a row, which may depend on each other in any way. So is a m
 which a single wrong row cannot make small. Rows are independent, and by Markov the product over
 them exceeds x with probability :math:`1/x` at most. Standard deviations of P are known but for a
 factor: at most that of the least favourable digits. At least it is half of that, or less in a row
-where half the roundings of P to nearest, which are known, is less: scores that are small integers
-are not moved. Of each row the factor is taken that speaks most for P. So numbers that fit P far too
+where the roundings of P to nearest, which are known, leave less: scores that are small integers are
+not moved. Of each row the factor is taken that speaks most for P. So numbers that fit P far too
 well speak against it, if its own roundings do not say why, and another profile does: that must
 explain nearly all rows. Between two profiles, or beside a sharper one that fails in many rows,
 numbers are those of a kernel that is not listed, and no evidence against the looser.
@@ -194,7 +194,7 @@ def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
     bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
     square = np.ones(len(own))
     if surely:
-        square = np.clip(own, np.minimum(mine.least / 4, _LEAST**2), WORST**2)
+        square = np.clip(own, np.minimum(mine.least, _LEAST**2), WORST**2)
     square = np.maximum(square, _TINY)
     ratio = bet + (own / square + np.log(square)) / 2
     ratio = np.where(np.any(both, -1), ratio, 0.0)
