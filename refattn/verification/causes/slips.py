@@ -16,7 +16,7 @@ from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
 from .sampled import Alternative, Result, Rows, attend, take_rows
 
-_LOST_TILES = (16, 32, 64, 128, 256)
+_TILE_SIZES = (16, 32, 64, 128, 256)  # of kernels that keep running sums
 PARTS = (2, 3, 4, 6, 8, 16)
 _LOST_TILES = (256, 128, 64, 32, 16)
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
@@ -25,7 +25,7 @@ _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in f
 def list_slips(problem: Problem) -> Iterator[Alternative]:
     """List kernels that compute in the wrong way."""
     keys = problem.shape[1]
-    for size in (x for x in _LOST_TILES if x < keys):
+    for size in (x for x in _TILE_SIZES if x < keys):
         for words, of_sum, of_out in (
             ("the running sums are", 0.0, 0.0),
             ("the running output is", 1.0, 0.0),
