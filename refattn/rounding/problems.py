@@ -155,6 +155,15 @@ class Problem(NamedTuple):
         """Return the number of a head."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
 
+    def index_of(self, number: Any) -> Index:
+        """Return the index of the head with a number."""
+        return tuple(map(int, np.unravel_index(number, self.lead)))
+
+    def few_items(self, count: int) -> list[tuple[Index, slice]]:
+        """List so many of `items`, spread over all of them."""
+        every = list(self.items())
+        return every[:: max(1, len(every) // count)][:count]
+
     def looked_at(self, rows: Sequence[tuple[Index, slice]]) -> Problem:
         """Take some rows, and of gradients in queries save no others if they are few."""
         found = self._replace(blocks=tuple(rows))

@@ -215,7 +215,7 @@ def _test_loud_tiles(errors: HeadSums, problem: Problem, kernel: Roundings) -> I
             head, tile = (int(x) for x in np.unravel_index(at, means.shape))
             if means[head, tile] < _LOUD:
                 continue
-            index = tuple(map(int, np.unravel_index(head, problem.lead))) if problem.lead else ()
+            index = problem.index_of(head)
             i = slice(tile * size, (tile + 1) * size)
             rows = problem.analyse(index, kernel, i)
             covariance = bound_covariance(problem.head(index), kernel, i, rows)
@@ -365,6 +365,4 @@ def _correct_for_tries(log_p: float, tries: float) -> float:
 
 
 def _name_head(problem: Problem, number: int) -> str:
-    if not problem.lead:
-        return ""
-    return f"head {place(tuple(map(int, np.unravel_index(number, problem.lead))))}"
+    return f"head {place(problem.index_of(number))}" if problem.lead else ""

@@ -21,7 +21,7 @@ _SURE = 6.0  # standard errors
 _PASSED_OVER = 1e-9  # of a right profile to be passed over
 
 
-class Fit(NamedTuple):
+class ShiftFit(NamedTuple):
     """How the errors of some rows compare with the shift that a unit predicts.
 
     Attributes
@@ -49,11 +49,13 @@ class Fit(NamedTuple):
         return self.least < 1 and abs(self.share - 1) < 0.5 + _SURE * self.error
 
 
-def compare_shift(problem: Problem, numbers: Numbers, dtype: str, profile: Profile) -> Fit | None:
+def compare_shift(
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile
+) -> ShiftFit | None:
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
-    items, sums, rows = list(problem.items()), np.zeros(7), 0
-    for index, i in items[:: max(1, len(items) // _BLOCKS)][:_BLOCKS]:
+    sums, rows = np.zeros(7), 0
+    for index, i in problem.few_items(_BLOCKS):
         i = slice(i.start, min(i.stop, i.start + _ROWS))
         with np.errstate(all="ignore"):
             x = problem.analyse(index, kernel, i)
@@ -68,7 +70,7 @@ def compare_shift(problem: Problem, numbers: Numbers, dtype: str, profile: Profi
         return None
     count, every = rows * problem.shape[2], math.prod(problem.lead) * problem.shape[0]
     independent = rows if problem.rows_apart(kernel) else 0
-    return Fit(
+    return ShiftFit(
         1 + both / shifts,
         math.sqrt(square / count / shifts),
         math.sqrt(rows / every / shifts),
@@ -89,7 +91,7 @@ def list_units(
     if problem.kind != "scores" or not names:
         return []
 
-    def compare(name: str, hardware: str) -> Fit | None:
+    def compare(name: str, hardware: str) -> ShiftFit | None:
         profile = profiles[name]._replace(accumulator=hardware)
         return compare_shift(problem, numbers, dtype, profile)
 

@@ -21,8 +21,8 @@ def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
 
     Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
     """
-    items, squares, count, compared = list(problem.items()), 0.0, 0, 0
-    for index, i in items[:: max(1, len(items) // _COMPARED_BLOCKS)][:_COMPARED_BLOCKS]:
+    squares, count, compared = 0.0, 0, 0
+    for index, i in problem.few_items(_COMPARED_BLOCKS):
         with np.errstate(all="ignore"):
             rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
         seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(got), bool)

@@ -73,7 +73,9 @@ def draws_of_squares(rng, heads, n, columns=1):
         column=np.sum(z * z, (0, 1)),
         column_rows=np.full(columns, 1.0 * heads * n),
         largest=(float(np.max(np.abs(z))), (0, 0, 0)),
-        problem=SimpleNamespace(lead=(heads,), rows="queries", result="the output"),
+        problem=SimpleNamespace(
+            lead=(heads,), rows="queries", result="the output", index_of=lambda number: (number,)
+        ),
         sums={"factor": [x * np.ones((heads, n)) for x in (z[..., 0], 0.0, 1.0, 0.0)]},
     )
 

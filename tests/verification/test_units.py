@@ -15,7 +15,7 @@ from refattn.rounding.problems import pose_arrays
 from refattn.rounding.profiles import profile_of
 from refattn.verification import findings, judging, tolerance, units
 from refattn.verification.findings import Numbers
-from refattn.verification.units import Fit, compare_shift, list_units
+from refattn.verification.units import ShiftFit, compare_shift, list_units
 from tests.rounding.cutting import flash, product
 from tests.rounding.rounded import Case
 from tests.rounding.test_hardware import PAIRS, VALUES, numbers
@@ -100,7 +100,7 @@ def test_units_that_cannot_explain_errors_are_not_tried():
 
 
 def test_agreement_of_a_fit():
-    right = Fit(1.0, 0.01, 0.01, True, -1e-4, -1e-4)
+    right = ShiftFit(1.0, 0.01, 0.01, True, -1e-4, -1e-4)
     assert right.agrees
     assert right._replace(share=1.4).agrees
     assert right._replace(share=0.4, error=0.1).agrees

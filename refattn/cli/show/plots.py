@@ -32,7 +32,7 @@ def plot_verified(verified: Verified, path: Path) -> None:
     if not squares.size:
         raise ValueError("there is nothing to draw: the output is empty.")
     means = np.sum(squares, -1) / np.maximum(np.sum(counts, -1), 1)
-    worst = tuple(map(int, np.unravel_index(int(np.argmax(means)), part.problem.lead)))
+    worst = part.problem.index_of(int(np.argmax(means)))
     z = z_of_head(*judged, worst)
     with style.style():
         figure = Figure(figsize=(style.PAGE, 5.2), layout="constrained")

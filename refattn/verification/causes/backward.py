@@ -28,10 +28,10 @@ from .sampled import Alternative, Place, Result, Rows, Seen, show_band
 from .wrong_rows import (
     Sample,
     Sampled,
-    describe_unit,
     differ,
     divide,
     find_near,
+    measure_unit,
     row_sizes,
 )
 
@@ -309,8 +309,7 @@ class Backward:
         """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
         problem, given = part.problem, Candidate("")
         worst = problem.number(where[:-2]) if where else 0
-        items = list(problem.items())
-        unit = describe_unit(problem.read_by(profile), profile, dtype, items)
+        unit = measure_unit(problem.read_by(profile), profile, dtype)
         heads, n = [*np.ndindex(problem.lead)], problem.shape[0]
         far, taken = np.full((len(heads), n), np.nan), []
         columns = np.zeros(problem.shape[2], bool)

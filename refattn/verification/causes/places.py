@@ -49,7 +49,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
     wrong = sample.wrong
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
     if problem.lead and 0 < len(heads) < len(wrong):
-        names = [place(tuple(map(int, np.unravel_index(x, problem.lead)))) for x in heads[:4]]
+        names = [place(problem.index_of(x)) for x in heads[:4]]
         more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
         yield f"head{'s' * (len(heads) > 1)} {', '.join(names)}{more}"
     if 0 < len(rows) < wrong.shape[1]:
@@ -140,7 +140,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
     if not sample.wrong.any() or n * m > _PAIRS:
         return
     number = int(np.argmax(sample.wrong.sum(1)))
-    index = tuple(map(int, np.unravel_index(number, problem.lead))) if problem.lead else ()
+    index = problem.index_of(number)
     head = take_rows(problem, Rows(index, np.arange(min(n, _MOST_ROWS)), np.arange(m)))
     exact = attend(head)
     error = numbers.out(index)[: len(head.q)] - exact.out
@@ -161,12 +161,11 @@ def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
     """Say that wrong rows are 0, if some are and others are not."""
     zeros = np.zeros_like(sample.wrong)
     for at in np.flatnonzero(sample.wrong.any(1)):
-        got = numbers.out(tuple(map(int, np.unravel_index(at, problem.lead))))
+        got = numbers.out(problem.index_of(at))
         zeros[at] = sample.wrong[at] & ~np.any(got, -1)
     if zeros.any() and not zeros.all():
-        *head, row = (int(x) for x in np.argwhere(zeros)[0])
-        index = np.unravel_index(head[0], problem.lead) if problem.lead else ()
-        first = place((*map(int, index), row))
+        head, row = (int(x) for x in np.argwhere(zeros)[0])
+        first = place((*problem.index_of(head), row))
         yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
 
 

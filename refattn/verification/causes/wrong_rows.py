@@ -99,7 +99,7 @@ def draw_sample(
     far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
     empty = np.zeros((heads, n), bool)
     items = list(problem.items())
-    unit = describe_unit(problem, profile, dtype, items)
+    unit = measure_unit(problem, profile, dtype)
     blocks = items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     if where:
         blocks += [x for x in items if x not in blocks and _covers_row(x, where)]
@@ -137,7 +137,7 @@ def draw_sample(
         by_head.setdefault(int(at), []).append(int(row))
     taken = []
     for at, queries in by_head.items():
-        index = tuple(map(int, np.unravel_index(at, problem.lead))) if problem.lead else ()
+        index = problem.index_of(at)
         order = np.array(sorted({*queries}))
         lse = None if numbers.lse is None else numbers.lse(index)[order]
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
@@ -174,12 +174,10 @@ def error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -
     )
 
 
-def describe_unit(
-    problem: Problem, profile: Profile, dtype: str, items: Sequence[tuple[Index, slice]]
-) -> float:
+def measure_unit(problem: Problem, profile: Profile, dtype: str) -> float:
     """Return the usual standard deviation over `row_sizes`."""
     found: list[float] = []
-    for index, i in items[:: max(1, len(items) // 3)][:3]:
+    for index, i in problem.few_items(3):
         part = slice(max(i.start, i.stop - 16), i.stop)
         with np.errstate(all="ignore"):
             rows = problem.analyse(index, profile.kernel(dtype), part)
