@@ -213,6 +213,19 @@ class Problem(NamedTuple):
         read = self.read
         return self._replace(read=lambda index: {x: y for x, y in read(index).items() if x != name})
 
+    def leave_out(self) -> Iterator[tuple[str, Problem]]:
+        """Name each option that was given, with the problem that is left without it."""
+        if self.softcap is not None:
+            yield "soft cap", self._replace(softcap=None)
+        arrays = self.read((0,) * len(self.lead)) if 0 not in self.lead else {}
+        yield from ((name, self.without(name)) for name in ("bias", "mask") if name in arrays)
+        if self.has_sinks:
+            yield "sinks", self.without("sinks")
+        if self.causal:
+            yield "causal mask", self._replace(causal=False)
+        if self.window != (None, None):
+            yield "window", self._replace(window=(None, None))
+
     def read_by(self, profile: Profile) -> Problem:
         """Round queries, keys and values as a profile does first."""
         if profile.inputs is None:

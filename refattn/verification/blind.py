@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -99,27 +99,11 @@ def list_ignored(
     problem: Problem, numbers: Numbers, dtype: str, profiles: Sequence[Profile]
 ) -> list[str]:
     """Name options without which one of some profiles explains the numbers."""
+    if not problem.is_mean:
+        return []
     least, most = _AS_ROUNDED
     return [
         f"{IGNORES} the {words}"
-        for words, other in _leave_out(problem)
+        for words, other in problem.leave_out()
         if any(least < mean_square(other, numbers, x.kernel(dtype)) < most for x in profiles)
     ]
-
-
-def _leave_out(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Leave out each option that was given."""
-    if not problem.is_mean:
-        return
-    arrays = problem.read((0,) * len(problem.lead)) if math.prod(problem.lead) else {}
-    if problem.softcap is not None:
-        yield "soft cap", problem._replace(softcap=None)
-    for name in ("bias", "mask"):
-        if name in arrays:
-            yield name, problem.without(name)
-    if problem.has_sinks:
-        yield "sinks", problem.without("sinks")
-    if problem.causal:
-        yield "causal mask", problem._replace(causal=False)
-    if problem.window != (None, None):
-        yield "window", problem._replace(window=(None, None))

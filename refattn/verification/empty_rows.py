@@ -32,8 +32,8 @@ def _settle_part(part: Part, convention: str) -> Part:
     gradient = problem.gradient
     if problem.kind != "scores" or problem.has_sinks:
         return part
-    empty = lru_cache(maxsize=8)(lambda index: find_empty(forward, index))
     forward = problem if gradient is None else gradient.forward
+    empty = lru_cache(maxsize=8)(lambda index: find_empty(forward, index))
     if gradient is not None:
         if gradient.of == "dq" and convention != "mean":
             numbers = numbers._replace(out=_clear(numbers.out, empty, 0.0))

@@ -20,6 +20,14 @@ _TILES = (16, 32, 64, 128)  # to which keys may be padded
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # to which inputs are rounded
 _LOG2E = math.log2(math.e)
+_WITHOUT = {  # an option that was given
+    "soft cap": "there is no soft cap",
+    "bias": "the bias is ignored",
+    "mask": "the mask is ignored",
+    "sinks": "there is no sink",
+    "causal mask": "attention is not causal",
+    "window": "there is no window",
+}
 
 
 def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
@@ -66,18 +74,11 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
     """List the same problem with another option, each one that is given left out first."""
     arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
     d = arrays["q"].shape[-1] if arrays else 1
-    if problem.softcap is not None:
-        yield Alternative("there is no soft cap", problem._replace(softcap=None))
-    for name in ("bias", "mask"):
-        if name in arrays:
-            yield Alternative(f"the {name} is ignored", problem.without(name))
-    if problem.has_sinks:
-        yield Alternative("there is no sink", problem.without("sinks"))
-    without = "not causal" if problem.causal else "causal"
-    yield Alternative(f"attention is {without}", problem._replace(causal=not problem.causal))
+    for name, other in problem.leave_out():
+        yield Alternative(_WITHOUT[name], other)
+    if not problem.causal:
+        yield Alternative("attention is causal", problem._replace(causal=True))
     left, right = problem.window
-    if (left, right) != (None, None):
-        yield Alternative("there is no window", problem._replace(window=(None, None)))
     if left is not None and right is not None:
         for words, window in (("left", (None, right)), ("right", (left, None))):
             text = f"the window has no limit on the {words}"

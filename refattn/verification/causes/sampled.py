@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
+from ...engine.scores import Band
 from ...rounding.head import SoftmaxHead, attend_rows
 from ...rounding.problems import Index, Problem
 
@@ -130,9 +131,7 @@ def take_rows(
 
 def show_band(problem: Problem) -> Callable[[Place], Seen]:
     """Return what causal attention and windows show."""
-    left, right = problem.window
-    if problem.causal:
-        right = 0 if right is None else min(right, 0)
+    _, left, right = Band.of(0, problem.causal, problem.window)
 
     def seen(x: Place) -> Seen:
         visible: Any = np.ones((len(x.i), len(x.j)), bool)
