@@ -35,7 +35,7 @@ from .formats import FORMATS, Format
 SLACK = 0.2
 _TILE = 64  # products of a tile, at the most
 _SOME = 8  # products of a tile whose losses are computed, at the least
-_NEARLY_ZERO = 2.0**-100  # numbers below it are taken for 0
+_NEARLY_ZERO = 2.0**-100  # smaller numbers count as 0
 _FOUR_DIGITS = Format(4, -1000, math.inf)
 _EIGHT_BITS, _SIXTEEN_BITS = 4, 11  # digits of a format, at the most
 
@@ -117,7 +117,7 @@ class CutSum:
     total : array, (rows, columns)
         The accumulator.
     shift, variance : arrays, (rows, columns)
-        What it is expected to have lost, below 0 where sums are positive, and the variance of that.
+        Expected loss, negative where sums are positive, and its variance.
     """
 
     def __init__(self, unit: Unit, rows: int, columns: int) -> None:
@@ -173,7 +173,7 @@ class CutSum:
 
 
 def find_scale(x: Doubles) -> float:
-    """Find the scale of numbers that have 4 binary digits but for it; 1 if there is none."""
+    """Find a scale that leaves numbers of 4 binary digits; return 1 if there is none."""
     largest = float(np.max(np.abs(x), initial=0.0))
     for digits in range(8, 16):
         scale = largest / digits if largest else 1.0

@@ -150,7 +150,7 @@ def multiply_values(
 def save_queries(
     back: BackwardHead, kernel: Roundings, rows: Sequence[slice] | None = None
 ) -> Saved:
-    """Look at all pairs of a head once, or at those of the blocks that hold some queries."""
+    """Analyse all pairs of a head once, or only the blocks with some queries."""
     head, n = back.head, back.head.q.shape[0]
     counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
     counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)

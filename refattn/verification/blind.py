@@ -49,7 +49,7 @@ OUTPUTS: Mapping[str, Callable[[SoftmaxHead, slice], Doubles]] = {
 
 
 class _Rows:
-    """Rows of an output, computed where they are asked for."""
+    """Rows of an output, computed when they are read."""
 
     def __init__(self, compute: Callable[[slice], Doubles]) -> None:
         self.compute = compute

@@ -190,7 +190,7 @@ class Adapter:
 
     @property
     def _coupling(self) -> str:
-        """The coupling that the name of the estimator implies, if it is `rfa` but for that."""
+        """The coupling that an alias of `rfa` implies, such as orthogonal for `performer`."""
         fixed = getattr(ESTIMATORS[self.estimator].fn, "keywords", {})
         word = fixed.get("coupling") if [*fixed] == ["coupling"] else ""
         return word if word in CHOICES["coupling"] else ""

@@ -274,7 +274,7 @@ def _compare_case(t: CheckRun, arrays: Arrays, **options: Any) -> None:
 
 
 def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
-    """Compare output and log normalisers with those of the formula, where a query sees a key."""
+    """Compare output and log normalisers with the formula, in rows that see a key."""
     options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
     out, lse = t.call(*arrays, **options, return_lse=True)
     want = of_function(t.adapter, attend, arrays, options)

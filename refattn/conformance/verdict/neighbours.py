@@ -34,7 +34,7 @@ class _Neighbour(NamedTuple):
 def diagnose(trial: CheckRun) -> list[str]:
     """Name the convention under which the candidate would be right, if there is one.
 
-    First one of the declared conventions is changed at a time; then each of `SPECS` is tried, and
+    First change one declared convention at a time; then try each of `SPECS`, and
     then each of these with one change.
 
     Examples

@@ -72,7 +72,7 @@ class Result:
     reason : str
         Why the failure was expected.
     compared : bool
-        Whether the numbers of a failure were compared with those of the known bugs.
+        Whether a failed result was compared with the results of known bugs.
     reproducer : str
         A script that shows the failure.
     seconds : float

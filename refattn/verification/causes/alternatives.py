@@ -1,4 +1,4 @@
-"""Problems that are often taken for another: one table, by what is changed."""
+"""Problems that kernels often compute by mistake, grouped by what differs."""
 
 from __future__ import annotations
 
