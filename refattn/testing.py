@@ -17,8 +17,9 @@ To check a whole implementation, use `refattn.conformance`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,11 +33,30 @@ from .typing import CASES, DTYPES, Case, Dtype
 from .verification.door import verify
 from .verification.verdict import Verdict
 
-__all__ = ["CASES", "PROFILES", "Profile", "assert_attention_close", "assert_close", "draw_qkv"]
+if TYPE_CHECKING:
+    from .audit import Audit, audit
+
+__all__ = [
+    "CASES",
+    "PROFILES",
+    "Audit",
+    "Profile",
+    "assert_attention_close",
+    "assert_close",
+    "audit",
+    "cases",
+    "draw_qkv",
+]
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Audit", "audit"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(".audit", __package__), name)  # at first use: it has the catalogue
 
 
 _Triple = tuple[Floats, Floats, Floats]
@@ -197,6 +217,48 @@ def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
             f"{x.shape[-1]} of the sample, got {tuple(shape)}."
         )
     return heads[:count, :n, :d].reshape(tuple(shape))
+
+
+def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
+    """Draw inputs that no kernel can have been written for: sizes and amplitudes vary freely.
+
+    For gates that a kernel must pass after its code is frozen. Queries, keys and values have
+    amplitudes from 1/8 to 8 on a log scale, values a mean of up to twice theirs; head counts are 1
+    to 4, the numbers of queries and keys 1 to 600 on a log scale, and head sizes 8 to 128.
+
+    Parameters
+    ----------
+    seed : int or numpy.random.Generator
+        What they are drawn with; a test should log it.
+    count : int
+        How many are drawn.
+
+    Yields
+    ------
+    q, k, v : arrays, shapes (h, n, d), (h, m, d) and (h, m, d)
+        In float32, with n at most m.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable.
+
+    Examples
+    --------
+    >>> from refattn import testing
+    >>> [q.shape[0] == k.shape[0] for q, k, v in testing.cases(0, count=2)]
+    [True, True]
+    """
+    checks.positive_integer("count", count)
+    rng = checks.generator(seed)
+    for _ in range(count):
+        n, m = sorted(int(600 ** rng.random()) for _ in "nm")
+        h, d = int(rng.integers(1, 5)), int(8 * 16 ** rng.random())
+        of_q, of_k, of_v = 8.0 ** rng.uniform(-1, 1, 3)
+        q, k, v = (rng.standard_normal((h, size, d)) for size in (n, m, m))
+        v = v + rng.uniform(-2, 2, d)
+        q, k, v = (a * x.astype(np.float32) for a, x in ((of_q, q), (of_k, k), (of_v, v)))
+        yield q.astype(np.float32), k.astype(np.float32), v.astype(np.float32)
 
 
 def _draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:

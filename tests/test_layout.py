@@ -37,13 +37,14 @@ TABLE = {
     "registry": "adapt attention certified estimators kernels moments naive sampling streaming",
     "rounding": "certified engine",
     "verification": "engine features files registry rounding stats",
-    "testing": "files rounding verification",
+    "audit": "conformance features rounding verification",
+    "testing": "audit files rounding verification",
     "pytest_plugin": "testing",
     "compare": "attention files registry",
     "profile": "adapt attention compare moments registry sampling theory",
     "conformance": "_version attention engine features files gradients kernels naive registry "
     "rounding sampling stats theory verification",
-    "cli": "_version compare conformance files profile registry rounding verification",
+    "cli": "_version audit compare conformance files profile registry rounding verification",
     "__main__": "cli",
     "typing": "",
 }

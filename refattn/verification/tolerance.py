@@ -297,7 +297,7 @@ def study_problem(
     ours = Allowance(math.nan, math.nan)
     for item in track([*names, *defects]):
         if isinstance(item, str):
-            needs += _measure_needs(problem, dtype, item)
+            needs += measure_needs(problem, dtype, item)
         else:
             if not power:
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
@@ -347,7 +347,7 @@ class _ElementErrors(NamedTuple):
         return np.minimum(self.bound, self.off + t * self.std)
 
 
-def _measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
+def measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
     """Find what a profile needs, for all heads and for each."""
     shape = (*problem.lead, problem.shape[0], problem.shape[2])
     elements = _ElementErrors(*(np.empty(shape) for _ in _ElementErrors._fields))

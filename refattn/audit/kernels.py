@@ -1,0 +1,232 @@
+"""A kernel in a test, and what stands for it: its arguments are read, and its output replaced."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ..arrays.library import Doubles, constant, is_array_api_obj, to_host
+from ..rounding.problems import dtype_of, widen
+from .outputs import Case, Trial, gradient_errors, pose
+
+_NEAR = 0.05  # relative error at which an output is taken for the formula
+_NAMES = {
+    "query": "q",
+    "queries": "q",
+    "key": "k",
+    "keys": "k",
+    "value": "v",
+    "values": "v",
+    "is_causal": "causal",
+    "sm_scale": "scale",
+    "softmax_scale": "scale",
+    "attn_mask": "mask",
+    "attention_mask": "mask",
+    "attn_bias": "bias",
+    "window_size": "window",
+    "soft_cap": "softcap",
+    "logits_soft_cap": "softcap",
+    "s_aux": "sinks",
+}
+_OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
+
+
+class Unclear(ValueError):
+    """The kernel's output is not that of the formula as far as its call can be read."""
+
+
+class Substitute:
+    """Stands for a kernel: calls it, and gives what a wrong one would have given.
+
+    Parameters
+    ----------
+    kernel : callable
+        The kernel.
+    said : mapping
+        Options of the formula that are known: `layout`, `causal`, `scale`.
+
+    Attributes
+    ----------
+    trial : Trial or None
+        What is given in place of the output.
+    cases : list of Case
+        What it was called with, each once.
+    has_gradients : bool
+        Whether somebody went back through it.
+    """
+
+    def __init__(self, kernel: Callable[..., Any], said: Mapping[str, Any]) -> None:
+        self.kernel, self.said = kernel, said
+        self.trial: Trial | None = None
+        self.cases: list[Case] = []
+        self.has_gradients = False
+        self._found: dict[bytes, tuple[Case, bool]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tapes = _Tapes(self)
+        args = tuple(tapes.tap("qkv"[i : i + 1], x) for i, x in enumerate(args))
+        kwargs = {x: tapes.tap(_ours(x), y) for x, y in kwargs.items()}
+        result = self.kernel(*args, **kwargs)
+        out = result[0] if isinstance(result, tuple | list) else result
+        case, swapped = self._read(_arguments(self.kernel, args, kwargs), out)
+        tapes.case, tapes.swapped = case, swapped
+        numbers = None
+        if self.trial is not None and self.trial.backward is None:
+            numbers = _swap(case.write(self.trial.compute(case)), swapped)
+        replaced = tapes.replace(out, numbers)
+        if isinstance(result, tuple | list):
+            rest = [replaced, *result[1:]]
+            return type(result)(*rest) if hasattr(result, "_fields") else type(result)(rest)
+        return replaced
+
+    def _read(self, arguments: dict[str, Any], out: Any) -> tuple[Case, bool]:
+        """Find the case that a call is, among the ways in which it may be read."""
+        numbers = {x: widen(x, arguments[x]) for x in "qkv"}
+        key = (
+            b"".join(x.tobytes() for x in numbers.values())
+            + repr({x: arguments.get(x) for x in _OPTIONS}).encode()
+        )
+        if key not in self._found:
+            self._found[key] = self._guess(numbers, arguments, out)
+            self.cases.append(self._found[key][0])
+        return self._found[key]
+
+    def _guess(
+        self, numbers: dict[str, Doubles], arguments: dict[str, Any], out: Any
+    ) -> tuple[Case, bool]:
+        got, dtype = widen("out", out), dtype_of(out, "out")
+        options = {x: y for x, y in _options(arguments) if x not in self.said}
+        layouts = [self.said["layout"]] if "layout" in self.said else ["bhnd", "bnhd"]
+        causal = [options.pop("causal")] if "causal" in options else [False, True]
+        causal = [self.said["causal"]] if "causal" in self.said else causal
+        scale = [options.pop("scale")] if "scale" in options else [None, 1.0]
+        scale = [self.said["scale"]] if "scale" in self.said else scale
+        usual = numbers["q"].shape[-1] ** -0.5
+        scale = [None if x is not None and np.isclose(x, usual, rtol=1e-6) else x for x in scale]
+        least, nearest = np.inf, None
+        for layout, edge, factor in product(layouts, causal, scale):
+            swapped = layout == "bnhd" and got.ndim > 2
+            q, k, v, expected = (_swap(x, swapped) for x in (*numbers.values(), got))
+            try:
+                case = pose(q, k, v, dtype=dtype, causal=edge, scale=factor, **options)
+            except (TypeError, ValueError) as error:
+                reason = error
+                continue
+            if case.exact.shape != expected.shape:
+                continue
+            with np.errstate(all="ignore"):
+                errors = np.nan_to_num(expected - case.exact, posinf=0.0, neginf=0.0)
+                off = float(np.sqrt(np.sum(errors**2) / (np.sum(case.exact**2) or 1.0)))
+            if off < least:
+                least, nearest = off, (case._replace(errors=errors), swapped)
+        if nearest is None:
+            raise Unclear(f"the kernel's arrays cannot be read: {reason}")
+        if least > _NEAR:
+            raise Unclear(
+                f"the kernel's output is not softmax attention of its first three arrays: it is "
+                f"off by {least:.0%}; --layout, --causal and --scale say how it is called"
+            )
+        return nearest
+
+
+def _ours(name: str) -> str:
+    """Return what we call an argument."""
+    return _NAMES.get(name.lower(), name.lower())
+
+
+def _swap(x: Doubles, swapped: bool) -> Doubles:
+    """Exchange the axes of heads and tokens."""
+    return np.ascontiguousarray(np.swapaxes(x, -2, -3)) if swapped else x
+
+
+def _arguments(
+    kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Name the arguments of a call in our words; q, k and v are the first three arrays."""
+    try:
+        bound = inspect.signature(kernel).bind(*args, **kwargs)
+        bound.apply_defaults()
+        named = {x: y for x, y in bound.arguments.items() if x not in ("args", "kwargs")}
+        named |= bound.arguments.get("kwargs", {})
+    except (TypeError, ValueError):  # of compiled functions
+        named = {f"_{i}": x for i, x in enumerate(args)} | dict(kwargs)
+    found = {_ours(name): x for name, x in named.items()}
+    if not {*"qkv"} <= {*found}:
+        arrays = [x for x in (*args, *kwargs.values()) if is_array_api_obj(x) and x.ndim > 1]
+        if len(arrays) < 3:
+            raise Unclear("the kernel must be called with arrays q, k and v")
+        found |= dict(zip("qkv", arrays, strict=False))
+    return found
+
+
+def _options(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Read the options of the formula."""
+    for name in _OPTIONS:
+        x = arguments.get(name)
+        if x is None:
+            continue
+        if name in ("mask", "bias", "sinks"):
+            name = "bias" if name == "mask" and "bool" not in str(x.dtype) else name
+            x = to_host(x, None) if name == "mask" else widen(name, x)
+        elif name == "window":
+            left, right = (x - 1, 0) if isinstance(x, int) else x
+            x = tuple(None if side is None or side < 0 else side for side in (left, right))
+            if x == (None, None):
+                continue
+        elif name == "softcap" and not x:
+            continue
+        yield name, bool(x) if name == "causal" else x
+
+
+class _Tapes:
+    """The way back of one call, in torch: the derivative to the output, and of q, k and v."""
+
+    def __init__(self, of: Substitute) -> None:
+        self.of = of
+        self.case: Case | None = None
+        self.swapped = False
+        self.grads: dict[str, Doubles] = {}
+
+    def tap(self, name: str, x: Any) -> Any:
+        """Hand on an argument; of q, k and v the derivatives come by."""
+        return self._through(x, name, x) if name in ("q", "k", "v") else x
+
+    def replace(self, out: Any, numbers: Doubles | None) -> Any:
+        """Give an output other numbers."""
+        value = out if numbers is None else constant(numbers, out)
+        return self._through(out, "out", value)
+
+    def _through(self, x: Any, name: str, value: Any) -> Any:
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not getattr(x, "requires_grad", False):
+            return value
+        tapes = self
+
+        class Through(torch.autograd.Function):  # type: ignore[misc, name-defined, unused-ignore]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return value.detach().clone()
+
+            @staticmethod
+            def backward(ctx: Any, grad: Any) -> Any:
+                return tapes.back(name, grad)
+
+        return Through.apply(x)
+
+    def back(self, name: str, grad: Any) -> Any:
+        """Take the derivative to the output, or replace that to an input."""
+        self.of.has_gradients = True
+        trial, case = self.of.trial, self.case
+        if trial is None or trial.backward is None or case is None:
+            return grad
+        if name == "out":
+            self.grads = gradient_errors(case, trial, _swap(widen("d_out", grad), self.swapped))[0]
+        elif name in self.grads:
+            wrong = widen(name, grad) + _swap(self.grads[name], self.swapped)
+            return constant(wrong, grad)
+        return grad

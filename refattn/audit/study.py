@@ -1,0 +1,350 @@
+"""What a comparison lets through: the catalogue, outputs that say nothing, and bugs of a size."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from math import inf, nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.library import Doubles, constant
+from ..arrays.shown import held
+from ..arrays.tables import Column, Table, digits
+from ..arrays.words import portable, to_json
+from ..rounding.formats import FORMATS
+from ..verification.door import verify
+from ..verification.tolerance import Allowance, measure_needs
+from .outputs import (
+    COUNTS,
+    FACTORS,
+    Case,
+    Trial,
+    gradient_errors,
+    known,
+    pose,
+    trivial,
+    usual_profile,
+)
+
+_ALIKE = 1e-9  # of the largest number: what differs less is no bug on these inputs
+_SIZES = [2.0 ** (i / 2) for i in range(-28, 1)]
+
+Passes = Callable[[Trial | None], bool]
+
+
+class Survivor(NamedTuple):
+    """A bug that passes.
+
+    Attributes
+    ----------
+    name : str
+        As `refattn explain` knows it.
+    relative_error : float
+        Norm of its error over that of the exact output.
+    kind : str
+        What it is about: scale, mask, head, block lost, normaliser, backward, or other.
+    largest_error, rows : float
+        The largest error of an element, and the share of rows with one that a correct kernel's
+        tolerance does not allow.
+    caught : bool
+        Whether that tolerance rejects it.
+    effect : str
+        In a sentence.
+    """
+
+    name: str
+    relative_error: float
+    kind: str
+    largest_error: float
+    rows: float
+    caught: bool
+    effect: str
+
+
+@held("survivors", "blind", "accepts_correct", "needed")
+class Audit(NamedTuple):
+    """What a comparison lets through.
+
+    Attributes
+    ----------
+    survivors : list of Survivor
+        Bugs of the catalogue that pass though they differ by more than a correct kernel's errors,
+        from the largest error on.
+    blind : list of str
+        Outputs that say nothing of the scores and pass: "zeros", "mean of v", "v of the first key",
+        "half the scale".
+    accepts_correct : bool
+        Whether a correct kernel passes.
+    rejected : list of str
+        Bugs that fail.
+    hidden, alike : list of str
+        Bugs that no test can tell from a correct kernel's errors, `refattn.verify` neither, and
+        those that make no difference on these inputs.
+    sizes : dict
+        The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
+        the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
+    needed : Allowance
+        The tolerance (atol, rtol) that a correct kernel needs here.
+    estimator, dtype : str
+        What the kernel computes, and the type of its output.
+    shapes : dict
+        Shapes of q, k and v.
+    """
+
+    survivors: list[Survivor]
+    blind: list[str]
+    accepts_correct: bool
+    rejected: list[str]
+    hidden: list[str]
+    alike: list[str]
+    sizes: dict[str, float]
+    needed: Allowance
+    estimator: str
+    dtype: str
+    shapes: dict[str, tuple[int, ...]]
+
+    def tables(self) -> tuple[Table]:
+        """Give the survivors as rows."""
+        columns = [
+            *(Column("name"), Column("kind"), Column("relative_error", digits)),
+            *(Column("largest_error", digits, drop=2), Column("rows", "{:.0%}".format, drop=3)),
+            Column("caught", lambda x: "yes" if x else "no", "by the tolerance that is needed"),
+            Column("effect", None),
+        ]
+        return (Table("survivors", [portable(x) for x in self.survivors], columns),)
+
+    def to_json(self) -> str:
+        """Write all of it as JSON."""
+        return to_json(self)
+
+    def lines(self) -> list[str]:
+        """Say what was found, and what to do."""
+        count = len(self.survivors)
+        tried = count + len(self.rejected)
+        found = [f"{count} of {tried} known bugs pass"]
+        if self.blind:
+            found.insert(0, f"FAIL: this test accepts {', '.join(self.blind)}")
+        if not self.accepts_correct:
+            found.insert(0, "this test rejects a correct kernel")
+        if self.hidden or self.alike:
+            found[-1] += f"; {len(self.alike)} more make no difference on these inputs, and "
+            found[-1] += f"{len(self.hidden)} cannot be told from a correct kernel's errors"
+        sizes = [f"{x} {y:.2g}" for x, y in self.sizes.items() if y]
+        found.append(f"largest bugs that pass: {'; '.join(sizes) or 'none'}")
+        atol, rtol = self.needed
+        caught = sum(x.caught for x in self.survivors)
+        found.append(
+            f"instead: atol {digits(atol)}, rtol {digits(rtol)}, what a correct kernel needs on "
+            f"these inputs, rejects {caught} of the {count}; or "
+            "refattn.testing.assert_attention_close, which needs no tolerance and rejects the rest"
+        )
+        return found + self.advice()
+
+    def advice(self) -> list[str]:
+        """Say which inputs would show more."""
+        n, m = self.shapes["q"][-2], self.shapes["k"][-2]
+        found = []
+        if {"mean of v", "half the scale"} & {*self.blind}:
+            found.append("inputs: larger q, so that weights differ from each other")
+        if n % 16 == 0 and m % 16 == 0 and any("tail" in x for x in self.alike):
+            found.append("inputs: lengths that no block size divides, such as 509")
+        if self.shapes["q"][:-2] == self.shapes["k"][:-2] and any("gqa" in x for x in self.alike):
+            found.append("inputs: fewer heads of k and v than of q, if the kernel takes them")
+        return found
+
+
+def audit(
+    compare: Callable[[Any, Any], Any],
+    *,
+    q: Any,
+    k: Any,
+    v: Any,
+    dtype: str | None = None,
+    estimator: str = "softmax",
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    **options: Any,
+) -> Audit:
+    """Say what a comparison of a kernel's output with the expected one would let through.
+
+    `compare` is called with the output of each known bug, with the roundings of a correct kernel,
+    beside the exact output.
+
+    Parameters
+    ----------
+    compare : callable
+        ``compare(got, expected)`` returns whether the output passes, or nothing and raises an
+        AssertionError. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
+        float32 in NumPy. `expected` is float32, or float64 for that dtype.
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        What the kernel is given; they are rounded to `dtype` first.
+    dtype : str, optional
+        The type of the kernel's arrays, that of `q` by default.
+    estimator : {"softmax", "rfa", "linear"}
+        What the kernel computes.
+    track : callable
+        Wraps the sequence of what is to be tried, for a bar of progress, say.
+    **options
+        As for `refattn.verify`: `causal`, `mask`, `scale`, `bias`, `window`, `softcap`, `sinks`, or
+        `omega` and `log_weight`.
+
+    Returns
+    -------
+    Audit
+        The survivors, and what is needed to reject them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is unusable.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import testing
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 64, 32))
+    >>> def compare(got, expected):
+    ...     return np.allclose(got, expected, atol=1.0, rtol=1e-2)
+    >>> testing.audit(compare, q=q, k=k, v=v, dtype="bfloat16").blind
+    ['zeros', 'mean of v']
+    """
+    if not callable(compare):
+        raise TypeError(f"`compare` must be callable, got {type(compare).__name__}.")
+    case = pose(q, k, v, dtype=dtype, estimator=estimator, **options)
+    narrow, wide = _types_for_user(q, case.dtype)
+    expected = constant(case.exact.astype(wide), q) if narrow is None else case.exact.astype(wide)
+
+    def passes(trial: Trial | None) -> bool:
+        got = case.write(case.exact if trial is None else trial.compute(case))
+        given = constant(got, q) if narrow is None else got.astype(narrow)
+        try:
+            answer = compare(given, expected)
+        except AssertionError:
+            return False
+        return answer is None or bool(answer)
+
+    return conclude([case], passes, track=track)
+
+
+def _types_for_user(q: Any, dtype: str) -> tuple[str | None, str]:
+    """Return the NumPy types of what is compared; None for the type and library of `q`."""
+    wide = "float64" if dtype == "float64" else "float32"
+    if not isinstance(q, np.ndarray):
+        return None, wide
+    return (dtype if dtype in ("float16", "float32", "float64") else "float32"), wide
+
+
+def conclude(
+    cases: Sequence[Case],
+    passes: Passes,
+    *,
+    gradients: bool = False,
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+) -> Audit:
+    """Try the trivial outputs, the catalogue, and bugs of a size."""
+    case = max(cases, key=lambda x: x.exact.size)
+    needs = [measure_needs(x.problem, x.dtype, usual_profile(x.dtype)) for x in cases]
+    needed = [next(x).pair for x in needs]
+    correct = passes(None)
+    blind = [x.name for x in trivial() if passes(x)]
+    survivors: list[Survivor] = []
+    names: dict[str, list[str]] = {"rejected": [], "hidden": [], "alike": []}
+    options = {name for x in cases for name in x.options}
+    for bug in track(list(known(case.estimator, options))):
+        trial = bug._replace(compute=_once(bug.compute))
+        found = [_measure(*x, trial, gradients) for x in zip(cases, needed, strict=True)]
+        wrong = [x for x in found if isinstance(x, Survivor)]
+        if not wrong:
+            names["hidden" if "hidden" in found else "alike"].append(trial.name)
+        elif passes(trial):
+            survivors.append(max(wrong, key=lambda x: x.relative_error))
+        else:
+            names["rejected"].append(trial.name)
+    survivors.sort(key=lambda x: -x.relative_error)
+    return Audit(
+        survivors,
+        blind,
+        correct,
+        **names,
+        sizes=_find_sizes(case, passes),
+        needed=Allowance(*map(max, zip(*needed, strict=True))),
+        estimator=case.estimator,
+        dtype=case.dtype,
+        shapes={x: y.shape for x, y in case.arrays.items()},
+    )
+
+
+def _once(compute: Callable[[Case], Doubles]) -> Callable[[Case], Doubles]:
+    """Compute once for each case."""
+    found: dict[int, Doubles] = {}
+
+    def look(case: Case) -> Doubles:
+        if id(case) not in found:
+            found[id(case)] = compute(case)
+        return found[id(case)]
+
+    return look
+
+
+def _measure(case: Case, needed: Allowance, trial: Trial, gradients: bool) -> Survivor | str:
+    """Measure how wrong an output is, or say that it is not, or that nothing can tell."""
+    if trial.backward is not None:
+        return _measure_gradients(case, trial) if gradients else "alike"
+    try:
+        out = trial.compute(case)
+    except Exception:  # of the bug: it cannot be called so
+        return "alike"
+    size, allowed = np.abs(case.exact), needed.atol + needed.rtol * np.abs(case.exact)
+    written = case.write(out)
+    error, off = (
+        np.nan_to_num(np.abs(x - case.exact), nan=inf, posinf=inf) for x in (out, written)
+    )
+    largest, above = float(np.max(error, initial=0.0)), error > allowed
+    if largest <= _ALIKE * float(np.max(size, initial=0.0)):
+        return "alike"
+    caught = bool(np.any(off > allowed))
+    if not caught and _verdict(case, written) != "FAIL":
+        return "hidden"
+    relative, rows = _relative(error, size), float(np.mean(above.any(axis=-1)))
+    return Survivor(trial.name, relative, trial.kind, largest, rows, caught, trial.effect)
+
+
+def _verdict(case: Case, written: Doubles) -> str:
+    arrays: dict[str, Any] = {**case.arrays, **case.options}
+    return verify(**arrays, out=written, dtype=case.dtype, estimator=case.estimator).verdict
+
+
+def _relative(error: Doubles, size: Doubles) -> float:
+    return float(np.sqrt(np.sum(error**2) / (np.sum(size**2) or 1.0)))
+
+
+def _measure_gradients(case: Case, trial: Trial) -> Survivor | str:
+    """The same of gradients, for derivatives to the output drawn at random."""
+    d_out = np.random.default_rng(0).standard_normal(case.exact.shape)
+    try:
+        errors, exact = gradient_errors(case, trial, d_out)
+    except Exception:  # of the bug, or of an option that it does not take
+        return "alike"
+    error, size = (np.concatenate([x.ravel() for x in y.values()]) for y in (errors, exact))
+    error = np.nan_to_num(np.abs(error), nan=inf, posinf=inf)
+    relative = _relative(error, size)
+    if relative <= FORMATS[case.dtype].unit:
+        return "alike" if relative <= _ALIKE else "hidden"
+    largest = float(np.max(error, initial=0.0))
+    return Survivor(trial.name, relative, trial.kind, largest, nan, False, trial.effect)
+
+
+def _find_sizes(case: Case, passes: Passes) -> dict[str, float]:
+    """Find the largest size that passes of each bug with one."""
+    lengths = (case.arrays["k"].shape[-2], case.exact.shape[-2])
+    steps: dict[str, tuple[Any, Sequence[float]]] = {x: (y, _SIZES) for x, y in FACTORS.items()}
+    for (name, make), length in zip(COUNTS.items(), lengths, strict=True):
+        steps[name] = make, range(1, length + 1)
+    sizes = {}
+    for name, (make, of) in steps.items():
+        bugs = [Trial(name, "size", "", partial(make, size)) for size in of]
+        first = bisect.bisect_left(bugs, True, key=lambda bug: not passes(bug))
+        sizes[name] = float(of[first - 1]) if first else 0.0
+    return sizes

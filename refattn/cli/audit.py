@@ -1,0 +1,87 @@
+"""`refattn audit`."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import (
+    Answer,
+    Unusable,
+    causal_option,
+    examples,
+    format_option,
+    json_option,
+    one_line,
+    publish,
+    scale_option,
+)
+from .progress import Work
+
+if TYPE_CHECKING:
+    from ..audit import Audit
+    from .show.page import Page
+
+
+@click.command(
+    epilog=examples(
+        "refattn audit tests/test_attn.py::test_forward --kernel mykernels:flash",
+        "refattn audit check_attn.py --kernel mykernels:flash --json audit.json",
+    )
+)
+@click.argument("test", metavar="TEST")
+@click.option("--kernel", metavar="MODULE:FUNCTION", help="The kernel that TEST calls.")
+@click.option(
+    "--layout",
+    type=click.Choice(["bhnd", "bnhd"]),
+    help="Order of the axes of the kernel's arrays.  [default: found from its output]",
+)
+@causal_option
+@scale_option
+@format_option
+@json_option("Write everything that was tried and found.")
+def audit(
+    test: str,
+    kernel: str | None,
+    layout: str | None,
+    causal: bool,
+    scale: float | None,
+    kind: str,
+    json_path: Path | None,
+) -> None:
+    """List the known bugs that a test of a kernel does not notice.
+
+    TEST is FILE.py::TEST of pytest, a script, or MODULE:FUNCTION. It is run as it is, and then with
+    the output of --kernel replaced by that of each known bug, with the kernel's own roundings: what
+    still passes is listed, with the tolerance that would reject it. Without --kernel the function
+    must return (inputs, compare), as for refattn.testing.audit. Exit status 1 means that the test
+    accepts an output that says nothing, such as zeros.
+    """
+    from ..audit.runs import audit_test
+
+    options = {"layout": layout, "causal": causal or None, "scale": scale}
+    said = {name: x for name, x in options.items() if x is not None}
+    try:
+        with one_line(False), Work("Trying") as work:
+            found = audit_test(test, kernel, said, work.track)
+    except OSError as error:
+        raise Unusable(str(error)) from None
+    publish(Answer(partial(_print, test, found), found.tables, found.to_json), kind, json_path)
+    sys.exit(1 if found.blind else 0)
+
+
+def _print(test: str, found: Audit, page: Page) -> None:
+    shapes = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items())
+    page.say(f"{test}: {found.estimator}, {shapes}, {found.dtype}")
+    first, *rest = found.lines()
+    page.report(first)
+    for line in rest:
+        page.say(line)
+    if found.survivors:
+        page.say("\nbugs that pass, from the largest error on")
+        page.table(found.tables()[0])
+        page.say("refattn explain NAME says what each does")
