@@ -18,23 +18,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .arrays import checks
 from .arrays.library import Floats
 from .arrays.words import close
+from .audit import Audit, audit
 from .files.sample import load_sample
 from .rounding.formats import FORMATS
 from .rounding.profiles import PROFILES, Profile
 from .typing import CASES, DTYPES, Case, Dtype
 from .verification.door import verify
 from .verification.verdict import Verdict
-
-if TYPE_CHECKING:
-    from .audit import Audit, audit
 
 __all__ = [
     "CASES",
@@ -51,12 +48,6 @@ __all__ = [
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def __getattr__(name: str) -> Any:
-    if name not in ("Audit", "audit"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".audit", __package__), name)  # at first use: it has the catalogue
 
 
 _Triple = tuple[Floats, Floats, Floats]

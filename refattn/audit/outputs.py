@@ -64,9 +64,9 @@ class Case(NamedTuple):
         return out
 
     def write(self, out: Doubles) -> Doubles:
-        """Round an output as a kernel with the errors of a correct one writes it."""
+        """Round an output as a kernel with the errors of a correct one writes it; 0 stays 0."""
         with np.errstate(all="ignore"):
-            return FORMATS[self.dtype].round(out + self.errors)
+            return FORMATS[self.dtype].round(np.where(out == 0, out, out + self.errors))
 
     def call(self, fn: Callable[..., Any], **more: Any) -> Any:
         """Call an implementation with arrays of its own, which it may write to."""

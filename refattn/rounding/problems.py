@@ -545,7 +545,7 @@ def widen(name: str, x: Any) -> Doubles:
 
 def dtype_of(x: Any, name: str = "q") -> str:
     """Return the name of a floating-point dtype."""
-    dtype = str(x.dtype).removeprefix("torch.")
+    dtype = str(x.dtype).rpartition(".")[2]  # torch and others say where it is from
     if dtype not in FORMATS:
         known = ", ".join(name for name in FORMATS if name != "tfloat32")
         raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")

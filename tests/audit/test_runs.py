@@ -1,0 +1,209 @@
+"""Whole tests, run again with kernels that are replaced."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from refattn.audit import kernels, outputs, runs, study
+from refattn.naive.softmax import softmax_attention
+from tests.audit.test_study import few, qkv  # noqa: F401  # a fixture
+from tests.problems import draw
+
+KERNEL = """
+import numpy as np
+from refattn.naive.softmax import softmax_attention
+
+def flash(q, k, v, causal=False):
+    return softmax_attention(q, k, v, causal=causal)
+
+def reference(q, k, v):
+    return softmax_attention(q, k, v)
+
+def draw():
+    return np.random.default_rng(0).standard_normal((3, 2, 24, 8))
+"""
+TEST = """
+import numpy as np
+import pytest
+from {name} import draw, flash, reference
+
+@pytest.fixture(scope="module", params=[1.0, 2.0])
+def qkv(request):
+    return [request.param * x for x in draw()]
+
+def test_close(qkv):
+    assert np.allclose(flash(*qkv), reference(*qkv), atol=.05)
+
+def test_nothing(qkv):
+    assert flash(*qkv).shape == qkv[0].shape
+
+def test_fails(qkv):
+    assert not np.allclose(flash(*qkv), reference(*qkv))
+
+def test_without_a_kernel():
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, request):
+    """A kernel with its tests, under a name of its own."""
+    name = f"kernels_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(KERNEL)
+    (tmp_path / f"test_{name}.py").write_text(TEST.format(name=name))
+    (tmp_path / "script.py").write_text(
+        f"from {name} import *\nassert abs(flash(*draw()) - reference(*draw())).max() < .05"
+    )
+    (tmp_path / f"given_{name}.py").write_text(
+        f"import numpy as np\nfrom {name} import *\n"
+        "def given():\n"
+        "    return dict(zip('qkv', draw())), lambda x, y: np.allclose(x, y, atol=.05)\n"
+        "def check():\n    assert np.allclose(flash(*draw()), reference(*draw()), atol=.05)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield name
+    for module in [x for x in sys.modules if x.endswith(name)]:
+        del sys.modules[module]
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        pytest.param("test_{}.py::test_close", marks=pytest.mark.long),
+        *("script.py", "given_{}:check"),
+    ],
+)
+def test_a_test_of_each_form(few, folder, test):  # noqa: F811
+    found = runs.audit_test(test.format(folder), f"{folder}:flash", {})
+    assert not found.blind
+    assert found.accepts_correct
+    assert {*found.rejected} == {"softmax-scale-missing", "softmax-plus-one"}
+    assert [x.name for x in found.survivors] == ["softmax-short-log2e"]  # in float64
+    assert {*found.alike} == {"softmax-late-keys-dropped", "softmax-causal-ahead"}
+    assert sys.modules[folder].flash.__name__ == "flash"  # it is back
+
+
+def test_a_function_that_gives_inputs_and_a_comparison(few, folder):  # noqa: F811
+    found = runs.audit_test(f"given_{folder}:given", None, {})
+    assert len(found.rejected) == 2
+    assert not found.blind
+
+
+def test_a_test_that_looks_at_shapes_only(few, folder):  # noqa: F811
+    found = runs.audit_test(f"test_{folder}.py::test_nothing", f"{folder}:flash", {})
+    assert len(found.blind) == 4
+    assert not found.rejected
+
+
+@pytest.mark.parametrize(
+    ("test", "kernel", "words"),
+    [
+        ("test_{}.py::test_fails", "{}:flash", "TEST must pass as it is"),
+        ("test_{}.py::test_without_a_kernel", "{}:flash", "TEST must call the kernel"),
+        ("test_{}.py::test_missing", "{}:flash", "TEST must be a test of pytest"),
+        ("given_{}:check", "{}:missing", "--kernel must be MODULE:FUNCTION"),
+        ("given_{}:missing", "{}:flash", "TEST must be MODULE:FUNCTION"),
+        ("given_{}:check", None, "--kernel MODULE:FUNCTION must say what TEST calls"),
+    ],
+)
+def test_unusable(folder, test, kernel, words):
+    with pytest.raises(ValueError, match=words):
+        runs.audit_test(test.format(folder), kernel and kernel.format(folder), {})
+
+
+# --- how a call is read ---------------------------------------------------------------------------
+
+
+def swapped(x):
+    return np.swapaxes(x, -2, -3)
+
+
+def read(kernel, *args, **kwargs):
+    """The case that a call is taken for."""
+    substitute = kernels.Substitute(kernel, {})
+    out = substitute(*args, **kwargs)
+    (case,) = substitute.cases
+    return case, out, substitute
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 1.0])
+@pytest.mark.parametrize("layout", [lambda x: x, swapped], ids=["bhnd", "bnhd"])
+def test_what_is_not_said_is_found(causal, scale, layout):
+    def kernel(a, b, c):
+        return layout(softmax_attention(*map(layout, (a, b, c)), causal=causal, scale=scale))
+
+    q, k, v = qkv()
+    case, out, substitute = read(kernel, *map(layout, (q, k, v)))
+    expected = softmax_attention(q, k, v, causal=causal, scale=scale)
+    np.testing.assert_allclose(case.exact, expected, rtol=1e-12, atol=1e-14)
+    substitute.trial = next(x for x in outputs.trivial() if x.name == "zeros")
+    assert np.abs(substitute(*map(layout, (q, k, v)))).max() < 1e-14 < np.abs(out).max()
+
+
+def test_options_go_by_the_names_of_the_field():
+    def kernel(
+        query, key, value, attn_mask=None, is_causal=False, sm_scale=None, window_size=(-1, -1)
+    ):
+        window = tuple(None if x < 0 else x for x in window_size)
+        window = None if window == (None, None) else window
+        bias = attn_mask if attn_mask is not None and attn_mask.dtype != bool else None
+        mask = attn_mask if bias is None else None
+        out = softmax_attention(
+            query, key, value, bias=bias, mask=mask, causal=is_causal, scale=sm_scale, window=window
+        )
+        return out, "statistics"
+
+    q, k, v = qkv()
+    rng = np.random.default_rng(0)
+    for mask in (rng.random((24, 24)) < 0.8, draw(rng, 24, 24)):
+        options = {"attn_mask": mask, "is_causal": True, "sm_scale": 0.2, "window_size": (4, -1)}
+        case, (out, rest), _ = read(kernel, value=v, key=k, query=q, **options)
+        np.testing.assert_allclose(case.exact, out, rtol=1e-12, atol=1e-14)
+        assert rest == "statistics"
+        assert case.options["window"] == (4, None)
+
+
+def test_other_functions_are_refused():
+    q, k, v = qkv()
+    with pytest.raises(kernels.Unclear, match="is not softmax attention of its first three arrays"):
+        read(lambda q, k, v: v[..., ::-1], q, k, v)
+    with pytest.raises(kernels.Unclear, match="must be called with arrays q, k and v"):
+        read(lambda x: x, q)
+
+
+def test_gradients_are_replaced():
+    """Of torch: the bug's cotangents, with the kernel's own errors."""
+    torch = pytest.importorskip("torch")
+    bug = next(x for x in outputs.known("softmax", ()) if x.name == "softmax-backward-delta-sign")
+    q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
+    d_out = torch.from_numpy(draw(np.random.default_rng(5), *v.shape))
+    substitute = kernels.Substitute(torch.nn.functional.scaled_dot_product_attention, {})
+    right = torch.autograd.grad(substitute(q, k, v), (q, k, v), d_out)
+    assert substitute.has_gradients
+    substitute.trial = bug
+    wrong = torch.autograd.grad(substitute(q, k, v), (q, k, v), d_out)
+    errors, exact = outputs.gradient_errors(substitute.cases[0], bug, d_out.numpy())
+    for name, x, y in zip("qkv", right, wrong, strict=True):
+        np.testing.assert_allclose(x.numpy(), exact[name], rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose((y - x).numpy(), errors[name], rtol=1e-10, atol=1e-12)
+    assert max(np.abs(x).max() for x in errors.values()) > 0.1
+
+
+def test_gradients_that_pass_are_listed(monkeypatch):
+    torch = pytest.importorskip("torch")
+    substitute = kernels.Substitute(torch.nn.functional.scaled_dot_product_attention, {})
+    bugs = [x for x in outputs.known("softmax", ()) if "backward-scale" in x.name]
+    monkeypatch.setattr(study, "known", lambda *_: bugs)
+
+    def largest():
+        q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
+        return torch.autograd.grad(substitute(q, k, v).square().sum(), q)[0].abs().max().item()
+
+    found = runs._study([lambda: largest() < np.inf], substitute, iter)
+    assert {x.name for x in found.survivors} == {x.name for x in bugs}
+    most, substitute.trial = 1.5 * largest(), None
+    found = runs._study([lambda: largest() < most], substitute, iter)
+    assert "softmax-backward-scale-missing-in-dq" in found.rejected
+    assert "softmax-backward-scale-missing-in-dk" not in found.rejected

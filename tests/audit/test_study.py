@@ -1,0 +1,161 @@
+"""What a comparison lets through, of comparisons whose answer is known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from refattn import softmax_attention, testing
+from refattn.audit import outputs, study
+from refattn.rounding.formats import FORMATS
+from tests.problems import draw
+
+N, D = 24, 8
+
+
+def qkv(rng=0, lead=(2,)):
+    return [draw(np.random.default_rng((rng, i)), *lead, N, D) for i in range(3)]
+
+
+def run(compare, *, dtype="bfloat16", lead=(2,), **options):
+    return testing.audit(
+        compare, **dict(zip("qkv", qkv(lead=lead), strict=True)), dtype=dtype, **options
+    )
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A few bugs of each kind in place of the catalogue."""
+    names = ("scale-missing", "causal-ahead", "plus-one", "short-log2e", "late-keys-dropped")
+    every = [x for x in outputs.known("softmax", ()) if x.name.removeprefix("softmax-") in names]
+    monkeypatch.setattr(study, "known", lambda *_: every)
+
+
+def test_a_comparison_that_always_passes(few):
+    found = run(lambda got, expected: True, causal=True)
+    assert found.accepts_correct
+    assert not found.rejected
+    assert found.blind == ["zeros", "mean of v", "v of the first key", "half the scale"]
+    assert {x.name for x in found.survivors} == {
+        *("softmax-scale-missing", "softmax-causal-ahead", "softmax-plus-one")
+    }
+    sizes = [x.relative_error for x in found.survivors]
+    assert sizes == sorted(sizes, reverse=True)
+    assert found.hidden == ["softmax-short-log2e"]  # three millionths, in bfloat16
+    assert found.alike == ["softmax-late-keys-dropped"]  # of more than 1,024
+    assert found.sizes == {
+        "output times 1 +": 1.0,
+        "scores times 1 +": 1.0,
+        "last keys lost": N,
+        "last rows zero": N,
+    }
+    assert found.lines()[0].startswith("FAIL: this test accepts zeros, mean of v")
+
+
+def test_a_comparison_that_never_passes(few):
+    def compare(got, expected):
+        raise AssertionError
+
+    found = run(compare)
+    assert not any((found.accepts_correct, found.survivors, found.blind))
+    assert set(found.sizes.values()) == {0.0}
+    assert "this test rejects a correct kernel" in found.lines()
+
+
+def test_numbers_of_a_survivor(few):
+    """Against exact attention without the scale."""
+    q, k, v = qkv()
+    q, k, v = (FORMATS["bfloat16"].round(x) for x in (q, k, v))
+    exact, wrong = softmax_attention(q, k, v), softmax_attention(q, k, v, scale=1.0)
+    found = run(lambda got, expected: True)
+    bug = next(x for x in found.survivors if x.name == "softmax-scale-missing")
+    error = np.abs(wrong - exact)
+    np.testing.assert_allclose(bug.largest_error, error.max(), rtol=1e-12)
+    size = np.linalg.norm(error) / np.linalg.norm(exact)
+    np.testing.assert_allclose(bug.relative_error, size, rtol=1e-12)
+    atol, rtol = found.needed
+    rows = np.mean((error > atol + rtol * np.abs(exact)).any(axis=-1))
+    assert bug.rows == rows
+    assert bug.caught
+    assert bug.kind == "scale"
+
+
+def test_sizes_are_the_largest_that_pass(few):
+    """In float64 an output times 1 + x passes up to x = .1, and no scores may change by so much."""
+
+    def compare(got, expected):
+        return bool(np.all(np.abs(got - expected) <= 0.1 * np.abs(expected)))
+
+    found = run(compare, dtype="float64")
+    assert found.sizes["output times 1 +"] == 2.0**-3.5  # of powers of the root of 2
+    assert found.sizes["last rows zero"] == 0 == found.sizes["last keys lost"]
+    lost = run(lambda got, expected: np.sum(np.all(got == 0, -1)) <= 2 * 2, dtype="float64")
+    assert lost.sizes["last rows zero"] == 2  # of both heads
+
+
+def test_the_tolerance_that_is_needed(few):
+    """A correct kernel passes it, and what else passes is not caught by it."""
+    needed = run(lambda got, expected: True).needed
+    found = run(lambda got, expected: np.allclose(got, expected, *needed[::-1]))
+    assert found.accepts_correct
+    assert not found.blind
+    assert [x.name for x in found.survivors if not x.caught] == [x.name for x in found.survivors]
+
+
+def test_a_comparison_sees_the_library_of_the_queries(few):
+    import array_api_strict as xp
+
+    seen = []
+
+    def compare(got, expected):
+        seen.append((got, expected))
+        return True
+
+    q, k, v = (xp.asarray(x, dtype=xp.float32) for x in qkv())
+    testing.audit(compare, q=q, k=k, v=v)
+    for x in seen[0]:
+        assert x.dtype == xp.float32
+        assert type(x) is type(q)
+
+
+@pytest.mark.parametrize("estimator", ["linear", "rfa"])
+def test_other_estimators(estimator):
+    options = (
+        {"omega": np.random.default_rng(0).standard_normal((8, D))} if estimator == "rfa" else {}
+    )
+    found = run(
+        lambda got, expected: False, dtype="float32", lead=(), estimator=estimator, **options
+    )
+    assert len(found.rejected) > 10
+    assert all(x.startswith(estimator) for x in found.rejected)
+
+
+def test_json_and_table_hold_the_same(few):
+    found = run(lambda got, expected: True)
+    read = json.loads(found.to_json())
+    (table,) = found.tables()
+    assert read["survivors"] == list(table.rows)
+    assert read["blind"] == found.blind
+    assert {x.name for x in table.columns} == {*study.Survivor._fields}
+
+
+def test_every_bug_has_a_kind_and_options_that_are_there():
+    every = list(outputs.known("softmax", ()))
+    assert {x.kind for x in every} == {*outputs._KINDS, "other"}
+    more = {x.name for x in outputs.known("softmax", ("window", "sinks"))} - {x.name for x in every}
+    assert more
+    assert all("-window-" in x or "-sink" in x for x in more)
+
+
+def test_cases_are_ragged_and_repeat_with_their_seed():
+    first, again = (list(testing.cases(7, count=40)) for _ in range(2))
+    for x, y in zip(first, again, strict=True):
+        assert all(
+            np.array_equal(a, b) and a.dtype == np.float32 for a, b in zip(x, y, strict=True)
+        )
+    sizes = [q.shape[-2] for q, _, _ in first]
+    assert len(set(sizes)) > 15
+    assert all(q.shape[-2] <= k.shape[-2] for q, k, _ in first)
+    amplitudes = [np.sqrt(np.mean(q**2)) for q, _, _ in first]
+    assert min(amplitudes) < 0.5
+    assert max(amplitudes) > 2
