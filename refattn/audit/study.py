@@ -30,6 +30,7 @@ from .outputs import (
 )
 
 _ALIKE = 1e-9  # of the largest number: what differs less is no bug on these inputs
+_SMALL = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
 _SIZES = [2.0 ** (i / 2) for i in range(-28, 1)]
 
 Passes = Callable[[Trial | None], bool]
@@ -304,10 +305,11 @@ def _measure(case: Case, needed: Allowance, trial: Trial, gradients: bool) -> Su
     largest, above = float(np.max(error, initial=0.0)), error > allowed
     if largest <= _ALIKE * float(np.max(size, initial=0.0)):
         return "alike"
-    caught = bool(np.any(off > allowed))
-    if not caught and _verdict(case, written) != "FAIL":
+    relative, caught = _relative(error, size), bool(np.any(off > allowed))
+    small = relative <= _SMALL * FORMATS[case.dtype].unit
+    if not caught and (small or _verdict(case, written) != "FAIL"):
         return "hidden"
-    relative, rows = _relative(error, size), float(np.mean(above.any(axis=-1)))
+    rows = float(np.mean(above.any(axis=-1)))
     return Survivor(trial.name, relative, trial.kind, largest, rows, caught, trial.effect)
 
 

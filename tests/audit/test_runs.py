@@ -203,7 +203,8 @@ def test_gradients_that_pass_are_listed(monkeypatch):
 
     found = runs._study([lambda: largest() < np.inf], substitute, iter)
     assert {x.name for x in found.survivors} == {x.name for x in bugs}
-    most, substitute.trial = 1.5 * largest(), None
+    substitute.trial = None
+    most = 1.5 * largest()
     found = runs._study([lambda: largest() < most], substitute, iter)
     assert "softmax-backward-scale-missing-in-dq" in found.rejected
     assert "softmax-backward-scale-missing-in-dk" not in found.rejected

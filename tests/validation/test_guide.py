@@ -10,13 +10,14 @@ from tests.validation import guide_blocks
 from tests.validation.guide_blocks import GUIDE, difference
 
 OUTPUTS = {  # that are compared
-    "choose": 1, "ci": 5, "cite": 1, "extend": 3, "gradients": 2, "index": 1, "numbers": 2,
+    "audit": 2, "choose": 1, "ci": 5, "cite": 1, "extend": 3, "gradients": 2, "index": 1, "numbers": 2,
     "performer": 1, "questions": 1, "streaming": 5, "tolerances": 1, "verdicts": 2,
 }  # fmt: skip
 
 
 @pytest.mark.docs(
-    "choose", "ci", "extend", "gradients", "index", "numbers", "performer", "tolerances"
+    *("audit", "choose", "ci", "extend", "gradients", "index", "numbers", "performer"),
+    *("tolerances",),
 )
 @pytest.mark.parametrize("name", sorted(path.stem for path in GUIDE.glob("*.md")))
 def test_pages_show_what_is_printed(name, tmp_path, monkeypatch):
