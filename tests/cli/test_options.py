@@ -353,7 +353,7 @@ def test_colour_on_a_terminal():
     assert re.search("\x1b\\[3.*(PASS|UNDERPOWERED)", text)
 
 
-SLOW = ("vectors", "check refattn:random", "check refattn:softmax", "tolerance", "profile")
+SLOW = ("audit", "vectors", "check refattn:random", "check refattn:softmax", "tolerance", "profile")
 
 
 def examples():
@@ -366,6 +366,19 @@ def examples():
             yield pytest.param(line, marks=[pytest.mark.long] * slow)
 
 
+def write_audited():
+    """Write a kernel with two tests that look at shapes only."""
+    kernel = "from refattn.naive.softmax import softmax_attention as flash\nx = np.ones((2, 4, 3))"
+    check = "assert flash(x, x, x).shape == x.shape"
+    Path("tests").mkdir()
+    for path, text in (
+        ("mykernels.py", f"import numpy as np\n{kernel}"),
+        ("check_attn.py", f"from mykernels import flash, x\n{check}"),
+        ("tests/test_attn.py", f"from mykernels import *\ndef test_forward():\n    {check}"),
+    ):
+        Path(path).write_text(text)
+
+
 @pytest.mark.parametrize("line", [*examples()])
 def test_examples_of_the_help(line):
     if "bnhd" in line:  # the same files, with their axes in the other order
@@ -373,7 +386,9 @@ def test_examples_of_the_help(line):
         line = line.replace("dump.safetensors", "swapped.npz")
     if line.endswith("--check"):
         run("vectors", "golden", "--format", "npz")
+    if line.startswith("audit"):
+        write_audited()
     result = run(*line.split())
-    wrong = "--causal --window" in line or "check" in line
+    wrong = "--causal --window" in line or "check" in line or line.startswith("audit")
     assert result.exit_code in ((0, 1, 3) if wrong else (0, 3)), result.output
     assert "Usage" not in result.output
