@@ -241,7 +241,7 @@ def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
     [True, True]
     """
     checks.positive_integer("count", count)
-    rng = checks.generator(seed)
+    rng = checks.generator(seed, "seed")
     for _ in range(count):
         n, m = sorted(int(600 ** rng.random()) for _ in "nm")
         h, d = int(rng.integers(1, 5)), int(8 * 16 ** rng.random())

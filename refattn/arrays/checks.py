@@ -221,13 +221,13 @@ def _longdouble(value: Any) -> Any:
     return np.longdouble(value)
 
 
-def generator(rng: Any) -> np.random.Generator:
+def generator(rng: Any, name: str = "rng") -> np.random.Generator:
     """Check a source of randomness and return its generator."""
     try:
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            "`rng` must be None, a non-negative integer, a Generator or what else "
+            f"`{name}` must be None, a non-negative integer, a Generator or what else "
             f"numpy.random.default_rng takes, got {describe(rng)}."
         ) from None
 
