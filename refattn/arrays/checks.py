@@ -268,6 +268,12 @@ def flag(name: str, value: Any) -> None:
         raise TypeError(f"`{name}` must be True or False, got {describe(value)}.")
 
 
+def function(name: str, value: Any) -> None:
+    """Check a function of an array."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function of an array, got {type(value).__name__}.")
+
+
 def list_names(argument: str, value: Any) -> list[str]:
     """Check an iterable of names, or one name."""
     if isinstance(value, str):
