@@ -98,7 +98,7 @@ class SecondOrderState(_ChunkState):
 
         The window and the scale are those of `refattn.second_order_attention`.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
         d, d_v = k.shape[-1], v.shape[-1]
@@ -220,7 +220,7 @@ class EvaState(_ChunkState):
         needed. The other options are as in `refattn.eva_attention`. Of a generator that is given
         a copy is kept, so that the same frequencies are drawn after every step.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
         checks.flag("sampled", sampled)
         checks.flag("log_size", log_size)
@@ -253,7 +253,7 @@ class EvaState(_ChunkState):
 
     def _check_new(self, q: Array | None, k: Array, v: Array) -> None:
         """Check the queries of new tokens."""
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         if q is None and self.omega is None:
             raise ValueError(
                 "`q` must be given, as frequencies are made of queries: with no row for tokens "

@@ -55,6 +55,7 @@ class LocalState:
         The last key and `window` before it are near, as with ``window=(window, 0)``; all are with
         None. The other arguments are as in `PositiveState.init`.
         """
+        qkv.keys_and_values(k, v)
         empty = k[..., :0, :], v[..., :0, :]
         far = PositiveState.init(*empty, omega=omega, log_weight=log_weight, scale=scale)
         return cls(SoftmaxState.init(*empty, scale=scale, window=window), far).update(k, v)
