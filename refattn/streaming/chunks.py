@@ -13,6 +13,7 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
+from ..arrays.shown import held
 from ..engine.chunks import Chunks, cut_chunks, slice_rows
 from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import (
@@ -68,6 +69,7 @@ class _ChunkState(KeysAndValues):
         check_states(k=(self.k, other.k), v=(self.v, other.v))
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class SecondOrderState(_ChunkState):
     r"""The keys of the last chunk, and the moments of each chunk before it.
@@ -170,6 +172,7 @@ class SecondOrderState(_ChunkState):
         return replace(other, far_k=far_k, far_v=far_v)
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class EvaState(_ChunkState):
     r"""The keys of the last chunk, and a summary of each chunk before it.
