@@ -31,6 +31,17 @@ def test_a_window_of_equal_scores_has_the_middle_of_its_values(window, causal, n
         assert got[i, 0] == pytest.approx(want, rel=1e-14, abs=1e-14)
 
 
+def test_arguments_may_be_named_in_any_order():
+    """The library is that of the first parameter, wherever it stands in the call."""
+    x, y = np.random.default_rng(0).standard_normal((2, 4, 3))
+    for got, want in zip(
+        naive.mean_and_covariance(ddof=0, x=x), naive.mean_and_covariance(x, ddof=0), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+    got = naive.kernel_estimate(features="hyperbolic", log_weight=None, omega=y, y=y, x=x)
+    np.testing.assert_array_equal(got, naive.kernel_estimate(x, y, y, features="hyperbolic"))
+
+
 def test_sinks_far_away():
     """One of -inf is none, and one of 1e4 takes all weight; what has no keys is 0 with any."""
     rng = np.random.default_rng(0)
