@@ -32,11 +32,12 @@ def is_narrow(dtype: str) -> bool:
 
 def choose_profiles(dtype: str, out_dtype: str, profile: ProfileChoice) -> dict[str, Profile]:
     """Choose the profiles to try, from the tightest, with the type of the output."""
-    if profile is None or isinstance(profile, tuple | list):
-        chosen = {x: profile_of(x) for x in profile or usual_profiles(dtype)}
-    else:
+    if isinstance(profile, str | Profile) or not isinstance(profile, tuple | list | None):
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: profile_of(profile)}
+    else:
+        names = profile or usual_profiles(dtype)
+        chosen = {x: profile_of(x) for x in names}
     return {
         name: x._replace(out=out_dtype) if x.out == "storage" else x for name, x in chosen.items()
     }
