@@ -379,8 +379,7 @@ def measure(
     (2, 4)
     """
     checks.positive_integer("draws", draws)
-    for size in sizes:
-        checks.positive_integer("sizes", size)
+    sizes = checks.positive_integers("sizes", sizes)
     if queries is not None:
         checks.positive_integer("queries", queries)
     chosen = [record_of(name) for name in checks.list_names("estimators", estimators)]

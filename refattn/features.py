@@ -115,8 +115,10 @@ def random_features(
     (array([[0.5, 0.5, 0.5, 0.5]]), array([0.]))
     """
     product, xp = _project_rows(x, omega)
-    if callable(functions) or not all(callable(f) for f in functions):
+    if not isinstance(functions, Sequence) or not all(callable(f) for f in functions):
         raise TypeError("`functions` must be a sequence of functions of an array.")
+    if log_h is not None:
+        checks.function("log_h", log_h)
     if not functions:
         raise ValueError("`functions` must hold at least one function, got none.")
     values = xp.concat([f(product) for f in functions], axis=-1) / _root_of_length(product)

@@ -84,6 +84,11 @@ def test_one_head_and_grouped_heads(qkv):
     assert all(row.per_head.shape == (4,) for row in grouped.rows)
 
 
+def test_sizes_may_come_one_by_one(qkv):
+    found = compare.measure(*qkv, estimators=["rfa"], sizes=iter([2, 4]), draws=1)
+    assert [row.samples for row in found.rows[2:]] == [2, 4]
+
+
 def test_refusals_are_said(qkv):
     found = compare.measure(*qkv, estimators=["lara", "lara-own", "rfa"], sizes=[2, 9, 11], draws=1)
     assert [(x.estimator, x.samples) for x in found.skipped] == [

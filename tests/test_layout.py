@@ -48,6 +48,10 @@ TABLE = {
     "__main__": "cli",
     "typing": "",
 }
+# What loads a module by its name, what does nothing but hand on, and what has a docstring.
+LOADERS = {"import_module", "__import__", "resolve_name"}
+HANDS_ON = ast.Import | ast.ImportFrom | ast.Expr
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # Folders of `conformance`: checks know of no defects, and defects are edits of the formulas.
 CHECKS, DEFECTS = "refattn.conformance.checks", "refattn.conformance.defects"
 
@@ -56,11 +60,15 @@ class Module:
     """What the rules ask of a module."""
 
     def __init__(self, text="", package=False):
-        nodes = list(ast.walk(ast.parse(text)))
+        tree = ast.parse(text)
+        nodes = list(ast.walk(tree))
         self.package, self.lines = package, text.count("\n")
+        self.defines = any(not isinstance(x, HANDS_ON) for x in tree.body) or not tree.body
+        documented = (x for x in nodes if isinstance(x, DOCUMENTED))
+        self.docstrings = [x for x in map(ast.get_docstring, documented) if x is not None]
         self.imports = [x for x in nodes if isinstance(x, ast.Import | ast.ImportFrom)]
         self.functions = [x for x in nodes if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
-        self.calls = [x.func for x in nodes if isinstance(x, ast.Call)]
+        self.calls = [x for x in nodes if isinstance(x, ast.Call)]
         attributes = (x for x in nodes if isinstance(x, ast.Attribute))
         self.attributes = [
             (x.value.id, x.attr) for x in attributes if isinstance(x.value, ast.Name)
@@ -94,6 +102,25 @@ def imports(name, modules):
                 yield f"{base}.{item.name}", None
             elif base in modules:
                 yield base, item.name
+    yield from loads(outer, modules[name], modules)
+
+
+def loads(outer, module, modules):
+    """Modules that calls load by a name that stands in them, of the module or of what it holds."""
+    for call in module.calls:
+        if not (LOADERS & name_of(call.func) and call.args):
+            continue
+        text = getattr(call.args[0], "value", None)
+        if isinstance(text, str):
+            path = text.partition(":")[0].lstrip(".")
+            level = len(text) - len(text.lstrip("."))
+            whole = ".".join([*outer[: len(outer) - level + 1], path]) if level else path
+            named = [x for x in (whole, whole.rpartition(".")[0]) if x in modules]
+            yield from ((x, None) for x in named[:1])
+
+
+def name_of(x):
+    return {getattr(x, "id", ""), getattr(x, "attr", "")}
 
 
 def room(name):
@@ -176,13 +203,29 @@ def private_functions_of_many_parameters(modules):
 
 def searches_for_the_namespace(modules):
     """They are made in public functions, and handed down: so many in all."""
-    calls = [name for name, module in modules.items() for x in module.calls if called(x)]
+    calls = [
+        name
+        for name, module in modules.items()
+        for x in module.calls
+        if "array_namespace" in name_of(x.func)
+    ]
     if len(calls) > SEARCHES:
         yield Counter(calls).most_common()
 
 
-def called(x):
-    return "array_namespace" in (getattr(x, "id", ""), getattr(x, "attr", ""))
+def modules_that_only_hand_on(modules):
+    """The face of a folder does; elsewhere it is another path to what has one."""
+    for name, module in modules.items():
+        if not (module.defines or module.package or name.endswith("__main__")):
+            yield name
+
+
+def docstrings_that_begin_without_a_sentence(modules):
+    for name, module in modules.items():
+        for text in module.docstrings:
+            first = text.split("\n\n")[0].split()
+            if len(first) < 2 or not first[-1].endswith((".", ":", "?")):
+                yield name, text
 
 
 LIBRARY, DOOR = "refattn.arrays.library", "refattn.attention"
@@ -192,6 +235,11 @@ BREACHES = (
     (imports_against_the_table, {LIBRARY: "from .. import softmax_attention"}),
     (imports_against_the_table, {DOOR: "import refattn"}),
     (imports_against_the_table, {f"{CHECKS}.laws": "from ..defects import edits"}),
+    (imports_against_the_table, {LIBRARY: "importlib.import_module('refattn.features')"}),
+    (imports_against_the_table, {LIBRARY: "def f():\n    import_module('..features', 'refattn')"}),
+    (imports_against_the_table, {LIBRARY: "pkgutil.resolve_name('refattn.features:exp')"}),
+    (imports_against_the_table, {f"{CHECKS}.laws": "import_module('..defects', __package__)"}),
+    (circles, {LIBRARY: "__import__('refattn.features')", "refattn.features": f"import {LIBRARY}"}),
     (private_names_that_are_lent, {DOOR: "from .arrays.library import _NUMPY"}),
     (private_names_that_are_lent, {DOOR: "from .arrays import library\nlibrary._NUMPY"}),
     (imports_of_array_libraries, {DOOR: "def f():\n    import torch.nn"}),
@@ -201,6 +249,9 @@ BREACHES = (
     (modules_that_are_too_long, {DOOR: "\n" * (LINES + 1)}),
     (private_functions_of_many_parameters, {DOOR: "def _f(a, b, c, d, e, f, g, *, h): 0"}),
     (private_functions_of_many_parameters, {DOOR: "async def _f(a, b, c, d, e, f, g, h): 0"}),
+    (modules_that_only_hand_on, {"refattn.engine.hop": '"""Hops."""\nfrom .hops import read'}),
+    (docstrings_that_begin_without_a_sentence, {DOOR: "def f():\n    'Attention'"}),
+    (docstrings_that_begin_without_a_sentence, {DOOR: '"""Attention to keys\n\nMore."""'}),
     (searches_for_the_namespace, {DOOR: "array_namespace(x)\n" * (SEARCHES + 1)}),
     (searches_for_the_namespace, {DOOR: "library.array_namespace(x)\n" * (SEARCHES + 1)}),
 )

@@ -267,6 +267,16 @@ def test_what_a_record_gets_wrong_is_not_the_candidates_fault(place, said):
         recipes.estimators()
 
 
+def test_vectors_need_a_formula_of_the_package():
+    """Not one of its name either: 50 digits would be those of the other."""
+    for formula in (quiet_formula, softmax_attention):
+        other = QUIET._replace(name=formula.__name__, naive=formula, vectors=recipes.usual)
+        register(other._replace(vjp=None, options=()))
+        with pytest.raises(ValueError, match=f"got {formula.__name__} of tests"):
+            recipes.all_recipes()
+        ESTIMATORS._records.pop(formula.__name__)
+
+
 def test_its_state_decodes_it():
     state, (q, k, v) = register(QUIET).state, np.random.default_rng(0).standard_normal((3, 7, 4))
     parts = [state.init(k[i], v[i]) for i in (slice(0, 3), slice(3, 6))]

@@ -237,6 +237,18 @@ def positive_integer(name: str, value: Any) -> None:
     _integer(name, value, 1, "positive integer")
 
 
+def positive_integers(name: str, values: Any) -> list[Any]:
+    """Check integers of at least 1, and list them: an iterator gives them once."""
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise TypeError(
+            f"`{name}` must be a sequence of positive integers, got {describe(values)}."
+        )
+    listed = list(values)
+    for value in listed:
+        positive_integer(name, value)
+    return listed
+
+
 def length(name: str, value: Any, size: int = 1) -> None:
     """Check how many rows, each of `size` floats, an array is to have."""
     positive_integer(name, value)
@@ -266,6 +278,12 @@ def flag(name: str, value: Any) -> None:
     """Check a Python bool: it chooses between computations, so it must not be an array."""
     if not isinstance(value, bool):
         raise TypeError(f"`{name}` must be True or False, got {describe(value)}.")
+
+
+def function(name: str, value: Any) -> None:
+    """Check a function of an array."""
+    if not callable(value):
+        raise TypeError(f"`{name}` must be a function of an array, got {type(value).__name__}.")
 
 
 def list_names(argument: str, value: Any) -> list[str]:

@@ -50,6 +50,14 @@ def check(
     return xp
 
 
+def keys_and_values(k: Array, v: Array) -> None:
+    """Check keys and values that come without queries."""
+    checks.arrays(2, k=k, v=v)
+    if k.shape[-1] == 0:
+        raise ValueError(f"`k` must have a head size d of at least 1, got shape {shape_of(k)}.")
+    check(k, k, v)
+
+
 def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     """Return the broadcast leading axes of q, k and v, grouped heads included."""
     heads, groups = head_counts(q, k, v)

@@ -331,5 +331,6 @@ def _scale_or_default(scale: Any, q: Array | Pair) -> Pair | None:
     """Check the scale and return it in pairs, 1 / sqrt(d) by default."""
     x = first_part(q)
     checks.real("scale", scale, optional=True, like=x)
-    checks.is_array("q", x)
-    return power_in_pairs(x.shape[-1], "-0.5") if scale is None else number_in_pairs(scale)
+    checks.arrays(2, q=x)
+    d = max(1, x.shape[-1])  # a head size of 0 is refused with all other shapes
+    return power_in_pairs(d, "-0.5") if scale is None else number_in_pairs(scale)

@@ -107,6 +107,7 @@ def draw_pivots(
     >>> sorted(key_sampling.draw_pivots(k, num_keys=2, rng=0, scale=1.0).tolist())
     [0, 1]
     """
+    checks.arrays(2, k=k)
     xp = qkv.check(k, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=k)
     checks.choice("pivots", pivots, PIVOTS)

@@ -553,7 +553,8 @@ def _count_proposals(n: int, m: int, options: dict[str, Any]) -> tuple[int, int]
         raise ValueError("One of `num_proposals`, `centres` and `omega` must be given, got none.")
     if count < 1 or (centres is None and count > min(n, m)):
         raise ValueError(
-            "The number of proposals must be at least 1 and at most the numbers of queries and "
-            f"keys, {n} and {m}, for chunks not to be empty, got {count}."
+            "The number of proposals, `num_proposals` or that of `omega`, must be at least 1 and "
+            f"at most the numbers of queries and keys, {n} and {m}, for chunks not to be empty, "
+            f"got {count}."
         )
     return int(count), repeats

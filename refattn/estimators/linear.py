@@ -97,10 +97,7 @@ def prepare_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Lin
     """Check arguments of `linear_attention`, and group heads."""
     feature_map, mask = options["feature_map"], options["mask"]
     xp = qkv.check(q, k, v, mask=mask, causal=options["causal"])
-    if not callable(feature_map):
-        raise TypeError(
-            f"`feature_map` must be a function of an array, got {type(feature_map).__name__}."
-        )
+    checks.function("feature_map", feature_map)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
     return LinearInputs(q, Keys(k, v, mask), xp, ungroup)
 

@@ -82,6 +82,12 @@ def score_options(
     return {"bias": bias, "softcap": qkv.softcap(softcap, q), "sinks": sinks}
 
 
+def features_of_rows(feature_map: Any, **_: Any) -> dict[str, Any]:
+    """A function that makes features of queries and keys."""
+    checks.function("feature_map", feature_map)
+    return {}
+
+
 def named_features(features: Any, **_: Any) -> dict[str, Any]:
     """The name of random features."""
     checks.choice("features", features, get_args(Features))
@@ -126,6 +132,8 @@ def proposals(
     if centres is not None:
         centres, _ = frequencies.shared(centres, None, q, outer, name="centres")
         num_proposals = centres.shape[-2]
+    if num_proposals is not None:
+        checks.positive_integer("num_proposals", num_proposals)
     samples = omega.shape[-2]
     count = samples if num_proposals is None else num_proposals
     frequencies.samples_of_each(samples, count)
@@ -133,9 +141,10 @@ def proposals(
 
 
 def chunks(
-    q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = None, **_: Any
+    q: Array, k: Array, v: Array, window: Any, mask: Array | None, omega: Any = None, **more: Any
 ) -> dict[str, Any]:
     """Chunks of at most as many keys as there are tokens, with a frequency for each."""
+    checks.flag("log_size", more.get("log_size", True))
     mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     if omega is not None:
         omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))

@@ -107,7 +107,8 @@ def sampled_key_attention(
         \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}
                               {\sum_{j \in J_i} e^{q_i \cdot k_j} / p_{ij}}
 
-    Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j).
+    Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j). Chen et
+    al., arXiv:2410.16179; each sum is a Horvitz-Thompson estimate.
 
     Parameters
     ----------

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arrays.library import Array
 from ..typing import ArrayT
-from .doors import formula
+from .doors import features_of_rows, formula
 from .terms import of_library, products, ratio, visible, xp
 
 
@@ -39,7 +39,7 @@ def elu_plus_one(x: Array) -> Array:
     return xp.where(x > 0, x + 1, xp.exp(xp.where(x > 0, 0.0, x)))
 
 
-@formula()
+@formula(features_of_rows)
 def linear_attention(
     q: ArrayT,
     k: ArrayT,

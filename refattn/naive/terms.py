@@ -2,13 +2,14 @@ r"""What the formulas are made of: sums over the keys that a query sees, and the
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from ..arrays import qkv
+from ..arrays import checks, qkv
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, device
 
@@ -31,11 +32,14 @@ xp: Any = _Library()
 def of_library(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorate a function of arrays to run with the library of the first as `xp`."""
 
+    name = next(iter(inspect.signature(function).parameters))
+
     @wraps(function)
     @as_written
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        first = [*args, *kwargs.values()][:1]
-        before = _running.set(array_namespace(*first))
+        first: Any = args[0] if args else kwargs.get(name)
+        checks.is_array(name, first)
+        before = _running.set(array_namespace(first))
         try:
             return function(*args, **kwargs)
         finally:

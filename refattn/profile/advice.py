@@ -252,8 +252,7 @@ def study(
     qkv.check(q, k, k if v is None else v)
     scale = qkv.scale_or_default(scale, q.shape[-1], positive=True)
     target = checks.real("target", target, positive=True)
-    for size in sizes:
-        checks.positive_integer("sizes", size)
+    sizes = checks.positive_integers("sizes", sizes)
     checks.flag("shrink", shrink)
     n, m, d = q.shape[-2], *k.shape[-2:]
     q, k, *values = (x.astype(np.float64) for x in (q, k, v) if x is not None)

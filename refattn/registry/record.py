@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 import threading
@@ -243,6 +244,13 @@ def find_record(fn: Any) -> Estimator | None:
 _PLACES = ("vjp", "vectors")  # what may be named as "package.module:name"
 _OPTIONAL = ("certified", "evaluate", *_PLACES)
 _JOINTS = str.maketrans("", "", "-_")
+# Options that are keywords of functions; the others say what an implementation can do.
+_KEYWORDS = {
+    *("scale", "mask", "causal", "window", "softcap", "bias", "sinks", "dropout"),
+    *("omega", "indices", "log_probability"),
+}
+# Traits that make sense with another one only, and those of a size.
+_WITH_RANDOM, _WITH_SIZE = {"seeds-differ", "data-free", "target"}, {"chunked", "unlimited-size"}
 
 
 def _checked(record: Any) -> Estimator:
@@ -276,6 +284,10 @@ def _checked(record: Any) -> Estimator:
                 raise ValueError(f"`{argument}` must be of keywords, got {name!r}.")
     for name in traits:
         checks.choice("traits", name, TRAITS)
+    _check_traits(record.size, {*traits})
+    keywords = [*sorted(_KEYWORDS & {*options}), *filter(None, [record.size])]
+    _check_keywords("fn", record.fn, [*keywords, *["rng"] * ("random" in traits)])
+    _check_keywords("naive", record.naive, sorted(_KEYWORDS & {*options}))
     if "vjp" in options and record.differentiable is None:
         raise ValueError(
             f"`options` must leave out 'vjp' for {record.name}: there is no pullback to compare "
@@ -285,6 +297,31 @@ def _checked(record: Any) -> Estimator:
     if record.state is not None and missing:
         raise TypeError(f"`state` must have {', '.join(missing)}, got {record.state!r}.")
     return record._replace(options=options, traits=traits, aliases=aliases, source=source)
+
+
+def _check_traits(size: str | None, traits: set[str]) -> None:
+    """Check that traits have what they are about."""
+    alone = sorted(traits & _WITH_RANDOM)
+    if alone and "random" not in traits:
+        raise ValueError(f"`traits` must have 'random' with {alone[0]!r}.")
+    sized = sorted(traits & _WITH_SIZE)
+    if sized and size is None:
+        raise ValueError(f"`size` must be given with the trait {sized[0]!r}, got None.")
+
+
+def _check_keywords(argument: str, function: Any, names: Iterable[str]) -> None:
+    """Check that a function takes these keywords, where its signature is known."""
+    try:
+        taken = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of some that are not written in Python
+        return
+    known = {x.name for x in taken if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)}
+    for name in names:
+        if name not in known and not any(x.kind is x.VAR_KEYWORD for x in taken):
+            raise ValueError(
+                f"`{argument}` must take `{name}`, by `size`, `options` or `traits` of the record, "
+                f"got a function of {', '.join(x.name for x in taken)}."
+            )
 
 
 _REGISTRY = _Estimators()
@@ -310,7 +347,8 @@ def register(record: Estimator) -> Estimator:
         If `record` is not an Estimator, or a part of it has another type than there.
     ValueError
         If a name is taken or has other signs than letters, digits, - and _, or a trait is not of
-        `TRAITS`, or ``"vjp"`` is among the options and there is no pullback to compare with.
+        `TRAITS` or lacks another, or a function does not take the size, an option or, if it is
+        random, `rng`, or ``"vjp"`` is among the options and there is no pullback to compare with.
 
     Examples
     --------

@@ -441,6 +441,9 @@ def pose_arrays(
     feature_map: Callable[[Any], Any] | None = None,
 ) -> Problem:
     """Pose the problem of arrays in memory."""
+    checks.choice("features", features, ("positive", "hyperbolic"))
+    if feature_map is not None:
+        checks.function("feature_map", feature_map)
     kind = "scores"
     if omega is not None or feature_map is not None:
         kind = "frequencies" if feature_map is None else "map"
@@ -450,8 +453,9 @@ def pose_arrays(
             refuse(name, x, kind)
     else:
         refuse("log_weight", log_weight, kind)
-    arrays = {"q": q, "k": k, "v": v, "bias": bias}
-    numbers = {name: widen(name, x) for name, x in arrays.items() if x is not None}
+    numbers = {name: widen(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    if bias is not None:
+        numbers["bias"] = widen("bias", bias)
     if mask is not None:
         checks.is_array("mask", mask)
         numbers["mask"] = mask = to_host(mask, None)
@@ -590,6 +594,6 @@ def check_all_hold(name: str, x: Doubles, index: Index, dtype: str) -> None:
     if not np.all(holds):
         at = np.argwhere(~holds)[0]
         raise ValueError(
-            f"`{name}` must hold numbers of {dtype} only, got {x[tuple(at)]!r} at "
+            f"`{name}` must hold numbers of {dtype} only, got {float(x[tuple(at)])} at "
             f"{(*index, *map(int, at))}: round it first."
         )

@@ -13,6 +13,7 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
+from ..arrays.shown import held
 from ..engine.chunks import Chunks, cut_chunks, slice_rows
 from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import (
@@ -68,6 +69,7 @@ class _ChunkState(KeysAndValues):
         check_states(k=(self.k, other.k), v=(self.v, other.v))
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class SecondOrderState(_ChunkState):
     r"""The keys of the last chunk, and the moments of each chunk before it.
@@ -98,7 +100,7 @@ class SecondOrderState(_ChunkState):
 
         The window and the scale are those of `refattn.second_order_attention`.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
         d, d_v = k.shape[-1], v.shape[-1]
@@ -170,6 +172,7 @@ class SecondOrderState(_ChunkState):
         return replace(other, far_k=far_k, far_v=far_v)
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class EvaState(_ChunkState):
     r"""The keys of the last chunk, and a summary of each chunk before it.
@@ -220,7 +223,7 @@ class EvaState(_ChunkState):
         needed. The other options are as in `refattn.eva_attention`. Of a generator that is given
         a copy is kept, so that the same frequencies are drawn after every step.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
         checks.flag("sampled", sampled)
         checks.flag("log_size", log_size)
@@ -253,7 +256,7 @@ class EvaState(_ChunkState):
 
     def _check_new(self, q: Array | None, k: Array, v: Array) -> None:
         """Check the queries of new tokens."""
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         if q is None and self.omega is None:
             raise ValueError(
                 "`q` must be given, as frequencies are made of queries: with no row for tokens "

@@ -47,7 +47,8 @@ class LinearState:
 
         `feature_map` is as in `refattn.linear_attention`.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
+        checks.function("feature_map", feature_map)
         return cls(linear.sum_keys(k, v, feature_map), int(k.shape[-1]), feature_map)
 
     @property

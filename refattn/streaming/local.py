@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from ..arrays import qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, root_scale
+from ..arrays.shown import held
 from ..engine.hops import Keys
 from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import lacking, near_options
@@ -15,6 +16,7 @@ from .softmax import SoftmaxState
 from .state import check_keys, check_queries, check_same
 
 
+@held()
 @dataclass(frozen=True, eq=False)
 class LocalState:
     r"""The last keys, and what samples have attended to of those before them.
@@ -55,6 +57,7 @@ class LocalState:
         The last key and `window` before it are near, as with ``window=(window, 0)``; all are with
         None. The other arguments are as in `PositiveState.init`.
         """
+        qkv.keys_and_values(k, v)
         empty = k[..., :0, :], v[..., :0, :]
         far = PositiveState.init(*empty, omega=omega, log_weight=log_weight, scale=scale)
         return cls(SoftmaxState.init(*empty, scale=scale, window=window), far).update(k, v)

@@ -58,7 +58,7 @@ class PositiveState:
         `omega`, shape (..., S, d), `log_weight`, shape (..., S), and `scale` are as in
         `refattn.random_feature_attention`; leading axes are those of the keys.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
         omega_of_keys, _ = frequencies.shared(omega, log_weight, k, qkv.lead(k, k, v))
         if log_weight is None:

@@ -55,7 +55,7 @@ class SoftmaxState(KeysAndValues):
         With a `window` the last key and as many before it are kept, as in `softmax_attention` with
         ``window=(window, 0)``; `softcap` and `sinks` are as there.
         """
-        qkv.check(k, k, v)
+        qkv.keys_and_values(k, v)
         scale = checks.real("scale", scale, optional=True, like=k)
         if window is not None:
             checks.non_negative_integer("window", window)

@@ -76,7 +76,7 @@ def _options_agree(a: Any, b: Any) -> bool:
 
 def check_keys(state: Any, k: Array, v: Array) -> None:
     """Check more keys and values of a state: a token axis left out would read heads as tokens."""
-    qkv.check(k, k, v)
+    qkv.keys_and_values(k, v)
     checks.arrays(2, k=k, state=state._totals)
     if qkv.lead(k, k, v) != state.lead:
         raise ValueError(

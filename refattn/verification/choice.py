@@ -32,7 +32,7 @@ def is_narrow(dtype: str) -> bool:
 
 def choose_profiles(dtype: str, out_dtype: str, profile: ProfileChoice) -> dict[str, Profile]:
     """Choose the profiles to try, from the tightest, with the type of the output."""
-    if isinstance(profile, str | Profile):
+    if isinstance(profile, str | Profile) or not isinstance(profile, tuple | list | None):
         name = profile if isinstance(profile, str) else "given"
         chosen = {name: profile_of(profile)}
     else:

@@ -155,11 +155,13 @@ def verify(
         scale=scale,
         softcap=softcap,
         sinks=sinks,
+        features=features,
         **settings,
-        **_options_of_estimator(estimator, omega, log_weight, features, feature_map),
+        **_options_of_estimator(estimator, omega, log_weight, feature_map),
     )._replace(storage=inputs.storage)
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
+    checks.flag("everything", everything)
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     n, _, d_v = problem.shape
     of_result = "the result"
@@ -228,7 +230,7 @@ def check_alpha(alpha: Any) -> float:
 
 
 def _options_of_estimator(
-    estimator: Any, omega: Any, log_weight: Any, features: str, feature_map: Any
+    estimator: Any, omega: Any, log_weight: Any, feature_map: Any
 ) -> dict[str, Any]:
     """Check what the estimator takes beside queries, keys and values."""
     kind = kind_of(estimator)
@@ -242,4 +244,4 @@ def _options_of_estimator(
         return {"feature_map": elu_features if feature_map is None else feature_map}
     if omega is None:
         raise ValueError("`omega` must be given for rfa: frequencies (..., S, d), got None.")
-    return {"omega": omega, "log_weight": log_weight, "features": features}
+    return {"omega": omega, "log_weight": log_weight}

@@ -1,6 +1,7 @@
 """Windows and sinks of exact attention as it is written, and that formulas share nothing."""
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -29,6 +30,30 @@ def test_a_window_of_equal_scores_has_the_middle_of_its_values(window, causal, n
             high = min(high, level)
         want = (low + high) / 2 if low <= high else 0.0
         assert got[i, 0] == pytest.approx(want, rel=1e-14, abs=1e-14)
+
+
+def without_a_source(documented):
+    """Names whose text has no paper, no document of those that `naive` lists, and no derivation."""
+    source = r"arXiv:\d{4}\.\d{5}|(post|Ye 2023|Zheng 2022), |Derived here"
+    return [name for name, text in documented.items() if not re.search(source, text)]
+
+
+def test_every_formula_names_its_source():
+    """Not `visible`, which is a rule of masks."""
+    formulas = {*naive.__all__} - {"visible"}
+    assert without_a_source({name: getattr(naive, name).__doc__ for name in formulas}) == []
+    assert without_a_source({"new": "Attend to keys, as a post from 2023 has it."}) == ["new"]
+
+
+def test_arguments_may_be_named_in_any_order():
+    """The library is that of the first parameter, wherever it stands in the call."""
+    x, y = np.random.default_rng(0).standard_normal((2, 4, 3))
+    for got, want in zip(
+        naive.mean_and_covariance(ddof=0, x=x), naive.mean_and_covariance(x, ddof=0), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+    got = naive.kernel_estimate(features="hyperbolic", log_weight=None, omega=y, y=y, x=x)
+    np.testing.assert_array_equal(got, naive.kernel_estimate(x, y, y, features="hyperbolic"))
 
 
 def test_sinks_far_away():

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from ... import registry
-from ...registry.record import load
+from ... import naive, registry
+from ...registry.record import Estimator, load
 from ..conventions import OPTIONS
 from .cases import SCHEMA, Convention
 from .drawing import Recipe
@@ -77,7 +77,21 @@ def all_recipes() -> tuple[Recipe, ...]:
     """
     records = {x.name: x for x in registry.ESTIMATORS.values() if x.vectors is not None}.values()
     named = sorted(((*x.aliases, x.name)[0], x.vectors) for x in records)
-    return tuple(recipe for name, vectors in named for recipe in _recipes(vectors, name))
+    found = tuple(recipe for name, vectors in named for recipe in _recipes(vectors, name))
+    for record in records:
+        _check_formula(record)
+    return found
+
+
+def _check_formula(record: Estimator) -> None:
+    """Check that the text of the formula is known: that of another package has no 50 digits."""
+    formula = getattr(record.naive, "func", record.naive)  # of a `functools.partial`
+    name = getattr(formula, "__name__", repr(formula))
+    if record.arrays == ("q", "k", "v") and getattr(naive, name, None) is not formula:
+        raise ValueError(
+            f"`naive` of {record.name} must be a formula of refattn.naive, as it has `vectors`, "
+            f"got {name} of {formula.__module__}."
+        )
 
 
 def estimators() -> tuple[str, ...]:
