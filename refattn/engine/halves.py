@@ -4,7 +4,7 @@ The tokens of a leaf, whose number is a power of two, are cut into halves, and t
 one. The queries of a later half see all keys of the earlier one. So each sample has one base for
 all of these pairs, the largest exponent of such a key, and their kernels are one product of
 matrices of numbers up to 1: what underflows is less than the smallest number relative to what the
-query sees. All halves of one size are taken at once.
+query sees. All halves of one size are taken at once, of T leaves: arrays are (..., T, c, w).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .kernel import finite, log_of_mass, log_sum_exp
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
-    """Evaluate log sum_s e^(x_is + y_js) of pairs with j <= i, (..., c, c), others being undefined.
+    """Evaluate log sum_s e^(x_is + y_js) where j <= i, (..., T, c, c); not elsewhere.
 
-    Exponents of queries x and keys y are (..., c, S), as is `known`, the samples of each query.
+    Exponents x of queries and y of keys are (..., T, c, S), as is `known`, the samples of a query.
     """
     if x.shape[-2] == 1:
         return log_sum_exp(_of_known(x + y, known, xp), xp)[..., None]
@@ -28,13 +28,13 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
     base = xp.max(late, axis=-1, keepdims=True)
     late = xp.exp(late - finite(base, xp))
     far = sum_of_products(late, xp.matrix_transpose(xp.exp(early)))
-    known = None if known is None else _halves(known, xp)
-    own = log_kernel(_halves(x, xp), _halves(y, xp), known, xp)
+    x, y, known = (z if z is None else _halved(z, xp) for z in (x, y, known))
+    own = log_kernel(x, y, known, xp)
     return _joined(own, log_of_mass(far, base, xp), xp)
 
 
 def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
-    """Sum products (..., c, c) with the weights e^(x_is + y_js) over the keys, (..., c, S).
+    """Sum products (..., T, c, c) with the weights e^(x_is + y_js) over the keys, (..., T, c, S).
 
     The weights of a query sum to 1 at most.
     """
@@ -42,7 +42,7 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
         return xp.exp(x + y) * products
     late, early = map(xp.exp, _relative(x, y, None, xp))
     far, own = _cut(products, xp)
-    moved = to_queries(_halves(x, xp), _halves(y, xp), own, xp)
+    moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
     more = times(multiply(far, early), late)
     return xp.concat([moved[..., 0, :, :], moved[..., 1, :, :] + more], axis=-2)
 
@@ -54,43 +54,54 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
         return weights * products, xp.sum(weights, axis=-1, keepdims=True)
     late, early = map(xp.exp, _relative(x, y, None, xp))
     far, own = _cut(products, xp)
-    moved, kernel = to_keys(_halves(x, xp), _halves(y, xp), own, xp)
-    more = times(multiply(xp.matrix_transpose(far), late), early)
+    moved, kernel = to_keys(_halved(x, xp), _halved(y, xp), own, xp)
+    moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
     moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
     return moved, _joined(kernel, multiply(late, xp.matrix_transpose(early)), xp)
 
 
 def _relative(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
     """Exponents of queries of the later half, and of keys of the earlier, from a common base."""
-    late, early = _halves(x, xp)[..., 1, :, :], _halves(y, xp)[..., 0, :, :]
+    late, early = _half(x, 1, xp), _half(y, 0, xp)
     base = xp.max(early, axis=-2, keepdims=True)
     late, early = late + base, early - finite(base, xp)
     if known is None:
         return late, early
     # Where a sample has a nan, it is in `late` of those that know the sample.
     early = xp.where(xp.isnan(early), -math.inf, early)
-    return _of_known(late, _halves(known, xp)[..., 1, :, :], xp), early
+    return _of_known(late, _half(known, 1, xp), xp), early
 
 
 def _of_known(x: Array, known: Array | None, xp: Any) -> Array:
     return x if known is None else xp.where(known, x, -math.inf)
 
 
-def _halves(x: Array, xp: Any) -> Array:
-    """Cut rows (..., c, S) into halves (..., 2, c / 2, S)."""
-    *lead, c, size = x.shape
-    return xp.reshape(x, (*lead, 2, c // 2, size))
+def _halved(x: Array, xp: Any) -> Array:
+    """Cut leaves (..., T, c, w) into halves, (..., 2 T, c / 2, w)."""
+    *lead, count, c, w = x.shape
+    return xp.reshape(x, (*lead, 2 * count, c // 2, w))
+
+
+def _half(x: Array, which: int, xp: Any) -> Array:
+    return _of_pairs(_halved(x, xp), xp)[..., which, :, :]
+
+
+def _of_pairs(x: Array, xp: Any) -> Array:
+    """Put halves (..., 2 T, h, w) side by side, (..., T, 2, h, w)."""
+    *lead, count, h, w = x.shape
+    return xp.reshape(x, (*lead, count // 2, 2, h, w))
 
 
 def _cut(pairs: Array, xp: Any) -> tuple[Array, Array]:
-    """Take pairs of the later with the earlier half, (..., c / 2, c / 2), and those of each."""
-    half = pairs.shape[-1] // 2
-    own = xp.stack([pairs[..., :half, :half], pairs[..., half:, half:]], axis=-3)
-    return pairs[..., half:, :half], own
+    """Take pairs of the later with the earlier half, (..., T, h, h), and of each half."""
+    *lead, count, c, _ = pairs.shape
+    h = c // 2
+    own = xp.stack([pairs[..., :h, :h], pairs[..., h:, h:]], axis=-3)
+    return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
 def _joined(own: Array, far: Array, xp: Any) -> Array:
-    """Join pairs of each half and those of the later with the earlier, (..., c, c)."""
+    """Join pairs of each half and those of the later with the earlier, (..., T, c, c)."""
     same = xp.eye(2, dtype=xp.bool, device=device(own))[:, None, :, None]
-    pairs = xp.where(same, own[..., :, :, None, :], far[..., None, :, None, :])
+    pairs = xp.where(same, _of_pairs(own, xp)[..., :, :, None, :], far[..., None, :, None, :])
     return xp.reshape(pairs, (*pairs.shape[:-4], 2 * far.shape[-2], 2 * far.shape[-1]))
