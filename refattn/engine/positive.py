@@ -281,12 +281,14 @@ class Positive(Arithmetic):
 
 
 def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended, Attended]:
-    """Merge what is before each of T states (..., T, S, d_v), and all: attend once more."""
+    """Do as `running` for T states (..., T, S, d_v): samples attend once more, to states."""
     (f, lse), count = states, states.lse.shape[-2] + 1
     f = concatenate(first.out[..., None, :, :], f, f.ndim - 3, xp)
     lse = concatenate(first.lse[..., None, :], lse, lse.ndim - 2, xp)
     f, lse = xp.moveaxis(f, -3, -2), xp.matrix_transpose(lse)  # of samples, (..., S, T + 1, d_v)
-    visible = causal_mask(slice(0, count), slice(0, count), 0, device(f), xp)
+    place, all_of_them = xp.arange(count, device=device(f)), slice(0, count)
+    visible = causal_mask(all_of_them, all_of_them, 0, device(f), xp)
+    visible = visible & ((place > 0) | (place[:, None] < count - 1))  # at last the T alone
     weights = weigh(lse[..., None, :], visible, count, xp)
     f, lse = normalise(sum_values(*weights, f, visible, xp), xp)
     f, lse = xp.moveaxis(f, -2, -3), xp.matrix_transpose(lse)
