@@ -255,7 +255,7 @@ def running(
 
     def followed(early: Any, late: Any) -> Any:
         pairs = zip(early, late, axes, strict=True)
-        return kind(*(concatenate(x, y, x.ndim + i, xp) for x, y, i in pairs))
+        return kind(*(concatenate(x, y, i, xp) for x, y, i in pairs))
 
     while steps < count:
         later = join(some(0, count - steps), some(steps, count))

@@ -283,8 +283,8 @@ class Positive(Arithmetic):
 def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended, Attended]:
     """Do as `running` for T states (..., T, S, d_v): samples attend once more, to states."""
     (f, lse), count = states, states.lse.shape[-2] + 1
-    f = concatenate(first.out[..., None, :, :], f, f.ndim - 3, xp)
-    lse = concatenate(first.lse[..., None, :], lse, lse.ndim - 2, xp)
+    f = concatenate(first.out[..., None, :, :], f, -3, xp)
+    lse = concatenate(first.lse[..., None, :], lse, -2, xp)
     f, lse = xp.moveaxis(f, -3, -2), xp.matrix_transpose(lse)  # of samples, (..., S, T + 1, d_v)
     place, all_of_them = xp.arange(count, device=device(f)), slice(0, count)
     visible = causal_mask(all_of_them, all_of_them, 0, device(f), xp)

@@ -130,7 +130,7 @@ def test_causal_steps_on_backends(backend, n, m):
 @pytest.mark.parametrize(("n", "m"), [(50, 61), (61, 50)])
 @pytest.mark.parametrize("name", ["rfa", "rfa weighted", "lara", "linear", "linear signed"])
 def test_many_steps_of_many_leaves(backend, name, n, m, monkeypatch):
-    """Of 8 tokens, in libraries other than NumPy: what is past counts once, what is to come never."""
+    """Of 8 tokens, in other libraries than NumPy: what is past counts once, what is to come not."""
     if backend.name in ("numpy", "numpy-readonly", "jax", "dask"):
         pytest.skip("has leaves of its own, or is slow")
     monkeypatch.setattr(engine_causal, "_LEAVES", 3)
