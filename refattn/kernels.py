@@ -203,7 +203,7 @@ def _average_waves(x: Array, y: Array, omega: Array, log_weight: Array, xp: Any)
     mean = xp.mean(xp.exp(log_weight - peak) * xp.cos(product), axis=-1)
     size = xp.where(mean == 0, 1.0, xp.abs(mean))
     log_size = xp.log(size) + peak[..., 0] + (square_norm(x) + square_norm(y)) / 2
-    return xp.sign(mean) * xp.exp(log_size)
+    return mean / size * xp.exp(log_size)  # of which the first is the sign
 
 
 def both_signs(omega: Array, log_weight: Array, xp: Any) -> tuple[Array, Array]:

@@ -22,7 +22,7 @@ from ..arrays.library import (
     workspace,
 )
 from ..arrays.threads import available, for_each
-from .hops import Keys, joined
+from .hops import Keys, concatenate, joined
 from .kernel import Attended, buffers, combine
 from .scores import causal_mask
 
@@ -30,8 +30,8 @@ _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay i
 
 _FEWEST_SHARES = 2  # shares, at least, that heads are cut into for threads
 
-# Elsewhere a step is of many leaves at once, of so few tokens where pairs are evaluated one by one.
-_LEAVES, LEAF = 64, 16
+# Elsewhere a step is of so many leaves at once, of so many tokens.
+_LEAVES, _LEAF = 16, 256
 
 
 class Workspaces(NamedTuple):
@@ -109,19 +109,22 @@ class Seen:
     """
 
     def __init__(self, start: Any, join: Callable[[Any, Any], Any]) -> None:
-        self.join, self.waiting = join, [(-1, start, start)]
+        self.join, self.waiting, self.fresh = join, [(-1, start, start)], None
 
     @property
     def state(self) -> Any:
         """Return the state of all keys so far."""
+        if self.fresh is not None:  # added now that it is read
+            chunk, self.fresh = self.fresh, None
+            level = 0
+            while self.waiting[-1][0] == level:
+                chunk, level = self.join(self.waiting.pop()[1], chunk), level + 1
+            self.waiting.append((level, chunk, self.join(self.waiting[-1][2], chunk)))
         return self.waiting[-1][2]
 
     def add(self, chunk: Any) -> None:
         """Add the state of a chunk."""
-        level = 0
-        while self.waiting[-1][0] == level:
-            chunk, level = self.join(self.waiting.pop()[1], chunk), level + 1
-        self.waiting.append((level, chunk, self.join(self.state, chunk)))
+        _, self.fresh = self.state, chunk
 
 
 def _attend_in_loop(
@@ -162,7 +165,8 @@ def heads_at_once(
         return tiles(lead, count)
     if is_numpy_array(q):
         return tiles(lead, min(count // max(_FEWEST_SHARES, available()), chunk_size(q) // row))
-    return tiles(lead, math.prod(block_shape(q)) // (row * shape[1]))
+    row = max(row, math.prod(shape) * shape[1])  # pairs may be more
+    return tiles(lead, math.prod(block_shape(q)) // row)
 
 
 def chunk_size(like: Array) -> int:
@@ -170,12 +174,17 @@ def chunk_size(like: Array) -> int:
     return int(_CHUNK_BYTES // like.dtype.itemsize)
 
 
-def leaf_shape(n: int, leaf: int, most: int | None = None) -> tuple[int, int]:
+def leaf_shape(n: int, leaf: int, most: int) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf: n tokens are cut into equal steps."""
-    most = _LEAVES if most is None else most
     steps = -(-max(n, 1) // (most * leaf))
     count = -(-max(n, 1) // (steps * leaf))
     return count, -(-max(n, 1) // (steps * count))
+
+
+def whole_leaves(n: int) -> tuple[int, int]:
+    """Say the same in libraries other than NumPy; leaves can be cut into halves, down to one."""
+    count, size = leaf_shape(n, _LEAF, _LEAVES)
+    return count, 1 << (size - 1).bit_length()
 
 
 def _attend_step(
@@ -238,31 +247,21 @@ def leaves(x: Array, shape: tuple[int, int], xp: Any, missing: int = 0) -> Array
 def running(
     join: Callable[[Any, Any], Any], first: Any, states: Any, axes: tuple[int, ...], xp: Any
 ) -> tuple[Any, Any]:
-    """Join what is before each of T states along an axis, and the T alone: 1, 2, 4, ... T.
+    """Join what is before each of T states along an axis, and the T alone: 1, 2, 4, ... T."""
+    kind, count, steps = type(states), states[0].shape[axes[0]], 1
 
-    All steps are of arrays of one shape, for libraries that compile each shape.
-    """
-    home, count = device(states[0]), states[0].shape[axes[0]]
-    place = np.arange(count)
+    def some(start: int, stop: int) -> Any:
+        return at(states, slice(start, stop), axes)
 
-    def earlier(state: Any, steps: int) -> Any:
-        index = xp.asarray(np.maximum(place - steps, 0), device=home)
-        return type(state)(*(xp.take(x, index, axis=i) for x, i in zip(state, axes, strict=True)))
+    def followed(early: Any, late: Any) -> Any:
+        pairs = zip(early, late, axes, strict=True)
+        return kind(*(concatenate(x, y, i, xp) for x, y, i in pairs))
 
-    def choose(late: Any, a: Any, b: Any) -> Any:
-        """State a where `late`, else b."""
-        parts = zip(a, b, axes, strict=True)
-        late = xp.asarray(late, device=home)
-        return type(a)(
-            *(xp.where(xp.reshape(late, (count, *(1,) * (-i - 1))), x, y) for x, y, i in parts)
-        )
-
-    steps = 1
     while steps < count:
-        states = choose(place >= steps, join(earlier(states, steps), states), states)
-        steps *= 2
-    first = at(first, None, axes)
-    return choose(place >= 1, join(first, earlier(states, 1)), first), at(states, -1, axes)
+        later = join(some(0, count - steps), some(steps, count))
+        states, steps = followed(some(0, steps), later), 2 * steps
+    first, last = at(first, None, axes), at(states, -1, axes)
+    return (followed(first, join(first, some(0, count - 1))) if count > 1 else first), last
 
 
 def at(state: Any, i: Any, axes: tuple[int, ...]) -> Any:

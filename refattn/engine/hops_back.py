@@ -16,7 +16,8 @@ from .hops import Keys, Samples, joined, sample
 from .kernel import Attended
 from .kernel_back import Cotangents, zeros_of
 from .positive import lead_of_each, tiles_of_queries
-from .signed_back import PositiveBack, pull_linear
+from .positive_back import PositiveBack
+from .signed_back import pull_linear
 
 
 class PulledHops(NamedTuple):

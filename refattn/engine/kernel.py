@@ -18,6 +18,7 @@ from ..arrays.library import (
     add,
     array_namespace,
     as_written,
+    clip,
     device,
     exp,
     flush_small,
@@ -322,7 +323,7 @@ def combine(a: Sums, b: Sums, xp: Any) -> Sums:
 
 def normalise(sums: Sums, xp: Any) -> Attended:
     """Divide the total by the mass."""
-    lse = _log_of_mass(sums.mass, sums.base, xp)[..., 0]
+    lse = log_of_mass(sums.mass, sums.base, xp)[..., 0]
     out = undo_overflow(sums.total / nonzero(sums.mass, xp), sums.total, xp=xp)
     return Attended(out, lse)
 
@@ -332,12 +333,14 @@ def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
     if is_numpy_array(mean) and not np.isinf(mean).any():
         return mean
     undo = reduce(and_, map(xp.isfinite, averaged), xp.isinf(mean))
-    return xp.where(undo, xp.sign(mean) * xp.finfo(mean.dtype).max, mean)
+    most = xp.finfo(mean.dtype).max
+    return xp.where(undo, clip(mean, -most, most, xp), mean)
 
 
-def _log_of_mass(mass: Array, base: Array, xp: Any) -> Array:
+def log_of_mass(mass: Array, base: Array, xp: Any) -> Array:
     """Compute log(mass * e^base)."""
-    return xp.where(mass == 0, -math.inf, base + xp.log(nonzero(mass, xp)))
+    none = mass == 0
+    return xp.where(none, -math.inf, base + xp.log(xp.where(none, 1.0, mass)))
 
 
 @as_written
@@ -345,7 +348,7 @@ def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
     base = xp.max(scores, axis=-1)
     weights = xp.exp(scores - finite(base, xp)[..., None])
-    return _log_of_mass(xp.sum(weights, axis=-1), base, xp)
+    return log_of_mass(xp.sum(weights, axis=-1), base, xp)
 
 
 @as_written
@@ -355,15 +358,16 @@ def merge(a: Attended, b: Attended) -> Attended:
     base = finite(xp.maximum(a.lse, b.lse), xp)
     mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
     mass = mass_a + mass_b
-    share_a, share_b = (x / nonzero(mass, xp) for x in (mass_a, mass_b))
+    whole = nonzero(mass, xp)
+    share_a, share_b = mass_a / whole, mass_b / whole
     out = share_a[..., None] * a.out + share_b[..., None] * b.out
     out = undo_overflow(out, a.out, b.out, xp=xp)
-    return Attended(out, _log_of_mass(mass, base, xp))
+    return Attended(out, log_of_mass(mass, base, xp))
 
 
 def finite(base: Array, xp: Any) -> Array:
-    """Replace -inf, the base of an empty set, by 0: -inf - 0 is -inf where -inf - (-inf) is nan."""
-    return xp.where(base == -math.inf, 0.0, base)
+    """Replace -inf, the base of an empty set, by a number: -inf - (-inf) would be nan."""
+    return xp.maximum(base, xp.finfo(base.dtype).min)
 
 
 def nonzero(mass: Array, xp: Any) -> Array:

@@ -22,8 +22,9 @@ from ..arrays.library import (
     is_numpy_array,
 )
 from ..arrays.products import multiply, sum_of_products
-from .causal import LEAF, Arithmetic, causal_attention, leaf_shape, running
-from .hops import Keys, Samples, joined, read, sample
+from .causal import Arithmetic, causal_attention, whole_leaves
+from .halves import log_kernel
+from .hops import Keys, Samples, concatenate, joined, read, sample
 from .kernel import (
     Attended,
     Sums,
@@ -146,7 +147,7 @@ class Positive(Arithmetic):
     its own maximum, or where that may have lost digits a log-sum-exp. What is bounded is decided
     for each term alone, so that a result does not depend on what its query does not see.
     Other libraries than NumPy do not branch on values: nothing is bounded there, and pairs are
-    log-sum-exps.
+    those of `halves`.
     """
 
     splits = True
@@ -165,7 +166,7 @@ class Positive(Arithmetic):
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Say how many leaves a step has, and tokens a leaf."""
-        return (1, _STEP) if is_numpy_array(q) else leaf_shape(q.shape[-2], LEAF)
+        return (1, _STEP) if is_numpy_array(q) else whole_leaves(q.shape[-2])
 
     def in_leaves(self, like: Array) -> bool:
         """Say whether a step is cut into leaves."""
@@ -231,11 +232,10 @@ class Positive(Arithmetic):
         v, xp = keys.v, self.xp
         most = 2 * v.shape[-2]  # large values are averaged with those of the past
         if not is_numpy_array(v):
-            scores = queries.x[..., :, None, :] + keys.x[..., None, :, :]
-            if queries.known is not None:
-                scores = xp.where(queries.known[..., :, None, :], scores, -math.inf)
-            weights = weigh(log_sum_exp(scores, xp), visible, most, xp)
-            yield sum_values(*weights, v, visible, xp)
+            seen = xp.matrix_transpose(visible[..., -1:, :])  # by the last query
+            y = xp.where(seen, keys.x, -math.inf)
+            scores = log_kernel(queries.x, y, queries.known, xp)
+            yield sum_values(*weigh(scores, visible, most, xp), v, visible, xp)
             return
         keys = _of_known(keys, queries.x.shape[-1])
         products = sum_of_products(queries.values, keys.values.mT, self.memory.keys)
@@ -270,12 +270,30 @@ class Positive(Arithmetic):
 
     def before(self, state: _State, leaves: _State) -> tuple[_State, _State]:
         """Find the states before each of many leaves, and after all."""
-        before, after = running(merge, state.rest, leaves.rest, (-3, -2), self.xp)
+        assert state.rest is not None
+        assert leaves.rest is not None
+        before, after = _running_mean(state.rest, leaves.rest, self.xp)
         return _State(rest=before), _State(rest=after)
 
     def finish(self, sums: Sums) -> Attended:
         """Return the mean and the log normaliser."""
         return normalise(sums, self.xp)
+
+
+def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended, Attended]:
+    """Do as `running` for T states (..., T, S, d_v): samples attend once more, to states."""
+    (f, lse), count = states, states.lse.shape[-2] + 1
+    f = concatenate(first.out[..., None, :, :], f, -3, xp)
+    lse = concatenate(first.lse[..., None, :], lse, -2, xp)
+    f, lse = xp.moveaxis(f, -3, -2), xp.matrix_transpose(lse)  # of samples, (..., S, T + 1, d_v)
+    place, all_of_them = xp.arange(count, device=device(f)), slice(0, count)
+    visible = causal_mask(all_of_them, all_of_them, 0, device(f), xp)
+    visible = visible & ((place > 0) | (place[:, None] < count - 1))  # at last the T alone
+    weights = weigh(lse[..., None, :], visible, count, xp)
+    f, lse = normalise(sum_values(*weights, f, visible, xp), xp)
+    f, lse = xp.moveaxis(f, -2, -3), xp.matrix_transpose(lse)
+    before = Attended(f[..., :-1, :, :], lse[..., :-1, :])
+    return before, Attended(f[..., -1, :, :], lse[..., -1, :])
 
 
 def _limits(x: Array) -> tuple[float, float]:

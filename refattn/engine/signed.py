@@ -33,7 +33,16 @@ from ..arrays.library import (
 from ..arrays.products import multiply, sum_of_products
 from ..arrays.threads import for_each
 from ..features import Features
-from .causal import Arithmetic, at, causal_attention, chunk_size, heads_at_once, leaf_shape, running
+from .causal import (
+    Arithmetic,
+    at,
+    causal_attention,
+    chunk_size,
+    heads_at_once,
+    leaf_shape,
+    running,
+    whole_leaves,
+)
 from .hops import Keys
 from .kernel import Attended, Sums, buffers, combine, finite, sum_of_visible
 from .positive import base_of, hidden, split_ones, with_ones
@@ -42,7 +51,7 @@ from .scores import causal_mask
 # Of tokens, which heads they are, and where features may be written on NumPy.
 FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
 
-_LEAF = 48  # tokens of a leaf
+_LEAF = 48  # tokens of a leaf on NumPy
 _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
@@ -78,7 +87,7 @@ class Signed(Arithmetic):
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Say how many leaves a step has, and tokens a leaf."""
         if not is_numpy_array(q):
-            return leaf_shape(q.shape[-2], _LEAF)
+            return whole_leaves(q.shape[-2])
         # Whatever threads there are: the order of sums depends on the size of a step.
         heads = max(1, math.prod(lead) // (_SHARES_OF_STEPS if self.splits else 1))
         return leaf_shape(q.shape[-2], _LEAF, max(1, chunk_size(q) // (heads * self.width * _LEAF)))

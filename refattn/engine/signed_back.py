@@ -20,25 +20,19 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
 from ..arrays.library import (
     Array,
-    add,
     array_namespace,
     as_written,
     device,
-    exp,
-    flush_small,
     is_numpy_array,
-    square_norm,
     times,
 )
 from ..arrays.products import multiply, sum_of_products
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
-from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running
+from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves
 from .hops import Keys, joined
 from .kernel import finite, sum_of_visible
 from .kernel_back import pull_normaliser, zeros_of
@@ -47,9 +41,7 @@ from .scores import causal_mask
 from .signed import Totals, merge_totals
 
 _AXES = (-3, -3)  # of leaves, in sums
-_LEAF, _OTHER_LEAF = 64, 16  # tokens of a leaf on NumPy, and elsewhere
-# Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.
-_LARGEST_EXPONENTS = {"float32": 22.0, "float64": 177.0}
+_LEAF = 64  # tokens of a leaf on NumPy
 _SHARES = 4  # of the heads, at least, for threads
 
 
@@ -112,118 +104,6 @@ class Mapped(NamedTuple):
             log = xp.concat([log, none], axis=-2)
         values = None if self.values is None else leaves(self.values, shape, xp)
         return self._replace(values=values, log=leaves(log, shape, xp))
-
-
-class PositiveBack:
-    """Positive features: e^(omega . q + log_weight - lse) and e^(omega . k - half |k|^2).
-
-    Their sums over keys and samples are 1 for each query.
-    """
-
-    splits = True
-
-    def __init__(self, omega: Array, log_weight: Array, lse: Array, half: Array | None) -> None:
-        self.omega, self.log_weight, self.lse, self.half = omega, log_weight, lse, half
-        self.width = self.bases = omega.shape[-2]
-        self.parameters = (omega, log_weight)
-
-    def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
-        """Make features of queries."""
-        omega = part(self.omega, (*head, WHOLE, WHOLE))
-        lse = part(self.lse, (*head, i))[..., None]
-        log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
-        log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
-
-        def pull(cotangent: Array) -> TakenByTokens:
-            d_omega = sum_of_products(xp.matrix_transpose(cotangent), q)
-            return multiply(cotangent, omega), [(0, WHOLE, d_omega), *self.taken(i, cotangent)]
-
-        return Mapped(None, log, pull, xp)
-
-    def weights(self, head: tuple[slice, ...], i: slice) -> Array:
-        """Take the log weights of the samples for some queries."""
-        return part(self.log_weight, (*head, i, WHOLE))
-
-    def taken(self, i: slice, cotangent: Array) -> list[tuple[int, slice, Array]]:
-        """Say what the log weights take."""
-        return [(1, i, cotangent)]
-
-    def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
-        """Make features of keys."""
-        omega = part(self.omega, (*head, WHOLE, WHOLE))
-        log = multiply(k, xp.matrix_transpose(omega))
-        if self.half is not None:
-            log = add(log, -self.half * square_norm(k)[..., None])
-
-        def pull(cotangent: Array) -> TakenByTokens:
-            d_omega = sum_of_products(xp.matrix_transpose(cotangent), k)
-            d_k = multiply(cotangent, omega)
-            if self.half is not None:
-                d_k = d_k - 2 * self.half * xp.sum(cotangent, axis=-1, keepdims=True) * k
-            return d_k, [(0, WHOLE, d_omega)]
-
-        return Mapped(None, log, pull, xp)
-
-    def scale(self, *_: Any) -> None:
-        """Leave the scale of the features of queries as it is."""
-
-    def to_queries(self, queries: Mapped, keys: Mapped, products: Array, visible: Array) -> Array:
-        """Pull cotangents of pairs of a leaf back to the features of queries."""
-        xp, factors = queries.xp, _factors(queries, keys)
-        products = xp.where(visible, products, 0.0)
-        if factors is not None:
-            x, y = factors
-            return times(multiply(products, y), x)
-
-        def some(i: slice) -> Array:
-            return xp.sum(_triples(queries, keys, visible, i) * products[..., i, :, None], axis=-2)
-
-        return xp.concat([some(i) for i in _few_rows(queries, keys)], axis=-2)
-
-    def to_keys(
-        self, queries: Mapped, keys: Mapped, products: Array, visible: Array
-    ) -> tuple[Array, Array]:
-        """Pull cotangents back to the features of keys; return also the weights of pairs."""
-        xp, factors = queries.xp, _factors(queries, keys)
-        products = xp.where(visible, products, 0.0)
-        if factors is not None:
-            x, y = factors
-            weights = multiply(x, xp.matrix_transpose(y))
-            moved = times(multiply(xp.matrix_transpose(products), x), y)
-            return moved, xp.where(visible, weights, 0.0)
-        moved, weights = xp.zeros_like(queries.log + keys.log), []
-        for i in _few_rows(queries, keys):
-            triples = _triples(queries, keys, visible, i)
-            moved = moved + xp.sum(triples * products[..., i, :, None], axis=-3)
-            weights.append(xp.sum(triples, axis=-1))
-        return moved, xp.concat(weights, axis=-2)
-
-
-def _factors(queries: Mapped, keys: Mapped) -> tuple[Array, Array] | None:
-    """Evaluate factors of queries and of keys, on NumPy where none of them is large."""
-    log, xp = queries.log, queries.xp
-    if not is_numpy_array(log):
-        return None
-    base = finite(xp.max(keys.log, axis=-2, keepdims=True), xp)
-    exponent = log + base
-    # What a factor of keys loses below the smallest number is that over the root of the largest.
-    if not exponent.max() <= _LARGEST_EXPONENTS.get(str(log.dtype), 2500.0):
-        return None
-    return exp(flush_small(exponent, xp), xp), exp(flush_small(keys.log - base, xp), xp)
-
-
-def _triples(queries: Mapped, keys: Mapped, visible: Array, i: slice) -> Array:
-    """Evaluate the weights of pairs and samples, (..., rows, c, S)."""
-    xp, logs = queries.xp, queries.log[..., i, None, :] + keys.log[..., None, :, :]
-    return xp.exp(xp.where(visible[..., i, :, None], logs, -math.inf))
-
-
-def _few_rows(queries: Mapped, keys: Mapped) -> Iterator[slice]:
-    """Cut queries into as many at once as their triples fit a block."""
-    c, size = queries.log.shape[-2:]
-    lead = np.broadcast_shapes(*(tuple(x.log.shape[:-2]) for x in (queries, keys)))
-    row = max(1, math.prod(lead) * c * size)
-    return blocks(0, c, max(1, math.prod(block_shape(queries.log)) // row))
 
 
 # How features of tokens are pulled back: cotangents of values, and of log scales if these matter.
@@ -377,7 +257,7 @@ def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator
 def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
-        return leaf_shape(n, _OTHER_LEAF)
+        return whole_leaves(n)
     return leaf_shape(n, _LEAF, max(1, chunk_size(like) // (arithmetic.width * _LEAF)))
 
 
@@ -497,8 +377,7 @@ class _Heads:
         for j in before:
             keys = self.keys_of(j)
             moved = keys.pull_pairs(self.ones[..., j, :], later.state)
-            _give_taken(self.give, 1, j, keys.pull(moved))
-            self.give(2, j, keys.pull_values(later.state))
+            self.give_keys(j, keys, moved, keys.pull_values(later.state))
 
     def nothing(self) -> Totals:
         """Make sums over no tokens."""
@@ -566,7 +445,14 @@ class _Heads:
         d_v = d_v + _sum_of_pairs(weights, step.visible, x[..., :-1], xp)
         j = slice(i.start + self.shift, i.stop + self.shift)
         moved, d_v = (joined(y, xp)[..., :count, :] for y in (moved + more, d_v))
-        _give_taken(self.give, 1, j, step.keys.pull(moved))
+        self.give_keys(j, step.keys, moved, d_v)
+
+    def give_keys(self, j: slice, keys: Mapped, moved: Array, d_v: Array) -> None:
+        """Give keys and values what they take; those that are hidden take nothing, not even nan."""
+        if self.mask is not None:
+            seen = self.xp.matrix_transpose(self.mask[..., j])
+            moved, d_v = (self.xp.where(seen, x, 0.0) for x in (moved, d_v))
+        _give_taken(self.give, 1, j, keys.pull(moved))
         self.give(2, j, d_v)
 
     def step(self, i: slice) -> _Step:

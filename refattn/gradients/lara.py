@@ -21,7 +21,8 @@ from ..engine import hops_back, kernel_back
 from ..engine.hops import Samples, sample
 from ..engine.kernel import Attended
 from ..engine.kernel_back import zeros_of
-from ..engine.signed_back import PositiveBack, pull_linear
+from ..engine.positive_back import PositiveBack
+from ..engine.signed_back import pull_linear
 from ..estimators import lara
 from ..estimators.token_chunks import chunk_of, chunk_of_keys, members
 from .rules import sources_of, with_pullback

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 
 from refattn import (
     Attended,
@@ -11,7 +12,7 @@ from refattn import (
     random_feature_attention,
 )
 from refattn.engine import causal as engine_causal
-from refattn.engine import positive, signed
+from refattn.engine import halves, positive, signed
 from tests import reference
 from tests.engine.causal_cases import CAUSAL
 from tests.problems import draw
@@ -124,6 +125,58 @@ def test_causal_steps_on_backends(backend, n, m):
         got = backend.call(function, q, k, v, causal=True, **options)
         want = function(q, k, v, causal=True, **options)
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("n", "m"), [(50, 61), (61, 50)])
+@pytest.mark.parametrize("name", ["rfa", "rfa weighted", "lara", "linear", "linear signed"])
+def test_many_steps_of_many_leaves(backend, name, n, m, monkeypatch):
+    """Of 8 tokens, in other libraries than NumPy: what is past counts once, what is to come not."""
+    if backend.name in ("numpy", "numpy-readonly", "jax", "dask"):
+        pytest.skip("has leaves of its own, or is slow")
+    monkeypatch.setattr(engine_causal, "_LEAVES", 3)
+    monkeypatch.setattr(engine_causal, "_LEAF", 8)
+    rng = np.random.default_rng(n)
+    arrays = [draw(rng, 2, *x) for x in ((n, 3), (m, 3), (m, 2))]
+    mask = rng.random((2, 1, m)) < 0.7
+    mask[0, 0, 8:24] = False  # whole leaves
+    got = backend.call(CAUSAL[name], *arrays, mask=mask)
+    np.testing.assert_allclose(got, CAUSAL[name](*arrays, mask=mask), rtol=1e-12, atol=1e-12)
+    if name != "lara":  # whose frequencies are drawn by chunks
+        edits = [x.copy() for x in arrays]
+        for x, edit in zip(edits, (1e3, np.nan, np.inf), strict=True):
+            x[..., -20:, :] = edit
+        late = backend.call(CAUSAL[name], *edits, mask=mask)
+        np.testing.assert_array_equal(late[:, : n - 20], got[:, : n - 20])
+
+
+@pytest.mark.parametrize("size", [1, 100, 1e4])
+def test_pairs_of_halves_are_those_of_all_samples(size):
+    rng = np.random.default_rng(0)
+    x, y = (size * draw(rng, 2, 3, 16, 5) for _ in range(2))
+    products, visible = draw(rng, 2, 3, 16, 16), np.tril(np.ones((16, 16), bool))
+    known = np.sort(rng.random((3, 16, 5)) < 0.7, axis=-2)
+    known[..., :2] = True
+    y[..., 9, 4] = np.where(known[:, 9, 4], y[..., 9, 4], np.nan)
+
+    def logs(known):
+        pairs = x[..., :, None, :] + y[..., None, :, :]
+        return np.where(known & visible[:, :, None], pairs, -np.inf)
+
+    with np.errstate(all="ignore"):
+        got = halves.log_kernel(x, y, known, np)
+        want = logsumexp(logs(known[..., :, None, :]), axis=-1)
+        most = np.max(want, axis=-1, keepdims=True)
+        got, want = (np.where(visible, np.exp(z - most), 0.0) for z in (got, want))
+        np.testing.assert_allclose(got, want, rtol=0, atol=1e-15 * (1 + 10 * size))
+        y = np.where(np.isnan(y), 0.0, y)
+        x -= logsumexp(logs(True), axis=(-2, -1))[..., None]
+        weights = np.exp(logs(True))
+        got = halves.to_queries(x, y, products, np), *halves.to_keys(x, y, products, np)
+    moved = weights * products[..., None]
+    want = np.sum(moved, axis=-2), np.sum(moved, axis=-3), np.sum(weights, axis=-1)
+    for a, b in zip(got, want, strict=True):
+        a = np.where(visible, a, 0.0) if a.shape[-1] == 16 else a
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-15 * (1 + 10 * size))
 
 
 @pytest.mark.long
