@@ -9,6 +9,7 @@ from scipy import stats
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays
+from refattn.rounding.softmax import variance_of_maxima
 from refattn.verification import verify
 from refattn.verification.findings import Numbers
 from refattn.verification.likelihood import compare
@@ -169,3 +170,34 @@ def test_a_looser_profile_does_not_explain_a_few_rows():
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
     assert found.verdict == "FAIL"
     assert "head 3, queries 512 to 527" in str(found)
+
+
+def test_weights_that_were_the_largest_so_far_are_not_rounded():
+    """One key comes first with a large weight, a later one has a larger, and values of 0."""
+    rng, to = np.random.default_rng(11), FORMATS["tfloat32"].round
+    q = to(np.stack([rng.uniform(20, 30, 48), rng.uniform(2, 6, 48)], -1))[None]
+    k, v = to(rng.standard_normal((1, 48, 2)) / 9), to(rng.standard_normal((1, 48, 8)))
+    k[0, 3], k[0, 40], v[0, 40] = (1, 0), (1, 1), 0
+    problem, names = pose_arrays(q, k, v, scale=1.0), {x: PROFILES[x] for x in ("math", "tf32")}
+    numbers = Numbers(of_heads("tf32", q, k, v, "float32", scale=1.0)[0].__getitem__, "float32")
+    fits = compare(problem, numbers, "float32", names)
+    assert fits["tf32"].against > 100  # errors are those of float32
+    assert fits["tf32"].log_p == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_variance_of_weights_that_may_have_been_the_largest(masked):
+    rng, kernel = np.random.default_rng(12), PROFILES["flash"].kernel("bfloat16")
+    q, k, v = (rng.standard_normal((1, x, 3)) for x in (5, 70, 70))
+    mask = rng.random((5, 70)) < (0.5 if masked else 2)
+    problem = pose_arrays(q, k, v, mask=mask)
+    head, i = problem.head((0,)), slice(0, 5)
+    scores = np.where(mask, q[0] @ k[0].T / math.sqrt(3), -math.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    steps = np.where(weights < 1, kernel.weights.spacing(weights), 0) / weights.sum(-1)[:, None]
+    expected = np.zeros((5, 3))
+    for a in range(0, 70, 16):
+        at = a + np.argmax(scores[:, a : a + 16], -1)
+        expected += np.square(steps[np.arange(5), at, None] * v[0, at]) / 12
+    found = variance_of_maxima(head, kernel, i, problem.analyse((0,), kernel, i))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
