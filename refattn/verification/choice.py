@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import Profile, profile_of
+from ..rounding.profiles import PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
@@ -17,6 +17,14 @@ BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narro
     True: (*_NARROW_PROFILES[:4], "flash-256", "flash-64", "flash-32", *_NARROW_PROFILES[4:]),
     False: ("math", "recomputed", *_WIDE_PROFILES[1:]),
 }
+
+
+def add_by_head(profile: ProfileChoice) -> ProfileChoice:
+    """Let profiles round gradients by query head, too, where these share keys."""
+    if profile is None or isinstance(profile, Profile):
+        return profile
+    names = [profile] if isinstance(profile, str) else profile
+    return [x for name in names for x in (name, f"{name}-by-head") if x == name or x in PROFILES]
 
 
 def usual_profiles(dtype: str) -> Sequence[str]:

@@ -50,7 +50,7 @@ from ..rounding.profiles import Profile
 from .blind import list_blind, list_ignored
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
-from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
+from .choice import BACKWARD_PROFILES, ProfileChoice, add_by_head, choose_profiles, is_narrow
 from .findings import Finding, Numbers, Part, ProfileTrial, place, weaken
 from .head_sums import RowWeights
 from .likelihood import ALIKE, Fit, compare
@@ -89,6 +89,8 @@ class _Case:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
         self.profiles = on_hardware(chosen, asked.hardware)
+        if not part.problem.shares_keys:  # the same profile by two names
+            self.profiles = {x: y._replace(by_head=False) for x, y in self.profiles.items()}
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
@@ -300,7 +302,9 @@ def judge_all(
         if len(parts) == 1:
             return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x != "out"}
-    names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+    names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+    if any(x.problem.shares_keys for x in gradients.values()):
+        names = add_by_head(names)
     forward = verdicts["out"].verdict if "out" in verdicts else ""
     backward = _judge_gradients(gradients, _Asked(dtype, names, share, everything, hardware))
     with np.errstate(all="ignore"):

@@ -92,6 +92,8 @@ class _Sample(NamedTuple):
     least : array
         Mean square of z at the least: of roundings to nearest, or at the most favourable digits
         without those of weights that were the largest when they were rounded.
+    most : array
+        The same at the most: at the least favourable digits.
     tested : array
         Mean square of what tests take for z, of the row or of its log normaliser; infinite beyond
         the bound.
@@ -102,6 +104,7 @@ class _Sample(NamedTuple):
     logs: Doubles
     units: Doubles
     least: Doubles
+    most: Doubles
     tested: Doubles
 
     @property
@@ -122,7 +125,8 @@ def compare(
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     weights = RowWeights(problem, dtype)
-    samples = {x: _look(problem, numbers, dtype, y, weights.of(y)) for x, y in profiles.items()}
+    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in {*profiles.values()}}
+    samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
     for name, x in samples.items():
         others = {y: z for y, z in samples.items() if y != name}
@@ -171,6 +175,7 @@ def _look(
             logs,
             weights[problem.number(index), i],
             least,
+            np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2),
             tested,
         )
         return lambda: parts.append(part)
@@ -194,7 +199,7 @@ def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
     bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
     square = np.ones(len(own))
     if surely:
-        square = np.clip(own, mine.least, WORST**2)
+        square = np.clip(own, mine.least, mine.most)
     square = np.maximum(square, _TINY)
     ratio = bet + (own / square + np.log(square)) / 2
     ratio = np.where(np.any(both, -1), ratio, 0.0)
