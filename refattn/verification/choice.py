@@ -24,8 +24,9 @@ BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narro
 
 
 # What may be the profiles of one kernel, forward and backward: those of a row. They have scores in
-# common: kept in float32 or wider, rounded step by step, of TF32, of 8 bits or of float16. Weights may be rounded in one pass and kept in the other, before they are
-# divided by their sum or after, as in a fused kernel beside a backward pass step by step.
+# common: kept in float32 or wider, rounded step by step, of TF32, of 8 bits or of float16. Weights
+# may be rounded in one pass and kept in the other, before they are divided by their sum or after,
+# as in a fused kernel beside a backward pass step by step.
 FAMILIES = (
     ("math", "serial", "flash", "upcast", "flash-fast", "recomputed", *_PARTS, *_DOUBLE_PROFILES),
     ("eager", "eager-narrow"),
