@@ -58,6 +58,7 @@ from .choice import (
     is_narrow,
     may_be_one,
 )
+from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, place, weaken
 from .head_sums import RowWeights
 from .likelihood import ALIKE, Fit, compare
@@ -221,6 +222,8 @@ class _Case:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
             remarks += _remark_idle(best.idle)
+            by = self.profiles[name]
+            remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
         weak = not best.powered or best.idle or weaken(blind)
