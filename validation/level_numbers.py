@@ -2,10 +2,11 @@
 
 Run as ``python -m validation.level_numbers --runs 1500``. Right outputs and gradients are drawn of
 emulated kernels, over profiles, units that cut sums, types, sizes, options and values, and no
-profile is named. Beside the profiles there are kernels between two of them, and exact results that
-are rounded once. Each run has a seed of its own, so that a failure can be drawn again: ``--first``.
-There may be alpha failures a run. Where all profiles that were tried have small p-values, the file
-is judged again at larger levels. The exit status is 1 if a run fails at 1e-6.
+profile is named. Some are in float64, some have keys and values in 8 bits with scales. Beside the
+profiles there are kernels between two of them, and exact results that are rounded once. Each run
+has a seed of its own, so that a failure can be drawn again: ``--first``. There may be alpha
+failures a run. Where all profiles that were tried have small p-values, the file is judged again at
+larger levels. The exit status is 1 if a run fails at 1e-6.
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ from refattn.verification.choice import BACKWARD_PROFILES, is_narrow, usual_prof
 
 cutting: Any = import_module("tests.rounding.cutting")
 rounded: Any = import_module("tests.rounding.rounded")
+doubles: Any = import_module("tests.verification.test_float64")
+caches: Any = import_module("tests.verification.test_types")
 ALPHAS = (1e-6, 0.001, 0.01, 0.05)
 PAIRS = 2**18  # of queries and keys
 NARROW = ("bfloat16", "float16")
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "int8")
 VALUES = ("normal", "one sign", "mostly one", "integers")
 CUT = {x: UNITS[x][0] for x in ("volta", "ampere", "hopper")}
-# Profiles with one rounding of a gradient in keys: emulators round that of every query head.
-ROUNDED_ONCE = ("math", "upcast", "eager", "eager-narrow")
 Draw = dict[str, Any]
 
 
@@ -115,16 +117,63 @@ def draw_options(rng: np.random.Generator, heads: int, n: int, m: int, single: b
     return given | {x: make() for x, make in makers.items() if rng.random() < 0.12}
 
 
+def draw_double(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw a file in float64."""
+    name = str(rng.choice([*doubles.KERNELS]))
+    n, m, d, d_v = (int(2 ** rng.uniform(0, x)) for x in (6, 9, 6, 6))
+    causal, size = bool(rng.random() < 0.4) and n <= m, float(rng.choice([0.3, 1.0, 3.0]))
+    q, k = (size * rng.standard_normal((2, x, d)) for x in (n, m))
+    v = draw_values(rng, str(rng.choice(VALUES)), (2, m, d_v))
+    out = doubles.KERNELS[name](q, k, v, causal=causal)
+    words = f"{name} float64 {n} x {m} x {d}, {d_v}, q and k times {size:g}, causal {causal}"
+    return words, {"q": q, "k": k, "v": v, "out": out, "causal": causal}
+
+
+def draw_cache(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw a file with keys and values in 8 bits."""
+    types = [str(rng.choice(x)) for x in (NARROW, EIGHT_BITS, [*caches.SHARES])]
+    name, cast = str(rng.choice(usual_profiles(types[0]))), bool(rng.random() < 0.5)
+    words = f"{name} of a cache, {' '.join(types)}, cast {cast}"
+    return words, caches.cache(*types, name=name, cast=cast, seed=int(rng.integers(2**31)))
+
+
+def draw_cut_gradients(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw gradients of heads that may share keys, whose sums a matrix unit cuts."""
+    unit, dtype, kind = (str(rng.choice(x)) for x in ([*CUT], NARROW, VALUES))
+    share, m, d = (
+        int(rng.choice([1, 1, 2, 4])),
+        int(2 ** rng.uniform(4, 9)),
+        int(rng.choice([8, 32])),
+    )
+    n, to, causal = int(min(m, 2 ** rng.uniform(0, 7))), FORMATS[dtype], bool(rng.random() < 0.4)
+    q, k, v, g = (
+        to.round(draw_values(rng, x, (heads, rows, d)))
+        for x, heads, rows in (("", share, n), ("", 1, m), (kind, 1, m), ("", share, n))
+    )
+    heads = [
+        cutting.backward(rounded.Case(q[h], k[0], v[0], causal=causal), g[h], dtype, CUT[unit])
+        for h in range(share)
+    ]
+    got = {x: np.stack([head[x] for head in heads]) for x in heads[0]}
+    got |= {x: to.round(np.sum(got[x], 0, keepdims=True)) for x in ("dk", "dv")}
+    words = f"gradients@{unit} {dtype} {share}/1 x {n} x {m} x {d}, {kind}, causal {causal}"
+    return words, {"q": q, "k": k, "v": v, "d_out": g, "dtype": dtype, "causal": causal, **got}
+
+
 def draw_file(seed: int) -> tuple[str, Draw]:
     """Draw a right file, and say what it is."""
     rng = np.random.default_rng(seed)
+    draw = [draw_double, draw_cache, draw_cut_gradients, *[draw_usual] * 7][seed % 10]
+    return draw(rng)
+
+
+def draw_usual(rng: np.random.Generator) -> tuple[str, Draw]:
+    """Draw a file in one type of up to 32 bits, of any profile and with any options."""
     backward = rng.random() < 0.3
     name, dtype = (GRADIENTS if backward else OUTPUTS)[
         rng.integers(len(GRADIENTS if backward else OUTPUTS))
     ]
     share, kv = int(rng.choice([1, 1, 2, 4])), int(rng.integers(1, 3))
-    if backward and name in ROUNDED_ONCE:
-        share = 1
     m = int(2 ** rng.uniform(0, 8 if backward else 11))
     n = int(min(2 ** rng.uniform(0, 8), max(1, PAIRS // (share * kv * m))))
     n = min(n, 48) if name == "serial" or backward or "@" in name else n
@@ -142,7 +191,10 @@ def draw_file(seed: int) -> tuple[str, Draw]:
     with np.errstate(all="ignore"):
         if backward:
             g = to.round(rng.standard_normal((share * kv, n, d_v)))
-            got: Draw = {"d_out": g} | rounded.made(name, q, k, v, g, dtype, **options)
+            by_head = [False, True, "each"][rng.integers(3)]
+            words += f", by head {by_head}"
+            found = rounded.made(name, q, k, v, g, dtype, by_head=by_head, **options)
+            got: Draw = {"d_out": g} | found
         else:
             out, lse = of_heads(name, q, k, v, dtype, options)
             got = {"out": out} | ({} if lse is None or rng.random() < 0.5 else {"lse": lse})

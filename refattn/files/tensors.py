@@ -23,6 +23,7 @@ from ..arrays.stored import (
 )
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
+from .sequences import NAMES, take_sequences
 
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
@@ -36,7 +37,6 @@ _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool",
 _FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
-_OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
 _WIDE = ("float32", "float64")  # may hold numbers that were rounded
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
@@ -68,6 +68,9 @@ class Tensors:
         The axes of query heads: what the leading axes of q, k and v broadcast to.
     others : tuple of str
         Names of what else the file holds.
+    last_key : array or None
+        Of sequences with queries and keys of their own, the key that is aligned with each query,
+        (n,) or (batch, n), for causal attention and windows.
     """
 
     def __init__(
@@ -79,8 +82,9 @@ class Tensors:
         others: Iterable[str],
         per_query: bool,
         scales: Mapping[str, Doubles] = MappingProxyType({}),
+        last_key: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.last_key = path, last_key
         self.dtype = storage_type(dtypes)
         self.dtypes = {name: x for name, x in dtypes.items() if name in views}
         self.scales = scales
@@ -134,8 +138,10 @@ def open_tensors(
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
-    With `cu_seqlens`, or `cu_seqlens_q` and the same `cu_seqlens_k`, sequences lie one after
-    another, (tokens, heads, size) and `lse` (heads, tokens), and each sees itself only.
+    With `cu_seqlens`, or `cu_seqlens_q` and `cu_seqlens_k`, sequences lie one after another,
+    (tokens, heads, size) and `lse` (heads, tokens), and each sees itself only. With `block_table`
+    and `cache_seqlens`, (batch, blocks) and (batch,), `k` and `v` are (blocks, block size, heads,
+    size), and all else is of layout bnhd.
 
     Parameters
     ----------
@@ -169,9 +175,9 @@ def open_tensors(
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in _READ if name in stored}
     arrays = {name: x for name, x in read.items() if name in ARRAYS}
-    offsets = _read_offsets(stored)
-    if offsets is not None:
-        layout, arrays["mask"] = "bnhd", _see_own_sequence(arrays, offsets)
+    last_key = take_sequences(arrays, stored)
+    if last_key is not None:
+        layout = "bnhd"
     views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
     rows = views["q"].shape[-3:-1]
     if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
@@ -183,49 +189,15 @@ def open_tensors(
     except ValueError as error:
         hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
         raise ValueError(f"{error}{hint}") from None
-    for name, x in read.items():
+    for name, x in (read | {x: arrays[x] for x in "qkv"}).items():  # no blocks that are not read
         _check_numbers(name, x)
     if isinstance(dtype, Mapping):
         dtypes = _types_by_array(arrays, types)
     else:
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
-    scales = _read_scales(read, layout)
-    others = set(names) - {*_READ, *_OFFSETS}
-    return Tensors(path, views, dtypes, lead, others, per_query, scales)
-
-
-def _read_offsets(stored: _Stored) -> npt.NDArray[np.int64] | None:
-    """Read where sequences begin, and where the last ends: the same for queries and keys."""
-    given = [stored[name] for name in _OFFSETS if name in stored]
-    every = [
-        np.asarray(x.numbers("offsets") if isinstance(x, safetensors.Tensor) else x) for x in given
-    ]
-    if any(not np.array_equal(x, every[0]) for x in every):
-        raise ValueError(
-            "`cu_seqlens_k` must be `cu_seqlens_q`: write other sequences one a file, as "
-            "`refattn.packed.varlen` cuts them."
-        )
-    return every[0].astype(np.int64) if every else None
-
-
-def _see_own_sequence(
-    arrays: Mapping[str, Floats], offsets: npt.NDArray[np.int64]
-) -> npt.NDArray[np.bool_]:
-    """Return the mask of tokens that see their own sequence, of arrays (tokens, heads, size)."""
-    if "mask" in arrays:
-        raise ValueError("`mask` must not come with `cu_seqlens`.")
-    for name in "qkv":
-        tokens = arrays[name].shape[0]
-        steps = np.diff(offsets) if offsets.ndim == 1 else np.array([-1])
-        if arrays[name].ndim != 3 or not steps.size or offsets[0] != 0 or offsets[-1] != tokens:
-            steps = np.array([-1])
-        if np.any(steps < 0):
-            raise ValueError(
-                f"`cu_seqlens` must rise from 0 to the tokens of `{name}` (tokens, heads, size), "
-                f"got {offsets.tolist()} for shape {arrays[name].shape}."
-            )
-    sequence = np.searchsorted(offsets[1:], np.arange(arrays["q"].shape[0]), side="right")
-    return np.asarray(sequence[:, None] == sequence)
+    scales = _read_scales(read | {x: arrays[x] for x in "qkv"}, layout)
+    others = set(names) - {*_READ, *NAMES}
+    return Tensors(path, views, dtypes, lead, others, per_query, scales, last_key)
 
 
 def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles]:
@@ -242,7 +214,7 @@ def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles
 
 def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
     try:
-        return read_npz(path, (*_READ, *_OFFSETS))
+        return read_npz(path, (*_READ, *NAMES))
     except ValueError as error:  # NumPy writes a name for float8_e5m2 that it does not read
         if "dtype descriptor" in str(error):
             raise ValueError(f"{error}: {_CANNOT}") from None

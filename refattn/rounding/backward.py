@@ -34,6 +34,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -68,7 +69,9 @@ class _GradientSum:
         self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
         self.variance, self.running, self.moved = (np.zeros(shape) for _ in range(3))
         self.flushed = np.zeros(shape)
-        self.terms = 0
+        self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
+        self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
+        self.terms = self.heads = 0
         self.cuts = None if unit is None else CutSum(unit, rows, columns)
 
     def add(
@@ -82,9 +85,10 @@ class _GradientSum:
     ) -> None:
         """Add products of x (rows, b) with y (b, columns) to a sum that is rounded first."""
         if to is not None and self.terms:
-            self.variance += np.square(scaled_spacing(to, self.total, self.scale)) / 12
-            self.moved += scaled_spacing(to, np.abs(self.total) + self.moved, self.scale) / 2
-            self.near = round_scaled(to, self.near, self.scale)
+            total, nearest, moved = self._since()
+            self.variance += np.square(scaled_spacing(to, total, self.scale)) / 12
+            self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
+            self.near += round_scaled(to, nearest, self.scale) - nearest
             self.restart()
         for at in blocks(0, len(y), RUN_STEPS if self.kernel.scores_matter else len(y)):
             last = self.total + x[:, at] @ y[at]
@@ -105,6 +109,30 @@ class _GradientSum:
         self.flushed += lost
         self.moved += bound @ sizes + lost
         self.terms += len(y)
+
+    def _since(self) -> list[Doubles]:
+        """Return what the heads that are not closed have brought to the total, near and moved."""
+        now = self.total, self.near, self.moved
+        return [x - y for x, y in zip(now, self.before, strict=True)]
+
+    def close_head(self, to: Format) -> None:
+        r"""Round what one head brings, and the sum of it and those before if they are two or more.
+
+        .. math:: \frac{1}{12} \sum_h h(\bar k_h)^2 \quad\text{and}\quad
+            \frac{1}{12} \sum_{1 < h < H} h(\bar k_1 + \dots + \bar k_h)^2
+
+        with the distance h of neighbouring numbers. Not all kernels round the sums.
+        """
+        total, near, moved = self._since()
+        self.rounded += np.square(scaled_spacing(to, total, self.scale)) / 12
+        self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
+        self.near += round_scaled(to, near, self.scale) - near
+        if self.heads > 1:
+            earlier, _, off = self.before
+            self.again += np.square(scaled_spacing(to, earlier, self.scale)) / 12
+            self.moved += scaled_spacing(to, np.abs(earlier) + off, self.scale) / 2
+        self.before = self.total.copy(), self.near.copy(), self.moved.copy()
+        self.heads += 1
 
     def restart(self) -> None:
         """Begin another sum in the unit, that is added to those before."""
@@ -275,6 +303,8 @@ def analyse_gradient(
                         if has_sinks:
                             lost = _tangent_of_sink(x, back, saved, kernel, i)
                             tangents["lost sink"] += lost.T @ head.q[i]
+            if kernel.by_head and kernel.out is not None and len(backs) > 1:
+                sum_.close_head(kernel.out)
     if of != "dv":
         tangents["scale"] += sum_.total
     return _close_sum(sum_, tangents)
@@ -388,6 +418,8 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     if sum_.cuts is not None:
         shift, variance = scale * sum_.cuts.shift, variance + sum_.cuts.variance
     variance = scale * scale * np.maximum(variance, 0.0)
+    worst = WORST**2 * variance + scale * scale * (sum_.rounded + sum_.again)
+    variance += scale * scale * sum_.rounded
     gamma = sum_error(kernel, sum_.terms, 2) + 2 * unit + cut_error(kernel.unit, sum_.terms)
     tiny = kernel.accumulate.tiny
     bound = np.minimum(np.abs(total), tiny) + abs(scale) * (
@@ -395,7 +427,6 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     )
     most = (sum_.sizes + sum_.moved) * (1 + gamma)
     bound = np.where(most > kernel.accumulate.largest, math.inf, bound) + np.abs(shift)
-    worst = WORST**2 * variance
     loose = np.abs(near - total) > _SURE_OF_GRADIENTS * np.sqrt(variance)
     near = near + shift
     spacing = np.zeros_like(total)
@@ -409,6 +440,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     near = np.where(loose, total + shift, near)
     std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))
     apart = (RMS * unit * scale) ** 2 * (sum_.running + sum_.total * sum_.total) + spacing**2 / 12
+    apart += scale * scale * (sum_.rounded + sum_.again)
     # What the exponentials and the constants have in common.
     slack = abs(scale) * (kernel.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
     slack = unit * (slack + CONSTANTS * np.abs(total))

@@ -91,6 +91,11 @@ class Problem(NamedTuple):
         """What the rows of the result belong to."""
         return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
 
+    @property
+    def shares_keys(self) -> bool:
+        """Whether the result is a gradient that sums over query heads."""
+        return self.gradient is not None and any(len(x) > 1 for x in self.gradient.heads.values())
+
     def rows_apart(self, kernel: Roundings) -> bool:
         """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
@@ -315,7 +320,7 @@ class Gradient(NamedTuple):
             return back, save_queries(back, kernel, parts)
 
         def look_once(index: Index, kernel: Roundings) -> Any:
-            kernel = kernel._replace(parts=None)  # of sums, that come later
+            kernel = kernel._replace(parts=None, by_head=False)  # of sums, that come later
             with guard:
                 own = locks[index, kernel]
             with own:

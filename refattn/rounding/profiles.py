@@ -55,6 +55,9 @@ class Profile(NamedTuple):
     parts : pair of int or None
         Queries, and keys, after which a running sum of gradients is rounded to the type of the
         result; None if there is one sum.
+    by_head : bool
+        Whether gradients in keys and values that query heads share are rounded for each of these,
+        to the type of the result, before they are added; sums of them may be rounded, too.
     accumulator : str or None
         Name of the hardware whose matrix units cut sums of products of 16-bit and of 8-bit numbers,
         one of `hardware.UNITS`. With None or "ieee" sums are rounded.
@@ -76,6 +79,7 @@ class Profile(NamedTuple):
     delta: str = "weights"
     parts: tuple[int, int] | None = None
     accumulator: str | None = None
+    by_head: bool = False
 
     def kernel(self, dtype: str) -> Roundings:
         """Look up the formats for a storage type."""
@@ -103,6 +107,7 @@ class Profile(NamedTuple):
             self.parts,
             unit_for(self.accumulator, of(self.weights)),
             unit_for(self.accumulator, of(self.inputs or "storage")),
+            self.by_head,
         )
 
 
@@ -151,6 +156,9 @@ PROFILES: Mapping[str, Profile] = {
 # What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
+# Keys and values are repeated for the query heads that share them, and gradients are then added.
+_BY_HEAD = (*_CAST, "flash-64", "flash-32")
+PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
 
 
 def profile_of(profile: Any) -> Profile:

@@ -46,6 +46,7 @@ class Roundings(NamedTuple):
     parts: tuple[int, int] | None  # queries and keys after which running sums are rounded
     unit: Unit | None = None  # that multiplies weights or derivatives; None rounds sums
     score_unit: Unit | None = None  # that multiplies queries and keys
+    by_head: bool = False  # whether gradients of the query heads that share keys are rounded each
 
     @property
     def fine(self) -> bool:

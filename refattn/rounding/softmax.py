@@ -157,6 +157,29 @@ def bound_softmax(
     return exact.out, _round_bound(kernel, exact.out, law.bound(head, kernel, exact.out))
 
 
+def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: RowErrors) -> Doubles:
+    r"""Return the part of the variance that a running maximum may spare a fused kernel, (b, d_v).
+
+    A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
+    and order, and in parts that are merged, it is the largest of its 16 keys, too:
+
+    .. math:: \sum_{j\ \text{largest of its 16 keys}} h_{ij}^2 v_{jc}^2 / 12
+
+    with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
+    """
+    spared, to = np.zeros_like(rows.out), kernel.weights
+    assert to is not None
+    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    for tile in scan_tiles(head, i):
+        of = _Shares.of(tile, top, np.exp(top - lse))
+        cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
+        largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
+        largest = largest[:, : of.weights.shape[-1]]
+        step = to.spacing(of.weights) * np.exp(top - lse) * (of.weights == largest)
+        spared += of.keep_rounded(np.square(step) / 12) @ np.square(head.v[tile.keys])
+    return spared
+
+
 def _round_bound(kernel: Roundings, out: Doubles, bound: Doubles) -> Doubles:
     """Add the rounding of the result to a bound."""
     if kernel.out is None:

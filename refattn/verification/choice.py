@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import Profile, profile_of
+from ..rounding.profiles import PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
@@ -13,10 +14,45 @@ _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-nar
 _WIDE_PROFILES = ("math", "serial", "flash", "tf32", "tf32-eager")
 _DOUBLE_PROFILES = ("math64", "serial64")
 
+_PARTS = ("flash-256", "flash-64", "flash-32")
+_SUFFIX = re.compile(r"(-cast)?(-by-head)?(@.*)?$")
+
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
-    True: (*_NARROW_PROFILES[:4], "flash-256", "flash-64", "flash-32", *_NARROW_PROFILES[4:]),
+    True: (*_NARROW_PROFILES[:4], *_PARTS, *_NARROW_PROFILES[4:]),
     False: ("math", "recomputed", *_WIDE_PROFILES[1:]),
 }
+
+
+# What may be the profiles of one kernel, forward and backward: those of a row. They have scores in
+# common: kept in float32 or wider, rounded step by step, of TF32, of 8 bits or of float16. Weights
+# may be rounded in one pass and kept in the other, before they are divided by their sum or after,
+# as in a fused kernel beside a backward pass step by step.
+FAMILIES = (
+    ("math", "serial", "flash", "upcast", "flash-fast", "recomputed", *_PARTS, *_DOUBLE_PROFILES),
+    ("eager", "eager-narrow"),
+    ("tf32", "tf32-eager"),
+    ("fp8", "fp8-eager"),
+    ("fp8-weights", "fp8-weights-eager"),
+    ("half-sums", "half-sums-eager"),
+)
+
+
+def may_be_one(forward: str | None, backward: str | None) -> bool:
+    """Tell whether a kernel may have one profile forward and another backward; None is any.
+
+    Units, types that caches are cast to, and sums over heads may be those of one pass.
+    """
+    names = [_SUFFIX.sub("", x) for x in (forward, backward) if x is not None]
+    families = [next((y for y in FAMILIES if x in y), x) for x in names]
+    return len({*families}) < 2
+
+
+def add_by_head(profile: ProfileChoice) -> ProfileChoice:
+    """Let profiles round gradients by query head, too, where these share keys."""
+    if profile is None or isinstance(profile, Profile):
+        return profile
+    names = [profile] if isinstance(profile, str) else profile
+    return [x for name in names for x in (name, f"{name}-by-head") if x == name or x in PROFILES]
 
 
 def usual_profiles(dtype: str) -> Sequence[str]:

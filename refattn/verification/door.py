@@ -95,7 +95,8 @@ def verify(
         if they hold its numbers. A dict names types by array: `q`, `k`, `v`, `out`, and `weights`,
         what these are rounded to before they multiply the values, by default the type of `q`.
     profile : str or Profile, optional
-        What the kernel rounds, where that is known: no other is tried.
+        What the kernel rounds, where that is known: no other is tried, but that gradients of heads
+        that share keys may be rounded by head, too.
     alpha : float, default 1e-6
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map

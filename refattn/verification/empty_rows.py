@@ -1,9 +1,13 @@
-"""Queries that see no key: what kernels give for them, and what `verify` accepts."""
+"""Queries that see no key: what kernels give for them, and what `verify` accepts.
+
+And rows of which nothing is known by a profile: what they hold.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,11 +16,16 @@ import numpy.typing as npt
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
+from ..rounding.head import SoftmaxHead, Tile, exact_rows, score_tile
 from ..rounding.problems import Index, Problem
+from ..rounding.profiles import Profile
 from .findings import Numbers, Part
 
 EMPTY_ROWS = ("zero", "nan", "mean", "any", "undefined")  # the last two are the same
 _KEYS_AT_ONCE = 512
+_HIDDEN = (-1e4, -3e4, -5e4, -65504.0, -1e9)  # finite scores that stand for hidden keys
+_LOOKED_AT = 64  # rows of which nothing is known
+_NEAR = 2.0**-5  # of the distance to the exact result, within which a row is another result
 _OFF_MEAN = 2.0**-6  # of the largest value, how far a mean of rounded values may be off
 
 
@@ -120,3 +129,48 @@ def list_conventions(
             if np.all(same):
                 yield f"lse of rows that see no key is {called} (to accept it: empty_rows='any')"
                 return
+
+
+def describe_idle(
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile, idle: Sequence[Index]
+) -> Iterator[str]:
+    """Say what rows hold of which nothing is known by a profile, of some of them."""
+    found, largest, kernel = Counter[str](), 0.0, profile.kernel(dtype)
+    for *at, row in idle[:_LOOKED_AT]:
+        index, i = tuple(at), slice(row, row + 1)
+        head, got = problem.head(index), numbers.out(index)[i]
+        keys = slice(0, head.keys)
+        tile = score_tile(head, i, keys, head.visible(i, keys), head.q[i] @ head.k[keys].T)
+        if not np.all(np.isfinite(got)):
+            largest = max(largest, float(np.max(np.abs(tile.products), initial=0.0)))
+            found["NaN or infinity"] += 1
+            continue
+        far = _NEAR * float(np.max(np.abs(got - exact_rows(head, i)), initial=0.0))
+        others = _list_others(head, tile)
+        found.update(
+            [next((x for x, y in others if np.max(np.abs(got - y), initial=0.0) < far), "")]
+        )
+    for words, count in found.items():
+        more = ""
+        if (
+            kernel.scores is not None
+            and words.startswith("NaN")
+            and largest > kernel.scores.largest
+        ):
+            more = f": q . k is up to {largest:.3g}, and {dtype} ends at {kernel.scores.largest:g}"
+        if words:
+            yield f"{count} of these rows hold {words}{more}"
+
+
+def _list_others(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[str, Doubles]]:
+    """List what a row may hold in place of the result."""
+    v = head.v[tile.keys]
+    yield "0", 0 * v[:1]
+    yield "the mean of all values", np.mean(v, 0, keepdims=True)
+    if tile.visible is None or head.sink is not None:
+        return
+    for score in _HIDDEN:
+        for words, more in ((f"a score of {score:g}", 0), (f"{score:g} added to scores", 1)):
+            s = np.where(tile.visible, tile.scores, score + more * tile.scores)
+            p = np.exp(s - np.max(s, -1, keepdims=True))
+            yield f"what hidden keys with {words} give", p @ v / np.sum(p, -1, keepdims=True)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from ..arrays.library import Doubles
 from ..arrays.threads import for_each
-from ..rounding.formats import FORMATS
 from ..rounding.head import Tile, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from ..rounding.roundings import WORST, Roundings, RowErrors
+from ..rounding.roundings import Roundings, RowErrors
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
+from .z_scores import LseErrors, over_bound
 
 ONE_PERCENT = 0.01  # of a result, an error that is to be seen
 _TILE_KEYS = 128  # that are looked at along the loss of each
@@ -90,7 +90,7 @@ class HeadSums:
         """Write the rows of a block of queries; return what adds its part of the sums."""
         at = self.problem.number(index)
         error, rounding = rows.errors(self.numbers.out(index)[i]), rows.errors(rows.nearest)
-        ratio = _over_bound(error, rows.bound)
+        ratio = over_bound(error, rows.bound)
         known = np.isfinite(rows.std) & np.isfinite(error)
         error, rounding = (np.where(known, x, 0.0) for x in (error, rounding))
         near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
@@ -170,28 +170,13 @@ class HeadSums:
 
     def _add_lse(self, at: int, i: slice, got: Doubles, rows: RowErrors) -> Callable[[], None]:
         """Write the errors of the log normalisers; return what adds their part of the sums."""
-        to = FORMATS[self.numbers.lse_dtype]
-        spacing = to.spacing(rows.lse)
-        empty = np.isneginf(rows.lse)
-        with np.errstate(invalid="ignore"):
-            error = np.where(
-                empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse - rows.lse_rest
-            )
-        ratio = _over_bound(error, rows.lse_bound + np.where(empty, 0.0, spacing / 2))
-        variance = np.square(rows.lse_std) + np.where(empty, 0.0, spacing * spacing / 12)
-        known = np.isfinite(error + variance + rows.lse_slack) & ~empty
-        weight = np.where(known, 1 / variance, 0.0)
-        error, exact = np.where(known, error, 0.0), np.where(known, rows.lse, 0.0)
-        rounding = to.round(exact) - exact - np.where(known, rows.lse_rest, 0.0)
-        slack = np.where(known, rows.lse_slack, 0.0) + to.spacing(exact) / 2
-        sums = self.sums["lse"]
-        sums.errors[at, i], sums.size[at, i] = weight * error, weight
-        sums.nearest[at, i], sums.slack[at, i] = weight * rounding, weight * slack
-        apart = self.weights[at, i]
-        beyond = np.maximum(np.abs(error) - slack, 0.0)
-        largest = float(np.max(ratio, initial=0.0))
-        square = float(np.sum(apart * weight * beyond * beyond)) / WORST**2
-        count = float(np.sum(apart * known))
+        of = LseErrors.of(got, self.numbers.lse_dtype, rows)
+        sums, apart = self.sums["lse"], self.weights[at, i]
+        sums.errors[at, i], sums.size[at, i] = of.weights * of.errors, of.weights
+        sums.nearest[at, i], sums.slack[at, i] = of.weights * of.rounding, of.weights * of.slack
+        largest = float(np.max(of.ratio, initial=0.0))
+        square = float(np.sum(apart * of.squares))
+        count = float(np.sum(apart * (of.weights > 0)))
 
         def sums_of_all() -> None:
             self.lse_beyond = max(self.lse_beyond, largest)
@@ -299,13 +284,6 @@ def _lose_shares(tile: Tile, lse: Doubles) -> Doubles:
         share[share >= NEARLY_ONE] = 0.0
     share /= 1 - share
     return share
-
-
-def _over_bound(error: Doubles, bound: Doubles) -> Doubles:
-    """Divide errors by their bounds; if a profile overflows, anything may come out."""
-    ratio = np.abs(error) / np.where(bound > 0, bound, 1e-300)
-    ratio = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, ratio))
-    return np.where(np.isinf(bound), 0.0, ratio)
 
 
 def _row_norms(x: Doubles) -> Doubles:

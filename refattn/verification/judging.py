@@ -50,7 +50,15 @@ from ..rounding.profiles import Profile
 from .blind import list_blind, list_ignored
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
-from .choice import BACKWARD_PROFILES, ProfileChoice, choose_profiles, is_narrow
+from .choice import (
+    BACKWARD_PROFILES,
+    ProfileChoice,
+    add_by_head,
+    choose_profiles,
+    is_narrow,
+    may_be_one,
+)
+from .empty_rows import describe_idle
 from .findings import Finding, Numbers, Part, ProfileTrial, place, weaken
 from .head_sums import RowWeights
 from .likelihood import ALIKE, Fit, compare
@@ -89,6 +97,8 @@ class _Case:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
         self.profiles = on_hardware(chosen, asked.hardware)
+        if not part.problem.shares_keys:  # the same profile by two names
+            self.profiles = {x: y._replace(by_head=False) for x, y in self.profiles.items()}
         self.everything, self.seconds = asked.everything, 0.0
         self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
         self.weights = RowWeights(self.problem, asked.dtype)
@@ -212,6 +222,8 @@ class _Case:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
             remarks += _remark_idle(best.idle)
+            by = self.profiles[name]
+            remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
         weak = not best.powered or best.idle or weaken(blind)
@@ -271,17 +283,25 @@ def judge(
     hardware: str | None = None,
 ) -> Verdict:
     """Say whether what a kernel gave for a problem can be that of a correct kernel."""
-    case = _Case(Part(problem, numbers), _Asked(dtype, profile, alpha, everything, hardware))
+    asked = _Asked(dtype, profile, alpha, everything, hardware)
+    return _judge_one(Part(problem, numbers), asked)
+
+
+def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdict:
+    """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
+    case = _Case(part, asked)
     case.compare([*case.profiles])
-    found = next((x for x in case.fits if not case.rejects(x)), None)
-    if hardware is None and (found is None or case.is_doubtful(found)):
-        found = next((x for x in case.add_units() if not case.rejects(x)), found)
+    names = [x for x in case.fits if may_be_one(x, backward)]
+    found = next((x for x in names if not case.rejects(x)), None)
+    if asked.hardware is None and (found is None or case.is_doubtful(found)):
+        units = (x for x in case.add_units() if may_be_one(x, backward))
+        found = next((x for x in units if not case.rejects(x)), found)
     if found is None:  # with inputs as they are, sizes of defects are right
-        as_they_are = (x for x in case.fits if case.profiles[x].inputs is None)
-        case.trial(next(as_they_are, next(iter(case.fits))))
+        as_they_are = (x for x in names if case.profiles[x].inputs is None)
+        case.trial(next(as_they_are, names[0]))
     verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
     with np.errstate(all="ignore"):  # wrong numbers may be as large as they like
-        return explain(case.problem, numbers, verdict, profile)
+        return explain(case.problem, part.numbers, verdict, asked.profile)
 
 
 def judge_all(
@@ -300,9 +320,17 @@ def judge_all(
         if len(parts) == 1:
             return verdicts["out"]
     gradients = {x: y for x, y in parts.items() if x != "out"}
-    names = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+    names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+    if any(x.problem.shares_keys for x in gradients.values()):
+        names = add_by_head(names)
     forward = verdicts["out"].verdict if "out" in verdicts else ""
-    backward = _judge_gradients(gradients, _Asked(dtype, names, share, everything, hardware))
+    asked = _Asked(dtype, names, share, everything, hardware)
+    backward = _judge_gradients(gradients, asked)
+    if "out" in verdicts:
+        forward_asked = asked._replace(profile=profile)
+        verdicts["out"], backward = _as_one_kernel(
+            parts, (verdicts["out"], backward), (forward_asked, asked)
+        )
     with np.errstate(all="ignore"):
         verdicts |= explain_gradients(gradients, backward, profile, forward)
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
@@ -311,10 +339,41 @@ def judge_all(
     return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
 
 
-def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verdict]:
+def _as_one_kernel(
+    parts: Mapping[str, Part],
+    found: tuple[Verdict, dict[str, Verdict]],
+    asked: tuple[_Asked, _Asked],
+) -> tuple[Verdict, dict[str, Verdict]]:
+    """Judge again by profiles that may be of one kernel, if those of a forward and a backward pass.
+
+    One of both is right about a right kernel, if it is one of two families: so either gradients
+    are explained by that of the output, or the output by that of the gradients.
+    """
+    out, backward = found
+    one, other = out.profile, next(x.profile for x in backward.values())
+    if "FAIL" in {out.verdict, *(x.verdict for x in backward.values())} or may_be_one(one, other):
+        return found
+    gradients = {x: y for x, y in parts.items() if x != "out"}
+    again = _judge_gradients(gradients, asked[1], one)
+    if all(x.verdict != "FAIL" for x in again.values()):
+        return out, again
+    instead = _judge_one(parts["out"], asked[0], other)
+    if instead.verdict != "FAIL":
+        return instead, backward
+    words = f"the output is that of profile {one}, gradients are of {other}: no kernel has both"
+    return out, {
+        x: y._replace(remarks=[words, *y.remarks]) if y.verdict == "FAIL" else y
+        for x, y in again.items()
+    }
+
+
+def _judge_gradients(
+    parts: Mapping[str, Part], asked: _Asked, forward: str | None = None
+) -> dict[str, Verdict]:
     """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
 
-    If there is none, it is that of the parts that are left when the worst are taken away.
+    It is one that a kernel may have beside that of its forward pass. If there is none, it is that
+    of the parts that are left when the worst are taken away.
     """
     cases = {x: _Case(y, asked) for x, y in parts.items()}
     names = [*next(iter(cases.values())).profiles]
@@ -323,13 +382,14 @@ def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verd
         case.compare(left)
         left = [x for x in left if not case.is_out(x)] or left
 
+    every, names = names, [x for x in names if may_be_one(forward, x)]
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
     name = _agree(worst_first, names)
     if not name and len(names) > 1:
-        _share_evidence(worst_first, names)
+        _share_evidence(worst_first, every)
         name = _agree(worst_first, names)
     if not name and asked.hardware is None:
-        units = worst_first[0].add_units()
+        units = [x for x in worst_first[0].add_units() if may_be_one(forward, x)]
         for case in worst_first[1:]:
             for name in units:
                 add_unit(case.profiles, name)

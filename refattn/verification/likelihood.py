@@ -10,10 +10,13 @@ which a single wrong row cannot make small. Rows are independent, and by Markov 
 them exceeds x with probability :math:`1/x` at most. Standard deviations of P are known but for a
 factor: at most that of the least favourable digits. At least it is half of that, or less in a row
 where the roundings of P to nearest, which are known, leave less: scores that are small integers are
-not moved. Of each row the factor is taken that speaks most for P. So numbers that fit P far too
-well speak against it, if its own roundings do not say why, and another profile does: that must
-explain nearly all rows. Between two profiles, or beside a sharper one that fails in many rows,
-numbers are those of a kernel that is not listed, and no evidence against the looser.
+not moved. With a running maximum the weight of each key that was the largest so far is 1, and is
+not rounded: which those were depends on tiles and their order, so that in any row without these
+roundings the factor may be that of the rest. Of each row the factor is taken that speaks most for
+P. So numbers that fit P far too well speak against it, if its own roundings do not say why, and
+another profile does: that must explain nearly all rows. Between two profiles, or beside a sharper
+one that fails in many rows, numbers are those of a kernel that is not listed, and no evidence
+against the looser.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..rounding.formats import FORMATS
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
+from ..rounding.softmax import variance_of_maxima
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
-from .z_scores import subtract_rounding
+from .z_scores import LseErrors, subtract_rounding
 
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
 ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
@@ -87,7 +90,10 @@ class _Sample(NamedTuple):
     units : array
         1 for a row of its own, less for those that depend on others.
     least : array
-        Mean square of z, of roundings to nearest.
+        Mean square of z at the least: of roundings to nearest, or at the most favourable digits
+        without those of weights that were the largest when they were rounded.
+    most : array
+        The same at the most: at the least favourable digits.
     tested : array
         Mean square of what tests take for z, of the row or of its log normaliser; infinite beyond
         the bound.
@@ -98,6 +104,7 @@ class _Sample(NamedTuple):
     logs: Doubles
     units: Doubles
     least: Doubles
+    most: Doubles
     tested: Doubles
 
     @property
@@ -118,7 +125,8 @@ def compare(
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     weights = RowWeights(problem, dtype)
-    samples = {x: _look(problem, numbers, dtype, y, weights.of(y)) for x, y in profiles.items()}
+    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in {*profiles.values()}}
+    samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
     for name, x in samples.items():
         others = {y: z for y, z in samples.items() if y != name}
@@ -136,7 +144,7 @@ def _look(
 ) -> _Sample:
     """Divide errors by their standard deviations."""
     parts: list[tuple[Any, ...]] = []
-    kernel = profile.kernel(dtype)
+    kernel, read = profile.kernel(dtype), problem.read_by(profile)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
@@ -151,16 +159,23 @@ def _look(
         square = np.where(known, np.square(error / rows.std), math.nan)
         logs = np.log(np.where(known, rows.std, 1.0))
         near = np.square(np.where(known, rows.errors(rows.nearest) / rows.std, math.nan))
+        least = np.minimum(_mean(near), _LEAST**2)
+        if problem.is_mean and kernel.weights is not None and not kernel.normalised:
+            spared = variance_of_maxima(read.head(index), kernel, i, rows) / np.square(rows.std)
+            rest = _LEAST**2 * np.maximum(1 - spared, 0.0)
+            least = np.minimum(least, _mean(np.minimum(near, rest)))
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:
-            tested = np.maximum(tested, _square_lse(numbers.lse(index)[i], numbers.lse_dtype, rows))
+            of_lse = LseErrors.of(numbers.lse(index)[i], numbers.lse_dtype, rows)
+            tested = np.maximum(tested, of_lse.squares)
         part = (
             bool(np.all(within)),
             square,
             logs,
             weights[problem.number(index), i],
-            _mean(near),
+            least,
+            np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2),
             tested,
         )
         return lambda: parts.append(part)
@@ -177,16 +192,6 @@ def _mean(x: Doubles) -> Doubles:
     return means
 
 
-def _square_lse(got: Doubles, dtype: str, rows: RowErrors) -> Doubles:
-    """Square what log normalisers are off beyond what errors may have in common."""
-    spacing = FORMATS[dtype].spacing(rows.lse)
-    with np.errstate(invalid="ignore"):
-        beyond = np.abs(got - rows.lse - rows.lse_rest) - rows.lse_slack - spacing / 2
-    variance = WORST**2 * (np.square(rows.lse_std) + spacing * spacing / 12)
-    known = np.isfinite(beyond) & (variance > 0)
-    return np.where(known, np.square(np.maximum(beyond, 0.0)) / variance, 0.0)
-
-
 def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
     both = ~(np.isnan(mine.squares) | np.isnan(theirs.squares))
@@ -194,7 +199,7 @@ def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
     bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
     square = np.ones(len(own))
     if surely:
-        square = np.clip(own, np.minimum(mine.least, _LEAST**2), WORST**2)
+        square = np.clip(own, mine.least, mine.most)
     square = np.maximum(square, _TINY)
     ratio = bet + (own / square + np.log(square)) / 2
     ratio = np.where(np.any(both, -1), ratio, 0.0)

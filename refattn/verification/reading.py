@@ -61,6 +61,10 @@ def pose_tensors(
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
     window = qkv.window(unlimited(window))
+    of_sequence, last = None, tensors.last_key
+    if last is not None and not np.array_equal(last, np.arange(n) + m - n):
+        of_sequence = partial(_see_band, last, Band.of(0, causal, window), m)
+        causal, window = False, (None, None)
     band = Band.of(m - n, causal, window)
 
     @lru_cache(maxsize=4)  # every block of queries reads its head
@@ -68,6 +72,8 @@ def pose_tensors(
         arrays: dict[str, Any] = {name: tensors.read(name, index) for name in names}
         if "omega" in arrays:
             arrays |= read_frequencies(arrays["omega"], None, features, arrays["q"])
+        if of_sequence is not None:
+            arrays["mask"] = arrays["mask"] & of_sequence(index)
         return hide_unseen(arrays, band)
 
     return Problem(
@@ -84,6 +90,14 @@ def pose_tensors(
         key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
         storage=tensors.dtype,
     )
+
+
+def _see_band(last_key: Any, band: Band, keys: int, index: Index) -> Any:
+    """Return which keys the queries of a head see by a band about the last key of each."""
+    last = last_key if last_key.ndim == 1 else last_key[index[0]]
+    ahead = np.arange(keys) - last[:, None]
+    right = math.inf if band.right is None else band.right
+    return (ahead >= -(math.inf if band.left is None else band.left)) & (ahead <= right)
 
 
 def kind_of(estimator: Any) -> str:

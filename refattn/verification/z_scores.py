@@ -3,17 +3,78 @@
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.library import Doubles
+from ..rounding.formats import FORMATS
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
-from ..rounding.roundings import Roundings, RowErrors
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from .choice import choose_profiles
 from .findings import Numbers
 
 _COMPARED_BLOCKS = 4  # blocks of queries that are looked at before all
+
+
+class LseErrors(NamedTuple):
+    """Errors of log normalisers, which are rounded once more.
+
+    Attributes
+    ----------
+    errors, rounding : arrays
+        Of what was given, infinite where it is not -inf for a query without keys, and of the exact
+        numbers rounded to nearest; 0 where there is no law.
+    ratio : array
+        Size over the bound.
+    weights : array
+        One over the variance, 0 where there is no law.
+    slack : array
+        How much may be the same for all, with half of the last rounding.
+    """
+
+    errors: Doubles
+    rounding: Doubles
+    ratio: Doubles
+    weights: Doubles
+    slack: Doubles
+
+    @classmethod
+    def of(cls, got: Doubles, dtype: str, rows: RowErrors) -> LseErrors:
+        """Compare log normalisers of a type with those of some rows."""
+        to = FORMATS[dtype]
+        empty = np.isneginf(rows.lse)
+        spacing = np.where(empty, 0.0, to.spacing(rows.lse))
+        with np.errstate(invalid="ignore"):
+            error = np.where(
+                empty, np.where(got == rows.lse, 0.0, math.inf), got - rows.lse - rows.lse_rest
+            )
+        ratio = over_bound(error, rows.lse_bound + spacing / 2)
+        variance = np.square(rows.lse_std) + spacing * spacing / 12
+        known = np.isfinite(error + variance + rows.lse_slack) & (variance > 0) & ~empty
+        exact = np.where(known, rows.lse, 0.0)
+        rest, slack = (np.where(known, x, 0.0) for x in (rows.lse_rest, rows.lse_slack))
+        return cls(
+            np.where(known, error, 0.0),
+            to.round(exact) - exact - rest,
+            ratio,
+            np.where(known, 1 / np.where(known, variance, 1.0), 0.0),
+            slack + to.spacing(exact) / 2,
+        )
+
+    @property
+    def squares(self) -> Doubles:
+        """Squares of what tests take for z: beyond the slack, at the least favourable digits."""
+        beyond = np.maximum(np.abs(self.errors) - self.slack, 0.0)
+        return np.asarray(self.weights * beyond * beyond / WORST**2)
+
+
+def over_bound(error: Any, bound: Any) -> Doubles:
+    """Divide errors by their bounds; if a profile overflows, anything may come out."""
+    ratio = np.abs(error) / np.where(bound > 0, bound, 1e-300)
+    ratio = np.where(np.isnan(error), math.inf, np.where(error == 0, 0.0, ratio))
+    return np.where(np.isinf(bound), 0.0, ratio)
 
 
 def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:

@@ -64,5 +64,18 @@ def flash(case, dtype, unit, *, tile=64, running=True, out=None, weights=None):
     return FORMATS[out or dtype].round((far + found) / np.where(total > 0, total, f32(1)))
 
 
+def backward(case, g, dtype, unit):
+    """Output and gradients, of queries that see a key; weights are computed again, and rounded."""
+    to, s, factor = FORMATS[dtype], scores32(case), f32(case.factor)
+    top = np.max(s, -1, keepdims=True)
+    p = np.exp(s - (top + np.log(np.exp(s - top).sum(-1, keepdims=True, dtype=f32))))
+    out = flash(case, dtype, unit)
+    delta = (g * out).sum(-1, keepdims=True).astype(f32)
+    ds, p = to.round(p * ((g @ case.v.T).astype(f32) - delta)), to.round(p)
+    sums = {"dq": (ds, case.k), "dk": (ds.T, case.q), "dv": (p.T, g)}
+    found = {x: single(product(*of, unit)) * (1 if x == "dv" else factor) for x, of in sums.items()}
+    return {"out": out} | {x: to.round(y) for x, y in found.items()}
+
+
 def single(x):
     return x.astype(f32).astype(np.float64)

@@ -483,7 +483,7 @@ class Wrong(NamedTuple):
 RIGHT = Wrong()
 
 
-def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None):
+def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=True):
     """Output and gradients in float32, with the roundings of a profile."""
     back, to = BACKWARD[name], FORMATS[dtype]
     of_weights, of_scores = (FORMATS[x or dtype] for x in back.types)
@@ -568,33 +568,33 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None):
     dk = product(ds.T[:, keep_q], q[keep_q], factor * f32(wrong.dk), queries)
     dv = product(p.T[:, keep_q], g[keep_q], f32(wrong.dv), queries)
 
-    def final(x):
+    def final(x, rounded=True):
+        if not rounded:
+            return x
         if wrong.truncated:
             step = to.spacing(x)
             return np.trunc(x / step) * step
         return to.round(x)
 
-    return out, final(dq), final(dk[: len(case.k)]), final(dv[: len(case.k)])
+    return out, final(dq), *(final(x[: len(case.k)], of_keys) for x in (dk, dv))
 
 
-def made(name, q, k, v, g, dtype, wrong=RIGHT, **options):
-    """What a backward pass gives, of heads that share keys where there are fewer of these."""
+def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
+    """What a backward pass gives, of heads that share keys where there are fewer of these.
+
+    Gradients in keys are rounded by head, and so are their sums if `by_head` is "each".
+    """
     share, sinks, products = len(q) // len(k), options.pop("sinks", None), g
     if name in INPUTS:
         q, k, v, products = quantised(FORMATS[INPUTS[name]], q, k, v, g)
-    found = [
-        backward(
-            name,
-            Case(q[h], k[h // share], v[h // share], **of_head),
-            g[h],
-            dtype,
-            wrong,
-            products[h],
-        )
-        for h in range(len(q))
-        for of_head in [options | ({} if sinks is None else {"sinks": float(sinks[h])})]
-    ]
+    found = []
+    for h in range(len(q)):
+        of_head = options | ({} if sinks is None else {"sinks": float(sinks[h])})
+        case = Case(q[h], k[h // share], v[h // share], **of_head)
+        found.append(backward(name, case, g[h], dtype, wrong, products[h], by_head))
     out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
     to = FORMATS[dtype]
-    dk, dv = (to.round(x.reshape(len(k), share, *x.shape[1:]).sum(1)) for x in (dk, dv))
+    parts = (np.moveaxis(x.reshape(len(k), share, *x.shape[1:]), 1, -1) for x in (dk, dv))
+    of_sums = to.round if by_head == "each" else same
+    dk, dv = (to.round(running(x, of_sums)) for x in parts)
     return {"out": out, "dq": dq, "dk": dk, "dv": dv}

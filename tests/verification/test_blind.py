@@ -1,5 +1,7 @@
 """Outputs that say nothing: that they pass is said, and a verdict by them is no PASS."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from refattn.rounding.formats import FORMATS
 from refattn.verification import verify
 from tests.rounding.rounded import of_heads
 from tests.verification.test_verdict import BF16, sample
+
+HALF = FORMATS["float16"].round
 
 
 def judged(q, k, v, **options):
@@ -73,3 +77,41 @@ def test_power_is_less_what_the_tests_subtract():
     found = verify(q=q, k=k, v=v, out=out, dtype="float8_e4m3fn", profile="flash")
     assert found.detectable["factor"] > 0.01
     assert found.verdict == "UNDERPOWERED"
+
+
+def stepwise_half(q, k, v, seen, hidden=-math.inf, bias=0.0):
+    """Step by step in float16, but for scores in float32 if keys are hidden by a number."""
+    narrow = HALF if hidden == -math.inf else np.float32
+    with np.errstate(all="ignore"):
+        s = narrow(narrow(q @ k.swapaxes(-1, -2)) * 0.25) + bias
+        s = np.where(seen, s, hidden)
+        w = np.exp(s - np.max(s, -1, keepdims=True))
+        return HALF(HALF(w / np.sum(w, -1, keepdims=True)) @ v)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("score", "4 of these rows hold what hidden keys with a score of -10000 give"),
+        ("zeros", "4 of these rows hold 0"),
+        ("mean", "4 of these rows hold the mean of all values"),
+        ("overflow", "4 of these rows hold NaN or infinity: q . k is up to "),
+    ],
+)
+def test_what_rows_hold_of_which_nothing_is_known(how, words):
+    """Scores of visible keys near -10000, of which float16 has every eighth, or beyond 65504."""
+    q, k, v = (HALF(np.random.default_rng(x).standard_normal((1, 48, 16))) for x in range(3))
+    seen, bias, rows = np.tri(48, dtype=bool), np.zeros((48, 48)), slice(10, 14)
+    if how == "overflow":
+        q[0, rows], k[0, ::2] = HALF(9000 * q[0, rows]), HALF(9 * k[0, ::2])
+        out = stepwise_half(q, k, v, seen)
+    else:
+        bias[rows] = -1e4
+        out = stepwise_half(q, k, v, seen, -1e4, bias)
+    if how in ("zeros", "mean"):
+        out[0, rows] = 0 if how == "zeros" else HALF(np.mean(v[0], 0))
+    found = verify(q=q, k=k, v=v, out=out, causal=True, bias=bias, dtype="float16", profile="eager")
+    assert found.verdict == "UNDERPOWERED"
+    assert words in str(found)
+    if how == "overflow":
+        assert "and float16 ends at 65504" in str(found)

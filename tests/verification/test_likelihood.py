@@ -9,7 +9,9 @@ from scipy import stats
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays
+from refattn.rounding.softmax import variance_of_maxima
 from refattn.verification import verify
+from refattn.verification.choice import BACKWARD_PROFILES, FAMILIES, may_be_one, usual_profiles
 from refattn.verification.findings import Numbers
 from refattn.verification.likelihood import compare
 from tests.rounding.rounded import made, of_heads
@@ -169,3 +171,83 @@ def test_a_looser_profile_does_not_explain_a_few_rows():
     found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
     assert found.verdict == "FAIL"
     assert "head 3, queries 512 to 527" in str(found)
+
+
+def test_weights_that_were_the_largest_so_far_are_not_rounded():
+    """One key comes first with a large weight, a later one has a larger, and values of 0."""
+    rng, to = np.random.default_rng(11), FORMATS["tfloat32"].round
+    q = to(np.stack([rng.uniform(20, 30, 48), rng.uniform(2, 6, 48)], -1))[None]
+    k, v = to(rng.standard_normal((1, 48, 2)) / 9), to(rng.standard_normal((1, 48, 8)))
+    k[0, 3], k[0, 40], v[0, 40] = (1, 0), (1, 1), 0
+    problem, names = pose_arrays(q, k, v, scale=1.0), {x: PROFILES[x] for x in ("math", "tf32")}
+    numbers = Numbers(of_heads("tf32", q, k, v, "float32", scale=1.0)[0].__getitem__, "float32")
+    fits = compare(problem, numbers, "float32", names)
+    assert fits["tf32"].against > 100  # errors are those of float32
+    assert fits["tf32"].log_p == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_variance_of_weights_that_may_have_been_the_largest(masked):
+    rng, kernel = np.random.default_rng(12), PROFILES["flash"].kernel("bfloat16")
+    q, k, v = (rng.standard_normal((1, x, 3)) for x in (5, 70, 70))
+    mask = rng.random((5, 70)) < (0.5 if masked else 2)
+    problem = pose_arrays(q, k, v, mask=mask)
+    head, i = problem.head((0,)), slice(0, 5)
+    scores = np.where(mask, q[0] @ k[0].T / math.sqrt(3), -math.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    steps = np.where(weights < 1, kernel.weights.spacing(weights), 0) / weights.sum(-1)[:, None]
+    expected = np.zeros((5, 3))
+    for a in range(0, 70, 16):
+        at = a + np.argmax(scores[:, a : a + 16], -1)
+        expected += np.square(steps[np.arange(5), at, None] * v[0, at]) / 12
+    found = variance_of_maxima(head, kernel, i, problem.analyse((0,), kernel, i))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_profiles_that_one_kernel_may_have():
+    """Every profile is in one family, and a file in one type is judged by those of two at most."""
+    every = [x for family in FAMILIES for x in family]
+    assert len(every) == len({*every})
+    plain = {x for x in PROFILES if not x.endswith(("-cast", "-by-head"))}
+    assert {*every} == plain
+    for dtype in ("bfloat16", "float32", "float64"):
+        names = {*usual_profiles(dtype), *BACKWARD_PROFILES[dtype == "bfloat16"]}
+        assert len([x for x in FAMILIES if names & {*x}]) <= 2
+    assert may_be_one("flash", "upcast")
+    assert may_be_one("flash-cast@hopper", "flash-64-by-head")
+    assert not may_be_one("flash", "eager-by-head")
+    assert not may_be_one("math", "tf32@ampere")
+    assert may_be_one(None, "eager")
+    assert may_be_one("given", "given")
+
+
+PAIRS = [  # forward, backward, and whether one kernel may do both
+    ("flash", "eager", False), ("flash", "upcast", True), ("math", "flash-32", True),
+    ("math", "eager-narrow", False), ("upcast", "eager", False), ("eager", "upcast", False),
+    ("eager", "eager-narrow", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "right"),
+    [PAIRS[0], *(pytest.param(*x, marks=pytest.mark.long) for x in PAIRS[1:])],
+)
+def test_output_and_gradients_are_of_one_kernel(forward, backward, right):
+    draw = np.random.default_rng(13).standard_normal
+    q, k, v, g = (BF16(x * draw((2, 64, 32))) for x in (1.5, 1.5, 1, 1))
+    out, found = (made(x, q, k, v, g, "bfloat16") for x in (forward, backward))
+    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | found
+    assert verify(**given).verdict == "PASS"
+    found = verify(**given | {"out": out["out"]})
+    assert found.verdict == ("PASS" if right else "FAIL"), str(found)
+    assert right or "no kernel has both" in str(found)
+
+
+@pytest.mark.parametrize("one", ["eager", "flash"])
+def test_an_output_of_which_little_is_known_takes_the_family_of_the_gradients(one):
+    """One key has nearly all of the weight: any profile explains the output."""
+    draw = np.random.default_rng(14).standard_normal
+    q, k, v, g = (BF16(x * draw((2, 24, 16))) for x in (4, 4, 1, 1))
+    found = verify(q=q, k=k, v=v, d_out=g, dtype="bfloat16", **made(one, q, k, v, g, "bfloat16"))
+    assert found.verdict != "FAIL", str(found)
+    assert may_be_one(found.parts["out"].profile, found.parts["dq"].profile)

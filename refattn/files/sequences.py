@@ -1,0 +1,120 @@
+"""Sequences of their own length in a file: one after another, or with keys in blocks.
+
+They are those of `refattn.packed`. Causal attention and windows are those of each sequence: its
+last query sees its last key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..arrays import checks
+from ..arrays.library import Floats
+from . import safetensors
+
+_Integers = npt.NDArray[np.int64]
+
+OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
+LENGTHS = ("cache_seqlens", "seqlens")  # of sequences with keys in blocks
+TABLE = "block_table"
+NAMES = (*OFFSETS, TABLE, *LENGTHS)
+
+
+def take_sequences(
+    arrays: dict[str, Floats], stored: Mapping[str, Floats | safetensors.Tensor]
+) -> _Integers | None:
+    """Give arrays a mask, and keys in place of blocks; return the last key of each query.
+
+    Axes are those of layout bnhd. Numbers of keys are among all of them, for causal attention in
+    the sense of a sequence: shape (tokens,), or (batch, n) with blocks; None for one sequence.
+    """
+    given = {name: _read_integers(name, stored[name]) for name in NAMES if name in stored}
+    if not given:
+        return None
+    if "mask" in arrays:
+        raise ValueError(f"`mask` must not come with `{next(iter(given))}`.")
+    return _take_blocks(arrays, given) if TABLE in given else _take_offsets(arrays, given)
+
+
+def _read_integers(name: str, x: Floats | safetensors.Tensor) -> _Integers:
+    numbers = x.numbers(name) if isinstance(x, safetensors.Tensor) else x
+    ndim, rule = (2, "(batch, blocks)") if name == TABLE else (1, "(sequences + 1,)")
+    integers: _Integers = checks.host_integers(
+        name, numbers, "(batch,)" if name in LENGTHS else rule, ndim
+    )
+    return integers
+
+
+def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> _Integers:
+    """Let tokens see their own sequence, of arrays (tokens, heads, size)."""
+    if not {*OFFSETS} & {*given}:
+        raise ValueError(f"`{next(iter(given))}` must come with `{TABLE}`, got none.")
+    both = [next(given[x] for x in (name, *OFFSETS) if x in given) for name in OFFSETS[1:]]
+    for name, offsets in zip("qkv", (both[0], both[1], both[1]), strict=True):
+        shape = arrays[name].shape
+        rises = offsets.size > 1 and offsets[0] == 0 and bool(np.all(np.diff(offsets) >= 0))
+        if not rises or len(shape) != 3 or offsets[-1] != shape[0]:
+            raise ValueError(
+                f"`cu_seqlens` must rise from 0 to the tokens of `{name}` (tokens, heads, size), "
+                f"got {offsets.tolist()} for shape {shape}."
+            )
+    if len(both[0]) != len(both[1]):
+        raise ValueError(
+            "`cu_seqlens_k` must have as many entries as `cu_seqlens_q`, "
+            f"got {len(both[1])} and {len(both[0])}."
+        )
+    of_query, of_key = (np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in both)
+    arrays["mask"] = np.asarray(of_query[:, None] == of_key)
+    shift: _Integers = (both[1] - both[0])[1:][of_query]  # the last query sees the last key
+    return np.arange(len(of_query)) + shift
+
+
+def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> _Integers:
+    """Put keys and values (blocks, block size, heads, size) in order, (batch, m, heads, size)."""
+    called = next((x for x in LENGTHS if x in given), None)
+    if called is None:
+        raise ValueError(f"`{TABLE}` must come with `{LENGTHS[0]}`, got none.")
+    table, lengths, q = given[TABLE], given[called], arrays["q"]
+    for name in "qkv":
+        rule = "(batch, n, heads, size)" if name == "q" else "(blocks, block size, heads, size)"
+        if arrays[name].ndim != 4:
+            raise ValueError(
+                f"`{name}` must have axes {rule} with `{TABLE}`, got shape {arrays[name].shape}."
+            )
+    count, size = arrays["k"].shape[:2]
+    if arrays["v"].shape[:2] != (count, size):
+        shapes = f"{arrays['k'].shape} and {arrays['v'].shape}"
+        raise ValueError(f"`k` and `v` must have as many blocks of one size, got shapes {shapes}.")
+    if not len(table) == len(lengths) == len(q):
+        raise ValueError(
+            f"`{TABLE}` and `{called}` must have a first axis of the length of that of `q`, "
+            f"{len(q)}, got shapes {table.shape} and {lengths.shape}."
+        )
+    if np.any((lengths < 0) | (lengths > table.shape[1] * size)):
+        raise ValueError(
+            f"`{called}` must be from 0 to {table.shape[1]} blocks of {size}, "
+            f"got {lengths.tolist()}."
+        )
+    read = np.arange(table.shape[1]) * size < lengths[:, None]  # the others may be anything
+    wrong = read & ((table < 0) | (table >= count))
+    if np.any(wrong):
+        member = int(np.flatnonzero(wrong.any(1))[0])
+        raise ValueError(
+            f"`{TABLE}` must hold blocks of 0 to {count - 1}, got "
+            f"{table[member][read[member]].tolist()} for member {member}."
+        )
+    most = int(np.max(lengths, initial=0))
+    seen = np.arange(most) < lengths[:, None]
+    for name in "kv":
+        pages: Any = arrays[name]
+        found = pages[np.where(read, table, 0)] if count else np.zeros((*table.shape, 0))
+        keys = found.reshape(len(q), table.shape[1] * size, *pages.shape[2:])[:, :most].copy()
+        keys[~seen] = 0
+        arrays[name] = keys
+    arrays["mask"] = seen[:, None, None]
+    last_key: _Integers = lengths[:, None] - q.shape[1] + np.arange(q.shape[1])
+    return last_key
