@@ -16,24 +16,20 @@ from ..rounding.problems import dtype_of, widen
 from .outputs import Case, Trial, gradient_errors, pose
 
 _NEAR = 0.05  # relative error at which an output is taken for the formula
-_NAMES = {
-    "query": "q",
-    "queries": "q",
-    "key": "k",
-    "keys": "k",
-    "value": "v",
-    "values": "v",
-    "is_causal": "causal",
-    "sm_scale": "scale",
-    "softmax_scale": "scale",
-    "attn_mask": "mask",
-    "attention_mask": "mask",
-    "attn_bias": "bias",
-    "window_size": "window",
-    "soft_cap": "softcap",
-    "logits_soft_cap": "softcap",
-    "s_aux": "sinks",
+# What public code calls our arguments.
+_WORDS = {
+    "q": "query queries",
+    "k": "key keys",
+    "v": "value values",
+    "causal": "is_causal",
+    "scale": "sm_scale softmax_scale",
+    "mask": "attn_mask attention_mask key_padding_mask padding_mask",
+    "bias": "attn_bias",
+    "window": "window_size",
+    "softcap": "soft_cap logits_soft_cap",
+    "sinks": "s_aux",
 }
+_NAMES = {word: name for name, words in _WORDS.items() for word in words.split()}
 _OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
 
 
@@ -110,22 +106,25 @@ class Substitute:
         self, numbers: dict[str, Doubles], arguments: dict[str, Any], out: Any
     ) -> tuple[Case, bool]:
         got, dtype = widen("out", out), dtype_of(out, "out")
-        options = {x: y for x, y in _options(arguments) if x not in self.said}
-        layouts = [self.said["layout"]] if "layout" in self.said else ["bhnd", "bnhd"]
-        causal = [options.pop("causal")] if "causal" in options else [False, True]
-        causal = [self.said["causal"]] if "causal" in self.said else causal
-        scale = [options.pop("scale")] if "scale" in options else [None, 1.0]
-        scale = [self.said["scale"]] if "scale" in self.said else scale
+        said = {**dict(_options(arguments)), **self.said}
         usual = numbers["q"].shape[-1] ** -0.5
-        scale = [None if x is not None and np.isclose(x, usual, rtol=1e-6) else x for x in scale]
-        least, nearest = np.inf, None
-        for layout, edge, factor in product(layouts, causal, scale):
-            swapped = layout == "bnhd" and got.ndim > 2
+        if "scale" in said and np.isclose(said["scale"], usual, rtol=1e-6):
+            said["scale"] = None
+        # What the arguments do not say; a mask of padding may be true where keys are hidden.
+        ways: dict[str, tuple[Any, ...]]
+        ways = {"layout": ("bhnd", "bnhd"), "causal": (False, True), "scale": (None, 1.0)}
+        ways = {x: (said[x],) if x in said else y for x, y in ways.items()}
+        if "mask" in said:
+            ways["mask"] = said["mask"], ~said["mask"]
+        least, nearest, reason = np.inf, None, "there is no way"
+        for way in product(*ways.values()):
+            options: dict[str, Any] = {**said, **dict(zip(ways, way, strict=True))}
+            swapped = options.pop("layout") == "bnhd" and got.ndim > 2
             q, k, v, expected = (_swap(x, swapped) for x in (*numbers.values(), got))
             try:
-                case = pose(q, k, v, dtype=dtype, causal=edge, scale=factor, **options)
+                case = pose(q, k, v, dtype=dtype, **options)
             except (TypeError, ValueError) as error:
-                reason = error
+                reason = str(error)
                 continue
             if case.exact.shape != expected.shape:
                 continue

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..arrays import checks
 from ..arrays.library import Doubles, is_array_api_obj, to_host
+from ..arrays.stored import mask_of_members
 from ..conformance.defects.catalogue import right, wrong
 from ..conformance.defects.edits import Edited
 from ..features import elu_features
@@ -124,6 +125,8 @@ def pose(
     checks.choice("dtype", dtype, [x for x in FORMATS if x != "tfloat32"])
     arrays = {x: FORMATS[dtype].round(widen(x, y)) for x, y in zip("qkv", (q, k, v), strict=True)}
     options = {x: _on_host(x, y) for x, y in options.items() if y is not None}
+    if "mask" in options:
+        options["mask"] = mask_of_members(options["mask"], *arrays.values())
     of_map = {"feature_map": elu_features} if estimator == CALLED["map"] else {}
     given: dict[str, Any] = {**arrays, **options, **of_map}
     problem = pose_arrays(**given)

@@ -169,6 +169,18 @@ def test_options_go_by_the_names_of_the_field():
         assert case.options["window"] == (4, None)
 
 
+@pytest.mark.parametrize("hides", [False, True])
+def test_masks_of_padding_are_read_either_way(hides):
+    def kernel(q, k, v, key_padding_mask):
+        mask = ~key_padding_mask if hides else key_padding_mask
+        return softmax_attention(q, k, v, mask=mask[:, None, None, :])
+
+    q, k, v = (x[:, None] for x in qkv())
+    mask = np.arange(24) < np.array([[20], [15]])
+    case, out, _ = read(kernel, q, k, v, ~mask if hides else mask)
+    np.testing.assert_allclose(case.exact, out, rtol=1e-12, atol=1e-14)
+
+
 def test_outputs_that_are_written_and_methods():
     class Kernel:
         def attend(self, q, k, v, out=None):
