@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -15,24 +16,20 @@ from ..rounding.problems import dtype_of, widen
 from .outputs import Case, Trial, gradient_errors, pose
 
 _NEAR = 0.05  # relative error at which an output is taken for the formula
-_NAMES = {
-    "query": "q",
-    "queries": "q",
-    "key": "k",
-    "keys": "k",
-    "value": "v",
-    "values": "v",
-    "is_causal": "causal",
-    "sm_scale": "scale",
-    "softmax_scale": "scale",
-    "attn_mask": "mask",
-    "attention_mask": "mask",
-    "attn_bias": "bias",
-    "window_size": "window",
-    "soft_cap": "softcap",
-    "logits_soft_cap": "softcap",
-    "s_aux": "sinks",
+# What public code calls our arguments.
+_WORDS = {
+    "q": "query queries",
+    "k": "key keys",
+    "v": "value values",
+    "causal": "is_causal",
+    "scale": "sm_scale softmax_scale",
+    "mask": "attn_mask attention_mask key_padding_mask padding_mask",
+    "bias": "attn_bias",
+    "window": "window_size",
+    "softcap": "soft_cap logits_soft_cap",
+    "sinks": "s_aux",
 }
+_NAMES = {word: name for name, words in _WORDS.items() for word in words.split()}
 _OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
 
 
@@ -67,18 +64,27 @@ class Substitute:
         self.has_gradients = False
         self._found: dict[bytes, tuple[Case, bool]] = {}
 
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Stand for a method, too."""
+        return self if instance is None else partial(self, instance)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tapes = _Tapes(self)
-        args = tuple(tapes.tap("qkv"[i : i + 1], x) for i, x in enumerate(args))
+        tapes, names = _Tapes(self), _positions(self.kernel, args)
+        args = tuple(tapes.tap(x, y) for x, y in zip(names, args, strict=True))
         kwargs = {x: tapes.tap(_ours(x), y) for x, y in kwargs.items()}
         result = self.kernel(*args, **kwargs)
+        arguments = _arguments(self.kernel, args, kwargs)
+        written = next((x for y in ("out", "o") if (x := arguments.get(y)) is not None), None)
+        result = written if result is None else result
         out = result[0] if isinstance(result, tuple | list) else result
-        case, swapped = self._read(_arguments(self.kernel, args, kwargs), out)
+        case, swapped = self._read(arguments, out)
         tapes.case, tapes.swapped = case, swapped
         numbers = None
         if self.trial is not None and self.trial.backward is None:
             numbers = _swap(case.write(self.trial.compute(case)), swapped)
         replaced = tapes.replace(out, numbers)
+        if numbers is not None and written is not None:
+            written[...] = replaced
         if isinstance(result, tuple | list):
             rest = [replaced, *result[1:]]
             return type(result)(*rest) if hasattr(result, "_fields") else type(result)(rest)
@@ -100,22 +106,25 @@ class Substitute:
         self, numbers: dict[str, Doubles], arguments: dict[str, Any], out: Any
     ) -> tuple[Case, bool]:
         got, dtype = widen("out", out), dtype_of(out, "out")
-        options = {x: y for x, y in _options(arguments) if x not in self.said}
-        layouts = [self.said["layout"]] if "layout" in self.said else ["bhnd", "bnhd"]
-        causal = [options.pop("causal")] if "causal" in options else [False, True]
-        causal = [self.said["causal"]] if "causal" in self.said else causal
-        scale = [options.pop("scale")] if "scale" in options else [None, 1.0]
-        scale = [self.said["scale"]] if "scale" in self.said else scale
+        said = {**dict(_options(arguments)), **self.said}
         usual = numbers["q"].shape[-1] ** -0.5
-        scale = [None if x is not None and np.isclose(x, usual, rtol=1e-6) else x for x in scale]
-        least, nearest = np.inf, None
-        for layout, edge, factor in product(layouts, causal, scale):
-            swapped = layout == "bnhd" and got.ndim > 2
+        if "scale" in said and np.isclose(said["scale"], usual, rtol=1e-6):
+            said["scale"] = None
+        # What the arguments do not say; a mask of padding may be true where keys are hidden.
+        ways: dict[str, tuple[Any, ...]]
+        ways = {"layout": ("bhnd", "bnhd"), "causal": (False, True), "scale": (None, 1.0)}
+        ways = {x: (said[x],) if x in said else y for x, y in ways.items()}
+        if "mask" in said:
+            ways["mask"] = said["mask"], ~said["mask"]
+        least, nearest, reason = np.inf, None, "there is no way"
+        for way in product(*ways.values()):
+            options: dict[str, Any] = {**said, **dict(zip(ways, way, strict=True))}
+            swapped = options.pop("layout") == "bnhd" and got.ndim > 2
             q, k, v, expected = (_swap(x, swapped) for x in (*numbers.values(), got))
             try:
-                case = pose(q, k, v, dtype=dtype, causal=edge, scale=factor, **options)
+                case = pose(q, k, v, dtype=dtype, **options)
             except (TypeError, ValueError) as error:
-                reason = error
+                reason = str(error)
                 continue
             if case.exact.shape != expected.shape:
                 continue
@@ -123,15 +132,31 @@ class Substitute:
                 errors = np.nan_to_num(expected - case.exact, posinf=0.0, neginf=0.0)
                 off = float(np.sqrt(np.sum(errors**2) / (np.sum(case.exact**2) or 1.0)))
             if off < least:
-                least, nearest = off, (case._replace(errors=errors), swapped)
+                if dtype in ("float32", "float64"):  # in others they hold the rounding of `out`
+                    case = case._replace(errors=errors)
+                least, nearest = off, (case, swapped)
         if nearest is None:
-            raise Unclear(f"the kernel's arrays cannot be read: {reason}")
+            raise Unclear(
+                f"the kernel's arrays cannot be read ({reason}); give the comparison to "
+                "refattn.testing.audit"
+            )
         if least > _NEAR:
             raise Unclear(
                 f"the kernel's output is not softmax attention of its first three arrays: it is "
-                f"off by {least:.0%}; --layout, --causal and --scale say how it is called"
+                f"off by {least:.0%}; say --layout, --causal or --scale if they differ from what "
+                "its arguments say, or give the comparison to refattn.testing.audit"
             )
         return nearest
+
+
+def _positions(kernel: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    """Name positional arguments; those of compiled functions are q, k and v."""
+    try:
+        names = [_ours(x) for x in inspect.signature(kernel).bind(*args).arguments]
+    except (TypeError, ValueError):
+        names = []
+    named = len(names) == len(args) and {*"qkv"} & {*names}
+    return names if named else [*"qkv", *[""] * len(args)][: len(args)]
 
 
 def _ours(name: str) -> str:
@@ -159,7 +184,10 @@ def _arguments(
     if not {*"qkv"} <= {*found}:
         arrays = [x for x in (*args, *kwargs.values()) if is_array_api_obj(x) and x.ndim > 1]
         if len(arrays) < 3:
-            raise Unclear("the kernel must be called with arrays q, k and v")
+            raise Unclear(
+                "the kernel must be called with arrays q, k and v; for others give the comparison "
+                "to refattn.testing.audit"
+            )
         found |= dict(zip("qkv", arrays, strict=False))
     return found
 

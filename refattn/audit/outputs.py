@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import checks
-from ..arrays.library import Doubles
+from ..arrays.library import Doubles, is_array_api_obj, to_host
+from ..arrays.stored import mask_of_members
 from ..conformance.defects.catalogue import right, wrong
 from ..conformance.defects.edits import Edited
 from ..features import elu_features
@@ -123,7 +124,9 @@ def pose(
     dtype = dtype_of(q) if dtype is None else dtype
     checks.choice("dtype", dtype, [x for x in FORMATS if x != "tfloat32"])
     arrays = {x: FORMATS[dtype].round(widen(x, y)) for x, y in zip("qkv", (q, k, v), strict=True)}
-    options = {x: y for x, y in options.items() if y is not None}
+    options = {x: _on_host(x, y) for x, y in options.items() if y is not None}
+    if "mask" in options:
+        options["mask"] = mask_of_members(options["mask"], *arrays.values())
     of_map = {"feature_map": elu_features} if estimator == CALLED["map"] else {}
     given: dict[str, Any] = {**arrays, **options, **of_map}
     problem = pose_arrays(**given)
@@ -132,6 +135,13 @@ def pose(
     exact = _formula(estimator)(**arrays, **options)
     errors = _simulate_errors(problem, dtype)
     return Case(arrays, MappingProxyType(options), estimator, dtype, exact, errors, problem)
+
+
+def _on_host(name: str, x: Any) -> Any:
+    """Bring an option to NumPy if it is an array."""
+    if not is_array_api_obj(x):
+        return x
+    return to_host(x, None) if name == "mask" else widen(name, x)
 
 
 def usual_profile(dtype: str) -> str:
@@ -180,7 +190,8 @@ def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
     for x in wrong():
         option = _OPTIONS.get(x.name.removeprefix(f"{estimator}-").partition("-")[0].rstrip("s"))
         there = option is None or option in options
-        if x.estimator == estimator and x.fn.over != "dropout" and there:
+        random = x.fn.over == "dropout" or x.name == f"{estimator}-dropout"
+        if x.estimator == estimator and there and not random:
             kind = next((k for k, words in _KINDS.items() if re.search(words, x.name)), "other")
             back = x.fn if kind == _BACKWARD else None
             compute = partial(_right, x.fn) if back else partial(_wrong, x.fn)
@@ -214,5 +225,5 @@ def lose_rows(size: float, case: Case) -> Doubles:
     return np.where(np.arange(n)[:, None] < n - size, case.exact, 0.0)
 
 
-FACTORS = {"output times 1 +": scale_output, "scores times 1 +": scale_scores}
+FACTORS = {"output times": scale_output, "scores times": scale_scores}
 COUNTS = {"last keys lost": lose_keys, "last rows zero": lose_rows}

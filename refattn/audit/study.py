@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf, nan
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.library import Doubles, constant
+from ..arrays.library import Doubles, array_namespace, constant, device
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits
 from ..arrays.words import portable, to_json
@@ -31,7 +31,7 @@ from .outputs import (
 
 _ALIKE = 1e-9  # of the largest number: what differs less is no bug on these inputs
 _SMALL = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
-_SIZES = [2.0 ** (i / 2) for i in range(-28, 1)]
+_SIZES = [2.0 ** (i / 8) for i in range(-112, 1)]
 
 Passes = Callable[[Trial | None], bool]
 
@@ -92,7 +92,9 @@ class Audit(NamedTuple):
     estimator, dtype : str
         What the kernel computes, and the type of its output.
     shapes : dict
-        Shapes of q, k and v.
+        Shapes of q, k and v, of the largest call.
+    conventions : str
+        Options of the calls, in words.
     """
 
     survivors: list[Survivor]
@@ -106,13 +108,18 @@ class Audit(NamedTuple):
     estimator: str
     dtype: str
     shapes: dict[str, tuple[int, ...]]
+    conventions: str
 
     def tables(self) -> tuple[Table]:
         """Give the survivors as rows."""
         columns = [
             *(Column("name"), Column("kind"), Column("relative_error", digits)),
-            *(Column("largest_error", digits, drop=2), Column("rows", "{:.0%}".format, drop=3)),
-            Column("caught", lambda x: "yes" if x else "no", "by the tolerance that is needed"),
+            *(Column("largest_error", digits, drop=2), Column("rows", "{:.1%}".format, drop=3)),
+            Column(
+                "caught",
+                lambda x: "yes" if x else "no",
+                "by the tolerance that is needed; rows: with an error above it",
+            ),
             Column("effect", None),
         ]
         return (Table("survivors", [portable(x) for x in self.survivors], columns),)
@@ -123,38 +130,49 @@ class Audit(NamedTuple):
 
     def lines(self) -> list[str]:
         """Say what was found, and what to do."""
-        count = len(self.survivors)
-        tried = count + len(self.rejected)
+        count, tried = len(self.survivors), len(self.survivors) + len(self.rejected)
         found = [f"{count} of {tried} known bugs pass"]
         if self.blind:
             found.insert(0, f"FAIL: this test accepts {', '.join(self.blind)}")
         if not self.accepts_correct:
             found.insert(0, "this test rejects a correct kernel")
-        if self.hidden or self.alike:
-            found[-1] += f"; {len(self.alike)} more make no difference on these inputs, and "
-            found[-1] += f"{len(self.hidden)} cannot be told from a correct kernel's errors"
-        sizes = [f"{x} {y:.2g}" for x, y in self.sizes.items() if y]
-        found.append(f"largest bugs that pass: {'; '.join(sizes) or 'none'}")
+        if not self.sizes:
+            found.append("only gradients are compared: bugs of the output were not tried")
+        found.append(
+            f"not counted: {len(self.alike)} that make no difference on these inputs, and "
+            f"{len(self.hidden)} that cannot be told from a correct kernel's errors"
+        )
+        found += [f"also passes: {x}" for x in self._describe_sizes()]
         atol, rtol = self.needed
         caught = sum(x.caught for x in self.survivors)
-        found.append(
-            f"instead: atol {digits(atol)}, rtol {digits(rtol)}, what a correct kernel needs on "
-            f"these inputs, rejects {caught} of the {count}; or "
-            "refattn.testing.assert_attention_close, which needs no tolerance and rejects the rest"
-        )
-        return found + self.advice()
+        if caught:
+            found.append(
+                f"instead: atol {digits(atol)}, rtol {digits(rtol)}, what a correct kernel needs "
+                f"on these inputs, rejects {caught} of the {count}"
+            )
+        if self.sizes and (caught < count or self.blind):
+            found.append(
+                "assert_attention_close of refattn.testing takes no tolerance and rejects all"
+            )
+        return [*found, *self._advise()]
 
-    def advice(self) -> list[str]:
+    def _describe_sizes(self) -> Iterator[str]:
+        """Write the sizes that pass."""
+        for name, size in self.sizes.items():
+            if size == 1.0 and name in FACTORS:
+                yield f"{name} any factor up to 2"
+            elif size:
+                yield f"{name} {1 + size:.4g}" if name in FACTORS else f"{name}: {size:.0f}"
+
+    def _advise(self) -> Iterator[str]:
         """Say which inputs would show more."""
         n, m = self.shapes["q"][-2], self.shapes["k"][-2]
-        found = []
-        if {"mean of v", "half the scale"} & {*self.blind}:
-            found.append("inputs: larger q, so that weights differ from each other")
-        if n % 16 == 0 and m % 16 == 0 and any("tail" in x for x in self.alike):
-            found.append("inputs: lengths that no block size divides, such as 509")
-        if self.shapes["q"][:-2] == self.shapes["k"][:-2] and any("gqa" in x for x in self.alike):
-            found.append("inputs: fewer heads of k and v than of q, if the kernel takes them")
-        return found
+        if {"mean of v", "half the scale"} == {*self.blind}:
+            yield "inputs: larger q, so that weights differ from each other"
+        if any("tail" in x for x in self.alike) and n % 4 == 0 and m % 4 == 0:
+            yield "inputs: lengths that no block size divides, such as 509"
+        if any("gqa" in x for x in self.alike) and len(self.shapes["q"]) > 2:
+            yield "inputs: fewer heads of k and v than of q, if the kernel takes them"
 
 
 def audit(
@@ -214,14 +232,12 @@ def audit(
     if not callable(compare):
         raise TypeError(f"`compare` must be callable, got {type(compare).__name__}.")
     case = pose(q, k, v, dtype=dtype, estimator=estimator, **options)
-    narrow, wide = _types_for_user(q, case.dtype)
-    expected = constant(case.exact.astype(wide), q) if narrow is None else case.exact.astype(wide)
+    write, expected = _for_user(q, case)
 
     def passes(trial: Trial | None) -> bool:
-        got = case.write(case.exact if trial is None else trial.compute(case))
-        given = constant(got, q) if narrow is None else got.astype(narrow)
+        out = case.exact if trial is None else trial.compute(case)
         try:
-            answer = compare(given, expected)
+            answer = compare(write(case.write(out)), expected)
         except AssertionError:
             return False
         return answer is None or bool(answer)
@@ -229,12 +245,15 @@ def audit(
     return conclude([case], passes, track=track)
 
 
-def _types_for_user(q: Any, dtype: str) -> tuple[str | None, str]:
-    """Return the NumPy types of what is compared; None for the type and library of `q`."""
-    wide = "float64" if dtype == "float64" else "float32"
-    if not isinstance(q, np.ndarray):
-        return None, wide
-    return (dtype if dtype in ("float16", "float32", "float64") else "float32"), wide
+def _for_user(q: Any, case: Case) -> tuple[Callable[[Doubles], Any], Any]:
+    """Return what brings an output to the library of `q`, and what is expected there."""
+    wide = "float64" if case.dtype == "float64" else "float32"
+    if isinstance(q, np.ndarray):
+        narrow = case.dtype if case.dtype == "float16" else wide
+        return lambda out: out.astype(narrow), case.exact.astype(wide)
+    xp = array_namespace(q)
+    expected = xp.asarray(case.exact.astype(wide), device=device(q))
+    return lambda out: constant(out, q), expected
 
 
 def conclude(
@@ -250,11 +269,14 @@ def conclude(
     needed = [next(x).pair for x in needs]
     correct = passes(None)
     blind = [x.name for x in trivial() if passes(x)]
+    forward = not (gradients and len(blind) == len([*trivial()]))
     survivors: list[Survivor] = []
     names: dict[str, list[str]] = {"rejected": [], "hidden": [], "alike": []}
     options = {name for x in cases for name in x.options}
     for bug in track(list(known(case.estimator, options))):
         trial = bug._replace(compute=_once(bug.compute))
+        if trial.backward is None and not forward:
+            continue
         found = [_measure(*x, trial, gradients) for x in zip(cases, needed, strict=True)]
         wrong = [x for x in found if isinstance(x, Survivor)]
         if not wrong:
@@ -266,15 +288,26 @@ def conclude(
     survivors.sort(key=lambda x: -x.relative_error)
     return Audit(
         survivors,
-        blind,
+        blind if forward else [],
         correct,
         **names,
-        sizes=_find_sizes(case, passes),
+        sizes=_find_sizes(case, passes) if forward else {},
         needed=Allowance(*map(max, zip(*needed, strict=True))),
         estimator=case.estimator,
         dtype=case.dtype,
         shapes={x: y.shape for x, y in case.arrays.items()},
+        conventions=" / ".join(dict.fromkeys(map(_describe, cases))),
     )
+
+
+def _describe(case: Case) -> str:
+    """Write the options of a call."""
+    words = (
+        name if x is True or isinstance(x, np.ndarray) else f"{name} {x}"
+        for name, x in case.options.items()
+        if x is not False
+    )
+    return ", ".join(words) or "no options"
 
 
 def _once(compute: Callable[[Case], Doubles]) -> Callable[[Case], Doubles]:

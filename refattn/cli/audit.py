@@ -57,7 +57,8 @@ def audit(
 
     TEST is FILE.py::TEST of pytest, a script, or MODULE:FUNCTION. It is run as it is, and then with
     the output of --kernel replaced by that of each known bug, with the kernel's own roundings: what
-    still passes is listed, with the tolerance that would reject it. Without --kernel the function
+    still passes is listed, with the tolerance that would reject it. What else the kernel returns
+    stays as it is. Without --kernel the function
     must return (inputs, compare), as for refattn.testing.audit. Exit status 1 means that the test
     accepts an output that says nothing, such as zeros.
     """
@@ -76,7 +77,7 @@ def audit(
 
 def _print(test: str, found: Audit, page: Page) -> None:
     shapes = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items())
-    page.say(f"{test}: {found.estimator}, {shapes}, {found.dtype}")
+    page.say(f"{test}: {found.estimator} ({found.conventions}), {shapes}, {found.dtype}")
     first, *rest = found.lines()
     page.report(first)
     for line in rest:

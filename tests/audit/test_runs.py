@@ -99,7 +99,11 @@ def test_a_test_that_looks_at_shapes_only(few, folder):  # noqa: F811
 @pytest.mark.parametrize(
     ("test", "kernel", "words"),
     [
-        ("test_{}.py::test_fails", "{}:flash", "TEST must pass as it is"),
+        (
+            "test_{}.py::test_fails",
+            "{}:flash",
+            "TEST must pass as it is; it fails: assert",
+        ),
         ("test_{}.py::test_without_a_kernel", "{}:flash", "TEST must call the kernel"),
         ("test_{}.py::test_missing", "{}:flash", "TEST must be a test of pytest"),
         ("given_{}:check", "{}:missing", "--kernel must be MODULE:FUNCTION"),
@@ -165,11 +169,42 @@ def test_options_go_by_the_names_of_the_field():
         assert case.options["window"] == (4, None)
 
 
+@pytest.mark.parametrize("hides", [False, True])
+def test_masks_of_padding_are_read_either_way(hides):
+    def kernel(q, k, v, key_padding_mask):
+        mask = ~key_padding_mask if hides else key_padding_mask
+        return softmax_attention(q, k, v, mask=mask[:, None, None, :])
+
+    q, k, v = (x[:, None] for x in qkv())
+    mask = np.arange(24) < np.array([[20], [15]])
+    case, out, _ = read(kernel, q, k, v, ~mask if hides else mask)
+    np.testing.assert_allclose(case.exact, out, rtol=1e-12, atol=1e-14)
+
+
+def test_outputs_that_are_written_and_methods():
+    class Kernel:
+        def attend(self, q, k, v, out=None):
+            out = np.empty_like(v) if out is None else out
+            out[...] = softmax_attention(q, k, v)
+            return self.answer and out
+
+    q, k, v = qkv()
+    for answer in (True, None):
+        substitute = kernels.Substitute(Kernel.attend, {})
+        kernel = type("Replaced", (Kernel,), {"attend": substitute, "answer": answer})()
+        out = np.empty_like(v)
+        returned = kernel.attend(q, k, v, out=out)
+        np.testing.assert_array_equal(returned, softmax_attention(q, k, v))
+        substitute.trial = next(x for x in outputs.trivial() if x.name == "zeros")
+        assert not kernel.attend(q, k, v, out=out).any()
+        assert not out.any()
+
+
 def test_other_functions_are_refused():
     q, k, v = qkv()
     with pytest.raises(kernels.Unclear, match="is not softmax attention of its first three arrays"):
         read(lambda q, k, v: v[..., ::-1], q, k, v)
-    with pytest.raises(kernels.Unclear, match="must be called with arrays q, k and v"):
+    with pytest.raises(kernels.Unclear, match="must be called with arrays q, k and v; for others"):
         read(lambda x: x, q)
 
 
@@ -201,10 +236,12 @@ def test_gradients_that_pass_are_listed(monkeypatch):
         q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
         return torch.autograd.grad(substitute(q, k, v).square().sum(), q)[0].abs().max().item()
 
-    found = runs._study([lambda: largest() < np.inf], substitute, iter)
+    found = runs._study([lambda: "" if largest() < np.inf else "large"], substitute, iter)
+    assert not found.blind  # outputs are not compared, and no gradient of theirs is known
+    assert "only gradients are compared: bugs of the output were not tried" in found.lines()
     assert {x.name for x in found.survivors} == {x.name for x in bugs}
     substitute.trial = None
     most = 1.5 * largest()
-    found = runs._study([lambda: largest() < most], substitute, iter)
+    found = runs._study([lambda: "" if largest() < most else "large"], substitute, iter)
     assert "softmax-backward-scale-missing-in-dq" in found.rejected
     assert "softmax-backward-scale-missing-in-dk" not in found.rejected

@@ -44,8 +44,8 @@ def test_a_comparison_that_always_passes(few):
     assert found.hidden == ["softmax-short-log2e"]  # three millionths, in bfloat16
     assert found.alike == ["softmax-late-keys-dropped"]  # of more than 1,024
     assert found.sizes == {
-        "output times 1 +": 1.0,
-        "scores times 1 +": 1.0,
+        "output times": 1.0,
+        "scores times": 1.0,
         "last keys lost": N,
         "last rows zero": N,
     }
@@ -87,7 +87,7 @@ def test_sizes_are_the_largest_that_pass(few):
         return bool(np.all(np.abs(got - expected) <= 0.1 * np.abs(expected)))
 
     found = run(compare, dtype="float64")
-    assert found.sizes["output times 1 +"] == 2.0**-3.5  # of powers of the root of 2
+    assert found.sizes["output times"] == 2.0**-3.375  # of powers of the 8th root of 2
     assert found.sizes["last rows zero"] == 0 == found.sizes["last keys lost"]
     lost = run(lambda got, expected: np.sum(np.all(got == 0, -1)) <= 2 * 2, dtype="float64")
     assert lost.sizes["last rows zero"] == 2  # of both heads
@@ -116,6 +116,20 @@ def test_a_comparison_sees_the_library_of_the_queries(few):
     for x in seen[0]:
         assert x.dtype == xp.float32
         assert type(x) is type(q)
+
+
+def test_a_comparison_in_torch_has_a_wide_reference_and_takes_masks(few):
+    torch = pytest.importorskip("torch")
+
+    def compare(got, expected):
+        assert got.dtype == torch.float16
+        assert expected.dtype == torch.float32
+        return True
+
+    q, k, v = (torch.from_numpy(x).half() for x in qkv())
+    found = testing.audit(compare, q=q, k=k, v=v, mask=torch.ones(N, N, dtype=bool).tril())
+    assert found.accepts_correct
+    assert found.conventions == "mask"
 
 
 @pytest.mark.parametrize("estimator", ["linear", "rfa"])
