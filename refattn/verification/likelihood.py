@@ -125,7 +125,8 @@ def compare(
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     weights = RowWeights(problem, dtype)
-    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in {*profiles.values()}}
+    distinct = dict.fromkeys(profiles.values())
+    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in distinct}
     samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
     for name, x in samples.items():
