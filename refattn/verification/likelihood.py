@@ -12,11 +12,12 @@ factor: at most that of the least favourable digits. At least it is half of that
 where the roundings of P to nearest, which are known, leave less: scores that are small integers are
 not moved. With a running maximum the weight of each key that was the largest so far is 1, and is
 not rounded: which those were depends on tiles and their order, so that in any row without these
-roundings the factor may be that of the rest. Of each row the factor is taken that speaks most for
-P. So numbers that fit P far too well speak against it, if its own roundings do not say why, and
-another profile does: that must explain nearly all rows. Between two profiles, or beside a sharper
-one that fails in many rows, numbers are those of a kernel that is not listed, and no evidence
-against the looser.
+roundings the factor may be that of the rest. Where the type holds all scores of a row, rounding
+them moves nothing, in no column, and the law without it may be that of the row. Of each row the
+factor is taken that speaks most for P. So numbers that fit P far too well speak against it, if its
+own roundings do not say why, and another profile does: that must explain nearly all rows. Between
+two profiles, or beside a sharper one that fails in many rows, numbers are those of a kernel that is
+not listed, and no evidence against the looser.
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ..arrays.library import Doubles
+from ..rounding.formats import Format
+from ..rounding.head import SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
@@ -94,6 +98,8 @@ class _Sample(NamedTuple):
         without those of weights that were the largest when they were rounded.
     most : array
         The same at the most: at the least favourable digits.
+    still_squares, still_logs, still_least : arrays
+        As without, by the law without roundings of scores, in rows where these move nothing.
     tested : array
         Mean square of what tests take for z, of the row or of its log normaliser; infinite beyond
         the bound.
@@ -105,6 +111,9 @@ class _Sample(NamedTuple):
     units: Doubles
     least: Doubles
     most: Doubles
+    still_squares: Doubles
+    still_logs: Doubles
+    still_least: Doubles
     tested: Doubles
 
     @property
@@ -125,7 +134,8 @@ def compare(
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     weights = RowWeights(problem, dtype)
-    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in {*profiles.values()}}
+    distinct = dict.fromkeys(profiles.values())
+    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in distinct}
     samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
     for name, x in samples.items():
@@ -156,10 +166,21 @@ def _look(
         seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(error), bool)
         within = np.all(np.abs(error) <= rows.bound * (1 + 2.0**-20), -1) | ~seen
         known = np.isfinite(rows.std) & np.isfinite(error) & seen[:, None]
-        square = np.where(known, np.square(error / rows.std), math.nan)
-        logs = np.log(np.where(known, rows.std, 1.0))
-        near = np.square(np.where(known, rows.errors(rows.nearest) / rows.std, math.nan))
+
+        def fit(std: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+            sure = np.where(known & np.isfinite(std), std, math.nan)
+            square, near = (np.square(x / sure) for x in (error, rows.errors(rows.nearest)))
+            return square, np.log(np.where(np.isnan(sure), 1.0, std)), near
+
+        square, logs, near = fit(rows.std)
         least = np.minimum(_mean(near), _LEAST**2)
+        still = square, logs, least
+        if problem.is_mean and kernel.scores is not None:
+            unmoved = _find_unmoved(read.head(index), i, kernel.scores)[:, None]
+            if unmoved.any():
+                others = read.analyse(index, kernel._replace(scores=None), i)
+                still = fit(np.where(unmoved, others.std, rows.std))
+                still = (*still[:2], np.minimum(_mean(still[2]), _LEAST**2))
         if problem.is_mean and kernel.weights is not None and not kernel.normalised:
             spared = variance_of_maxima(read.head(index), kernel, i, rows) / np.square(rows.std)
             rest = _LEAST**2 * np.maximum(1 - spared, 0.0)
@@ -176,6 +197,7 @@ def _look(
             weights[problem.number(index), i],
             least,
             np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2),
+            *still,
             tested,
         )
         return lambda: parts.append(part)
@@ -194,14 +216,33 @@ def _mean(x: Doubles) -> Doubles:
 
 def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
-    both = ~(np.isnan(mine.squares) | np.isnan(theirs.squares))
-    own = _mean(np.where(both, mine.squares, math.nan))
-    bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + mine.logs, math.nan))
-    square = np.ones(len(own))
+    one = np.ones(len(mine.least))
+    ratio = _log_ratios(
+        theirs, mine.squares, mine.logs, *((mine.least, mine.most) if surely else (one, one))
+    )
     if surely:
-        square = np.clip(own, mine.least, mine.most)
-    square = np.maximum(square, _TINY)
-    ratio = bet + (own / square + np.log(square)) / 2
-    ratio = np.where(np.any(both, -1), ratio, 0.0)
+        still = mine.still_squares, mine.still_logs, mine.still_least, mine.most
+        ratio = np.minimum(ratio, _log_ratios(theirs, *still))
     ratio = np.logaddexp(math.log1p(-_DOUBT) + ratio, math.log(_DOUBT))
     return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
+
+
+def _log_ratios(
+    theirs: _Sample, squares: Doubles, logs: Doubles, least: Doubles, most: Doubles
+) -> Doubles:
+    """Return the log ratio of another likelihood to one, by row, for the best of its factors."""
+    both = ~(np.isnan(squares) | np.isnan(theirs.squares))
+    own = _mean(np.where(both, squares, math.nan))
+    bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + logs, math.nan))
+    square = np.maximum(np.clip(own, least, most), _TINY)
+    return np.where(np.any(both, -1), bet + (own / square + np.log(square)) / 2, 0.0)
+
+
+def _find_unmoved(head: SoftmaxHead, i: slice, to: Format) -> npt.NDArray[np.bool_]:
+    """Find queries of which no score that is seen is moved by its roundings."""
+    found = np.ones(i.stop - i.start, bool)
+    for tile in scan_tiles(head, i):
+        rounded = score_tile(head, i, tile.keys, tile.visible, tile.products, to.round)
+        same = rounded.scores == tile.scores
+        found &= np.all(same if tile.visible is None else same | ~tile.visible, -1)
+    return found

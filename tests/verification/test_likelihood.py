@@ -100,6 +100,17 @@ def test_roundings_that_move_nothing_are_no_evidence():
     assert (found.profile, found.trials["flash"] < found.alpha) == ("eager", True)
 
 
+def test_scores_that_the_type_holds_are_not_moved_in_any_column():
+    """Small integers: some columns would show scores that move, and others weights that do."""
+    draw = np.random.default_rng(15).integers
+    q, k, v = (x * draw(-3, 4, (4, y, 64)) * 1.0 for x, y in ((3, 33), (1, 136), (1, 136)))
+    names = {x: PROFILES[x] for x in ("upcast", "eager")}
+    numbers = Numbers(of_heads("eager", q, k, v, "float16")[0].__getitem__, "float16")
+    fits = compare(pose_arrays(q, k, v), numbers, "float16", names)
+    assert fits["upcast"].explains
+    assert fits["eager"].log_p > math.log(0.01)
+
+
 def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
     q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
     got = made("flash", q, k, v, g, "bfloat16")
