@@ -21,7 +21,15 @@ import numpy as np
 from scipy.special import entr
 
 from .arrays import checks, rows
-from .arrays.library import Array, array_namespace, constant, device, square_norm, to_host
+from .arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    constant,
+    device,
+    square_norm,
+    to_host,
+)
 from .arrays.shown import held
 from .engine.kernel import nonzero
 from .engine.scatter import Scatter, fold_rows, join_scatters
@@ -101,6 +109,7 @@ class Summary(NamedTuple):
     trace: Any
 
 
+@as_written
 def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Moments:
     r"""Estimate the mean and the covariance of rows.
 
@@ -211,6 +220,7 @@ def estimate_chunks(
     return _fold(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
 
 
+@as_written
 def merge(a: Moments, b: Moments) -> Moments:
     r"""Combine the moments of two disjoint sets of rows.
 

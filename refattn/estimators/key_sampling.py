@@ -55,6 +55,7 @@ class KeySample(NamedTuple):
     log_probability: Array
 
 
+@as_written
 def draw_pivots(
     k: Array,
     *,
@@ -167,6 +168,7 @@ def _not_above(upper: Array, points: Array, xp: Any) -> Array:
     return xp.concat(counts, axis=-1)
 
 
+@as_written
 def draw_keys(
     q: Array,
     k: Array,

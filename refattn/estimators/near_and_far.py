@@ -24,7 +24,7 @@ from ..arrays.library import (
     root_scale,
     square_norm,
 )
-from ..engine.chunks import Chunks, cut_chunks, slice_rows
+from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, Samples, sample
 from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops
@@ -41,6 +41,7 @@ def as_it_is(x: Array, core: int = 2) -> Array:
     return x
 
 
+@as_written
 def eva_attention(
     q: ArrayT,
     k: ArrayT,
@@ -200,6 +201,7 @@ def attend_chunks(inputs: EvaInputs) -> Summaries:
     return Summaries(states, merge(near, attend(inputs.chunks.q, *keys, **options)))
 
 
+@as_written
 def second_order_attention(
     q: ArrayT,
     k: ArrayT,
@@ -261,9 +263,9 @@ class ChunkMoments(NamedTuple):
     ungroup: Callable[..., Array] = as_it_is
 
     def blocks(self) -> Iterator[slice]:
-        """Some chunks of queries at once."""
+        """Some chunks of queries at once, of all heads."""
         q = self.chunks.q
-        row = self.chunks.k.shape[-2] * q.shape[-1] ** 2
+        row = math.prod(q.shape[:-3]) * q.shape[-2] * q.shape[-1] ** 2
         return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
 
     def queries(self, some: slice) -> tuple[Array, Array]:
@@ -352,6 +354,7 @@ def attend_moments(moments: ChunkMoments) -> Attended:
     return Attended(moments.xp.concat(list(out), axis=-3), moments.xp.concat(list(lse), axis=-2))
 
 
+@as_written
 def local_random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -454,7 +457,8 @@ def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
 def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, xp, _ = inputs
-    done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
+    options, far = near_options(keys, root, sides, causal), []
+    done = attend_in_bands(q, keys.k, keys.v, **options)
     of_query = lacking(q, root, samples.omega.shape[-2], xp)
     for field in _far_fields(q, keys, causal, sides, xp):
         out, lse = field.attend(samples)

@@ -30,6 +30,7 @@ from ..typing import ArrayT, Coupling, Features
 from .inputs import change_gauge, check_call, choose_frequencies
 
 
+@as_written
 def random_feature_attention(
     q: ArrayT,
     k: ArrayT,

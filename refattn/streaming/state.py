@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
-from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    is_array_api_obj,
+    is_numpy_array,
+)
 
 
 class KeysAndValues:
@@ -36,6 +42,7 @@ class KeysAndValues:
     def _xp(self) -> Any:
         return array_namespace(self.k)
 
+    @as_written
     def _followed_by(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Append keys and values."""
         check_states(k=(self.k, k), v=(self.v, v))
