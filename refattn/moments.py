@@ -176,6 +176,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
     return _fold([("x", x)], axis, ddof)
 
 
+@as_written
 def estimate_chunks(
     chunks: Iterable[Array], *, axis: int | tuple[int, ...] = -2, ddof: int = 1
 ) -> Moments:
@@ -267,6 +268,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     return _from_scatter(join_scatters(_to_scatter(a, xp), _to_scatter(b, xp)), a.ddof)
 
 
+@as_written
 def shrink(m: Moments) -> Moments:
     r"""Shrink the covariance towards a multiple of the identity.
 
@@ -305,6 +307,7 @@ def shrink(m: Moments) -> Moments:
     return m._replace(cov=xp.where(rho == 1, sphere, m.cov + rho * (sphere - m.cov)))
 
 
+@as_written
 def shrinkage_intensity(m: Moments) -> Array:
     r"""Compute the intensity of Oracle Approximating Shrinkage.
 
@@ -350,6 +353,7 @@ def shrinkage_intensity(m: Moments) -> Array:
     return _intensity(m, check_moments(m=m))
 
 
+@as_written
 def summary(m: Moments) -> Summary:
     r"""Say what the moments are worth: number of rows, eigenvalues, condition, effective rank.
 
@@ -411,6 +415,7 @@ def summary(m: Moments) -> Summary:
     )
 
 
+@as_written
 def mean_only(m: Moments) -> Array:
     r"""Approximate the squared norm of a row by that of the mean.
 
@@ -446,6 +451,7 @@ def mean_only(m: Moments) -> Array:
     return square_norm(m.mean)
 
 
+@as_written
 def mean_plus_trace(m: Moments) -> Array:
     r"""Approximate the squared norm of a row by its expectation.
 

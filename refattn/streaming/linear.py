@@ -81,7 +81,7 @@ class LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""
         check_same(self, other, "d", "feature_map")
         check_states(**{"the state": (self.sums.total, other.sums.total)})
-        return replace(self, sums=merge_totals(self.sums, other.sums))
+        return replace(self, sums=as_written(merge_totals)(self.sums, other.sums))
 
 
 LinearState.__module__ = "refattn.streaming"  # where users find it, and so do pickles
