@@ -265,7 +265,7 @@ class ChunkMoments(NamedTuple):
     def blocks(self) -> Iterator[slice]:
         """Some chunks of queries at once, of all heads."""
         q = self.chunks.q
-        row = math.prod(q.shape[:-3]) * q.shape[-2] * q.shape[-1] ** 2
+        row = max(1, math.prod(q.shape[:-3]) * q.shape[-2] * q.shape[-1] ** 2)
         return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
 
     def queries(self, some: slice) -> tuple[Array, Array]:

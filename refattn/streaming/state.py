@@ -107,6 +107,7 @@ def check_queries(q: Array, k: Array, v: Array) -> None:
         )
 
 
+@as_written
 def copy_array(x: Array) -> Array:
     """Copy an array of the caller's: a state does not change when the caller writes to it."""
     return array_namespace(x).astype(x, x.dtype, copy=True)
