@@ -493,6 +493,7 @@ def _fold(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
     return _from_scatter(fold_rows(named, axis), ddof)
 
 
+@as_written
 def _from_scatter(s: Scatter, ddof: int) -> Moments:
     """Divide by N - ddof instead of N; nan where that is not positive."""
     mean = s.mean if s.size > 0 else s.mean + math.nan

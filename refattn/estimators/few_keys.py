@@ -220,6 +220,7 @@ def _substitute(lower: Array, free: Array, b: Array, xp: Any) -> Array:
     return x
 
 
+@as_written
 def sampled_key_attention(
     q: ArrayT,
     k: ArrayT,

@@ -168,7 +168,7 @@ def _not_above(upper: Array, points: Array, xp: Any) -> Array:
     for some in blocks(0, points.shape[-1], size):
         below = upper[..., None, :] <= points[..., some][..., None]
         counts.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
-    return xp.concat(counts, axis=-1)
+    return xp.concat(counts, axis=-1) if len(counts) > 1 else counts[0]
 
 
 @as_written
