@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, array_namespace, device, is_numpy_array
 from .kernel import Attended, attend
 from .scores import Options
@@ -33,6 +36,23 @@ class Chunks(NamedTuple):
         """Log of the number of keys seen in each chunk, (..., C)."""
         xp, size = self.xp, self.size[..., 0, 0]
         return xp.where(size > 0, xp.log(xp.where(size > 0, size, 1.0)), -math.inf)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of queries, keys and values."""
+        arrays = (self.q, self.k, self.v, *(() if self.mask is None else (self.mask,)))
+        return np.broadcast_shapes(*(tuple(x.shape[:-3]) for x in arrays))
+
+    def part(self, head: tuple[slice, ...]) -> Chunks:
+        """Take some heads."""
+
+        def some(x: Array) -> Array:
+            return None if x is None else part(x, (*head, WHOLE, WHOLE, WHOLE))
+
+        (k, v, mask), names = self.near_keys, ("q", "k", "v", "mask", "size")
+        parts = {name: some(getattr(self, name)) for name in names}
+        parts["mean_query"] = part(self.mean_query, (*head, WHOLE, WHOLE))
+        return self._replace(near_keys=(some(k), some(v), some(mask)), **parts)
 
     def seen(self, x: Array) -> Array:
         """Keep rows (..., C, w, d) of keys that are seen, and put 0 in place of others."""
