@@ -22,7 +22,15 @@ import numpy as np
 from . import moments, theory
 from .arrays import checks, matrices, qkv
 from .arrays.heads import group_heads, head_counts
-from .arrays.library import Array, Doubles, array_namespace, constant, host_dtype, to_host
+from .arrays.library import (
+    Array,
+    Doubles,
+    array_namespace,
+    as_written,
+    constant,
+    host_dtype,
+    to_host,
+)
 from .estimators.rfa import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
@@ -401,6 +409,7 @@ def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None
     return np.asarray(law.offset + law.quadratic(t) + np.sum(spread * law.curvature, axis=-1))
 
 
+@as_written
 def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) -> Centred:
     r"""Subtract constants from queries and keys; exact attention stays the same.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .arrays import checks, qkv
 from .arrays.heads import Alibi, group_heads
-from .arrays.library import Array, constant
+from .arrays.library import Array, as_written, constant
 from .engine import kernel
 from .engine.kernel import Attended
 from .engine.scores import Options
@@ -20,6 +20,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@as_written
 def attend(
     q: ArrayT,
     k: ArrayT,
@@ -207,6 +208,7 @@ def alibi(slopes: Array) -> Alibi:
     return Alibi(slopes)
 
 
+@as_written
 def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     r"""Combine attention over two disjoint sets of keys.
 
@@ -248,6 +250,7 @@ def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     return kernel.merge(Attended(*a), Attended(*b))
 
 
+@as_written
 def softmax_attention(
     q: ArrayT,
     k: ArrayT,

@@ -25,6 +25,7 @@ def __dir__() -> list[str]:
 _LEAST_EXCESS = math.log(1e-292)  # smallest normal number / eps: below it the fit loses digits
 
 
+@as_written
 def log_weights(
     q: Array,
     k: Array,
@@ -92,6 +93,7 @@ def _normalised_scores(
     return scores - finite(log_sum_exp(scores, xp), xp)[..., None]
 
 
+@as_written
 def effective_sample_size(log_weights: Array) -> Array:
     r"""Compute the effective sample size of importance weights.
 

@@ -69,6 +69,7 @@ class Features(NamedTuple):
     log_scale: Array
 
 
+@as_written
 def random_features(
     x: Array,
     omega: Array,
@@ -125,6 +126,7 @@ def random_features(
     return Features(values, xp.zeros_like(x[..., 0]) if log_h is None else log_h(x))
 
 
+@as_written
 def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
     r"""Map vectors to positive random features of the softmax kernel.
 
@@ -164,6 +166,7 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     return _exponential_features(exponent, _square_norm(x, square_norm, xp), xp)
 
 
+@as_written
 def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
     r"""Map vectors to hyperbolic random features: positive features of omega and -omega.
 
@@ -193,6 +196,7 @@ def hyperbolic_features(x: Array, omega: Array, *, square_norm: Any = None) -> F
     return _exponential_features(exponent, _square_norm(x, square_norm, xp), xp)
 
 
+@as_written
 def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -> Features:
     r"""Map vectors to trigonometric random features of the softmax kernel.
 
@@ -232,6 +236,7 @@ def _waves(product: Array, xp: Any) -> Array:
     return xp.concat([xp.cos(product), xp.sin(product)], axis=-1) / _root_of_length(product)
 
 
+@as_written
 def elu_features(x: Array, alpha: float = 1.0) -> Array:
     r"""Map vectors to elu(x) + 1, elementwise.
 
@@ -290,6 +295,7 @@ def _rooms(memory: Workspace | None, x: Array) -> tuple[Array | None, Array | No
     return memory.empty("features", x.shape, x.dtype), memory.empty("parts", x.shape, x.dtype)
 
 
+@as_written
 def relu_features(x: Array) -> Array:
     r"""Map vectors to their positive parts, elementwise: phi(x) = max(x, 0).
 
@@ -326,6 +332,7 @@ def relu(x: Array, xp: Any, memory: Workspace | None = None) -> Array:
     return clip(x, 0.0, math.inf, xp, _rooms(memory, x)[0])
 
 
+@as_written
 def taylor_features(x: Array, *, degree: int) -> Features:
     r"""Map vectors to the features of the truncated Taylor series of the softmax kernel.
 
@@ -389,6 +396,7 @@ def taylor_scales(x: Array, degree: int, xp: Any) -> tuple[Array, Array, list[Ar
     return unit, log_size, logs, peak
 
 
+@as_written
 def polynomial_features(x: Array, *, degree: int) -> Array:
     r"""Map vectors to the features of the homogeneous polynomial kernel.
 

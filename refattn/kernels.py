@@ -24,6 +24,7 @@ def __dir__() -> list[str]:
 FEATURES: tuple[Features, ...] = get_args(Features)
 
 
+@as_written
 def softmax_kernel(x: Array, y: Array) -> Array:
     r"""Evaluate the softmax kernel.
 
@@ -59,6 +60,7 @@ def softmax_kernel(x: Array, y: Array) -> Array:
     return xp.exp(xp.sum(x * y, axis=-1))
 
 
+@as_written
 def gaussian_kernel(x: Array, y: Array) -> Array:
     r"""Evaluate the Gaussian kernel of unit width.
 
@@ -88,6 +90,7 @@ def gaussian_kernel(x: Array, y: Array) -> Array:
     return xp.exp(-xp.sum((x - y) * (x - y), axis=-1) / 2)
 
 
+@as_written
 def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     r"""Evaluate the homogeneous polynomial kernel.
 
@@ -126,6 +129,7 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     return xp.sum(x * y, axis=-1) ** degree
 
 
+@as_written
 def estimate(
     x: Array,
     y: Array,

@@ -21,7 +21,15 @@ import numpy as np
 from scipy.special import entr
 
 from .arrays import checks, rows
-from .arrays.library import Array, array_namespace, constant, device, square_norm, to_host
+from .arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    constant,
+    device,
+    square_norm,
+    to_host,
+)
 from .arrays.shown import held
 from .engine.kernel import nonzero
 from .engine.scatter import Scatter, fold_rows, join_scatters
@@ -101,6 +109,7 @@ class Summary(NamedTuple):
     trace: Any
 
 
+@as_written
 def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Moments:
     r"""Estimate the mean and the covariance of rows.
 
@@ -167,6 +176,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
     return _fold([("x", x)], axis, ddof)
 
 
+@as_written
 def estimate_chunks(
     chunks: Iterable[Array], *, axis: int | tuple[int, ...] = -2, ddof: int = 1
 ) -> Moments:
@@ -211,6 +221,7 @@ def estimate_chunks(
     return _fold(((f"chunks[{i}]", x) for i, x in enumerate(chunks)), axis, ddof)
 
 
+@as_written
 def merge(a: Moments, b: Moments) -> Moments:
     r"""Combine the moments of two disjoint sets of rows.
 
@@ -257,6 +268,7 @@ def merge(a: Moments, b: Moments) -> Moments:
     return _from_scatter(join_scatters(_to_scatter(a, xp), _to_scatter(b, xp)), a.ddof)
 
 
+@as_written
 def shrink(m: Moments) -> Moments:
     r"""Shrink the covariance towards a multiple of the identity.
 
@@ -295,6 +307,7 @@ def shrink(m: Moments) -> Moments:
     return m._replace(cov=xp.where(rho == 1, sphere, m.cov + rho * (sphere - m.cov)))
 
 
+@as_written
 def shrinkage_intensity(m: Moments) -> Array:
     r"""Compute the intensity of Oracle Approximating Shrinkage.
 
@@ -340,6 +353,7 @@ def shrinkage_intensity(m: Moments) -> Array:
     return _intensity(m, check_moments(m=m))
 
 
+@as_written
 def summary(m: Moments) -> Summary:
     r"""Say what the moments are worth: number of rows, eigenvalues, condition, effective rank.
 
@@ -401,6 +415,7 @@ def summary(m: Moments) -> Summary:
     )
 
 
+@as_written
 def mean_only(m: Moments) -> Array:
     r"""Approximate the squared norm of a row by that of the mean.
 
@@ -436,6 +451,7 @@ def mean_only(m: Moments) -> Array:
     return square_norm(m.mean)
 
 
+@as_written
 def mean_plus_trace(m: Moments) -> Array:
     r"""Approximate the squared norm of a row by its expectation.
 
@@ -477,6 +493,7 @@ def _fold(named: Iterable[tuple[str, Array]], axis: Any, ddof: int) -> Moments:
     return _from_scatter(fold_rows(named, axis), ddof)
 
 
+@as_written
 def _from_scatter(s: Scatter, ddof: int) -> Moments:
     """Divide by N - ddof instead of N; nan where that is not positive."""
     mean = s.mean if s.size > 0 else s.mean + math.nan

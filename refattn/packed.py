@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import checks
-from .arrays.library import Array, array_namespace, device
+from .arrays.library import Array, array_namespace, as_written, device
 from .attention import Attended
 
 __all__ = ["paged", "varlen"]
@@ -29,6 +29,7 @@ def __dir__() -> list[str]:
     return __all__
 
 
+@as_written
 def varlen(
     function: Callable[..., Any],
     q: Array,
@@ -115,6 +116,7 @@ def varlen(
     return _join_sequences(parts, partial(xp.concat, axis=0), partial(xp.concat, axis=1))
 
 
+@as_written
 def paged(
     function: Callable[..., Any],
     q: Array,

@@ -400,6 +400,7 @@ def draw(
     return Samples(omega, proposal.log_ratio(omega))
 
 
+@as_written
 def draw_target(
     q: Array,
     k: Array,

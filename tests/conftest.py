@@ -58,10 +58,10 @@ class Backend:
         elif name == "cupy":
             self.xp = pytest.importorskip("cupy")
             try:
-                self.xp.cuda.runtime.getDeviceCount()
+                count = self.xp.cuda.runtime.getDeviceCount()
             except self.xp.cuda.runtime.CUDARuntimeError:
                 pytest.skip("CuPy is installed but there is no GPU")
-            self.device = self.xp.cuda.Device(0)
+            self.device = self.xp.cuda.Device(count - 1)  # where there are more, not the default
 
     def array(self, x):
         if self.name == "numpy":
@@ -76,7 +76,8 @@ class Backend:
             return self.xp.asarray(x.copy())
         if self.name == "dask":
             return self.xp.asarray(x, chunks=tuple(max(1, n // 2 + n % 2) for n in x.shape))
-        return self.xp.asarray(x)
+        with self.device if self.name == "cupy" else contextlib.nullcontext():
+            return self.xp.asarray(x)
 
     def numpy(self, x):
         if self.name == "array_api_strict":

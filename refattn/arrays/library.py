@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,16 +26,19 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[Any]]  # numbers on the host
 Doubles = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 
+_AS_IT_IS = nullcontext()
+
+
 def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorate a function to compute what is written, whatever the caller has set.
 
-    Overflow is an answer, of which NumPy does not warn, and torch.autocast makes no products in
-    another precision than that of the arrays.
+    Overflow is an answer, of which NumPy does not warn, torch.autocast makes no products in
+    another precision than that of the arrays, and CuPy computes on the device of the first array.
     """
 
     @wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        with np.errstate(all="ignore"), _no_autocast():
+        with np.errstate(all="ignore"), _no_autocast(), _device_of((*args, *kwargs.values())):
             return function(*args, **kwargs)
 
     return run
@@ -49,6 +52,17 @@ def _no_autocast() -> AbstractContextManager[Any]:
         if torch.is_autocast_enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+def _device_of(args: tuple[Any, ...]) -> Any:
+    """Make the device of the first CuPy array, in tuples too, the current one."""
+    for x in args if "cupy" in sys.modules else ():
+        if is_cupy_array(x):
+            return x.device
+        found = _device_of(x) if isinstance(x, tuple) else _AS_IT_IS
+        if found is not _AS_IT_IS:
+            return found
+    return _AS_IT_IS
 
 
 def array_namespace(*arrays: Array | None) -> Any:
@@ -211,6 +225,13 @@ def add(x: Array, y: Array) -> Array:
     if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
         return np.add(x, y, out=x)
     return x + y
+
+
+def less(x: Array, y: Array) -> Array:
+    """Subtract from our own temporary `x`; in place on NumPy."""
+    if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
+        return np.subtract(x, y, out=x)
+    return x - y
 
 
 def times(x: Array, y: Array) -> Array:

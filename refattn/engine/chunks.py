@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from ..arrays.library import Array, array_namespace, device
+import numpy as np
+
+from ..arrays.blocks import WHOLE, part
+from ..arrays.library import Array, array_namespace, device, is_numpy_array
 from .kernel import Attended, attend
 from .scores import Options
+
+_SHORTEST = 128  # tokens of a chunk that are worth a product of matrices
 
 
 class Chunks(NamedTuple):
@@ -31,6 +36,23 @@ class Chunks(NamedTuple):
         """Log of the number of keys seen in each chunk, (..., C)."""
         xp, size = self.xp, self.size[..., 0, 0]
         return xp.where(size > 0, xp.log(xp.where(size > 0, size, 1.0)), -math.inf)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of queries, keys and values."""
+        arrays = (self.q, self.k, self.v, *(() if self.mask is None else (self.mask,)))
+        return np.broadcast_shapes(*(tuple(x.shape[:-3]) for x in arrays))
+
+    def part(self, head: tuple[slice, ...]) -> Chunks:
+        """Take some heads."""
+
+        def some(x: Array) -> Array:
+            return None if x is None else part(x, (*head, WHOLE, WHOLE, WHOLE))
+
+        (k, v, mask), names = self.near_keys, ("q", "k", "v", "mask", "size")
+        parts = {name: some(getattr(self, name)) for name in names}
+        parts["mean_query"] = part(self.mean_query, (*head, WHOLE, WHOLE))
+        return self._replace(near_keys=(some(k), some(v), some(mask)), **parts)
 
     def seen(self, x: Array) -> Array:
         """Keep rows (..., C, w, d) of keys that are seen, and put 0 in place of others."""
@@ -61,6 +83,38 @@ class Chunks(NamedTuple):
         """Join the results of the queries, (..., n, d_v)."""
         shape = (*out.shape[:-3], out.shape[-3] * out.shape[-2], out.shape[-1])
         return self.xp.reshape(out, shape)[..., self.rows, :]
+
+
+def attend_in_bands(q: Array, k: Array, v: Array, **options: Any) -> Attended:
+    """Do as `attend`, all at once where windows are narrow, in libraries other than NumPy.
+
+    Tokens are cut into chunks at least as long as the windows to either side, so that each chunk of
+    queries sees keys of its own chunk and of the two beside it.
+    """
+    xp, n, m, mask = array_namespace(q), q.shape[-2], k.shape[-2], options.get("mask")
+    band = options["options"].band(n, m, options["causal"])
+    width = max(_SHORTEST, abs(band.left or 0), abs(band.right or 0))
+    one_row = mask is None or mask.shape[-2] == 1
+    if is_numpy_array(q) or None in (band.left, band.right) or 2 * width > n or not one_row:
+        return attend(q, k, v, **options)
+    count = -(-n // width)
+
+    def cut(x: Array, start: int) -> Array:
+        x = slice_rows(x, start, start + count * width, xp)
+        return xp.reshape(x, (*x.shape[:-2], count, width, x.shape[-1]))
+
+    def beside(x: Array) -> Array:
+        places = (m - n - width, m - n, m - n + width)
+        return xp.concat([cut(x, start) for start in places], axis=-2)
+
+    there = xp.ones((m, 1), dtype=xp.bool, device=device(k))
+    there = there if mask is None else there & xp.matrix_transpose(mask)
+    options["mask"] = xp.matrix_transpose(beside(there))
+    options["options"] = options["options"]._replace(shift=width)
+    out, lse = attend(cut(q, 0), beside(k), beside(v), **options)
+    out = xp.reshape(out, (*out.shape[:-3], count * width, out.shape[-1]))
+    lse = xp.reshape(lse, (*lse.shape[:-2], count * width))
+    return Attended(out[..., :n, :], lse[..., :n])
 
 
 def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:

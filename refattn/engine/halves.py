@@ -14,7 +14,7 @@ from typing import Any
 
 from ..arrays.library import Array, device, times
 from ..arrays.products import multiply, sum_of_products
-from .kernel import finite, log_of_mass, log_sum_exp
+from .kernel import finite, log_sum_exp
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -22,15 +22,20 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
 
     Exponents x of queries and y of keys are (..., T, c, S), as is `known`, the samples of a query.
     """
-    if x.shape[-2] == 1:
-        return log_sum_exp(_of_known(x + y, known, xp), xp)[..., None]
-    late, early = _relative(x, y, known, xp)
-    base = xp.max(late, axis=-1, keepdims=True)
-    late = xp.exp(late - finite(base, xp))
-    far = sum_of_products(late, xp.matrix_transpose(xp.exp(early)))
-    x, y, known = (z if z is None else _halved(z, xp) for z in (x, y, known))
-    own = log_kernel(x, y, known, xp)
-    return _joined(own, log_of_mass(far, base, xp), xp)
+    same = _same(x, xp)
+
+    def of_leaves(x: Array, y: Array, known: Array | None) -> Array:
+        if x.shape[-2] == 1:
+            return log_sum_exp(_of_known(x + y, known, xp), xp)[..., None]
+        late, early = _relative(x, y, known, xp)
+        base = xp.max(late, axis=-1, keepdims=True)
+        late = xp.exp(late - finite(base, xp))
+        far = sum_of_products(late, xp.matrix_transpose(xp.exp(early)))
+        own = of_leaves(*(z if z is None else _halved(z, xp) for z in (x, y, known)))
+        some = xp.maximum(far, xp.finfo(far.dtype).smallest_normal)  # nothing beside the base
+        return _joined(own, base + xp.log(some), same, xp)
+
+    return of_leaves(x, y, known)
 
 
 def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
@@ -49,15 +54,20 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
 
 def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]:
     """Sum the same over the queries; return also the kernels of pairs, as of `log_kernel`."""
-    if x.shape[-2] == 1:
-        weights = xp.exp(x + y)
-        return weights * products, xp.sum(weights, axis=-1, keepdims=True)
-    late, early = map(xp.exp, _relative(x, y, None, xp))
-    far, own = _cut(products, xp)
-    moved, kernel = to_keys(_halved(x, xp), _halved(y, xp), own, xp)
-    moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
-    moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
-    return moved, _joined(kernel, multiply(late, xp.matrix_transpose(early)), xp)
+    same = _same(x, xp)
+
+    def of_leaves(x: Array, y: Array, products: Array) -> tuple[Array, Array]:
+        if x.shape[-2] == 1:
+            weights = xp.exp(x + y)
+            return weights * products, xp.sum(weights, axis=-1, keepdims=True)
+        late, early = map(xp.exp, _relative(x, y, None, xp))
+        far, own = _cut(products, xp)
+        moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
+        moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
+        moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
+        return moved, _joined(kernel, multiply(late, xp.matrix_transpose(early)), same, xp)
+
+    return of_leaves(x, y, products)
 
 
 def _relative(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
@@ -100,8 +110,12 @@ def _cut(pairs: Array, xp: Any) -> tuple[Array, Array]:
     return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
-def _joined(own: Array, far: Array, xp: Any) -> Array:
+def _same(x: Array, xp: Any) -> Array:
+    """Say of pairs (2, h, 2, h) whether both are in one half."""
+    return xp.eye(2, dtype=xp.bool, device=device(x))[:, None, :, None]
+
+
+def _joined(own: Array, far: Array, same: Array, xp: Any) -> Array:
     """Join pairs of each half and those of the later with the earlier, (..., T, c, c)."""
-    same = xp.eye(2, dtype=xp.bool, device=device(own))[:, None, :, None]
     pairs = xp.where(same, _of_pairs(own, xp)[..., :, :, None, :], far[..., None, :, None, :])
     return xp.reshape(pairs, (*pairs.shape[:-4], 2 * far.shape[-2], 2 * far.shape[-1]))

@@ -23,6 +23,7 @@ from ..arrays.library import (
     exp,
     flush_small,
     is_numpy_array,
+    less,
     norm_bound,
     rescale,
     times,
@@ -207,7 +208,7 @@ def weigh(
     # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
     base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
     base = base if bounded is None else xp.where(bounded, 0.0, base)
-    return exp(flush_small(add(scores, -finite(base, xp)), xp), xp), base
+    return exp(flush_small(less(scores, finite(base, xp)), xp), xp), base
 
 
 def sum_values(
@@ -308,8 +309,9 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
     seen = xp.where(visible, xp.where(weights > 0, xp.ones_like(weights), many), 0.0)
     unknown = xp.isnan(v)
     rise, fall = (seen @ xp.astype((v == x) | unknown, v.dtype) for x in (math.inf, -math.inf))
-    total = xp.where(rise > 0, math.inf, xp.where(fall > 0, -math.inf, xp.zeros_like(rise)))
-    spoilt = ((rise > 0) & (fall > 0)) | (xp.maximum(rise, fall) >= many)
+    up, down = rise > 0, fall > 0
+    total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(rise)))
+    spoilt = (up & down) | (xp.maximum(rise, fall) >= many)
     return xp.where(spoilt, math.nan, total)
 
 
@@ -323,24 +325,24 @@ def combine(a: Sums, b: Sums, xp: Any) -> Sums:
 
 def normalise(sums: Sums, xp: Any) -> Attended:
     """Divide the total by the mass."""
-    lse = log_of_mass(sums.mass, sums.base, xp)[..., 0]
-    out = undo_overflow(sums.total / nonzero(sums.mass, xp), sums.total, xp=xp)
-    return Attended(out, lse)
+    mass, lse = _log_of_mass(sums.mass, sums.base, xp)
+    return Attended(undo_overflow(sums.total / mass, sums.total, xp=xp), lse[..., 0])
 
 
 def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
     """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
     if is_numpy_array(mean) and not np.isinf(mean).any():
         return mean
-    undo = reduce(and_, map(xp.isfinite, averaged), xp.isinf(mean))
+    undo = reduce(and_, map(xp.isfinite, averaged))
     most = xp.finfo(mean.dtype).max
     return xp.where(undo, clip(mean, -most, most, xp), mean)
 
 
-def log_of_mass(mass: Array, base: Array, xp: Any) -> Array:
-    """Compute log(mass * e^base)."""
+def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
+    """Return the mass, 1 in place of 0, and log(mass * e^base)."""
     none = mass == 0
-    return xp.where(none, -math.inf, base + xp.log(xp.where(none, 1.0, mass)))
+    mass = xp.where(none, 1.0, mass)
+    return mass, xp.where(none, -math.inf, base + xp.log(mass))
 
 
 @as_written
@@ -348,7 +350,7 @@ def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
     base = xp.max(scores, axis=-1)
     weights = xp.exp(scores - finite(base, xp)[..., None])
-    return log_of_mass(xp.sum(weights, axis=-1), base, xp)
+    return _log_of_mass(xp.sum(weights, axis=-1), base, xp)[1]
 
 
 @as_written
@@ -357,12 +359,11 @@ def merge(a: Attended, b: Attended) -> Attended:
     xp = array_namespace(*a, *b)
     base = finite(xp.maximum(a.lse, b.lse), xp)
     mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
-    mass = mass_a + mass_b
-    whole = nonzero(mass, xp)
-    share_a, share_b = mass_a / whole, mass_b / whole
+    mass, lse = _log_of_mass(mass_a + mass_b, base, xp)
+    share_a, share_b = mass_a / mass, mass_b / mass
     out = share_a[..., None] * a.out + share_b[..., None] * b.out
     out = undo_overflow(out, a.out, b.out, xp=xp)
-    return Attended(out, log_of_mass(mass, base, xp))
+    return Attended(out, lse)
 
 
 def finite(base: Array, xp: Any) -> Array:

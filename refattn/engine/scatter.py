@@ -26,6 +26,12 @@ def fold_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Scatter:
     empty = next(blocks, None)
     if empty is None:
         raise ValueError("`chunks` must yield at least one array, got none.")
+    return _fold_blocks(empty, blocks)
+
+
+@as_written
+def _fold_blocks(empty: Array, blocks: Iterator[Array]) -> Scatter:
+    """Fold blocks of rows, those of the first being none."""
     xp, origin = array_namespace(empty), empty
 
     def scatters() -> Iterator[Scatter]:
@@ -40,6 +46,12 @@ def fold_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Scatter:
     return total._replace(mean=total.mean + xp.sum(origin, axis=-2))
 
 
+@as_written
+def _no_rows(x: Array, lead: tuple[int, ...]) -> Array:
+    shape = (*lead, 0, x.shape[-1])
+    return array_namespace(x).zeros(shape, dtype=x.dtype, device=device(x))
+
+
 def _blocks_of_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[Array]:
     """Check arrays and cut their rows into blocks (..., b, d), after one that is empty."""
     first, head = "", None
@@ -49,7 +61,7 @@ def _blocks_of_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Iterator[A
         kept = tuple(i for i in range(x.ndim - 1) if i not in pooled)
         xp, lead, d = array_namespace(x), tuple(x.shape[i] for i in kept), x.shape[-1]
         if head is None:
-            first, head = name, xp.zeros((*lead, 0, d), dtype=x.dtype, device=device(x))
+            first, head = name, _no_rows(x, lead)
             yield head
         x = xp.permute_dims(x, (*kept, *pooled, x.ndim - 1))
         rows.joining_rows(name, x, len(pooled), first, head)

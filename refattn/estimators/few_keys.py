@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import group_heads, group_with_lead
+from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
     Array,
     as_written,
@@ -187,17 +187,16 @@ def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
     """
     size = a.shape[-1]
     least = size * xp.finfo(a.dtype).eps
-    columns: list[Array] = []
-    free: list[Array] = []
-    for _ in range(size):
-        some = a[..., :1, :1] > least
-        column = xp.where(some, a[..., :1] / xp.sqrt(xp.where(some, a[..., :1, :1], 1.0)), 0.0)
+    lower, free, heads = xp.zeros_like(a), [], (WHOLE,) * (a.ndim - 2)
+    for s in range(size):
+        pivot = a[..., :1, :1]
+        some = pivot > least
+        column = xp.where(some, a[..., :1] / xp.sqrt(xp.where(some, pivot, 1.0)), 0.0)
         rest = column[..., 1:, :]
         a = a[..., 1:, 1:] - rest * xp.matrix_transpose(rest)
-        above = xp.zeros_like(column[..., :1, :])
-        columns.append(xp.concat([*[above] * len(columns), column], axis=-2))
+        lower = put(lower, (*heads, slice(s, size), slice(s, s + 1)), column)
         free.append(some[..., 0])
-    return xp.concat(columns, axis=-1), xp.concat(free, axis=-1)
+    return lower, xp.concat(free, axis=-1)
 
 
 def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
@@ -210,14 +209,18 @@ def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
 
 def _substitute(lower: Array, free: Array, b: Array, xp: Any) -> Array:
     """Solve L x = b row by row, with 0 in rows that are not `free`, (..., S, 1)."""
-    x = xp.where(free[..., :1, :], b[..., :1, :], 0.0)[..., :0, :]
-    for s in range(lower.shape[-1]):
-        row = b[..., s : s + 1, :] - lower[..., s : s + 1, :s] @ x
-        diagonal = xp.where(free[..., s : s + 1, :], lower[..., s : s + 1, s : s + 1], math.inf)
-        x = xp.concat([x, row / diagonal], axis=-2)
+    shape = (*broadcast_lead(lower, b), *b.shape[-2:])
+    x, heads = xp.zeros(shape, dtype=b.dtype, device=device(b)), (WHOLE,) * (len(shape) - 2)
+    size = lower.shape[-1]
+    each = xp.reshape(lower, (*lower.shape[:-2], size * size))[..., :: size + 1, None]
+    each = xp.where(free, each, math.inf)
+    for s in range(size):
+        row = b[..., s : s + 1, :] - lower[..., s : s + 1, :s] @ x[..., :s, :]
+        x = put(x, (*heads, slice(s, s + 1), WHOLE), row / each[..., s : s + 1, :])
     return x
 
 
+@as_written
 def sampled_key_attention(
     q: ArrayT,
     k: ArrayT,

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from typing import Any, get_args
 
 from .. import sampling
 from ..arrays import checks, frequencies, proposals, qkv
+from ..arrays.blocks import WHOLE, put, tiles
 from ..arrays.library import Array
+from ..engine.kernel import buffers
 from ..typing import Coupling
+
+_HEADS = 16  # at once, which threads share
 
 
 def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
@@ -76,3 +82,14 @@ def choose_frequencies(
         law = {"coupling": coupling, "proposal": proposal, "rng": options["rng"]}
         omega, log_weight = sampling.draw(count, d, **law)
     return frequencies.shared(omega, log_weight, like, lead)
+
+
+def in_heads(inputs: Any, run: Callable[[Any], Array], q: Array, v: Array, xp: Any) -> Array:
+    """Call `run` for a few heads of the inputs at a time: what it makes on the way is of these."""
+    lead = inputs.lead
+    if math.prod(lead) <= _HEADS or not v.shape[-1]:
+        return run(inputs)
+    out, _ = buffers(q, v, lead, xp)
+    for head in tiles(lead, _HEADS):
+        out = put(out, (*head, WHOLE, WHOLE), run(inputs.part(head)))
+    return out

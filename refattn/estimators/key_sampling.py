@@ -55,6 +55,7 @@ class KeySample(NamedTuple):
     log_probability: Array
 
 
+@as_written
 def draw_pivots(
     k: Array,
     *,
@@ -128,24 +129,27 @@ def _draw_pivots(
     x = root_scale(scale, x) * x
     m, (*lead, size) = x.shape[-2], u.shape
     # The residual of e^(k . k') is that of the Gaussian kernel times e^(|k|^2).
-    log_factor = square_norm(x) if pivots == "exponential" else xp.zeros_like(x[..., 0])
+    log_factor = square_norm(x) if pivots == "exponential" else None
     left = xp.ones((*lead, m), dtype=wide, device=device(k))
     if mask is not None:
         left = xp.where(mask[..., 0, :], left, 0.0)
     rows = xp.zeros((*lead, size, m), dtype=wide, device=device(k))
     eps, chosen, heads = xp.finfo(wide).eps, [], [slice(0, n) for n in lead]
+    points = xp.minimum(constant(u, x), 1 - eps)
     for s in range(size):
-        log_weight = xp.where(left > 0, log_factor, -math.inf)
-        top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
-        at = _invert(
-            xp.exp(log_weight - top) * left, xp.minimum(constant(u[..., s : s + 1], x), 1 - eps), xp
-        )
+        share = left
+        if pivots == "exponential":
+            log_weight = xp.where(left > 0, log_factor, -math.inf)
+            top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
+            share = xp.exp(log_weight - top) * left
+        at = _invert(share, points[..., s : s + 1], xp)
         apart = xp.sum((x - take_rows(x, at, xp)) ** 2, axis=-1)
         before = rows[..., :s, :]
         known = take_rows(xp.matrix_transpose(before), at, xp) @ before
         row = xp.exp(-apart / 2)[..., None, :] - known
         pivot = take_rows(left[..., None], at, xp)
-        row = xp.where(pivot > 0, row / xp.sqrt(xp.where(pivot > 0, pivot, 1.0)), 0.0)
+        some = pivot > 0
+        row = xp.where(some, row / xp.sqrt(xp.where(some, pivot, 1.0)), 0.0)
         left = left - row[..., 0, :] ** 2
         left = xp.where(left > size * eps, left, 0.0)
         rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
@@ -165,9 +169,10 @@ def _not_above(upper: Array, points: Array, xp: Any) -> Array:
     for some in blocks(0, points.shape[-1], size):
         below = upper[..., None, :] <= points[..., some][..., None]
         counts.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
-    return xp.concat(counts, axis=-1)
+    return xp.concat(counts, axis=-1) if len(counts) > 1 else counts[0]
 
 
+@as_written
 def draw_keys(
     q: Array,
     k: Array,

@@ -36,6 +36,7 @@ from .token_chunks import chunk_of, mean_of_chunks, seen_keys
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
 
 
+@as_written
 def linear_randomized_attention(
     q: ArrayT,
     k: ArrayT,

@@ -23,6 +23,7 @@ UserMap = Callable[[Array], Array | Features]
 _ELEMENTWISE = ((elu_features, elu), (relu_features, relu))
 
 
+@as_written
 def linear_attention(
     q: ArrayT,
     k: ArrayT,

@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import WHOLE, block_shape, blocks
+from ..arrays.blocks import WHOLE, block_shape, blocks, part
 from ..arrays.heads import group_heads
 from ..arrays.library import (
     Array,
@@ -24,13 +26,13 @@ from ..arrays.library import (
     root_scale,
     square_norm,
 )
-from ..engine.chunks import Chunks, cut_chunks, slice_rows
+from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, Samples, sample
 from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops
 from ..engine.scores import Options
 from ..typing import ArrayT, Coupling
-from .inputs import check_call
+from .inputs import check_call, in_heads
 from .rfa import RfaInputs, prepare_random_features
 
 Sides = tuple[int | None, int | None]
@@ -41,6 +43,7 @@ def as_it_is(x: Array, core: int = 2) -> Array:
     return x
 
 
+@as_written
 def eva_attention(
     q: ArrayT,
     k: ArrayT,
@@ -114,7 +117,11 @@ def eva_attention(
            [2.]])
     """
     inputs = prepare_chunks(q, k, v, locals())
-    return inputs.ungroup(inputs.chunks.joined(attend_chunks(inputs).done.out))
+
+    def of_heads(some: EvaInputs) -> Array:
+        return some.chunks.joined(attend_chunks(some).done.out)
+
+    return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
 
 class EvaInputs(NamedTuple):
@@ -129,6 +136,17 @@ class EvaInputs(NamedTuple):
     xp: Any  # the array namespace
     causal: bool = True
     ungroup: Callable[..., Array] = as_it_is
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the result."""
+        return np.broadcast_shapes(self.chunks.lead, tuple(self.omega.shape[:-2]))
+
+    def part(self, head: tuple[slice, ...]) -> EvaInputs:
+        """Take some heads."""
+        mean, omega = (part(x, (*head, WHOLE, WHOLE)) for x in (self.mean, self.omega))
+        bias, chunks = part(self.bias, (*head, WHOLE)), self.chunks.part(head)
+        return self._replace(chunks=chunks, mean=mean, omega=omega, bias=bias)
 
     @property
     def keys(self) -> Keys:
@@ -200,6 +218,7 @@ def attend_chunks(inputs: EvaInputs) -> Summaries:
     return Summaries(states, merge(near, attend(inputs.chunks.q, *keys, **options)))
 
 
+@as_written
 def second_order_attention(
     q: ArrayT,
     k: ArrayT,
@@ -243,8 +262,12 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_moments(q, k, v, locals())
-    return inputs.ungroup(inputs.chunks.joined(attend_moments(inputs).out))
+    inputs = _prepare_heads(q, k, v, locals())
+
+    def of_heads(some: _MomentInputs) -> Array:
+        return some.chunks.joined(attend_moments(some.moments()).out)
+
+    return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.chunks.xp))
 
 
 class ChunkMoments(NamedTuple):
@@ -261,9 +284,9 @@ class ChunkMoments(NamedTuple):
     ungroup: Callable[..., Array] = as_it_is
 
     def blocks(self) -> Iterator[slice]:
-        """Some chunks of queries at once."""
+        """Some chunks of queries at once, of all heads."""
         q = self.chunks.q
-        row = self.chunks.k.shape[-2] * q.shape[-1] ** 2
+        row = max(1, math.prod(q.shape[:-3]) * q.shape[-2] * q.shape[-1] ** 2)
         return blocks(0, q.shape[-3], max(1, math.prod(block_shape(q)) // row))
 
     def queries(self, some: slice) -> tuple[Array, Array]:
@@ -310,14 +333,41 @@ def attend_squared(
     return Attended(plain + turned, far.lse)
 
 
-@as_written
+class _MomentInputs(NamedTuple):
+    """Checked arguments of `second_order_attention`, heads in groups."""
+
+    chunks: Chunks
+    root: Array
+    causal: bool
+    ungroup: Callable[..., Array]
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the result."""
+        return self.chunks.lead
+
+    def part(self, head: tuple[slice, ...]) -> _MomentInputs:
+        """Take some heads."""
+        return self._replace(chunks=self.chunks.part(head))
+
+    def moments(self) -> ChunkMoments:
+        """Take the moments."""
+        moments = moments_of(self.chunks, self.root, self.chunks.xp)
+        return moments._replace(causal=self.causal, ungroup=self.ungroup)
+
+
 def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> ChunkMoments:
     """Check arguments of `second_order_attention`, group heads, and take the moments."""
-    scale, mask, xp = check_call(q, k, v, options)
+    return _prepare_heads(q, k, v, options).moments()
+
+
+@as_written
+def _prepare_heads(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _MomentInputs:
+    scale, mask, _ = check_call(q, k, v, options)
     mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
-    moments = moments_of(cut_chunks(q, k, v, mask, window), root_scale(scale, q), xp)
-    return moments._replace(causal=options["causal"], ungroup=ungroup)
+    chunks = cut_chunks(q, k, v, mask, window)
+    return _MomentInputs(chunks, root_scale(scale, q), options["causal"], ungroup)
 
 
 @as_written
@@ -352,6 +402,7 @@ def attend_moments(moments: ChunkMoments) -> Attended:
     return Attended(moments.xp.concat(list(out), axis=-3), moments.xp.concat(list(lse), axis=-2))
 
 
+@as_written
 def local_random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -409,7 +460,11 @@ def local_random_feature_attention(
            [0.73105858]])
     """
     inputs, sides = prepare_random_features(q, k, v, locals()), qkv.window(window)
-    return inputs.ungroup(attend_locally(inputs, sides, causal).done.out)
+
+    def of_heads(some: RfaInputs) -> Array:
+        return attend_locally(some, sides, causal).done.out
+
+    return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
 
 class Field(NamedTuple):
@@ -454,7 +509,8 @@ def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
 def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, xp, _ = inputs
-    done, far = attend(q, keys.k, keys.v, **near_options(keys, root, sides, causal)), []
+    options, far = near_options(keys, root, sides, causal), []
+    done = attend_in_bands(q, keys.k, keys.v, **options)
     of_query = lacking(q, root, samples.omega.shape[-2], xp)
     for field in _far_fields(q, keys, causal, sides, xp):
         out, lse = field.attend(samples)

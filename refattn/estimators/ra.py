@@ -16,6 +16,7 @@ from .inputs import check_call, choose_frequencies, exactly_one
 from .rfa import RfaInputs
 
 
+@as_written
 def randomized_attention(
     q: ArrayT,
     k: ArrayT,
@@ -96,6 +97,7 @@ def _equal_samples(omega: Array, xp: Any) -> Samples:
     return Samples(omega, equal)
 
 
+@as_written
 def mean_of_ratios_attention(
     q: ArrayT,
     k: ArrayT,

@@ -27,9 +27,10 @@ from ..engine.positive import two_hops
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
-from .inputs import change_gauge, check_call, choose_frequencies
+from .inputs import change_gauge, check_call, choose_frequencies, in_heads
 
 
+@as_written
 def random_feature_attention(
     q: ArrayT,
     k: ArrayT,
@@ -160,6 +161,16 @@ class RfaInputs(NamedTuple):
     xp: Any  # the array namespace
     ungroup: Callable[..., Array]
 
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the result."""
+        return self.keys.lead(self.q, *self.samples)
+
+    def part(self, head: tuple[slice, ...]) -> RfaInputs:
+        """Take some heads."""
+        q, *samples = (part(x, (*head, WHOLE, WHOLE)) for x in (self.q, *self.samples))
+        return self._replace(q=q, keys=self.keys.part(head), samples=Samples(*samples))
+
 
 def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of random-feature attention, draw frequencies, and group heads."""
@@ -260,9 +271,13 @@ def importance_sampled_attention(
     """
     checks.is_array("omega", omega)  # it cannot be drawn
     inputs = prepare_random_features(q, k, v, locals())
-    done, _, log_ratio = importance_ratio(inputs, causal)
-    half = inputs.xp.exp(log_ratio / 2)[..., None]
-    return inputs.ungroup(half * done.out * half)  # the ratio alone may overflow
+
+    def of_heads(some: RfaInputs) -> Array:
+        done, _, log_ratio = importance_ratio(some, causal)
+        half = some.xp.exp(log_ratio / 2)[..., None]
+        return half * done.out * half  # the ratio alone may overflow
+
+    return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
 
 class Ratio(NamedTuple):

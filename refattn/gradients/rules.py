@@ -17,7 +17,7 @@ from .. import attention, sampling
 from ..arrays import checks
 from ..arrays.blocks import WHOLE, part, sum_to
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import Array, array_namespace
+from ..arrays.library import Array, array_namespace, as_written
 from ..arrays.products import multiply
 from ..arrays.shown import held
 from ..engine import hops_back, kernel, kernel_back
@@ -66,6 +66,7 @@ class Gradients(NamedTuple):
     sinks: Array | None = None
 
 
+@as_written
 def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pullback]:
     r"""Return the attention output and a function that computes its gradients (its pullback).
 
@@ -156,6 +157,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     return _copy_result(out, array_namespace(q)), partial(_pull, pullback, out)
 
 
+@as_written
 def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
     """Pull a cotangent back that matches the result."""
     if not isinstance(out, Attended):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from ..arrays import checks, frequencies, key_samples, qkv
 from ..arrays.heads import Alibi, group_heads
-from ..arrays.library import Array, array_namespace, constant, is_array_api_obj
+from ..arrays.library import Array, array_namespace, as_written, constant, is_array_api_obj
 from ..typing import Features, Weighting
 from .terms import distances, of_library
 
@@ -28,6 +28,7 @@ def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equ
         signature, run = inspect.signature(equation), of_library(equation)
 
         @wraps(equation)
+        @as_written
         def door(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()

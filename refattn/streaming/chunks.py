@@ -93,6 +93,7 @@ class SecondOrderState(_ChunkState):
     far_v: Array  # means of values and their covariances with keys, (..., C, d_v + d d_v)
 
     @classmethod
+    @as_written
     def init(
         cls, k: Array, v: Array, *, window: int, scale: float | None = None
     ) -> SecondOrderState:
@@ -109,6 +110,7 @@ class SecondOrderState(_ChunkState):
         empty = cls(k[..., :0, :], v[..., :0, :], int(window), scale, far_k, far_v)
         return empty.update(k, v)
 
+    @as_written
     def update(self, k: Array, v: Array) -> SecondOrderState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         k, v = self._joined(k, v)
@@ -127,6 +129,7 @@ class SecondOrderState(_ChunkState):
             k, v = (copy_array(x[..., count * self.window :, :]) for x in (k, v))
         return replace(self, k=k, v=v, far_k=far_k, far_v=far_v)
 
+    @as_written
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
         _check_query(self, q)
@@ -135,6 +138,7 @@ class SecondOrderState(_ChunkState):
         near = attend(q, k, v, scale=root * root)
         return ungroup(self._with_far(near, root * root * q, *far).out)
 
+    @as_written
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
 
@@ -203,6 +207,7 @@ class EvaState(_ChunkState):
     log_size: bool
 
     @classmethod
+    @as_written
     def init(
         cls,
         k: Array,
@@ -242,6 +247,7 @@ class EvaState(_ChunkState):
         of_chunks = (mean, f, omega, total, 0, rng, log_size)
         return cls(k[..., :0, :], v[..., :0, :], int(window), scale, *of_chunks).update(k, v, q)
 
+    @as_written
     def update(self, k: Array, v: Array, q: Array | None = None) -> EvaState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first.
 
@@ -349,6 +355,7 @@ class EvaState(_ChunkState):
         about = chunks._replace(mean_query=law)
         return summaries_of(about, root, None, noise, self.log_size, self._xp)
 
+    @as_written
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
         _check_query(self, q)
@@ -358,6 +365,7 @@ class EvaState(_ChunkState):
         near = attend(q, k, v, scale=root * root)
         return ungroup(self._with_far(near, q, root, *far).out)
 
+    @as_written
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import features
 from ..arrays import checks, qkv
-from ..arrays.library import Array
+from ..arrays.library import Array, as_written
 from ..arrays.shown import held
 from ..engine.signed import merge_totals
 from ..estimators import linear
@@ -40,6 +40,7 @@ class LinearState:
     feature_map: Callable[[Array], Any] = features.elu_features
 
     @classmethod
+    @as_written
     def init(
         cls, k: Array, v: Array, *, feature_map: Callable[[Array], Any] = features.elu_features
     ) -> LinearState:
@@ -61,11 +62,13 @@ class LinearState:
         """What is kept of the values, (..., d_v)."""
         return self.sums.total[..., :-1]
 
+    @as_written
     def update(self, k: Array, v: Array) -> LinearState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         check_keys(self, k, v)
         return self.merge(LinearState.init(k, v, feature_map=self.feature_map))
 
+    @as_written
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
         checks.arrays(2, q=q, state=self._totals)
@@ -79,7 +82,7 @@ class LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""
         check_same(self, other, "d", "feature_map")
         check_states(**{"the state": (self.sums.total, other.sums.total)})
-        return replace(self, sums=merge_totals(self.sums, other.sums))
+        return replace(self, sums=as_written(merge_totals)(self.sums, other.sums))
 
 
 LinearState.__module__ = "refattn.streaming"  # where users find it, and so do pickles

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..arrays import qkv
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, root_scale
+from ..arrays.library import Array, as_written, root_scale
 from ..arrays.shown import held
 from ..engine.hops import Keys
 from ..engine.kernel import Attended, attend, merge
@@ -42,6 +42,7 @@ class LocalState:
     far: PositiveState
 
     @classmethod
+    @as_written
     def init(
         cls,
         k: Array,
@@ -72,6 +73,7 @@ class LocalState:
         """Length of a key."""
         return self.near.d
 
+    @as_written
     def update(self, k: Array, v: Array) -> LocalState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         check_keys(self.near, k, v)
@@ -85,12 +87,14 @@ class LocalState:
             far = far.update(near.k[..., :out, :], near.v[..., :out, :])
         return replace(self, near=near._last(), far=far)
 
+    @as_written
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
         qkv.check(q, self.near.k, self.near.v)
         near = self._near(q, self.near, causal=False)
         return merge(near, self._whole(q, self.far._read(q))).out
 
+    @as_written
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, constant, root_scale
+from ..arrays.library import Array, as_written, constant, root_scale
 from ..arrays.shown import held
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, read, sample
@@ -44,6 +44,7 @@ class PositiveState:
     scale: float | None = None
 
     @classmethod
+    @as_written
     def init(
         cls,
         k: Array,
@@ -81,12 +82,14 @@ class PositiveState:
         """What is kept of the values, (..., d_v)."""
         return self.samples.out
 
+    @as_written
     def update(self, k: Array, v: Array) -> PositiveState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         check_keys(self, k, v)
         more = _attend_from_frequencies(constant(self.omega, k), k, v, self.scale)
         return replace(self, samples=merge(self.samples, more))
 
+    @as_written
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
         return self._read(q).out
@@ -103,6 +106,7 @@ class PositiveState:
         out, lse = read(q, samples, states)
         return Attended(ungroup(out), ungroup(lse, 1))
 
+    @as_written
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
 

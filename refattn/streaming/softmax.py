@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..arrays import checks, qkv
-from ..arrays.library import Array
+from ..arrays.library import Array, as_written
 from ..arrays.shown import held
 from ..attention import softmax_attention
 from .state import KeysAndValues, check_keys, check_same, copy_array
@@ -40,6 +40,7 @@ class SoftmaxState(KeysAndValues):
     sinks: Array | None = None
 
     @classmethod
+    @as_written
     def init(
         cls,
         k: Array,
@@ -73,11 +74,13 @@ class SoftmaxState(KeysAndValues):
         k, v = (x[..., m - self.window - 1 :, :] for x in (self.k, self.v))
         return replace(self, k=copy_array(k), v=copy_array(v))
 
+    @as_written
     def update(self, k: Array, v: Array) -> SoftmaxState:
         """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
         check_keys(self, k, v)
         return self.merge(replace(self, k=k, v=v))
 
+    @as_written
     def read(self, q: Array) -> Array:
         """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
         return softmax_attention(

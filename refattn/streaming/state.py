@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
-from ..arrays.library import Array, array_namespace, is_array_api_obj, is_numpy_array
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    is_array_api_obj,
+    is_numpy_array,
+)
 
 
 class KeysAndValues:
@@ -36,6 +42,7 @@ class KeysAndValues:
     def _xp(self) -> Any:
         return array_namespace(self.k)
 
+    @as_written
     def _followed_by(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Append keys and values."""
         check_states(k=(self.k, k), v=(self.v, v))
@@ -100,6 +107,7 @@ def check_queries(q: Array, k: Array, v: Array) -> None:
         )
 
 
+@as_written
 def copy_array(x: Array) -> Array:
     """Copy an array of the caller's: a state does not change when the caller writes to it."""
     return array_namespace(x).astype(x, x.dtype, copy=True)
