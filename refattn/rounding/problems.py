@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import blocks
+from ..arrays.blocks import WHOLE, blocks
 from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
@@ -135,12 +135,13 @@ class Problem(NamedTuple):
         omega, log_weight = x["omega"], x["log_weight"]
         return random_feature_head(q, k, v, omega, log_weight, kernel, scale=self.scale, **keys)
 
-    def head(self, index: Index) -> SoftmaxHead:
-        """Read the arrays of a head, with the conventions."""
+    def head(self, index: Index, i: Any = WHOLE, j: Any = WHOLE) -> SoftmaxHead:
+        """Read the arrays of a head, or of its queries i and keys j, with the conventions."""
         x = self.read(index)
-        bias, mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))
+        of_pairs = (x[name][i][:, j] if name in x else None for name in ("bias", "mask"))
+        bias, mask = _hide_infinite_bias(*of_pairs)
         conventions = (self.causal, self.window, self.softcap)
-        head = SoftmaxHead(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        head = SoftmaxHead(x["q"][i], x["k"][j], x["v"][j], self.scale, bias, mask, *conventions)
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
     def items(self) -> Iterator[tuple[Index, slice]]:
@@ -404,7 +405,8 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
     for name in {"bias", "mask"} & {*x}:
         x[name] = np.broadcast_to(x[name], (len(x["q"]), len(x["k"])))
     mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))[1]
-    finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
+    known = {name: np.isfinite(x[name]) for name in "qkv"}
+    finite = {name: y.all(-1) for name, y in known.items()}
     for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
         key = slice(j, j + 1)
         mask_of_key = None if mask is None else mask[:, key]
@@ -413,13 +415,14 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
         finite["v"][j] |= seen is not None and not seen.any()
     for name in "qkv":
         if not finite[name].all():
-            at = np.argwhere(~finite[name][:, None] & ~np.isfinite(x[name]))[0]
+            at = np.argwhere(~finite[name][:, None] & ~known[name])[0]
             where = "" if name == "q" else " where a query sees it"
             raise ValueError(
                 f"`{name}` must be finite{where}, got {x[name][tuple(at)]} at "
                 f"{tuple(map(int, at))} of its head."
             )
-        x[name] = np.where(np.isfinite(x[name]), x[name], 0.0)
+        every = known[name].all()
+        x[name] = np.ascontiguousarray(x[name]) if every else np.where(known[name], x[name], 0.0)
     return x
 
 

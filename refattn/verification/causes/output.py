@@ -35,6 +35,7 @@ _POWER = 50.0  # sum of the squares of what an alternative changes, at least, ov
 _EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
+_FIRST = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
@@ -134,14 +135,10 @@ def _of_keys(given: Alternative, j: slice, rows: Rows) -> Result:
     return given.result(rows._replace(keys=rows.keys[j]))
 
 
-def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
-    return Alternative("", family(c))
-
-
-def _pose_head(
-    family: Callable[[Mapping[Index, float]], Problem], at: Index, c: float
+def _of_head(
+    family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
 ) -> Alternative:
-    return Alternative("", family({at: c}))
+    return family({at: c})
 
 
 class Trials:
@@ -156,11 +153,24 @@ class Trials:
             divide(differ(x.got, y.out), size)
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
+        wrong = [(at, i) for at, x in enumerate(sample.heads) for i in np.flatnonzero(x.wrong)]
+        some = wrong[:: -(-len(wrong) // _FIRST) or 1]
+        taken = [np.array([i for at, i in some if at == x], int) for x in range(len(self.given))]
+        self.first = [x.take(i) for x, i in zip(sample.heads, taken, strict=True)]
+        self.given_first = [x.out[i] for x, i in zip(self.given, taken, strict=True)]
+
+    def is_worse(self, out: Callable[[Sampled], Doubles]) -> bool:
+        """Tell whether an alternative is surely farther from some wrong rows than the problem."""
+        outs = [out(x) if len(x.got) else x.got for x in self.first]
+        x = compare_outputs(self.sample._replace(heads=self.first), outs, self.given_first)
+        return x.changed and x.likeness < 0
 
     def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
         """Say what an alternative explains."""
         empty, heads = None, self.sample.heads
         if outs is None:
+            if self.is_worse(lambda x: alternative.result(x.rows).out):
+                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
             results = [alternative.result(x.rows) for x in self.sample.heads]
             outs = [x.out for x in results]
             empty = self._find_empty(alternative, results)
@@ -185,18 +195,23 @@ class Trials:
             yield self.explain(alternative)
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
-            outs = [self._transposed(x.rows).out for x in self.sample.heads]
-            yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
+            if not self.is_worse(lambda x: self._transposed(x.rows).out):
+                outs = [self._transposed(x.rows).out for x in self.sample.heads]
+                yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
         for text, family, starts in list_families(self.problem):
-            yield from self.fit(text, partial(_pose, family), starts)
+            yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
             yield from self.fit(text, fill, _FILLS)
         yield from self.explain_heads()
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
-            tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
+            few, tiles = (
+                {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads if len(x.got)}
+                for heads in (self.first, self.sample.heads)
+            )
             for number, alternative in enumerate(list_lost_tiles(self.problem)):
-                yield self.explain(alternative, [x[number] for x in tiles])
+                if not self.is_worse(lambda x, number=number: few[x.rows.at][number]):
+                    yield self.explain(alternative, [x[number] for x in tiles.values()])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
@@ -234,13 +249,13 @@ class Trials:
             yield self.explain(alternative)
         for text, family, starts in list_of_heads(self.problem):
             found: dict[Index, float] = {}
-            for x in self.sample.heads:
-                alone = Trials(self.problem, self.sample._replace(heads=[x]))
+            for number, x in enumerate(self.sample.heads):
                 at = x.rows.at
-                fitted = alone.fit_number(partial(_pose_head, family, at), starts)
-                if x.wrong.any() and fitted is not None:
-                    found[at] = fitted[0]
-            yield self.explain(Alternative(describe_numbers(text, found), family(found)))
+                if x.wrong.any():
+                    fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
+                    if fitted is not None:
+                        found[at] = fitted[0]
+            yield self.explain(family(found)._replace(text=describe_numbers(text, found)))
 
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
@@ -254,25 +269,32 @@ class Trials:
             yield self.explain(family(c)._replace(text=words))
 
     def fit_number(
-        self, family: Callable[[float], Alternative], starts: Sequence[float]
+        self,
+        family: Callable[[float], Alternative],
+        starts: Sequence[float],
+        among: Sequence[int] | None = None,
     ) -> tuple[float, float] | None:
-        """Fit a number by Gauss and Newton, from the best of some starts, with its error."""
+        """Fit a number by Gauss and Newton, from the best of some starts, with its error.
+
+        It is that of the wrong rows of all heads of the sample, or of some of them.
+        """
+        numbers = range(len(self.given)) if among is None else among
+        whole = [(self.sample.heads[x], self.given[x].out, self.sizes[x]) for x in numbers]
+        heads = [x.take(x.wrong) for x, _, _ in whole if x.wrong.any()]
+        given, sizes = ([y[i][y[0].wrong] for y in whole if y[0].wrong.any()] for i in (1, 2))
+        wrong = self.sample._replace(heads=heads)
 
         def outs(c: float) -> list[Doubles]:
-            return [family(c).result(x.rows).out for x in self.sample.heads]
+            return [family(c).result(x.rows).out for x in heads]
 
-        best = min(
-            starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square
-        )
-        c, error = best, math.inf
+        c = min(starts, key=lambda c: compare_outputs(wrong, outs(c), given).square)
+        error = math.inf
         for _ in range(_STEPS):
             step = 1e-4 * abs(c)
             product = size = noise = 0.0
-            for x, low, high, std in zip(
-                self.sample.heads, outs(c - step), outs(c + step), self.sizes, strict=True
-            ):
-                slope = divide((high - low) / (2 * step), std)[x.wrong]
-                z = divide(differ(x.got, (high + low) / 2), std)[x.wrong]
+            for x, low, high, std in zip(heads, outs(c - step), outs(c + step), sizes, strict=True):
+                slope = divide((high - low) / (2 * step), std)
+                z = divide(differ(x.got, (high + low) / 2), std)
                 product += float(np.sum(slope * z))
                 size += float(np.sum(slope * slope))
                 noise += float(np.sum(np.square(np.sum(slope * z, -1))))
