@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +146,9 @@ class ScoredRows(NamedTuple):
     out: Doubles
     lse: Doubles
     top: Doubles
+
+
+ExactRows = Mapping[Any, ScoredRows]  # by head, and first and last row of a block
 
 
 def attend_rows(

@@ -20,7 +20,7 @@ from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, STORED, Format
-from .head import SoftmaxHead, exact_rows
+from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
 from .roundings import Roundings, RowErrors
@@ -103,13 +103,14 @@ class Problem(NamedTuple):
         kernel: Roundings,
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
+        exact: ScoredRows | None = None,
     ) -> RowErrors:
-        """Say what a kernel may give for the queries i of a head."""
+        """Say what a kernel may give for the queries i of a head, of which all may be exact."""
         if self.gradient is not None:
             saved = self.gradient.saved(index, kernel)
             return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
-            return analyse_softmax(self.head(index), kernel, i, changes)
+            return analyse_softmax(self.head(index), kernel, i, changes, exact)
         return analyse_linear(self.features(index, kernel), kernel, i)
 
     def exact(self, index: Index, kernel: Roundings, i: slice) -> Doubles:
@@ -561,6 +562,7 @@ def sweep(
     profile: Profile,
     use: Callable[[Index, slice, RowErrors], Callable[[], None] | None],
     changes: Mapping[str, Any] = MappingProxyType({}),
+    exact: ExactRows = MappingProxyType({}),
 ) -> None:
     """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
 
@@ -571,12 +573,12 @@ def sweep(
     def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item
         with np.errstate(all="ignore"):
-            rest = use(index, i, problem.analyse(index, kernel, i, changes))
+            known = exact.get((index, i.start, i.stop))  # or None
+            rest = use(index, i, problem.analyse(index, kernel, i, changes, known))
             sums.add(place, rest or (lambda: None))
 
-    for_each(
-        lambda: work, enumerate(problem.items()), most=math.prod(problem.lead) + problem.shape[0]
-    )
+    most = math.prod(problem.lead) + problem.shape[0]
+    for_each(lambda: work, enumerate(problem.items()), most=most)
 
 
 def check_holds(problem: Problem, types: Mapping[str, str]) -> None:

@@ -60,9 +60,10 @@ def analyse_softmax(
     kernel: Roundings,
     i: slice,
     changes: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = MappingProxyType({}),
+    exact: ScoredRows | None = None,
 ) -> RowErrors:
-    """Say what a kernel that rounds like this may give for the queries i."""
-    exact = attend_rows(head, i, None)
+    """Say what a kernel that rounds like this may give for the queries i, and what is exact."""
+    exact = exact or attend_rows(head, i, None)
     rounded = NearestWeights(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)

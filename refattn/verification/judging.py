@@ -100,7 +100,9 @@ class _Case:
         """Compare some profiles."""
         start = time.perf_counter()
         chosen = {x: self.profiles[x] for x in names}
-        self.fits = compare(choose_compared(self.problem), self.numbers, self.dtype, chosen)
+        some = choose_compared(self.problem)
+        weights = self.weights.of_rows(some)
+        self.fits = compare(some, self.numbers, self.dtype, chosen, weights)
         self.seconds += time.perf_counter() - start
 
     @property
@@ -130,8 +132,8 @@ class _Case:
         blocks = tuple(problem.items())
         whole = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], whole)
-        weights = self.weights if rows is None else RowWeights(problem, self.dtype)
-        look = Look(weights.of(chosen), *split)
+        weights = self.weights if rows is None else self.weights.of_rows(problem)
+        look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.inputs])
         with np.errstate(all="ignore"):
             trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
@@ -140,15 +142,16 @@ class _Case:
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
 
-        Some are at random, and some the worst block of a profile that failed, of all blocks.
+        Some are the worst block, of all blocks, of the profile that failed first, and, if these do
+        not rule it out, some at random.
         """
         some = choose_screened(self.problem)
-        if name in {*self.screened, *self.trials} or not some:
+        if name in {*self.screened, *self.trials} or not some or not self.trials:
             return
-        p = self._smallest(name, some)
-        worst = next(iter(self.trials.values())).loud[:1] if self.trials else ()
-        if worst and p > self.alpha / _TESTS / 2:
-            p = min(p, self._smallest(name, worst) * sum(1 for _ in self.problem.items()))
+        worst = next(iter(self.trials.values())).loud[:1]
+        p = self._smallest(name, worst) * sum(1 for _ in self.problem.items()) if worst else 1.0
+        if p > self.alpha / _TESTS / 2:
+            p = min(p, self._smallest(name, some))
         self.screened[name] = min(1.0, 2 * p)
 
     def _smallest(self, name: str, rows: Blocks) -> float:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
+from ..rounding.head import ExactRows
 from ..rounding.problems import Index, Problem
 
 Blocks = tuple[tuple[Index, slice], ...]
@@ -40,11 +42,14 @@ class Look(NamedTuple):
         Heads and rows that are tried along all known defects; None for all of the problem.
     rest : tuple
         Those that are tried along a few.
+    exact : dict
+        What is exact of blocks, where that is known.
     """
 
     weights: Doubles
     full: Blocks | None = None
     rest: Blocks = ()
+    exact: ExactRows = MappingProxyType({})
 
 
 def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:

@@ -55,10 +55,11 @@ def attempt(
         names.append("lse")
     errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
     full = problem if look.full is None else problem._replace(blocks=look.full)
-    sweep(full, dtype, profile, errors.add, changes)
+    sweep(full, dtype, profile, errors.add, changes, look.exact)
     if look.rest:
         few = {x: f for x, f in changes.items() if x == "scale"}
-        sweep(problem._replace(blocks=look.rest), dtype, profile, errors.add_few, few)
+        rest = problem._replace(blocks=look.rest)
+        sweep(rest, dtype, profile, errors.add_few, few, look.exact)
     if not rows_apart:
         errors.merge_rows()
     elements = float(errors.elements)

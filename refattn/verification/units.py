@@ -16,7 +16,7 @@ from .evidence import log_chernoff
 from .findings import Numbers
 from .z_scores import subtract_rounding
 
-_BLOCKS, _ROWS = 4, 128  # blocks of rows that shifts are compared on, and rows of each
+_BLOCKS, _FEW_ROWS, _ROWS = 4, 32, 128  # blocks that shifts are compared on, and rows of each
 _SURE = 6.0  # standard errors
 _PASSED_OVER = 1e-9  # of a right profile to be passed over
 
@@ -50,13 +50,13 @@ class ShiftFit(NamedTuple):
 
 
 def compare_shift(
-    problem: Problem, numbers: Numbers, dtype: str, profile: Profile
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile, rows_of_block: int = _ROWS
 ) -> ShiftFit | None:
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
     sums, rows = np.zeros(7), 0
     for index, i in problem.few_items(_BLOCKS):
-        i = slice(i.start, min(i.stop, i.start + _ROWS))
+        i = slice(i.start, min(i.stop, i.start + rows_of_block))
         with np.errstate(all="ignore"):
             x = problem.analyse(index, kernel, i)
             errors = x.errors(numbers.out(index)[i])
@@ -91,12 +91,18 @@ def list_units(
     if problem.kind != "scores" or not names:
         return []
 
-    def compare(name: str, hardware: str) -> ShiftFit | None:
+    def compare(name: str, hardware: str, rows: int = _ROWS) -> ShiftFit | None:
         profile = profiles[name]._replace(accumulator=hardware)
-        return compare_shift(problem, numbers, dtype, profile)
+        return compare_shift(problem, numbers, dtype, profile, rows)
 
-    tightest = {x: compare(names[0], x) for x in _list_units(profiles[names[0]], dtype).values()}
-    fits = {x: y for x, y in tightest.items() if y is not None and y.agrees}
+    fits: dict[str, ShiftFit] = {}
+    for hardware in _list_units(profiles[names[0]], dtype).values():
+        for rows in (_FEW_ROWS, _ROWS):  # few may be enough to see that it is another
+            fit = compare(names[0], hardware, rows)
+            fits.pop(hardware, None)
+            if fit is None or not fit.agrees:
+                break
+            fits[hardware] = fit
     chosen: list[str] = []
     for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
         possible = (x for x in names if (fit := compare(x, hardware)) and fit.possible)

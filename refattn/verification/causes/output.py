@@ -210,7 +210,11 @@ class Trials:
                 for heads in (self.first, self.sample.heads)
             )
             for number, alternative in enumerate(list_lost_tiles(self.problem)):
-                if not self.is_worse(lambda x, number=number: few[x.rows.at][number]):
+
+                def lose(x: Sampled, number: int = number) -> Doubles:
+                    return few[x.rows.at][number]
+
+                if not self.is_worse(lose):
                     yield self.explain(alternative, [x[number] for x in tiles.values()])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
@@ -278,16 +282,17 @@ class Trials:
 
         It is that of the wrong rows of all heads of the sample, or of some of them.
         """
-        numbers = range(len(self.given)) if among is None else among
-        whole = [(self.sample.heads[x], self.given[x].out, self.sizes[x]) for x in numbers]
-        heads = [x.take(x.wrong) for x, _, _ in whole if x.wrong.any()]
-        given, sizes = ([y[i][y[0].wrong] for y in whole if y[0].wrong.any()] for i in (1, 2))
-        wrong = self.sample._replace(heads=heads)
+        every = range(len(self.given)) if among is None else among
+        wrong = {x: self.sample.heads[x].wrong for x in every}
+        heads = [self.sample.heads[x].take(i) for x, i in wrong.items()]
+        given = [self.given[x].out[i] for x, i in wrong.items()]
+        sizes = [self.sizes[x][i] for x, i in wrong.items()]
+        sample = self.sample._replace(heads=heads)
 
         def outs(c: float) -> list[Doubles]:
-            return [family(c).result(x.rows).out for x in heads]
+            return [family(c).result(x.rows).out if len(x.got) else x.got for x in heads]
 
-        c = min(starts, key=lambda c: compare_outputs(wrong, outs(c), given).square)
+        c = min(starts, key=lambda c: compare_outputs(sample, outs(c), given).square)
         error = math.inf
         for _ in range(_STEPS):
             step = 1e-4 * abs(c)
