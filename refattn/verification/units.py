@@ -18,6 +18,7 @@ from .z_scores import subtract_rounding
 
 _BLOCKS, _FEW_ROWS, _ROWS = 4, 32, 128  # blocks that shifts are compared on, and rows of each
 _SURE = 6.0  # standard errors
+_UNKNOWN = 2.0  # standard error of the part of a shift from which on some more rows tell nothing
 _PASSED_OVER = 1e-9  # of a right profile to be passed over
 
 
@@ -97,15 +98,15 @@ def list_units(
 
     fits: dict[str, ShiftFit] = {}
     for hardware in _list_units(profiles[names[0]], dtype).values():
-        for rows in (_FEW_ROWS, _ROWS):  # few may be enough to see that it is another
-            fit = compare(names[0], hardware, rows)
-            fits.pop(hardware, None)
-            if fit is None or not fit.agrees:
-                break
+        fit = compare(names[0], hardware, _FEW_ROWS)
+        if fit is not None and fit.agrees and fit.error < _UNKNOWN:  # more rows say more
+            fit = compare(names[0], hardware)
+        if fit is not None and fit.agrees:
             fits[hardware] = fit
     chosen: list[str] = []
     for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
-        possible = (x for x in names if (fit := compare(x, hardware)) and fit.possible)
+        rows = _ROWS if fits[hardware].error < _UNKNOWN else _FEW_ROWS
+        possible = (x for x in names if (fit := compare(x, hardware, rows)) and fit.possible)
         chosen += [f"{x}@{hardware}" for x in islice(possible, 2)]
     return chosen
 

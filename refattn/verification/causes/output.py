@@ -153,15 +153,15 @@ class Trials:
             divide(differ(x.got, y.out), size)
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
-        wrong = [(at, i) for at, x in enumerate(sample.heads) for i in np.flatnonzero(x.wrong)]
-        some = wrong[:: -(-len(wrong) // _FIRST) or 1]
-        taken = [np.array([i for at, i in some if at == x], int) for x in range(len(self.given))]
-        self.first = [x.take(i) for x, i in zip(sample.heads, taken, strict=True)]
-        self.given_first = [x.out[i] for x, i in zip(self.given, taken, strict=True)]
+        wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
+        at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
+        some = wrong[at][:: -(-len(wrong[at]) // _FIRST) or 1] if wrong else []
+        self.first = [x.take(some) for x in sample.heads[at : at + 1]]
+        self.given_first = [x.out[some] for x in self.given[at : at + 1]]
 
     def is_worse(self, out: Callable[[Sampled], Doubles]) -> bool:
-        """Tell whether an alternative is surely farther from some wrong rows than the problem."""
-        outs = [out(x) if len(x.got) else x.got for x in self.first]
+        """Tell whether an alternative is surely farther from some wrong rows of a head."""
+        outs = [out(x) for x in self.first]
         x = compare_outputs(self.sample._replace(heads=self.first), outs, self.given_first)
         return x.changed and x.likeness < 0
 
@@ -206,7 +206,7 @@ class Trials:
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
             few, tiles = (
-                {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads if len(x.got)}
+                {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
                 for heads in (self.first, self.sample.heads)
             )
             for number, alternative in enumerate(list_lost_tiles(self.problem)):
