@@ -71,7 +71,7 @@ def attempt(
         directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
-        if min((x.log_p for x in (*raw, *directions)), default=0.0) > look.enough:
+        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), kernel)
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
