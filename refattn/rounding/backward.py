@@ -180,7 +180,7 @@ def variance_along(
                     mean += np.sum(p * y, -1, keepdims=True)
                     moved += np.sum(s * y, -1, keepdims=True)
             for j in head.blocks(_SUM_TOKENS):
-                x = analyse_pairs(back, saved, kernel, i, j)
+                x = analyse_pairs(back, saved, kernel, i, j, of)
                 if x is None:
                     continue
                 y, size = rows[i] @ columns[:, j], x.p * x.p
@@ -240,7 +240,7 @@ def analyse_gradient(
         sum_.restart()
         if of == "dq":
             for j in head.blocks(size):
-                x = analyse_pairs(back, saved, kernel, rows, j)
+                x = analyse_pairs(back, saved, kernel, rows, j, of)
                 if x is not None:
                     rounded = None if head.is_sink(j) else to  # a sink adds 0
                     _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
@@ -258,7 +258,7 @@ def analyse_gradient(
             tangents["delta"] -= d * mean
         else:
             for i in _query_blocks(head.q.shape[0], size):
-                x = analyse_pairs(back, saved, kernel, i, rows)
+                x = analyse_pairs(back, saved, kernel, i, rows, of)
                 if x is not None:
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
                     if of == "dv":
