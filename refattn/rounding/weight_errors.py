@@ -165,7 +165,7 @@ def _logit_error(
     terms = sum_error(kernel, d, 1) + cut_error(kernel.score_unit, d)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
     q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
-    bound = np.multiply.outer(abs(head.scale) * terms * q, k)
+    bound: Doubles = np.multiply.outer(abs(head.scale) * terms * q, k)
     if not np.max(q, initial=0.0) * np.max(k, initial=0.0) <= kernel.accumulate.largest:
         bound = np.where(np.multiply.outer(q, k) > kernel.accumulate.largest, math.inf, bound)
     bound += abs(head.scale) * least

@@ -69,6 +69,7 @@ from .verdict import Verdict
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _ENOUGH = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
@@ -125,6 +126,10 @@ class _Case:
         if self.screened.get(name, 1.0) <= least:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
+
+    def is_unlikely(self, name: str) -> bool:
+        """Tell whether a profile is out, or so unlikely that others are tried first."""
+        return self.is_out(name) or self.fits[name].against > _UNLIKELY
 
     def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
         """Try a profile on all rows, or on some along all directions."""
@@ -327,10 +332,11 @@ def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verd
     left = names
     for case in cases.values():
         case.compare(left)
-        left = [x for x in left if not case.is_out(x)] or left
+        left = [x for x in left if not case.is_unlikely(x)] or left
 
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
-    name = _agree(worst_first, names)
+    likely = [x for x in names if all(x in y.fits for y in worst_first)]
+    name = _agree(worst_first, likely)
     if not name and len(names) > 1:
         _share_evidence(worst_first, names)
         name = _agree(worst_first, names)

@@ -155,7 +155,7 @@ class Trials:
         ]
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
-        some = wrong[at][:: -(-len(wrong[at]) // _FIRST) or 1] if wrong else []
+        some: Any = wrong[at][:: -(-len(wrong[at]) // _FIRST) or 1] if wrong else []
         self.first = [x.take(some) for x in sample.heads[at : at + 1]]
         self.given_first = [x.out[some] for x in self.given[at : at + 1]]
 
