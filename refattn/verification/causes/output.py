@@ -316,13 +316,16 @@ class Trials:
         if one.likeness < _LIKE or not (one.everywhere or one.near):
             return one
         results = [one.alternative.result(x.rows) for x in self.sample.heads]
-        heads = [*zip(self.sample.heads, self._find_empty(one.alternative, results), strict=True)]
+        empty = self._find_empty(one.alternative, results)
+        left = [x.take(x.wrong & ~y) for x, y in zip(self.sample.heads, empty, strict=True)]
         for profile in profiles.values():
             z = np.concatenate(
                 [
-                    self._divide(x, one.alternative, profile, dtype)[x.wrong & ~empty].ravel()
-                    for x, empty in heads
+                    self._divide(x, one.alternative, profile, dtype).ravel()
+                    for x in left
+                    if len(x.got)
                 ]
+                or [np.zeros(0)]
             )
             rms = math.sqrt(np.mean(z * z)) if z.size else math.inf
             if rms < _RMS and np.max(np.abs(z)) < _LARGEST:
@@ -361,6 +364,10 @@ class Trials:
         for text, changes in _ROUNDED.items():
             other = profile._replace(**changes)
             given = Alternative("", self.problem.read_by(other))
+            first = [x.take(slice(_FIRST)) for x in self.sample.heads[:1]]
+            squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * _RMS**2:
+                continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
