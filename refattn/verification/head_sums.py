@@ -13,10 +13,11 @@ import numpy.typing as npt
 from ..arrays.library import Doubles
 from ..arrays.threads import for_each
 from ..rounding.formats import FORMATS
-from ..rounding.head import ScoredRows, Tile, attend_rows, scan_tiles
+from ..rounding.head import TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings, RowErrors
+from ..rounding.softmax import CACHED_PAIRS
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
@@ -213,7 +214,7 @@ class HeadSums:
         moved = inverse * rows.out
         less = [np.sum(x * rows.out, -1, keepdims=True) for x in (errors, roundings, moved)]
         parts: list[tuple[slice, Evidence]] = []
-        for tile in scan_tiles(head, i, _TILE_KEYS):
+        for tile in scan_tiles(head, i, max(_TILE_KEYS, CACHED_PAIRS // max(len(errors), 1))):
             share = _lose_shares(tile, lse)
             v = head.v[tile.keys]
             e, d = (share * (y - x @ v.T) for x, y in zip((errors, roundings), less, strict=False))
@@ -300,7 +301,8 @@ def _find_exact(
         return problem.exact(index, kernel, i)
     at = index, i.start, i.stop
     if at not in known:
-        known[at] = attend_rows(problem.head(index), i, None)
+        size = max(4 * TILE_KEYS, 2 * CACHED_PAIRS // max(i.stop - i.start, 1))
+        known[at] = attend_rows(problem.head(index), i, None, size)
     return known[at].out
 
 
