@@ -48,6 +48,7 @@ from .saved import BLOCK_QUERIES, RUN_STEPS, BackwardHead, Saved, share_tile, un
 from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
 
 _SUM_TOKENS = 256  # that are added at a time
+_CACHED_ROWS = 128  # whose pairs with these are analysed at a time
 _SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
 
 
@@ -208,7 +209,7 @@ def variance_along(
                     mean += np.sum(p * y, -1, keepdims=True)
                     moved += np.sum(s * y, -1, keepdims=True)
             for j in head.blocks(_SUM_TOKENS):
-                x = analyse_pairs(back, saved, kernel, i, j)
+                x = analyse_pairs(back, saved, kernel, i, j, of)
                 if x is None:
                     continue
                 y, size = rows[i] @ columns[:, j], x.p * x.p
@@ -251,6 +252,21 @@ def analyse_gradient(
 
     Several heads share keys and values; their gradients are sums over all of them.
     """
+    cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
+    parts = [_analyse_rows(backs, kernel, of, i) for i in cut]
+
+    def join(x: Sequence[Any]) -> Any:
+        if isinstance(x[0], dict):
+            return {name: np.concatenate([y[name] for y in x]) for name in x[0]}
+        return np.concatenate(x) if isinstance(x[0], np.ndarray) else x[0]
+
+    return RowErrors(*(join(x) for x in zip(*parts, strict=True)))
+
+
+def _analyse_rows(
+    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, rows: slice
+) -> RowErrors:
+    """Analyse so few rows that pairs of them with some tokens are held in the cache."""
     scale = 1.0 if of == "dv" else backs[0][0].head.scale
     columns = _count_columns(backs[0][0], of)
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
@@ -268,7 +284,7 @@ def analyse_gradient(
         sum_.restart()
         if of == "dq":
             for j in head.blocks(size):
-                x = analyse_pairs(back, saved, kernel, rows, j)
+                x = analyse_pairs(back, saved, kernel, rows, j, of)
                 if x is not None:
                     rounded = None if head.is_sink(j) else to  # a sink adds 0
                     _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
@@ -286,7 +302,7 @@ def analyse_gradient(
             tangents["delta"] -= d * mean
         else:
             for i in _query_blocks(head.q.shape[0], size):
-                x = analyse_pairs(back, saved, kernel, i, rows)
+                x = analyse_pairs(back, saved, kernel, i, rows, of)
                 if x is not None:
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
                     if of == "dv":

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -148,13 +148,21 @@ class ScoredRows(NamedTuple):
     top: Doubles
 
 
-def attend_rows(head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | None) -> ScoredRows:
-    """Attend with scores that are exact, or rounded by `to`."""
+ExactRows = Mapping[Any, ScoredRows]  # by head, and first and last row of a block
+
+
+def attend_rows(
+    head: SoftmaxHead,
+    i: slice,
+    to: Callable[[Doubles], Doubles] | None,
+    size: int = 4 * TILE_KEYS,
+) -> ScoredRows:
+    """Attend with scores that are exact, or rounded by `to`, to so many keys at a time."""
     m, rows = head.k.shape[0], i.stop - i.start
     zero = np.zeros((1, 1))
     total = Sums(zero, zero, zero - math.inf)
     top = np.full(rows, -math.inf)
-    for tile in scan_tiles(head, i, 4 * TILE_KEYS):
+    for tile in scan_tiles(head, i, size):
         if to is not None:
             tile = score_tile(head, i, tile.keys, tile.visible, tile.products, to)
         scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import blocks
+from ..arrays.blocks import WHOLE, blocks
 from ..arrays.library import Doubles, array_namespace, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, STORED, Format
-from .head import SoftmaxHead, exact_rows
+from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
 from .roundings import Roundings, RowErrors
@@ -108,13 +108,14 @@ class Problem(NamedTuple):
         kernel: Roundings,
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
+        exact: ScoredRows | None = None,
     ) -> RowErrors:
-        """Say what a kernel may give for the queries i of a head."""
+        """Say what a kernel may give for the queries i of a head, of which all may be exact."""
         if self.gradient is not None:
             saved = self.gradient.saved(index, kernel)
             return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
-            return analyse_softmax(self.head(index), kernel, i, changes)
+            return analyse_softmax(self.head(index), kernel, i, changes, exact)
         return analyse_linear(self.features(index, kernel), kernel, i)
 
     def exact(self, index: Index, kernel: Roundings, i: slice) -> Doubles:
@@ -140,12 +141,13 @@ class Problem(NamedTuple):
         omega, log_weight = x["omega"], x["log_weight"]
         return random_feature_head(q, k, v, omega, log_weight, kernel, scale=self.scale, **keys)
 
-    def head(self, index: Index) -> SoftmaxHead:
-        """Read the arrays of a head, with the conventions."""
+    def head(self, index: Index, i: Any = WHOLE, j: Any = WHOLE) -> SoftmaxHead:
+        """Read the arrays of a head, or of its queries i and keys j, with the conventions."""
         x = self.read(index)
-        bias, mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))
+        of_pairs = (x[name][i][:, j] if name in x else None for name in ("bias", "mask"))
+        bias, mask = _hide_infinite_bias(*of_pairs)
         conventions = (self.causal, self.window, self.softcap)
-        head = SoftmaxHead(x["q"], x["k"], x["v"], self.scale, bias, mask, *conventions)
+        head = SoftmaxHead(x["q"][i], x["k"][j], x["v"][j], self.scale, bias, mask, *conventions)
         return head.with_sink(x["sinks"].item()) if self.has_sinks else head
 
     def items(self) -> Iterator[tuple[Index, slice]]:
@@ -409,7 +411,8 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
     for name in {"bias", "mask"} & {*x}:
         x[name] = np.broadcast_to(x[name], (len(x["q"]), len(x["k"])))
     mask = _hide_infinite_bias(x.get("bias"), x.get("mask"))[1]
-    finite = {name: np.isfinite(x[name]).all(-1) for name in "qkv"}
+    known = {name: np.isfinite(x[name]) for name in "qkv"}
+    finite = {name: y.all(-1) for name, y in known.items()}
     for j in np.flatnonzero(~(finite["k"] & finite["v"])).tolist():
         key = slice(j, j + 1)
         mask_of_key = None if mask is None else mask[:, key]
@@ -418,13 +421,14 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
         finite["v"][j] |= seen is not None and not seen.any()
     for name in "qkv":
         if not finite[name].all():
-            at = np.argwhere(~finite[name][:, None] & ~np.isfinite(x[name]))[0]
+            at = np.argwhere(~finite[name][:, None] & ~known[name])[0]
             where = "" if name == "q" else " where a query sees it"
             raise ValueError(
                 f"`{name}` must be finite{where}, got {x[name][tuple(at)]} at "
                 f"{tuple(map(int, at))} of its head."
             )
-        x[name] = np.where(np.isfinite(x[name]), x[name], 0.0)
+        every = known[name].all()
+        x[name] = np.ascontiguousarray(x[name]) if every else np.where(known[name], x[name], 0.0)
     return x
 
 
@@ -567,6 +571,7 @@ def sweep(
     profile: Profile,
     use: Callable[[Index, slice, RowErrors], Callable[[], None] | None],
     changes: Mapping[str, Any] = MappingProxyType({}),
+    exact: ExactRows = MappingProxyType({}),
 ) -> None:
     """Analyse all blocks of queries, on the threads that BLAS may use, and use what is found.
 
@@ -577,12 +582,12 @@ def sweep(
     def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item
         with np.errstate(all="ignore"):
-            rest = use(index, i, problem.analyse(index, kernel, i, changes))
+            known = exact.get((index, i.start, i.stop))  # or None
+            rest = use(index, i, problem.analyse(index, kernel, i, changes, known))
             sums.add(place, rest or (lambda: None))
 
-    for_each(
-        lambda: work, enumerate(problem.items()), most=math.prod(problem.lead) + problem.shape[0]
-    )
+    most = math.prod(problem.lead) + problem.shape[0]
+    for_each(lambda: work, enumerate(problem.items()), most=most)
 
 
 def check_holds(problem: Problem, types: Mapping[str, str]) -> None:

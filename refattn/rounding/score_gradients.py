@@ -92,10 +92,17 @@ def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
     return x if scale == 0 else to.round(scale * x) / scale
 
 
+_NONE = np.zeros((1, 1))  # what is not asked for
+
+
 def analyse_pairs(
-    back: BackwardHead, saved: Saved, kernel: Roundings, i: slice, j: slice
+    back: BackwardHead, saved: Saved, kernel: Roundings, i: slice, j: slice, of: str = ""
 ) -> PairErrors | None:
-    """Analyse some queries and keys; None if no query sees one."""
+    """Analyse some queries and keys; None if no query sees one.
+
+    The gradient says what is asked for: derivatives to scores not of dv, and roundings of weights
+    only of this or where they are kept.
+    """
     head = back.head
     tile = scan_tile(head, i, j)
     if tile is None:
@@ -103,16 +110,13 @@ def analyse_pairs(
     p, logs = share_tile(tile, saved.lse[i])
     finite = take_gaps(tile, kernel, saved.lse[i], saved.top[i])
     relative = relative_variance(head, kernel, tile, i, finite)
-    t, t_variance, t_bound = multiply_values(back, kernel, i, j)
-    apart = t - saved.delta[i, None]
-    s = p * apart
     unit = kernel.accumulate.unit
     epsilon = largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
     p_bound = move_weights(p, logs, epsilon)
     nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
     raw = nearest.weights(tile, rounded=False)
-    near_p, p_variance, rounded_bound = raw, np.zeros_like(p), p_bound
-    if kernel.weights is not None:
+    near_p, p_variance, rounded_bound = raw, _NONE, p_bound
+    if kernel.weights is not None and (kernel.kept or of in ("", "dv")):
         near_p = kernel.weights.round(raw)
         p_variance = kernel.weights.spacing(p)
         p_variance *= p_variance
@@ -121,6 +125,19 @@ def analyse_pairs(
         rounded_bound *= kernel.weights.unit
         rounded_bound += p_bound
         rounded_bound += kernel.weights.spacing(0.0)
+    tiny, hidden = kernel.accumulate.tiny, None if np.min(p, initial=1.0) > 0 else p == 0
+    if hidden is not None:
+        p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
+    p_flushed = p * (p < tiny)
+    risen = tile.logits * tile.slope
+    p_scale = p * (risen - saved.logit[i, None])
+    if of == "dv":
+        weights = p, _NONE, _NONE, tile.slope, tile.slope, p_scale, _NONE, relative, None
+        bounds = rounded_bound + p_flushed, _NONE, p_flushed, _NONE
+        return PairErrors(*weights, p_variance, _NONE, _NONE, near_p, _NONE, *bounds)
+    t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+    apart = t - saved.delta[i, None]
+    s = p * apart
     used_bound = rounded_bound if kernel.kept else p_bound
     near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
     near_s = (near_p if kernel.kept else raw) * (near_t - saved.near_delta[i, None])
@@ -149,8 +166,7 @@ def analyse_pairs(
         for by in after:
             gradient = gradient.rounded(to, by)
     s = gradient.s
-    tiny, size = kernel.accumulate.tiny, np.abs(s)
-    p_flushed = p * (p < tiny)
+    size = np.abs(s)
     s_flushed = size * (size < tiny)
     s_flushed += (2 * back.d_out.shape[-1] * tiny) * p
     if p_flushed.any():
@@ -159,18 +175,13 @@ def analyse_pairs(
         # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
         s_flushed += unit * p * distance * np.square(tile.ratio)
     turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
-    risen = tile.logits * tile.slope
-    p_scale = p * (risen - saved.logit[i, None])
     s_scale = (p_scale * apart - p * saved.moved_logit[i, None]) * tile.slope
     if head.softcap is not None:
         s_scale -= p * apart * turned * risen
     variance, near_s = gradient.variance, gradient.near
-    if not np.min(p, initial=1.0) > 0:
-        hidden = p == 0
-        numbers = p_variance, t_variance, variance, near_p, near_s
-        p_variance, t_variance, variance, near_p, near_s = (
-            np.where(hidden, 0.0, x) for x in numbers
-        )
+    if hidden is not None:
+        numbers = t_variance, variance, near_s
+        t_variance, variance, near_s = (np.where(hidden, 0.0, x) for x in numbers)
     return PairErrors(
         p,
         t,

@@ -51,6 +51,7 @@ from .weight_errors import largest_error, relative_variance
 
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
+CACHED_PAIRS = 2**15  # of queries and keys, at a time, whose arrays are held in the cache
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 
@@ -60,9 +61,10 @@ def analyse_softmax(
     kernel: Roundings,
     i: slice,
     changes: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = MappingProxyType({}),
+    exact: ScoredRows | None = None,
 ) -> RowErrors:
-    """Say what a kernel that rounds like this may give for the queries i."""
-    exact = attend_rows(head, i, None)
+    """Say what a kernel that rounds like this may give for the queries i, and what is exact."""
+    exact = exact or attend_rows(head, i, None)
     rounded = NearestWeights(head, kernel, i, exact)
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
@@ -70,7 +72,7 @@ def analyse_softmax(
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest = np.zeros((rows, d_v))
     cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
-    for tile in scan_tiles(head, i, _tile_keys(kernel)):
+    for tile in scan_tiles(head, i, _tile_keys(kernel, rows)):
         v = head.v[tile.keys]
         of = _Shares.of(tile, top, law.whole)
         if rounded.of_largest:  # the same weights, rounded
@@ -150,7 +152,7 @@ def bound_softmax(
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     top, _ = law.share(exact)
-    for tile in scan_tiles(head, i, 2 * TILE_KEYS):
+    for tile in scan_tiles(head, i, max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))):
         of = _Shares.of(tile, top, law.whole)
         sizes = np.abs(head.v[tile.keys])
         law.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
@@ -516,9 +518,11 @@ class _ErrorSums:
         return np.where(reach > accumulate.largest, math.inf, bound)
 
 
-def _tile_keys(kernel: Roundings) -> int:
+def _tile_keys(kernel: Roundings, rows: int) -> int:
     """Return the keys of a tile: more at a time where no running sum needs to be known."""
-    return TILE_KEYS if kernel.scores_matter or kernel.unit else 2 * TILE_KEYS
+    if kernel.scores_matter or kernel.unit:
+        return TILE_KEYS
+    return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
 
 
 def _has_few_values(x: Doubles) -> bool:

@@ -55,8 +55,7 @@ def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> 
         = (1 - \tau^2)^2 \operatorname{Var} \delta(c x) + c^2 \sigma_\tau^2 .
     """
     unit = (RMS * kernel.accumulate.unit) ** 2
-    variance = _sum_running_products(head, kernel, tile, i)
-    variance *= unit * head.scale**2
+    variance = _sum_running_products(head, kernel, tile, i, unit * head.scale**2)
     variance += _times_square(unit * (1 if head.softcap is None else 2), tile.logits)  # by the cap
     if kernel.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
@@ -98,24 +97,18 @@ def _rounded_after_cap(head: SoftmaxHead, tile: Tile) -> Iterator[Doubles]:
         yield tile.scores
 
 
-def _sum_running_products(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> Doubles:
-    """Sum the squares of the products in q . k, and of their running sums."""
-    d = head.q.shape[-1]
+def _sum_running_products(
+    head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, factor: float
+) -> Doubles:
+    """Sum the squares of the products in q . k, and of their running sums, times a factor."""
+    (q, k), d = (head.q[i], head.k[tile.keys]), head.q.shape[-1]
     if not kernel.scores_matter:
-        products = _multiply_norms(head, tile, i)
-        products *= products
-        products *= d
-        return products
+        sizes, others = (np.einsum("ij,ij->i", x, x) for x in (q, k))
+        return np.asarray(np.multiply.outer(d * factor * sizes, others))
     width = _KNOWN_WIDTH if kernel.fine else d
-    q, k = head.q[i], head.k[tile.keys]
-    return sum_running_products(q, k, tile.products, width, kernel.lanes)
-
-
-def _multiply_norms(head: SoftmaxHead, tile: Tile, i: slice) -> Doubles:
-    """Multiply norms of queries by norms of keys."""
-    q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
-    products: Doubles = q[:, None] * k
-    return products
+    sums = sum_running_products(q, k, tile.products, width, kernel.lanes)
+    sums *= factor
+    return sums
 
 
 def largest_error(
@@ -171,10 +164,10 @@ def _logit_error(
     unit, d = kernel.accumulate.unit, head.q.shape[-1]
     terms = sum_error(kernel, d, 1) + cut_error(kernel.score_unit, d)
     least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
-    bound = _multiply_norms(head, tile, i)
-    if not np.max(bound, initial=0.0) <= kernel.accumulate.largest:
-        bound = np.where(bound > kernel.accumulate.largest, math.inf, bound)
-    bound *= abs(head.scale) * terms
+    q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
+    bound: Doubles = np.multiply.outer(abs(head.scale) * terms * q, k)
+    if not np.max(q, initial=0.0) * np.max(k, initial=0.0) <= kernel.accumulate.largest:
+        bound = np.where(np.multiply.outer(q, k) > kernel.accumulate.largest, math.inf, bound)
     bound += abs(head.scale) * least
     bound += np.abs((2 * unit) * tile.logits)
     if kernel.scores is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import numpy.typing as npt
 
 from ..arrays.library import Doubles
 from ..arrays.threads import for_each
-from ..rounding.head import Tile, scan_tiles
+from ..rounding.head import TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
+from ..rounding.softmax import CACHED_PAIRS
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
@@ -197,7 +199,7 @@ class HeadSums:
         moved = inverse * rows.out
         less = [np.sum(x * rows.out, -1, keepdims=True) for x in (errors, roundings, moved)]
         parts: list[tuple[slice, Evidence]] = []
-        for tile in scan_tiles(head, i, _TILE_KEYS):
+        for tile in scan_tiles(head, i, max(_TILE_KEYS, CACHED_PAIRS // max(len(errors), 1))):
             share = _lose_shares(tile, lse)
             v = head.v[tile.keys]
             e, d = (share * (y - x @ v.T) for x, y in zip((errors, roundings), less, strict=False))
@@ -220,11 +222,21 @@ class HeadSums:
 
 
 class RowWeights:
-    """The weights of rows by `row_weights`, once for all profiles that have the same."""
+    """The weights of rows by `row_weights`, once for all profiles that have the same.
+
+    What is exact of the rows of scores is kept, by what profiles round queries, keys and values to.
+    """
 
     def __init__(self, problem: Problem, dtype: str) -> None:
         self.problem, self.dtype = problem, dtype
         self.known: dict[Any, Doubles] = {}
+        self.exact: dict[Any, dict[Any, ScoredRows]] = defaultdict(dict)
+
+    def of_rows(self, problem: Problem) -> RowWeights:
+        """Return those of a problem with fewer rows."""
+        some = RowWeights(problem, self.dtype)
+        some.exact = self.exact
+        return some
 
     def of(self, profile: Profile) -> Doubles:
         """Return them for queries, keys and values as a profile reads them."""
@@ -232,12 +244,17 @@ class RowWeights:
         products = problem.gradient is not None and kernel.products_matter
         key = profile.inputs, problem.rows_apart(kernel), products
         if key not in self.known:
-            self.known[key] = row_weights(problem, kernel)
+            self.known[key] = row_weights(problem, kernel, self.exact[profile.inputs])
         return self.known[key]
 
 
-def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
-    """Return 1 / g for g rows with one query or result; for heads of one key if rows depend."""
+def row_weights(
+    problem: Problem, kernel: Roundings, known: dict[Any, ScoredRows] | None = None
+) -> Doubles:
+    """Return 1 / g for g rows with one query or result; for heads of one key if rows depend.
+
+    What is exact of rows of scores is taken from what is known, or added.
+    """
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
@@ -252,13 +269,26 @@ def row_weights(problem: Problem, kernel: Roundings) -> Doubles:
         index, i = item
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
-            exact = problem.exact(index, kernel, i).astype(np.float32)
-        rows: list[Any] = [exact, *problem.list_sources(index, kernel, i)]
+            exact = _find_exact(problem, index, kernel, i, {} if known is None else known)
+        rows: list[Any] = [exact.astype(np.float32), *problem.list_sources(index, kernel, i)]
         for number, x in enumerate(rows):
             equal[(number, *at)] = _mark_rows(x)
 
     for_each(lambda: mark, problem.items(), most=heads + n)
     return np.asarray(np.min([_share_marks(x) for x in equal], 0))
+
+
+def _find_exact(
+    problem: Problem, index: Index, kernel: Roundings, i: slice, known: dict[Any, ScoredRows]
+) -> Doubles:
+    """Compute the exact result for some rows, unless it is known."""
+    if problem.kind != "scores" or problem.gradient is not None:
+        return problem.exact(index, kernel, i)
+    at = index, i.start, i.stop
+    if at not in known:
+        size = max(4 * TILE_KEYS, 2 * CACHED_PAIRS // max(i.stop - i.start, 1))
+        known[at] = attend_rows(problem.head(index), i, None, size)
+    return known[at].out
 
 
 def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

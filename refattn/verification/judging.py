@@ -77,6 +77,8 @@ from .verdict import Verdict
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
+_ENOUGH = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -110,7 +112,9 @@ class _Case:
         """Compare some profiles."""
         start = time.perf_counter()
         chosen = {x: self.profiles[x] for x in names}
-        self.fits = compare(choose_compared(self.problem), self.numbers, self.dtype, chosen)
+        some = choose_compared(self.problem)
+        weights = self.weights.of_rows(some)
+        self.fits = compare(some, self.numbers, self.dtype, chosen, weights)
         self.seconds += time.perf_counter() - start
 
     @property
@@ -133,6 +137,10 @@ class _Case:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
+    def is_unlikely(self, name: str) -> bool:
+        """Tell whether a profile is out, or so unlikely that others are tried first."""
+        return self.is_out(name) or self.fits[name].against > _UNLIKELY
+
     def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
         """Try a profile on all rows, or on some along all directions."""
         start, chosen = time.perf_counter(), self.profiles[name]
@@ -140,8 +148,10 @@ class _Case:
         blocks = tuple(problem.items())
         whole = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], whole)
-        weights = self.weights if rows is None else RowWeights(problem, self.dtype)
-        look = Look(weights.of(chosen), *split)
+        weights = self.weights if rows is None else self.weights.of_rows(problem)
+        look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.inputs])
+        if rows is not None:
+            look = look._replace(enough=_ENOUGH)
         with np.errstate(all="ignore"):
             trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
@@ -150,15 +160,16 @@ class _Case:
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
 
-        Some are at random, and some the worst block of a profile that failed, of all blocks.
+        Some are the worst block, of all blocks, of the profile that failed first, and, if these do
+        not rule it out, some at random.
         """
         some = choose_screened(self.problem)
-        if name in {*self.screened, *self.trials} or not some:
+        if name in {*self.screened, *self.trials} or not some or not self.trials:
             return
-        p = self._smallest(name, some)
-        worst = next(iter(self.trials.values())).loud[:1] if self.trials else ()
-        if worst and p > self.alpha / _TESTS / 2:
-            p = min(p, self._smallest(name, worst) * sum(1 for _ in self.problem.items()))
+        worst = next(iter(self.trials.values())).loud[:1]
+        p = self._smallest(name, worst) * sum(1 for _ in self.problem.items()) if worst else 1.0
+        if p > self.alpha / _TESTS / 2:
+            p = min(p, self._smallest(name, some))
         self.screened[name] = min(1.0, 2 * p)
 
     def _smallest(self, name: str, rows: Blocks) -> float:
@@ -380,11 +391,12 @@ def _judge_gradients(
     left = names
     for case in cases.values():
         case.compare(left)
-        left = [x for x in left if not case.is_out(x)] or left
+        left = [x for x in left if not case.is_unlikely(x)] or left
 
     every, names = names, [x for x in names if may_be_one(forward, x)]
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
-    name = _agree(worst_first, names)
+    likely = [x for x in names if all(x in y.fits for y in worst_first)]
+    name = _agree(worst_first, likely)
     if not name and len(names) > 1:
         _share_evidence(worst_first, every)
         name = _agree(worst_first, names)

@@ -128,14 +128,18 @@ class _Sample(NamedTuple):
 
 
 def compare(
-    problem: Problem, numbers: Numbers, dtype: str, profiles: Mapping[str, Profile]
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profiles: Mapping[str, Profile],
+    weights: RowWeights | None = None,
 ) -> dict[str, Fit]:
     """Compare profiles on the rows of a problem, the best first."""
     if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
-    weights = RowWeights(problem, dtype)
+    known = weights or RowWeights(problem, dtype)
     distinct = dict.fromkeys(profiles.values())
-    looks = {y: _look(problem, numbers, dtype, y, weights.of(y)) for y in distinct}
+    looks = {y: _look(known, numbers, dtype, y) for y in distinct}
     samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
     for name, x in samples.items():
@@ -149,12 +153,11 @@ def compare(
     return dict(sorted(fits.items(), key=lambda x: max(ALIKE, x[1].against)))
 
 
-def _look(
-    problem: Problem, numbers: Numbers, dtype: str, profile: Profile, weights: Doubles
-) -> _Sample:
+def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> _Sample:
     """Divide errors by their standard deviations."""
     parts: list[tuple[Any, ...]] = []
-    kernel, read = profile.kernel(dtype), problem.read_by(profile)
+    problem, weights, kernel = known.problem, known.of(profile), profile.kernel(dtype)
+    read = problem.read_by(profile)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
@@ -202,7 +205,7 @@ def _look(
         )
         return lambda: parts.append(part)
 
-    sweep(problem, dtype, profile, use)
+    sweep(problem, dtype, profile, use, exact=known.exact[profile.inputs])
     within, *arrays = zip(*parts, strict=True)
     return _Sample(all(within), *(np.concatenate(x) for x in arrays))
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
+from ..rounding.head import ExactRows
 from ..rounding.problems import Index, Problem
 
 Blocks = tuple[tuple[Index, slice], ...]
@@ -23,6 +25,7 @@ SEED = 0
 MOST_PAIRS = 2**27  # of queries and keys that are looked at
 MOST_PAIRS_OF_GRADIENTS = 2**24  # of each of three parts, beside what is saved
 ALL_DIRECTIONS = 2**22  # pairs that are looked at along all known defects
+_LOUD_PAIRS = 2**21  # of blocks with the largest errors, by which defects are measured
 _RANDOM_ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
@@ -40,11 +43,17 @@ class Look(NamedTuple):
         Heads and rows that are tried along all known defects; None for all of the problem.
     rest : tuple
         Those that are tried along a few.
+    exact : dict
+        What is exact of blocks, where that is known.
+    enough : float
+        Log of a p-value from which on loud tiles are not tried, too.
     """
 
     weights: Doubles
     full: Blocks | None = None
     rest: Blocks = ()
+    exact: ExactRows = MappingProxyType({})
+    enough: float = -math.inf
 
 
 def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:
@@ -99,7 +108,7 @@ def choose_screened(problem: Problem) -> Blocks:
 
 def choose_loud(found: Blocks, squares: Doubles, problem: Problem) -> Blocks:
     """Take the blocks with the largest mean squares, from the largest; none if those are all."""
-    most = max(1, ALL_DIRECTIONS // (_BLOCK_ROWS * max(problem.shape[1], 1)))
+    most = max(1, _LOUD_PAIRS // (_BLOCK_ROWS * max(problem.shape[1], 1)))
     if most >= len(found):
         return ()
     means = [-float(np.mean(squares[problem.number(x), i])) for x, i in found]

@@ -55,23 +55,24 @@ def attempt(
         names.append("lse")
     errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
     full = problem if look.full is None else problem._replace(blocks=look.full)
-    sweep(full, dtype, profile, errors.add, changes)
+    sweep(full, dtype, profile, errors.add, changes, look.exact)
     if look.rest:
         few = {x: f for x, f in changes.items() if x == "scale"}
-        sweep(problem._replace(blocks=look.rest), dtype, profile, errors.add_few, few)
+        rest = problem._replace(blocks=look.rest)
+        sweep(rest, dtype, profile, errors.add_few, few, look.exact)
     if not rows_apart:
         errors.merge_rows()
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []
-    if problem.is_mean:
-        raw += _test_loud_tiles(errors, problem.read_by(profile), kernel)
     if errors.along:
         directions = list(_test_gradients(errors, problem.read_by(profile), kernel))
     else:
         directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
+        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
+            raw += _test_loud_tiles(errors, problem.read_by(profile), kernel)
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
     tests = [

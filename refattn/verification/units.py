@@ -16,8 +16,9 @@ from .evidence import log_chernoff
 from .findings import Numbers
 from .z_scores import subtract_rounding
 
-_BLOCKS, _ROWS = 4, 128  # blocks of rows that shifts are compared on, and rows of each
+_BLOCKS, _FEW_ROWS, _ROWS = 4, 32, 128  # blocks that shifts are compared on, and rows of each
 _SURE = 6.0  # standard errors
+_UNKNOWN = 2.0  # standard error of the part of a shift from which on some more rows tell nothing
 _PASSED_OVER = 1e-9  # of a right profile to be passed over
 
 
@@ -50,13 +51,13 @@ class ShiftFit(NamedTuple):
 
 
 def compare_shift(
-    problem: Problem, numbers: Numbers, dtype: str, profile: Profile
+    problem: Problem, numbers: Numbers, dtype: str, profile: Profile, rows_of_block: int = _ROWS
 ) -> ShiftFit | None:
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
     sums, rows = np.zeros(7), 0
     for index, i in problem.few_items(_BLOCKS):
-        i = slice(i.start, min(i.stop, i.start + _ROWS))
+        i = slice(i.start, min(i.stop, i.start + rows_of_block))
         with np.errstate(all="ignore"):
             x = problem.analyse(index, kernel, i)
             errors = x.errors(numbers.out(index)[i])
@@ -91,15 +92,21 @@ def list_units(
     if problem.kind != "scores" or not names:
         return []
 
-    def compare(name: str, hardware: str) -> ShiftFit | None:
+    def compare(name: str, hardware: str, rows: int = _ROWS) -> ShiftFit | None:
         profile = profiles[name]._replace(accumulator=hardware)
-        return compare_shift(problem, numbers, dtype, profile)
+        return compare_shift(problem, numbers, dtype, profile, rows)
 
-    tightest = {x: compare(names[0], x) for x in _list_units(profiles[names[0]], dtype).values()}
-    fits = {x: y for x, y in tightest.items() if y is not None and y.agrees}
+    fits: dict[str, ShiftFit] = {}
+    for hardware in _list_units(profiles[names[0]], dtype).values():
+        fit = compare(names[0], hardware, _FEW_ROWS)
+        if fit is not None and fit.agrees and fit.error < _UNKNOWN:  # more rows say more
+            fit = compare(names[0], hardware)
+        if fit is not None and fit.agrees:
+            fits[hardware] = fit
     chosen: list[str] = []
     for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
-        possible = (x for x in names if (fit := compare(x, hardware)) and fit.possible)
+        rows = _ROWS if fits[hardware].error < _UNKNOWN else _FEW_ROWS
+        possible = (x for x in names if (fit := compare(x, hardware, rows)) and fit.possible)
         chosen += [f"{x}@{hardware}" for x in islice(possible, 2)]
     return chosen
 

@@ -13,10 +13,11 @@ from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
 from ..findings import describe_span, place
-from .sampled import Alternative, Place, Rows, Seen, show_band
+from .sampled import Alternative, Bias, Place, Rows, Seen, show_band
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
+_COMPARED_ROWS = 64  # of each head, in which biases are compared
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # to which inputs are rounded
 _LOG2E = math.log2(math.e)
@@ -226,14 +227,14 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
             yield Alternative(f"the mask is added to scores as {words}", added)
     if "bias" in arrays:
-        yield Alternative(
-            "the bias is multiplied by the scale, too", scale_bias(problem, problem.scale)
-        )
+        text = "the bias is multiplied by the scale, too"
+        yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
     if problem.kind == "scores" and _has_heads(problem):
         for words, power in _SLOPES.items():
-            slopes = problem.replaced("bias", partial(_slope_of_head, problem, power))
+            slopes = partial(_slope_of_head, problem, power)
             if not _is_multiple(problem, slopes):  # of which the factor is fitted
-                yield Alternative(f"the bias is that of ALiBi, slopes 2^{words}", slopes)
+                text = f"the bias is that of ALiBi, slopes 2^{words}"
+                yield Alternative(text, problem, bias=slopes)
 
 
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
@@ -252,20 +253,22 @@ def _power_of(h: int, heads: int) -> float:
 
 
 def _slope_of_head(
-    problem: Problem, power: Callable[[int, int], float], index: Index, _: Any
+    problem: Problem, power: Callable[[int, int], float], x: Place, index: Index, _: Any
 ) -> Any:
-    (n, m, _), heads = problem.shape, problem.lead[-1] if problem.lead else 1
-    slope = float(np.exp2(power(index[-1] if index else 0, heads)))
-    return -slope * np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
+    heads = problem.lead[-1] if problem.lead else 1
+    return -float(np.exp2(power(index[-1] if index else 0, heads))) * np.abs(x.ahead)
 
 
-def _is_multiple(problem: Problem, other: Problem) -> bool:
-    """Tell whether the bias of a problem is that of another times one number, in all heads."""
+def _is_multiple(problem: Problem, other: Bias) -> bool:
+    """Tell whether the bias of a problem is another times one number, in some rows of all heads."""
     ratios = []
+    n, m, _ = problem.shape
+    i = np.arange(0, n, max(1, n // _COMPARED_ROWS))
     for index in np.ndindex(problem.lead):
-        mine, theirs = problem.read(index).get("bias"), other.read(index)["bias"]
+        mine = problem.read(index).get("bias")
         if mine is None:
             return False
+        mine, theirs = mine[i], other(Place(i[:, None], np.arange(m), n, m, None), index, None)
         seen = np.isfinite(mine) & (theirs != 0)
         ratios.append(mine[seen] / theirs[seen])
     every = np.concatenate(ratios)
@@ -302,14 +305,17 @@ def _fill_tiles(_: Index, mask: Any, size: int) -> Any:
 
 def list_families(
     problem: Problem,
-) -> Iterator[tuple[str, Callable[[float], Problem], tuple[float, ...]]]:
-    """List problems with a number that is fitted, with its name and where fits start."""
+) -> Iterator[tuple[str, Callable[[float], Alternative], tuple[float, ...]]]:
+    """List kernels with a number that is fitted, with its name and where fits start."""
 
-    def rescale(c: float) -> Problem:
-        return problem._replace(scale=c * problem.scale)
+    def rescale(c: float) -> Alternative:
+        return Alternative("", problem._replace(scale=c * problem.scale))
 
-    def cap(c: float) -> Problem:
-        return problem._replace(softcap=c)
+    def cap(c: float) -> Alternative:
+        return Alternative("", problem._replace(softcap=c))
+
+    def count_bias(c: float) -> Alternative:
+        return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
     yield "the scale is {} times what was said", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
     if problem.kind != "scores" or not _has_heads(problem):
@@ -320,14 +326,7 @@ def list_families(
     yield "the soft cap is {}", cap, caps
     if "bias" in problem.read((0,) * len(problem.lead)):
         starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
-        yield "the bias counts {} times", partial(scale_bias, problem), starts
-
-
-def scale_bias(problem: Problem, factor: float) -> Problem:
-    """Multiply the bias; what it hides stays hidden."""
-    return problem.replaced(
-        "bias", lambda _, x: np.where(np.isfinite(x), factor * np.where(np.isfinite(x), x, 0.0), x)
-    )
+        yield "the bias counts {} times", count_bias, starts
 
 
 def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:

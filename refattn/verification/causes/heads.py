@@ -77,21 +77,23 @@ def _call(index: Index) -> str:
 
 def list_of_heads(
     problem: Problem,
-) -> Iterator[tuple[str, Callable[[Mapping[Index, float]], Problem], tuple[float, ...]]]:
-    """List problems with a number for each head that is fitted, and where fits start."""
+) -> Iterator[tuple[str, Callable[[Mapping[Index, float]], Alternative], tuple[float, ...]]]:
+    """List kernels with a number for each head that is fitted, and where fits start."""
     n, m, _ = problem.shape
     arrays = problem.read((0,) * len(problem.lead))
     few = n * m <= _COMPARED_PAIRS
 
-    def count_sink(c: Mapping[Index, float]) -> Problem:
-        return problem.replaced("sinks", lambda at, x: x + math.log(max(c.get(at, 1.0), 1e-300)))
+    def count_sink(c: Mapping[Index, float]) -> Alternative:
+        def change(at: Index, x: Any) -> Any:
+            return x + math.log(max(c.get(at, 1.0), 1e-300))
 
-    def count_bias(c: Mapping[Index, float]) -> Problem:
-        return problem.replaced("bias", lambda at, x: x if at not in c else _times(c[at], x))
+        return Alternative("", problem.replaced("sinks", change))
 
-    def add_slope(c: Mapping[Index, float]) -> Problem:
-        far: Any = np.abs(np.arange(m) - np.arange(n)[:, None] - (m - n))
-        return problem.replaced("bias", lambda at, _: -c.get(at, 0.0) * far)
+    def count_bias(c: Mapping[Index, float]) -> Alternative:
+        return Alternative("", problem, bias=lambda _, at, x: c.get(at, 1.0) * np.asarray(x))
+
+    def add_slope(c: Mapping[Index, float]) -> Alternative:
+        return Alternative("", problem, bias=lambda x, at, _: -c.get(at, 0.0) * np.abs(x.ahead))
 
     if problem.has_sinks:
         yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
@@ -99,10 +101,6 @@ def list_of_heads(
         yield "the bias counts {} times", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
     elif "bias" not in arrays and few:
         yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
-
-
-def _times(factor: float, bias: Any) -> Any:
-    return np.where(np.isfinite(bias), factor * np.where(np.isfinite(bias), bias, 0.0), bias)
 
 
 def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:

@@ -35,6 +35,7 @@ _POWER = 50.0  # sum of the squares of what an alternative changes, at least, ov
 _EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
+_FIRST = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
@@ -134,14 +135,10 @@ def _of_keys(given: Alternative, j: slice, rows: Rows) -> Result:
     return given.result(rows._replace(keys=rows.keys[j]))
 
 
-def _pose(family: Callable[[float], Problem], c: float) -> Alternative:
-    return Alternative("", family(c))
-
-
-def _pose_head(
-    family: Callable[[Mapping[Index, float]], Problem], at: Index, c: float
+def _of_head(
+    family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
 ) -> Alternative:
-    return Alternative("", family({at: c}))
+    return family({at: c})
 
 
 class Trials:
@@ -156,11 +153,24 @@ class Trials:
             divide(differ(x.got, y.out), size)
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
+        wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
+        at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
+        some: Any = wrong[at][:: -(-len(wrong[at]) // _FIRST) or 1] if wrong else []
+        self.first = [x.take(some) for x in sample.heads[at : at + 1]]
+        self.given_first = [x.out[some] for x in self.given[at : at + 1]]
+
+    def is_worse(self, out: Callable[[Sampled], Doubles]) -> bool:
+        """Tell whether an alternative is surely farther from some wrong rows of a head."""
+        outs = [out(x) for x in self.first]
+        x = compare_outputs(self.sample._replace(heads=self.first), outs, self.given_first)
+        return x.changed and x.likeness < 0
 
     def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
         """Say what an alternative explains."""
         empty, heads = None, self.sample.heads
         if outs is None:
+            if self.is_worse(lambda x: alternative.result(x.rows).out):
+                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
             results = [alternative.result(x.rows) for x in self.sample.heads]
             outs = [x.out for x in results]
             empty = self._find_empty(alternative, results)
@@ -185,18 +195,27 @@ class Trials:
             yield self.explain(alternative)
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
-            outs = [self._transposed(x.rows).out for x in self.sample.heads]
-            yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
+            if not self.is_worse(lambda x: self._transposed(x.rows).out):
+                outs = [self._transposed(x.rows).out for x in self.sample.heads]
+                yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
         for text, family, starts in list_families(self.problem):
-            yield from self.fit(text, partial(_pose, family), starts)
+            yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
             yield from self.fit(text, fill, _FILLS)
         yield from self.explain_heads()
         if self.problem.kind == "scores":
             given = Alternative("", self.problem)
-            tiles = [list(sum_tiles(given.head(x.rows))) for x in self.sample.heads]
+            few, tiles = (
+                {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
+                for heads in (self.first, self.sample.heads)
+            )
             for number, alternative in enumerate(list_lost_tiles(self.problem)):
-                yield self.explain(alternative, [x[number] for x in tiles])
+
+                def lose(x: Sampled, number: int = number) -> Doubles:
+                    return few[x.rows.at][number]
+
+                if not self.is_worse(lose):
+                    yield self.explain(alternative, [x[number] for x in tiles.values()])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
@@ -234,13 +253,13 @@ class Trials:
             yield self.explain(alternative)
         for text, family, starts in list_of_heads(self.problem):
             found: dict[Index, float] = {}
-            for x in self.sample.heads:
-                alone = Trials(self.problem, self.sample._replace(heads=[x]))
+            for number, x in enumerate(self.sample.heads):
                 at = x.rows.at
-                fitted = alone.fit_number(partial(_pose_head, family, at), starts)
-                if x.wrong.any() and fitted is not None:
-                    found[at] = fitted[0]
-            yield self.explain(Alternative(describe_numbers(text, found), family(found)))
+                if x.wrong.any():
+                    fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
+                    if fitted is not None:
+                        found[at] = fitted[0]
+            yield self.explain(family(found)._replace(text=describe_numbers(text, found)))
 
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
@@ -254,25 +273,33 @@ class Trials:
             yield self.explain(family(c)._replace(text=words))
 
     def fit_number(
-        self, family: Callable[[float], Alternative], starts: Sequence[float]
+        self,
+        family: Callable[[float], Alternative],
+        starts: Sequence[float],
+        among: Sequence[int] | None = None,
     ) -> tuple[float, float] | None:
-        """Fit a number by Gauss and Newton, from the best of some starts, with its error."""
+        """Fit a number by Gauss and Newton, from the best of some starts, with its error.
+
+        It is that of the wrong rows of all heads of the sample, or of some of them.
+        """
+        every = range(len(self.given)) if among is None else among
+        wrong = {x: self.sample.heads[x].wrong for x in every}
+        heads = [self.sample.heads[x].take(i) for x, i in wrong.items()]
+        given = [self.given[x].out[i] for x, i in wrong.items()]
+        sizes = [self.sizes[x][i] for x, i in wrong.items()]
+        sample = self.sample._replace(heads=heads)
 
         def outs(c: float) -> list[Doubles]:
-            return [family(c).result(x.rows).out for x in self.sample.heads]
+            return [family(c).result(x.rows).out if len(x.got) else x.got for x in heads]
 
-        best = min(
-            starts, key=lambda c: self.explain(Alternative("", self.problem), outs(c)).square
-        )
-        c, error = best, math.inf
+        c = min(starts, key=lambda c: compare_outputs(sample, outs(c), given).square)
+        error = math.inf
         for _ in range(_STEPS):
             step = 1e-4 * abs(c)
             product = size = noise = 0.0
-            for x, low, high, std in zip(
-                self.sample.heads, outs(c - step), outs(c + step), self.sizes, strict=True
-            ):
-                slope = divide((high - low) / (2 * step), std)[x.wrong]
-                z = divide(differ(x.got, (high + low) / 2), std)[x.wrong]
+            for x, low, high, std in zip(heads, outs(c - step), outs(c + step), sizes, strict=True):
+                slope = divide((high - low) / (2 * step), std)
+                z = divide(differ(x.got, (high + low) / 2), std)
                 product += float(np.sum(slope * z))
                 size += float(np.sum(slope * slope))
                 noise += float(np.sum(np.square(np.sum(slope * z, -1))))
@@ -289,13 +316,16 @@ class Trials:
         if one.likeness < _LIKE or not (one.everywhere or one.near):
             return one
         results = [one.alternative.result(x.rows) for x in self.sample.heads]
-        heads = [*zip(self.sample.heads, self._find_empty(one.alternative, results), strict=True)]
+        empty = self._find_empty(one.alternative, results)
+        left = [x.take(x.wrong & ~y) for x, y in zip(self.sample.heads, empty, strict=True)]
         for profile in profiles.values():
             z = np.concatenate(
                 [
-                    self._divide(x, one.alternative, profile, dtype)[x.wrong & ~empty].ravel()
-                    for x, empty in heads
+                    self._divide(x, one.alternative, profile, dtype).ravel()
+                    for x in left
+                    if len(x.got)
                 ]
+                or [np.zeros(0)]
             )
             rms = math.sqrt(np.mean(z * z)) if z.size else math.inf
             if rms < _RMS and np.max(np.abs(z)) < _LARGEST:
@@ -334,6 +364,10 @@ class Trials:
         for text, changes in _ROUNDED.items():
             other = profile._replace(**changes)
             given = Alternative("", self.problem.read_by(other))
+            first = [x.take(slice(_FIRST)) for x in self.sample.heads[:1]]
+            squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * _RMS**2:
+                continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]

@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...arrays.blocks import WHOLE
 from ...arrays.library import Doubles
 from ...engine.scores import Band
-from ...rounding.head import SoftmaxHead, attend_rows
+from ...rounding.head import TILE_KEYS, SoftmaxHead, attend_rows
 from ...rounding.problems import Index, Problem
 
 Numbers1D = npt.NDArray[np.int64]
 Seen = npt.NDArray[np.bool_]
+_PAIRS = 2**16  # of queries and keys, of which scores are made at a time
 
 
 class Rows(NamedTuple):
@@ -50,6 +52,9 @@ class Place(NamedTuple):
         return self.j - self.i - (self.m - self.n)
 
 
+Bias = Callable[[Place, Index, Doubles | None], Doubles]
+
+
 class Result(NamedTuple):
     """What some queries of a head get."""
 
@@ -60,7 +65,8 @@ class Result(NamedTuple):
 
 def attend(head: SoftmaxHead) -> Result:
     """Compute exact attention of all queries of a head."""
-    return Result(*attend_rows(head, slice(0, len(head.q)), None))
+    size = max(4 * TILE_KEYS, _PAIRS // max(len(head.q), 1))
+    return Result(*attend_rows(head, slice(0, len(head.q)), None, size))
 
 
 class Alternative(NamedTuple):
@@ -76,6 +82,8 @@ class Alternative(NamedTuple):
         Keys that queries see in place of what causal attention and windows show.
     among : bool
         Whether the mask of the problem hides keys as well.
+    bias : callable or None
+        What is added to scores, by their place, the head and the bias of the problem.
     move : callable or None
         Where the queries are that are answered, from where the answer is written.
     compute : callable
@@ -88,6 +96,7 @@ class Alternative(NamedTuple):
     problem: Problem
     seen: Callable[[Place], Seen] | None = None
     among: bool = True
+    bias: Bias | None = None
     move: Callable[[Rows], Rows] | None = None
     compute: Callable[[SoftmaxHead], Result] = attend
     answer: Callable[[Rows], Result] | None = None
@@ -96,7 +105,7 @@ class Alternative(NamedTuple):
         """Take the queries and keys of a head; what is hidden is in the mask."""
         if self.move is not None:
             rows = self.move(rows)
-        return take_rows(self.problem, rows, self.seen, self.among)
+        return take_rows(self.problem, rows, self.seen, self.among, self.bias)
 
     def result(self, rows: Rows) -> Result:
         """Compute the result for some queries."""
@@ -105,27 +114,27 @@ class Alternative(NamedTuple):
 
 
 def take_rows(
-    problem: Problem, rows: Rows, seen: Callable[[Place], Seen] | None = None, among: bool = True
+    problem: Problem,
+    rows: Rows,
+    seen: Callable[[Place], Seen] | None = None,
+    among: bool = True,
+    bias: Bias | None = None,
 ) -> SoftmaxHead:
     """Take some queries and keys of a head, and a sink if all keys are taken."""
-    whole = problem.head(rows.at)
-    i, j = rows.queries, rows.keys
-    mask = None if whole.mask is None else whole.mask[np.ix_(i, j)]
-    place = Place(i[:, None], j, len(whole.q), whole.keys, mask)
+    arrays, (at, i, j) = problem.read(rows.at), rows
+    n, m = len(arrays["q"]), len(arrays["k"])
+    every = len(j) == m
+    some = problem if every else problem._replace(has_sinks=False)
+    head = some.head(at, i, WHOLE if every else j)
+    place = Place(i[:, None], j, n, m, head.mask)
     visible = show_band(problem)(place) if seen is None else seen(place)
-    if mask is not None and among:
-        visible = visible & mask
-    sink = whole.sink if len(j) == whole.keys else None
-    ends = np.concatenate([j, [whole.keys]]) if sink is not None else j
-    return whole._replace(
-        q=whole.q[i],
-        k=whole.k[ends],
-        v=whole.v[ends],
-        bias=None if whole.bias is None else whole.bias[np.ix_(i, j)],
-        mask=np.broadcast_to(visible, (len(i), len(j))),
+    if head.mask is not None and among:
+        visible = visible & head.mask
+    return head._replace(
+        bias=head.bias if bias is None else bias(place, at, head.bias),
+        mask=None if visible.all() else np.broadcast_to(visible, (len(i), len(j))),
         causal=False,
         window=(None, None),
-        sink=sink,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,12 @@ class Sampled(NamedTuple):
     lse: Doubles | None
     wrong: npt.NDArray[np.bool_]
     near: npt.NDArray[np.bool_]  # in the place of the wrong rows, if there are others
+
+    def take(self, rows: Any) -> Sampled:
+        """Take some of the rows."""
+        of_rows = self.rows._replace(queries=self.rows.queries[rows])
+        lse = None if self.lse is None else self.lse[rows]
+        return Sampled(of_rows, self.got[rows], lse, self.wrong[rows], self.near[rows])
 
 
 class Sample(NamedTuple):
