@@ -35,8 +35,17 @@ from ..arrays.threads import for_each
 from ..features import Features
 from .causal import Arithmetic, at, causal_attention, chunk_size, heads_at_once, leaf_shape, running
 from .hops import Keys
-from .kernel import Attended, Sums, buffers, combine, finite, sum_of_visible
-from .positive import base_of, hidden, split_ones, with_ones
+from .kernel import (
+    Attended,
+    Sums,
+    buffers,
+    combine,
+    finite,
+    split_ones,
+    sum_of_visible,
+    with_ones,
+)
+from .positive import base_of, hidden
 from .scores import causal_mask
 
 # Of tokens, which heads they are, and where features may be written on NumPy.
