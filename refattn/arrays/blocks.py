@@ -16,7 +16,7 @@ from .threads import architecture
 WHOLE = slice(None)  # of an axis
 
 # Scores of one block: sized for the cache of a core on NumPy, and for few large launches elsewhere.
-_NUMPY_ROWS, _NUMPY_LONGEST = 512, 2**15  # bytes of a row
+_NUMPY_ROWS, _NUMPY_ROW_BYTES = 512, 8192
 _NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
 
@@ -24,12 +24,12 @@ _OTHER_BLOCK = (8192, 2048)
 class Sizes(NamedTuple):
     """What is fastest for products on NumPy, by the instructions that its BLAS uses."""
 
-    row_bytes: int  # of a row of scores of a block
+    columns: int  # of a block of scores, at most as many as _NUMPY_ROW_BYTES hold
     product: int  # multiplications of a product that is made without a copy of its matrices
 
 
-_SIZES = dict.fromkeys(("SkylakeX", "Cooperlake", "SapphireRapids"), Sizes(2048, 10**6))
-_OTHER_SIZES = Sizes(8192, 2**62)  # AVX2, and what is not known
+_SIZES = dict.fromkeys(("SkylakeX", "Cooperlake", "SapphireRapids"), Sizes(512, 10**6))
+_OTHER_SIZES = Sizes(2**62, 2**62)  # AVX2, and what is not known
 
 
 @cache
@@ -46,8 +46,8 @@ def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[i
     rows, columns = _OTHER_BLOCK
     longest = 4 * columns
     if is_numpy_array(x):
-        rows, columns = _NUMPY_ROWS, cache_sizes().row_bytes // x.dtype.itemsize
-        longest = _NUMPY_LONGEST // x.dtype.itemsize
+        longest = 4 * _NUMPY_ROW_BYTES // x.dtype.itemsize
+        rows, columns = _NUMPY_ROWS, min(cache_sizes().columns, longest // 4)
     if m is not None and m < columns:
         return rows * min(4, columns // max(m, 1)), columns
     if n is not None and n < rows:

@@ -24,7 +24,16 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
     out = None if memory is None else memory.empty(name, _product_shape(x, y), x.dtype)
     if y.shape[-2] > UNCUT:
         return sum_of_products(x, y, memory, out)
-    return x @ y if out is None else np.matmul(x, y, out=out)
+    if out is None:
+        return x @ y
+    n, columns = out.shape[-2:]
+    rows = _rows_of_product(n, columns, y.shape[-2]) if y.strides[-1] == y.itemsize else n
+    if rows == n:
+        return np.matmul(x, y, out=out)
+    cut = (n // rows, rows)
+    some = out.reshape((*out.shape[:-2], *cut, columns))
+    np.matmul(x.reshape((*x.shape[:-2], *cut, x.shape[-1])), y[..., None, :, :], out=some)
+    return out
 
 
 def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
@@ -88,7 +97,7 @@ def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
         _sum_of_part(x[..., half:], y[..., half:, :], more, memory)
         out += more
         return
-    rows = _rows_of_product(n, columns)
+    rows = _rows_of_product(n, columns, _TERMS)
     few = _FEW_PRODUCTS if terms >= 2 * _FEW_PRODUCTS * _TERMS else 1
     grid = (terms // (few * _TERMS), few, _TERMS)  # a few products are added, and then their sums
     whole = math.prod(grid)
@@ -103,12 +112,12 @@ def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
         out += sum_of_products(x[..., whole:], y[..., whole:, :])
 
 
-def _rows_of_product(n: int, columns: int) -> int:
+def _rows_of_product(n: int, columns: int, terms: int) -> int:
     """Say of how many of n rows a product is made at once.
 
     Some libraries multiply small matrices as they are, and copy large ones first.
     """
-    most = cache_sizes().product // (_TERMS * max(1, columns))
-    while n > most and n % 2 == 0 and n > 16:
+    most = cache_sizes().product // max(1, terms * columns)
+    while n > most and n % 2 == 0 and n > 32:
         n //= 2
     return n

@@ -129,7 +129,9 @@ class Signed(Arithmetic):
         values, log_scale = self.phi_k(keys.k, self.head, self.memory.keys)
         values = self._checked(values)
         # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of 0.
-        plain = is_numpy_array(values) and not log_scale.any() and bool(np.isfinite(values.sum()))
+        # That of squares takes a quarter of the time.
+        plain = is_numpy_array(values) and not log_scale.any()
+        plain = plain and bool(np.isfinite(np.vdot(values, values)))
         ones = with_ones(keys.v, self.xp, self.memory.keys)
         return _Scaled(values, log_scale[..., None], ones, plain)
 
