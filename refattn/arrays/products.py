@@ -75,7 +75,7 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
         out = np.empty(shape, dtype=x.dtype)
     width = max(1, min(columns, _CACHE_COLUMNS))
     size = min(terms, _MOST_TERMS) // _TERMS * width  # numbers of the products of a row
-    fit = _CACHE_BYTES // (size * x.dtype.itemsize)
+    fit = 2 ** math.floor(math.log2(max(1, _CACHE_BYTES // (size * x.dtype.itemsize))))
     rows = max(1, min(n, max(_CACHE_ROWS, fit)))
     heads = max(1, min(math.prod(lead), fit // rows))
     products = memory.empty("products", (heads * rows * size,), x.dtype)
@@ -117,7 +117,7 @@ def _rows_of_product(n: int, columns: int, terms: int) -> int:
 
     Some libraries multiply small matrices as they are, and copy large ones first.
     """
-    most = cache_sizes().product // max(1, terms * columns)
-    while n > most and n % 2 == 0 and n > 32:
-        n //= 2
-    return n
+    most, rows = cache_sizes().product // max(1, terms * columns), n
+    while rows > most and rows % 2 == 0:
+        rows //= 2
+    return rows if _CACHE_ROWS <= rows <= most else n

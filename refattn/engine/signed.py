@@ -116,8 +116,8 @@ class Signed(Arithmetic):
     def block(self, x: Array, v: Array) -> int:
         """Say of how many tokens features are held at once."""
         row = max(1, math.prod(_lead(x, v)) * self.width)
-        if is_numpy_array(x):
-            return max(16, chunk_size(x) // row)
+        if is_numpy_array(x):  # half a step: values and products beside them stay in the cache
+            return max(16, chunk_size(x) // (2 * row))
         return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
