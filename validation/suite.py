@@ -89,12 +89,16 @@ class Shown(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A number that the statement bounds from above, from arithmetic or from a clock."""
+    """A number that the statement bounds from above, from arithmetic or from a clock.
+
+    By as much as `spread` a clock says less in some round: that refutes nothing.
+    """
 
     name: str
     value: float
     bound: float
     unit: str = ""
+    spread: float = 0.0
 
 
 Evidence: TypeAlias = dict[str, list[Tested | Shown | Compared]]  # by statement
@@ -315,7 +319,8 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
                 raise ValueError(f"{e.name} is not a number: no evidence either way.")
             row |= {"kind": "compared", "value": float(e.value), "bound": float(e.bound)}
             row["unit"] = e.unit
-            row["verdict"] = HOLDS if e.value <= e.bound else REFUTED
+            beyond = REFUTED if e.value - e.spread > e.bound else UNDERPOWERED
+            row["verdict"] = HOLDS if e.value <= e.bound else beyond
             row["margin"] = _ratio(e.value, e.bound)
             row["number"] = f"{e.value:.2g}{_unit(e.unit)} (at most {e.bound:.2g})"
         elif isinstance(e, Shown):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .heads import broadcast_to
 from .library import Array, array_namespace, is_jax_array, is_numpy_array
+from .threads import architecture
 
 WHOLE = slice(None)  # of an axis
 
@@ -20,18 +21,37 @@ _NUMPY_WORK = 2**18  # scores that are worth a thread
 _OTHER_BLOCK = (8192, 2048)
 
 
+class Sizes(NamedTuple):
+    """What is fastest for products on NumPy, by the instructions that its BLAS uses."""
+
+    columns: int  # of a block of scores, at most as many as _NUMPY_ROW_BYTES hold
+    product: int  # multiplications of a product that is made without a copy of its matrices
+
+
+_SIZES = dict.fromkeys(("SkylakeX", "Cooperlake", "SapphireRapids"), Sizes(512, 10**6))
+_OTHER_SIZES = Sizes(2**62, 2**62)  # AVX2, and what is not known
+
+
+@cache
+def cache_sizes() -> Sizes:
+    """Find the sizes for this machine."""
+    return _SIZES.get(architecture(), _OTHER_SIZES)
+
+
 def block_shape(x: Array, n: int | None = None, m: int | None = None) -> tuple[int, int]:
     """Return how many queries and how many keys one block of scores holds.
 
     Where there are only n queries or m keys, blocks are longer the other way.
     """
     rows, columns = _OTHER_BLOCK
+    longest = 4 * columns
     if is_numpy_array(x):
-        rows, columns = _NUMPY_ROWS, _NUMPY_ROW_BYTES // x.dtype.itemsize
+        longest = 4 * _NUMPY_ROW_BYTES // x.dtype.itemsize
+        rows, columns = _NUMPY_ROWS, min(cache_sizes().columns, longest // 4)
     if m is not None and m < columns:
         return rows * min(4, columns // max(m, 1)), columns
     if n is not None and n < rows:
-        return rows, columns * min(4, rows // max(n, 1))
+        return rows, min(longest, columns * (rows // max(n, 1)))
     return rows, columns
 
 
@@ -69,6 +89,8 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     """Take `index` of the last axes of `x`, as if axes of length 1 were broadcast."""
     index = index[max(0, len(index) - x.ndim) :]
     shape = x.shape[x.ndim - len(index) :]
+    if 1 not in shape:
+        return x[(..., *index)]
     return x[(..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))]
 
 
@@ -77,7 +99,8 @@ def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
     if 0 in shape:
         return out
-    values = broadcast_to(values, shape)
+    if values.shape != shape:
+        values = broadcast_to(values, shape)
     if is_jax_array(out):
         return out.at[index].set(values)
     out[index] = values

@@ -26,9 +26,8 @@ Alibi.__module__ = "refattn.attention"  # where users find it, and so do pickles
 
 def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
     """Broadcast the axes before the last `core` of every array given."""
-    return np.broadcast_shapes(
-        *(tuple(x.shape[: max(0, x.ndim - core)]) for x in arrays if x is not None)
-    )
+    shapes = {tuple(x.shape[: max(0, x.ndim - core)]) for x in arrays if x is not None}
+    return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
 
 def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:

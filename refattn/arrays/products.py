@@ -7,12 +7,12 @@ from itertools import product
 
 import numpy as np
 
-from .blocks import WHOLE, blocks, part, tiles
+from .blocks import WHOLE, blocks, cache_sizes, part, tiles
 from .heads import broadcast_lead
 from .library import Array, Workspace, array_namespace, is_numpy_array
 
 _TERMS = 64  # that one matrix product may add
-_UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
+UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
 _FEW_PRODUCTS = 8  # products that are added in turn, of the 16 or 32 of a block and others
 _MOST_TERMS = _FEW_PRODUCTS * _FEW_PRODUCTS * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
@@ -22,9 +22,18 @@ _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
     """Multiply matrices, in a workspace in the memory of that name."""
     out = None if memory is None else memory.empty(name, _product_shape(x, y), x.dtype)
-    if y.shape[-2] > _UNCUT:
+    if y.shape[-2] > UNCUT:
         return sum_of_products(x, y, memory, out)
-    return x @ y if out is None else np.matmul(x, y, out=out)
+    if out is None:
+        return x @ y
+    n, columns = out.shape[-2:]
+    rows = _rows_of_product(n, columns, y.shape[-2]) if y.strides[-1] == y.itemsize else n
+    if rows == n:
+        return np.matmul(x, y, out=out)
+    cut = (n // rows, rows)
+    some = out.reshape((*out.shape[:-2], *cut, columns))
+    np.matmul(x.reshape((*x.shape[:-2], *cut, x.shape[-1])), y[..., None, :, :], out=some)
+    return out
 
 
 def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
@@ -66,10 +75,13 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
         out = np.empty(shape, dtype=x.dtype)
     width = max(1, min(columns, _CACHE_COLUMNS))
     size = min(terms, _MOST_TERMS) // _TERMS * width  # numbers of the products of a row
-    fit = _CACHE_BYTES // (size * x.dtype.itemsize)
+    fit = 2 ** math.floor(math.log2(max(1, _CACHE_BYTES // (size * x.dtype.itemsize))))
     rows = max(1, min(n, max(_CACHE_ROWS, fit)))
     heads = max(1, min(math.prod(lead), fit // rows))
     products = memory.empty("products", (heads * rows * size,), x.dtype)
+    if rows == n and heads == math.prod(lead) and width == columns:
+        _sum_of_part(x, y, out, products)
+        return out
     for head, i, j in product(tiles(lead, heads), blocks(0, n, rows), blocks(0, columns, width)):
         x_part, y_part = part(x, (*head, i, WHOLE)), part(y, (*head, WHOLE, j))
         _sum_of_part(x_part, y_part, out[(*head, i, j)], products)
@@ -78,21 +90,34 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
 
 def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
     """Write a sum of products in few calls: between two of them threads wait for each other."""
-    terms, columns = y.shape[-2:]
+    (n, terms), columns = x.shape[-2:], y.shape[-1]
     if terms > _MOST_TERMS:
         half, more = terms // 2, np.empty_like(out)
         _sum_of_part(x[..., :half], y[..., :half, :], out, memory)
         _sum_of_part(x[..., half:], y[..., half:, :], more, memory)
         out += more
         return
+    rows = _rows_of_product(n, columns, _TERMS)
     few = _FEW_PRODUCTS if terms >= 2 * _FEW_PRODUCTS * _TERMS else 1
     grid = (terms // (few * _TERMS), few, _TERMS)  # a few products are added, and then their sums
     whole = math.prod(grid)
-    x_grid = x[..., :whole].reshape((*x.shape[:-1], *grid)).swapaxes(-4, -3).swapaxes(-3, -2)
-    y_grid = y[..., :whole, :].reshape((*y.shape[:-2], *grid, columns))
+    x_grid = x[..., :whole].reshape((*x.shape[:-2], n // rows, rows, *grid))
+    x_grid = x_grid.swapaxes(-4, -3).swapaxes(-3, -2)
+    y_grid = y[..., None, :whole, :].reshape((*y.shape[:-2], 1, *grid, columns))
     shape = _product_shape(x_grid, y_grid)
     products = np.matmul(x_grid, y_grid, out=memory[: math.prod(shape)].reshape(shape))
     sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
-    np.add.reduce(sums, axis=-3, out=out)
+    np.add.reduce(sums, axis=-3, out=out.reshape((*out.shape[:-2], n // rows, rows, columns)))
     if whole < terms:
         out += sum_of_products(x[..., whole:], y[..., whole:, :])
+
+
+def _rows_of_product(n: int, columns: int, terms: int) -> int:
+    """Say of how many of n rows a product is made at once.
+
+    Some libraries multiply small matrices as they are, and copy large ones first.
+    """
+    most, rows = cache_sizes().product // max(1, terms * columns), n
+    while rows > most and rows % 2 == 0:
+        rows //= 2
+    return rows if _CACHE_ROWS <= rows <= most else n

@@ -74,6 +74,12 @@ def available() -> int:
     return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
 
 
+def architecture() -> str:
+    """Name the processor for which BLAS has its kernels, "" where it does not say."""
+    libraries = (library.info() for library in _blas().lib_controllers)
+    return next((x["architecture"] for x in libraries if x.get("architecture")), "")
+
+
 class Sequencer:
     """Call the functions of places 0, 1, ... in that order, whichever threads bring them."""
 

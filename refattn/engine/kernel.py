@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from operator import and_
 from typing import Any, Generic, NamedTuple
 
@@ -29,13 +29,14 @@ from ..arrays.library import (
     times,
     workspace,
 )
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.products import UNCUT, multiply, sum_of_products
 from ..arrays.shown import held
-from ..arrays.threads import Tree, for_each
+from ..arrays.threads import Tree, available, for_each
 from ..typing import ArrayT
 from .scores import NO_OPTIONS, Options, cap_scores
 
-_MOST_SPANS = 256  # that keys are cut into for threads to share
+_MOST_SPANS = 16  # for each thread, that keys are cut into for threads to share
+_SHARED_BITS = 2**23  # of scores of heads that are taken together, at least
 _BOUNDED_ROWS = 256  # queries from which on it pays to read keys and values once more
 
 
@@ -64,6 +65,7 @@ class Sums(NamedTuple):
     total: Array  # (..., n, d_v)
     mass: Array  # (..., n, 1)
     base: Array  # (..., n, 1), -inf where no key was seen
+    both: Array = None  # (..., n, d_v + 1), total and mass where they are parts of one array
 
 
 @as_written
@@ -80,7 +82,7 @@ def attend(
     options: Options = NO_OPTIONS,
     block: tuple[int, int] | None = None,
 ) -> Attended:
-    """Attend with trusted arguments; `key_bias` maps keys (..., b, d) to their bias (..., b)."""
+    """Attend with trusted arguments; `key_bias` maps keys (..., b, d) to their `bias` (..., b)."""
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     softcap, sinks, slopes, dropout = options[2:]
@@ -88,14 +90,17 @@ def attend(
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block or block_shape(q, n, m)
     budget = math.prod(block or block_shape(q))
-    rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
+    rows = max(1, min(n, rows))
+    columns = max(1, min(m, band.columns(rows, columns)))
 
     reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
-    outer = broadcast_lead(k, v)
+    of_keys = key_bias is not None or (bias is not None and bias.shape[-2:-1] == (1,))
+    outer = broadcast_lead(k, v, bias if of_keys else None)
+    plain = mask is None and slopes is None and dropout is None and (bias is None or of_keys)
+    own = len(lead) - len(outer)
 
     def reach(head: tuple[slice, ...], j: slice, *keys: Any) -> _Reach:
-        axes = zip(head[len(head) - len(outer) :], outer, strict=True)
-        at = (*(h.start for h, length in axes if length != 1), j.start, j.stop)
+        at = (*(h.start for h, n in zip(head[own:], outer, strict=True) if n != 1), j.start, j.stop)
         farthest = reaches.get(at)
         if farthest is None:
             farthest = _reach(*keys)
@@ -108,27 +113,31 @@ def attend(
         q_i = part(q, (*box, WHOLE))
         if scale is not None:
             q_i = q_i * scale
-        plain = bias is None and mask is None and slopes is None and dropout is None
         norms = norm_bound(q_i, xp) if plain and _may_be_bounded(q_i, v) else None
+        joined = of_keys and softcap is None and _may_be_joined(q_i)
+        if joined:
+            q_i = with_ones(q_i, xp)
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
-            scores = multiply(q_i, xp.matrix_transpose(k_j), memory)
+            bias_j = None if bias is None else part(bias, (*head, i, j))
+            if key_bias is not None:
+                bias_j = key_bias(k_j)[..., None, :]
+            k_of = _with_bias(k_j, bias_j, memory) if joined else k_j
+            scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
-            bias_j = None if key_bias is None else key_bias(k_j)[..., None, :]
-            if bias_j is not None:
+            if bias_j is not None and not joined:
                 scores = add(scores, bias_j)
-            if bias is not None:
-                scores = add(scores, part(bias, (*head, i, j)))
             if slopes is not None:
                 scores = add(scores, band.alibi(slopes, box, j, xp))
             masked = None if mask is None else part(mask, (*head, i, j))
             visible = band.visible(i, j, device(q), xp, masked)
-            bounded = None
             if norms is not None and visible is None:
                 bounded = _bounded(norms, reach(head, j, k_j, bias_j, v_j, xp), m)
-            weights = weigh(scores, visible, m, xp, bounded)
+                yield _sum_joined(*weigh(scores, None, m, xp, bounded), v_j, memory)
+                continue
+            weights = weigh(scores, visible, m, xp)
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
@@ -146,7 +155,8 @@ def attend(
         lse = put(lse, box, done.lse)
 
     join, most = partial(combine, xp=xp), most_threads(q, math.prod(lead) * n * m)
-    heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
+    shared = max(budget // min(4, most or 1), _SHARED_BITS // xp.finfo(v.dtype).bits)
+    heads = shared // (rows * columns)  # small ones together, but for threads
 
     def boxes() -> Iterator[tuple[slice, ...]]:
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
@@ -180,9 +190,22 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
 
     In powers of two of blocks, which leaves the tree of sums as it is.
     """
-    while columns < m and boxes * -(-m // columns) > _MOST_SPANS:
+    while columns < m and boxes * -(-m // columns) > _MOST_SPANS * available():
         columns *= 2
     return list(blocks(0, m, columns)) or [slice(0, 0)]
+
+
+def _may_be_joined(q: Array) -> bool:
+    """Say whether `_with_bias` pays, for one more term of products that are not cut."""
+    return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
+
+
+def _with_bias(k: Array, bias: Any, memory: Workspace | None) -> Array:
+    """Join keys and their bias (..., 1, b): it is one more term of products with [q_i, 1]."""
+    lead, (size, d) = broadcast_lead(k, bias), k.shape[-2:]
+    keys = (memory or Workspace()).empty("keys", (*lead, size, d + 1), k.dtype)
+    keys[..., :-1], keys[..., -1] = k, bias[..., 0, :]
+    return keys
 
 
 def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> Attended:
@@ -204,11 +227,17 @@ def weigh(
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
     if bounded is not None and bounded.all():
-        return exp(scores, xp), xp.zeros_like(bounded, dtype=scores.dtype)
+        return exp(scores, xp), _zero(scores.dtype)
     # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
     base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
     base = base if bounded is None else xp.where(bounded, 0.0, base)
     return exp(flush_small(less(scores, finite(base, xp)), xp), xp), base
+
+
+@cache
+def _zero(dtype: Any) -> Array:
+    """0, the base of all queries, as one array: where it is the base of both, sums are added."""
+    return np.zeros((1, 1), dtype=dtype)
 
 
 def sum_values(
@@ -231,6 +260,26 @@ def sum_values(
         else sum_of_visible(weights, v, visible, xp)
     )
     return Sums(total, mass, base)
+
+
+def _sum_joined(weights: Array, base: Array, v: Array, memory: Workspace | None) -> Sums:
+    """Sum weights and values in one product."""
+    return split_ones(sum_of_products(weights, with_ones(v, np, memory), memory), base)
+
+
+def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
+    """Join values and ones to [v_j, 1], whose sums hold the mass."""
+    if memory is not None:
+        ones = memory.empty("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
+        ones[..., :-1], ones[..., -1] = v, 1.0
+        return ones
+    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
+    return xp.concat([v, xp.ones_like(like)], axis=-1)
+
+
+def split_ones(totals: Array, base: Array) -> Sums:
+    """Split sums (..., d_v + 1) of values and of 1."""
+    return Sums(totals[..., :-1], totals[..., -1:], base, totals)
 
 
 class _Reach(NamedTuple):
@@ -269,10 +318,15 @@ def _bounded(norms: Array, keys: _Reach, m: int) -> Array:
     may be added to others that have a base, hence a mass of at least 1 / (2 m): where their factor
     for it is below tiny, and may be flushed to 0, these sums are less than eps of the others.
     """
-    limits = np.finfo(norms.dtype)
-    most = math.log(float(limits.eps) / float(limits.smallest_normal)) - 2 * math.log(2 * m)
-    bounded: Array = norms * keys.norm + keys.rest <= most
+    bounded: Array = norms * keys.norm + keys.rest <= _farthest(norms.dtype, m)
     return bounded
+
+
+@cache
+def _farthest(dtype: Any, m: int) -> float:
+    """Say how far scores, with the logs of values, may reach without a maximum."""
+    limits = np.finfo(dtype)
+    return math.log(float(limits.eps) / float(limits.smallest_normal)) - 2 * math.log(2 * m)
 
 
 def _largest_of_columns(v: Array, xp: Any) -> Array:
@@ -317,6 +371,8 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
 
 def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     """Add the sums over two sets of keys, of which the totals may be overwritten."""
+    if a.base is b.base and a.both is not None:
+        return split_ones(add(a.both, b.both), a.base)
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
     total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))

@@ -33,8 +33,10 @@ from .kernel import (
     log_sum_exp,
     merge,
     normalise,
+    split_ones,
     sum_values,
     weigh,
+    with_ones,
 )
 from .scores import causal_mask
 
@@ -391,18 +393,3 @@ def _log_products(queries: _Exponents, keys: _Exponents, products: Array, rest: 
             at = [index[some] for index in (*head, i, j)]
             scores[tuple(at)] = log_sum_exp(x[(*at[:-2], at[-2])] + y[(*at[:-2], at[-1])], np)
     return scores
-
-
-def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
-    """Join values and ones to [v_j, 1], whose sums hold the mass."""
-    if memory is not None:
-        ones = memory.empty("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
-        ones[..., :-1], ones[..., -1] = v, 1.0
-        return ones
-    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
-    return xp.concat([v, xp.ones_like(like)], axis=-1)
-
-
-def split_ones(totals: Array, base: Array) -> Sums:
-    """Split sums (..., d_v + 1) of values and of 1."""
-    return Sums(totals[..., :-1], totals[..., -1:], base)

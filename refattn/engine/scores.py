@@ -56,6 +56,13 @@ class Band(NamedTuple):
             stop = max(start, min(stop, i.stop + self.shift + self.right))
         return slice(start, stop)
 
+    def columns(self, rows: int, columns: int) -> int:
+        """Say how many keys a block has: all that its queries see, if these are few."""
+        if self.left is None or self.right is None:
+            return columns
+        seen = rows + self.left + self.right
+        return seen if columns < seen <= 4 * columns else columns
+
     def step(self, rows: int, columns: int) -> int:
         """Say where blocks of keys start: anywhere if one is all that some queries see."""
         if self.left is None or self.right is None:

@@ -34,9 +34,8 @@ from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves
 from .hops import Keys, joined
-from .kernel import finite, sum_of_visible
+from .kernel import finite, sum_of_visible, with_ones
 from .kernel_back import pull_normaliser, zeros_of
-from .positive import with_ones
 from .scores import causal_mask
 from .signed import Totals, merge_totals
 

@@ -21,8 +21,7 @@ from ..arrays.library import (
     take_rows,
     widest,
 )
-from ..engine.kernel import Attended, attend, buffers, finite, merge
-from ..engine.positive import with_ones
+from ..engine.kernel import Attended, attend, buffers, finite, merge, with_ones
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import check_call, exactly_one

@@ -148,6 +148,7 @@ def is_elementwise(feature_map: UserMap) -> bool:
     return any(map is function for map, _ in _ELEMENTWISE)
 
 
+@as_written
 def check_features(phi: Any, x: Array, xp: Any) -> Features:
     """Check the result of a map of `x`, and scale its rows."""
     values: Any = phi[0] if isinstance(phi, Features) else phi
@@ -170,7 +171,6 @@ def check_features(phi: Any, x: Array, xp: Any) -> Features:
     return _scale_rows(values, xp)
 
 
-@as_written
 def _scale_rows(values: Array, xp: Any) -> Features:
     """Scale rows by their largest features: products neither overflow nor underflow.
 

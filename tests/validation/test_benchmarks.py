@@ -29,6 +29,7 @@ from validation.benchmarks import (
 )
 from validation.benchmarks.__main__ import SECTIONS, main
 from validation.benchmarks.child import run_python
+from validation.benchmarks.roofline import PIECES
 
 TINY = settings.Sizes(
     d=8, features=16, checked=5, samples=3, many_heads=2,
@@ -172,7 +173,8 @@ def test_other_sections(run, tmp_path):
     assert results["settings"]["threads"] == 1
     roofline, length = results["sections"]["roofline"], results["sections"]["scaling"][0]
     names = [one["name"] for one in roofline[0]["forms"]]
-    assert names == ["refattn", "roofline, whole arrays", "roofline, in cache"]
+    assert names[:3] == ["refattn", "roofline, whole arrays", "roofline, in cache"]
+    assert names[3:] == [f"roofline, in cache, {piece}" for piece in PIECES]
     assert length["case"] == scaling.LENGTH
     curves = {one["name"]: one for one in length["forms"]}
     assert curves[estimators.RFA]["at"] == [64, 128, 256]

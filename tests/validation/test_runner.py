@@ -84,6 +84,8 @@ def verdict(evidence, level=1e-6):
         ([shown("s", 1e-9), shown("t", 1e-3)], UNDERPOWERED),
         ([Compared("c", 1.0, 1.0)], HOLDS),
         ([Compared("c", 1.1, 1.0)], REFUTED),
+        ([Compared("c", 1.1, 1.0, spread=0.05)], REFUTED),
+        ([Compared("c", 1.1, 1.0, spread=0.2)], UNDERPOWERED),  # of a clock
         ([Compared("c", float("inf"), 1.0), tested("t", 0.5)], REFUTED),
         ([Compared("c", 0.0, 0.0), shown("s", 1e-3)], UNDERPOWERED),
     ],

@@ -1,14 +1,14 @@
 """How close refattn comes to its matrix products and exponentials alone.
 
 Two rooflines compute, for as many scores, ``q @ k.T``, an exponential in place and ``@ v``, and
-nothing else: no maximum, no normaliser, no division.
+nothing else but, in the cache, the sums of rows as a product with ones: no maximum, no division.
 
 - ``whole arrays``: one operation after another over all scores of all heads, as one would write
   them down, into memory that is already there; each operation uses all threads. The target is set
   against this one.
 - ``in cache``: each thread takes blocks of its own, with BLAS on one thread, and all blocks of a
   thread share the same small arrays, so that nothing is read from memory either. Whoever evaluates
-  the scores with these operations cannot be faster.
+  the scores with these operations cannot be faster. Each piece is timed alone, too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from .estimators import DTYPES, EXACT, RFA
 from .settings import Settings
 
 WHOLE_ARRAYS, IN_CACHE = "roofline, whole arrays", "roofline, in cache"
+SCORES, EXPONENTIALS, VALUES, MASS = "q @ k.T", "exp", "@ v", "@ ones"
+PIECES = SCORES, EXPONENTIALS, VALUES, MASS
 _ROWS = _COLUMNS = 512
 
 
@@ -40,18 +42,33 @@ def run(settings: Settings) -> Iterator[Record]:
 
 
 def in_cache(
-    count: int, rows: int, columns: int, d: int, dtype: str, threads: int
+    count: int,
+    shape: tuple[int, int, int],
+    dtype: str,
+    threads: int,
+    pieces: tuple[str, ...] = PIECES,
 ) -> Callable[[], None]:
-    """Make a call that computes `count` blocks of scores (rows, columns)."""
+    """Make a call that computes pieces of `count` blocks of scores, of shape (rows, columns, d)."""
+    rows, columns, d = shape
     q, k, v = _small(dtype, rows, columns, d)
     blas = ThreadpoolController().select(user_api="blas")
 
     def work(blocks: Iterator[int]) -> None:
-        scores, out = np.empty((rows, columns), dtype), np.empty((rows, d), dtype)
+        scores, out, mass = (np.empty((rows, n), dtype) for n in (columns, d, 1))
+        weights, ones = np.ones_like(scores), np.ones((columns, 1), dtype)
+        steps: dict[str, Callable[[], Any]] = {
+            SCORES: lambda: np.matmul(q, k.T, out=scores),
+            EXPONENTIALS: lambda: np.exp(scores, out=weights),
+            VALUES: lambda: np.matmul(weights, v, out=out),
+            MASS: lambda: np.matmul(weights, ones, out=mass),
+        }
+        steps[SCORES]()
+        if len(pieces) == len(PIECES):
+            weights = scores
+        chosen = [steps[piece] for piece in pieces]
         for _ in blocks:  # the threads share one iterator: whoever is free takes the next block
-            np.matmul(q, k.T, out=scores)
-            np.exp(scores, out=scores)
-            np.matmul(scores, v, out=out)
+            for step in chosen:
+                step()
 
     def call() -> None:
         blocks = iter(range(count))
@@ -129,6 +146,13 @@ def _case(
     forms = (
         Form("refattn", lambda: ours, ours=True),
         Form(WHOLE_ARRAYS, partial(whole_arrays, *shape, dtype, threads, passes)),
-        Form(IN_CACHE, partial(in_cache, count, _ROWS, block, d, dtype, threads)),
+        Form(IN_CACHE, partial(in_cache, count, (_ROWS, block, d), dtype, threads)),
+        *(
+            Form(
+                f"{IN_CACHE}, {x}",
+                partial(in_cache, count, (_ROWS, block, d), dtype, threads, (x,)),
+            )
+            for x in PIECES
+        ),
     )
     return Case(name, dtype, size, forms)

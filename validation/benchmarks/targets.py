@@ -21,7 +21,7 @@ from .estimators import (
     TORCH_LINEAR,
 )
 from .gradients import PULLBACK
-from .roofline import WHOLE_ARRAYS
+from .roofline import IN_CACHE, WHOLE_ARRAYS
 from .timing import Quartiles
 
 Sections = Mapping[str, Sequence[Record]]
@@ -34,6 +34,7 @@ _EXACT_BACK, _RFA_BACK = (f"{name}: pullback over forward" for name in ("exact a
 _RATIOS = (
     ("estimators", RFA, TORCH, "refattn", "RFA: times as fast as torch Performer", (3.0, 3.5)),
     ("roofline", RFA, WHOLE_ARRAYS, "refattn", "RFA: share of the roofline", (0.75, 0.8)),
+    ("roofline", EXACT, IN_CACHE, "refattn", "exact attention: share of its pieces", (0.85, 0.85)),
     ("estimators", EXACT, "refattn", SDPA, "exact attention: time over torch SDPA", (1.25, 1.0)),
     ("estimators", LARA, "refattn", SAME_SAMPLES, "LARA: time over RFA", (1.15, 1.15)),
     ("estimators", RFA + CAUSAL, "refattn", PLAIN, "causal RFA: time over not causal", (2.5, 2.5)),

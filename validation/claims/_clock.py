@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 
-def seconds(
+def rounds(
     calls: Mapping[int, Mapping[str, Callable[[], Any]]], repeats: int
-) -> dict[str, list[float]]:
-    """Median seconds of each named call, by size; all run in turn, as a busy machine slows all."""
+) -> dict[str, list[list[float]]]:
+    """Seconds of each named call, by size, in each round; all run in turn in a round."""
     each = [(name, call) for forms in calls.values() for name, call in forms.items()]
     times = np.empty((repeats + 1, len(each)))
     for row in times:
@@ -22,10 +22,18 @@ def seconds(
             start = time.perf_counter()
             call()
             row[i] = time.perf_counter() - start
-    found: dict[str, list[float]] = {name: [] for name, _ in each}
-    for (name, _), median in zip(each, np.median(times[1:], axis=0), strict=True):
-        found[name].append(float(median))  # without the first run, which warms up
-    return found
+    found: dict[str, list[list[float]]] = {name: [] for name, _ in each}
+    for (name, _), column in zip(each, times[1:].T, strict=True):
+        found[name].append(column.tolist())  # without the first run, which warms up
+    return {name: np.transpose(columns).tolist() for name, columns in found.items()}
+
+
+def seconds(
+    calls: Mapping[int, Mapping[str, Callable[[], Any]]], repeats: int
+) -> dict[str, list[float]]:
+    """Median seconds of each named call, by size, as a busy machine slows all of a round."""
+    found = rounds(calls, repeats)
+    return {name: np.median(times, axis=0).tolist() for name, times in found.items()}
 
 
 def peak(call: Callable[[], Any]) -> float:

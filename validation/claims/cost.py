@@ -12,7 +12,7 @@ import numpy as np
 from refattn import random_feature_attention, sampling, softmax_attention
 from validation import plotting, suite
 
-from ._clock import exponent, linear_form, peak, seconds
+from ._clock import exponent, linear_form, peak, rounds
 
 BETWEEN = 1.5  # halfway between linear and quadratic
 HALF = 0.5  # halfway between constant and linear
@@ -77,15 +77,15 @@ def run(
     """Seconds, or MiB where nothing is repeated, of each form and size."""
     shape = {"length": length, "d": D, "r": R}
     calls = {size: forms(dense=dense, **shape | {PARAMETERS[axis]: size}) for size in sizes}
-    if repeats:
-        values = seconds(calls, repeats)
-    else:  # without the result, L x D, which every form returns
+    times = rounds(calls, repeats) if repeats else {}
+    values = {name: np.median(each, axis=0).tolist() for name, each in times.items()}
+    if not repeats:  # without the result, L x D, which every form returns
         values = {
             name: [peak(calls[size][name]) - 4 * size * D / 2**20 for size in sizes]
             for name in calls[sizes[0]]
         }
     unit = "s" if repeats else "MiB"
-    return {"axis": axis, "unit": unit, "sizes": list(sizes), "values": values}
+    return {"axis": axis, "unit": unit, "sizes": list(sizes), "values": values, "rounds": times}
 
 
 def judge(results: suite.Results) -> suite.Findings:
@@ -97,18 +97,20 @@ def judge(results: suite.Results) -> suite.Findings:
             slope = exponent(r["sizes"], np.maximum(values, 1e-9))
             found[r["unit"], r["axis"], name] = slope
             label, linear = f"{name}: exponent of {r['axis']}", name in LINEAR
-            row = (label, slope, BETWEEN)
+            row, spread = (label, slope, BETWEEN), 0.0
             if r["unit"] == "s":
                 key = "time" if linear else "dense time"
+                each = np.array([exponent(r["sizes"], times) for times in r["rounds"][name]])
                 if r["axis"] == "L" and not linear:  # from the middle of 1 and 2 to that of 2 and 3
-                    row = (f"{label}, from 2", abs(slope - 2), HALF)
+                    row, each = (f"{label}, from 2", abs(slope - 2), HALF), abs(each - 2)
+                spread = max(0.0, row[1] - float(np.min(each)))
             elif "refattn" in name:
                 key, row = "memory of refattn", (label, slope, HALF)
             elif linear:
                 key = "memory"
             else:
                 key, row = "dense memory", (f"2 - {label}", 2 - slope, 2 - BETWEEN)
-            evidence[key].append(suite.Compared(*row))
+            evidence[key].append(suite.Compared(*row, spread=spread))
     time, space = (
         [found[unit, "L", name] for name in (LINEAR[0], LINEAR[1], DENSE[0])]
         for unit in ("s", "MiB")
