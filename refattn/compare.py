@@ -38,6 +38,10 @@ QUADRATIC_PAIRS = 2**19  # of query and key, for estimators that take n m S
 QUADRATIC_QUERIES = 32  # of a head, at least
 _TIMED_SIZE = 64  # times are estimated at S up to this, if there is any
 _TIMED_PAIRS = 2**20  # times are estimated on heads with at most so many, one at least
+SLOW = 100  # times the products of exact attention: what has more is left out unless named
+
+
+_Cases = list[tuple[Estimator, int | None]]
 
 
 class Row(NamedTuple):
@@ -126,6 +130,29 @@ class Comparison(NamedTuple):
     causal: bool
     seed: int
     draws: int
+
+    @property
+    def conclusion(self) -> str:
+        """What the table means: which estimators beat the mean of the values, in a sentence.
+
+        >>> import refattn
+        >>> sample = refattn.load_sample()
+        >>> refattn.compare.measure(*sample, estimators=["rfa"], sizes=[8]).conclusion
+        'On these tensors no estimator beats the mean of v.'
+        """
+        limit, *errors = (float(np.mean(row.per_head)) for row in self.rows[1:])
+        sizes: dict[str, list[tuple[int, bool]]] = {}
+        for row, error in zip(self.rows[2:], errors, strict=True):
+            sizes.setdefault(row.estimator, []).append((row.samples or 0, error < limit))
+        better = {x: [s for s, beats in tried if beats] for x, tried in sizes.items()}
+        best = [
+            name + ("" if len(least) == len(sizes[name]) else f" from S = {min(least)}")
+            for name, least in better.items()
+            if least
+        ]
+        names = " and ".join(filter(None, [", ".join(best[:-1]), *best[-1:]])) or "no estimator"
+        only = "only " * (0 < len(best) < len(sizes))
+        return f"On these tensors {only}{names} beat{'s' * (len(best) < 2)} the mean of v."
 
     def tables(self) -> tuple[Table, Table]:
         """Return a table of errors and times by method and S, and a table of errors by head."""
@@ -318,6 +345,7 @@ def measure(
     scale: float | None = None,
     causal: bool = False,
     queries: int | None = None,
+    slowest: int | None = None,
     announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Comparison:
@@ -350,6 +378,8 @@ def measure(
     queries : int, optional
         How many queries of each head are taken, evenly spaced, for an estimator whose time grows
         with n m S, and whose queries have nothing to do with each other; all by default.
+    slowest : int, optional
+        Skip estimators with more than so many times the products of exact attention, at S above it.
     announce : callable, optional
         Called first with an estimate of the time in seconds.
     track : callable
@@ -385,9 +415,14 @@ def measure(
     chosen = [record_of(name) for name in checks.list_names("estimators", estimators)]
     qkv.check(q, k, v, causal=causal)
     _check_some(q, k, v)
+    cases: _Cases = [(x, s) for x in chosen for s in (sizes if x.size else [None])]
+    slow = [(x, s) for x, s in cases if slowest and x.has("quadratic") and (s or 0) > slowest]
+    words = f"over {slowest} times the products of exact attention"
+    skipped = [Skipped(x.name, s, words, words) for x, s in slow]
+    cases = [x for x in cases if x not in slow]
     if announce is not None:
         unposed = _without_exact(q, k, v, scale, causal, seed)
-        announce(_estimate_seconds(unposed, chosen, sizes, draws, queries))
+        announce(_estimate_seconds(unposed, cases, draws, queries))
     inputs = pose(q, k, v, scale=scale, causal=causal, seed=seed)
     few = on_some(inputs, queries) if queries is not None and queries < q.shape[-2] else None
     wide_k, wide_v = (x.astype(np.float64) for x in (k, v))
@@ -396,8 +431,8 @@ def measure(
     )
     mean_of_v = Row("mean of v", None, inputs.error(uniform)[None], None)
     rows = [inputs.row_of_exact(draws), mean_of_v]
-    skipped, warm = [], set()
-    for record, samples in track([(x, s) for x in chosen for s in (sizes if x.size else [None])]):
+    warm = set()
+    for record, samples in track(cases):
         posed = few if few is not None and _on_some(record, causal) else inputs
         try:
             row = posed.row(record, samples, draws, warm=record.name in warm)
@@ -477,25 +512,30 @@ def _without_exact(
     return Inputs(q, k, v, scale, causal, seed, none, none)
 
 
+def seconds_of_exact(q: Floats, k: Floats, v: Floats, draws: int) -> float:
+    """Estimate the time of exact attention in a comparison, twice in float64, from some rows."""
+    qkv.check(q, k, v)
+    _check_some(q, k, v)
+    inputs = _without_exact(q, k, v, None, False, 0)
+    most = max(1, _TIMED_PAIRS // k.shape[-2])
+    few = _some_heads(inputs._replace(q=q[..., places(q.shape[-2], most), :]))
+    share = math.prod(q.shape[:-1]) / max(1, math.prod(few.q.shape[:-1]))
+    return (draws + 5) * share * _time_once(lambda draw: softmax_attention(*few[:3]))
+
+
 def _estimate_seconds(
     inputs: Inputs,
-    chosen: Sequence[Estimator],
-    sizes: Sequence[int],
+    cases: _Cases,
     draws: int,
     queries: int | None,
 ) -> float:
     """Estimate the time of a comparison, with that of exact attention."""
-    n, m = inputs.q.shape[-2], inputs.k.shape[-2]
-    most = max(1, _TIMED_PAIRS // m)
-    few = _some_heads(inputs._replace(q=inputs.q[..., places(n, most), :], causal=False))
-    exact = partial(softmax_attention, few.q, few.k, few.v, scale=inputs.scale)
-    share = n * math.prod(inputs.q.shape[:-2]) / max(1, math.prod(few.q.shape[:-1]))
-    total = (draws + 5) * share * _time_once(lambda draw: exact())  # twice in float64
+    n, total = inputs.q.shape[-2], seconds_of_exact(*inputs[:3], draws)
     taken = places(n, queries or QUADRATIC_QUERIES)
     part = inputs._replace(q=inputs.q[..., taken, :], causal=False)
     share = 1.0 if queries is not None else n / part.q.shape[-2]
-    for record in chosen:
-        tried = list(sizes) if record.size else [None]
+    for record in {x.name: x for x, _ in cases}.values():
+        tried = [s for x, s in cases if x.name == record.name]
         asked, times = (part, share) if on_part(record) else (inputs, 1.0)
         total += times * seconds(asked, record, tried, draws)
     return float(total)

@@ -100,6 +100,38 @@ def test_refusals_are_said(qkv):
     assert compare.listed(found.skipped) == said
 
 
+def rows(**errors):
+    """A comparison with an error for each S = 1, 2, ... of each name, besides one of 0.5."""
+    plain = [("exact", None, 0.0), ("mean of v", None, 0.5)]
+    some = [(x, i, y) for x, each in errors.items() for i, y in enumerate(each, 1)]
+    all_rows = [compare.Row(x, s, np.full((1, 2), y), 1.0) for x, s, y in plain + some]
+    return compare.Comparison(all_rows, [], 1.0, False, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("errors", "said"),
+    [
+        ({"a": [0.6, 0.5]}, "no estimator beats"),
+        ({"a": [0.6, 0.5], "ra": [0.4, 0.3]}, "only ra beats"),
+        ({"a": [0.6, 0.4], "ra": [0.4, 0.3], "c": [0.9]}, "only a from S = 2 and ra beat"),
+        ({"a": [0.1], "b": [0.2], "c": [0.3, 0.6]}, "a, b and c from S = 1 beat"),
+        ({"a": [np.nan]}, "no estimator beats"),
+    ],
+)
+def test_a_comparison_ends_with_what_it_means(errors, said):
+    assert rows(**errors).conclusion == f"On these tensors {said} the mean of v."
+
+
+def test_what_is_slow_is_skipped(qkv):
+    """By the products of the formula, so that the table does not depend on the machine."""
+    options = {"estimators": ["ra", "rfa"], "sizes": [2, 3, 5], "draws": 1}
+    found = compare.measure(*qkv, **options, slowest=3)
+    assert [(x.estimator, x.samples) for x in found.skipped] == [("ra", 5)]
+    assert "over 3 times the products of exact attention" in compare.listed(found.skipped)
+    assert [x.samples for x in found.rows[2:]] == [2, 3, 2, 3, 5]
+    assert compare.measure(*qkv, **options).skipped == []
+
+
 def test_few_queries_see_what_they_saw(qkv):
     """Causal attention on some of the queries is that of those of all."""
     q, k, v = (np.tile(x, (1, 4, 1)) for x in qkv)

@@ -1,9 +1,8 @@
 """The command line.
 
-`refattn compare` measures every estimator against exact attention; `refattn profile` prints the
-moments of queries and keys, and recommends an estimator for them; `refattn check` checks an
-implementation, and `refattn verify` the numbers in a file; `refattn tolerance` computes the
-tolerance that a correct kernel needs; `refattn vectors` writes golden vectors.
+`refattn compare` measures every estimator against exact attention, and recommends one; `refattn
+check` checks an implementation, and `refattn verify` the numbers in a file; `refattn tolerance`
+computes the tolerance that a correct kernel needs; `refattn vectors` writes golden vectors.
 """
 
 from __future__ import annotations

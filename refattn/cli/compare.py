@@ -1,7 +1,8 @@
-"""`refattn compare` and `refattn profile`."""
+"""`refattn compare`: a table of all estimators, or the one to use."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,24 +51,22 @@ def _read_qkv(
 
 @click.command(
     epilog=examples(
-        "refattn compare",
         "refattn compare qkv.npz --features 8,32 --estimators performer,lara-balance",
-        "refattn compare qkv.npz --layout bnhd --causal --draws 2 --format csv",
+        "refattn compare --target 0.1",
+        "refattn compare qkv.npz --target 0.3 --measure --estimators performer,ra",
     )
 )
 @file_argument
 @features_option
 @estimators_option(
-    None,
     f"all, or some of {', '.join(COMMON)}, ... (see refattn check --list).  "
-    "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-own,lara-balance,ra,eva]",
+    "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-own,lara-balance,ra,eva; "
+    "all with --measure]",
 )
 @click.option(
     "--draws",
-    default=3,
-    show_default=True,
     type=click.IntRange(1, 10**6),
-    help="Independent draws to average over.",
+    help="Independent draws to average over.  [default: 3, or 4 with --measure]",
 )
 @dtype_option("float32 for float16 and bfloat16, else as they are")
 @click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
@@ -79,25 +78,39 @@ def _read_qkv(
     is_flag=True,
     help="Measure slow estimators (time n m S) on all queries, however long it takes.",
 )
-@format_option
-@json_option("Write the errors of every head and draw.")
-@plot_option("Plot error against S.")
 @click.option("--per-head", is_flag=True, help="Also print the error of every head.")
+@click.option(
+    "--target",
+    type=float,
+    metavar="ERROR",
+    help="Recommend an estimator that reaches this relative error.",
+)
+@click.option(
+    "--measure",
+    "measured",
+    is_flag=True,
+    help="With --target, measure the S that each estimator needs, S = 1, 2, 4, ...",
+)
+@click.option(
+    "--most", type=click.IntRange(1), help="With --measure, the largest S.  [default: 4 max(n, m)]"
+)
+@click.option(
+    "--shrink/--no-shrink",
+    default=False,
+    help="With --target, shrink the covariances; use it if there are fewer rows than d^2.",
+)
+@format_option
+@json_option("Write all numbers, of every head and draw.")
+@plot_option("Plot error against S; with --target, the spectra of the covariances too.")
 def compare(
     file: Path | None,
-    features: list[int],
-    estimators: list[str],
-    draws: int,
-    dtype: str | None,
-    seed: int,
-    scale: float | None,
-    causal: bool,
+    target: float | None,
     layout: str,
-    all_queries: bool,
+    dtype: str | None,
     kind: str,
     json_path: Path | None,
     plot_path: Path | None,
-    per_head: bool,
+    **options: Any,
 ) -> None:
     """Compare estimators with exact softmax attention: error and time.
 
@@ -105,148 +118,112 @@ def compare(
     sample from a sentence encoder that comes with the package. The error of a head is
     |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws; exact attention
     is evaluated in float64. Seconds are the median for one evaluation of all heads. The last
-    column is the mean error at which a sentence encoder still works with this estimator.
+    column is the mean error at which a sentence encoder still works with this estimator. Estimators
+    that take n m S products are left out at S above 100 unless --estimators names them.
+
+    With --target an estimator is recommended instead. The moments of q and k (v may be missing)
+    predict errors without random numbers; --measure tries the estimators. If there are many queries
+    or heads, some are taken; the output names them.
     """
     from ..arrays import checks
-    from ..compare import few_queries, measure
     from ..files.arrays import find_sample
+
+    _refuse_idle(target is None, options)
+    with one_line(plot_path is not None):
+        checks.real("scale", options["scale"], positive=True, optional=True)
+        checks.real("target", target, positive=True, optional=True)
+        path = file or find_sample()
+        required = "qk" if target is not None and not options["measured"] else "qkv"
+        arrays = _read_qkv(path, dtype, layout, required=required)
+        if target is None:
+            answer, plot = _compare(path, arrays, options)
+        else:
+            answer, plot = _recommend(path, arrays, target, options)
+    publish(answer, kind, json_path, plot_path, plot)
+
+
+def _refuse_idle(table: bool, options: dict[str, Any]) -> None:
+    """Refuse options that change nothing."""
+    rule = "needs --target" if table else "does not go with --target"
+    for name, word in (_OF_TARGET if table else _OF_TABLE).items():
+        if options[name]:
+            raise click.UsageError(f"{word} {rule}.")
+
+
+_OF_TARGET = {"measured": "--measure", "most": "--most", "shrink": "--shrink"}
+_OF_TABLE = {"causal": "--causal", "all_queries": "--all-queries", "per_head": "--per-head"}
+_Published = tuple[Answer, Callable[[Path], None]]
+
+
+def _compare(path: Path, arrays: dict[str, Floats], options: dict[str, Any]) -> _Published:
+    """Measure every estimator at every S."""
+    from ..compare import SLOW, few_queries, measure, seconds_of_exact
+    from ..registry import DEFAULT
     from .show import comparisons, plots
 
-    with one_line(plot_path is not None):
-        checks.real("scale", scale, positive=True, optional=True)
-        path = file or find_sample()
-        arrays = _read_qkv(path, dtype, layout)
-        with Work("Comparing") as work:
-            comparison = measure(
-                **arrays,
-                estimators=estimators,
-                sizes=features,
-                draws=draws,
-                seed=seed,
-                scale=scale,
-                causal=causal,
-                queries=None if all_queries else few_queries(arrays["q"], arrays["k"]),
-                announce=work.estimated,
-                track=work.track,
-            )
+    draws, per_head = options["draws"] or 3, options["per_head"]
+    with Work("Comparing") as work:
+        work.at_least(seconds_of_exact(**arrays, draws=draws))
+        comparison = measure(
+            **arrays,
+            estimators=options["estimators"] or DEFAULT,
+            sizes=options["features"],
+            draws=draws,
+            seed=options["seed"],
+            scale=options["scale"],
+            causal=options["causal"],
+            queries=None if options["all_queries"] else few_queries(arrays["q"], arrays["k"]),
+            slowest=None if options["estimators"] else SLOW,
+            announce=work.estimated,
+            track=work.track,
+        )
     for line in comparisons.comparison_notices(comparison):
         notice(line)
-    publish(
-        Answer(
-            partial(comparisons.print_comparison, path, arrays, comparison, per_head),
-            lambda: comparison.tables()[: 1 + per_head],
-            partial(comparisons.comparison_to_json, path, arrays, comparison),
-        ),
-        kind,
-        json_path,
-        plot_path,
-        partial(plots.plot_comparison, comparison.rows),
+    answer = Answer(
+        partial(comparisons.print_comparison, path, arrays, comparison, per_head),
+        lambda: comparison.tables()[: 1 + per_head],
+        partial(comparisons.comparison_to_json, path, arrays, comparison),
     )
+    return answer, partial(plots.plot_comparison, comparison.rows)
 
 
-@click.command(
-    "profile",
-    epilog=examples(
-        "refattn profile",
-        "refattn profile qkv.npz --target 0.2 --format markdown",
-        "refattn profile qkv.npz --measure --target 0.3 --estimators performer,ra",
-    ),
-)
-@file_argument
-@features_option
-@click.option(
-    "--target",
-    default=0.1,
-    show_default=True,
-    type=float,
-    help="Relative error that the recommended estimator must reach.",
-)
-@click.option(
-    "--measure",
-    "measured",
-    is_flag=True,
-    help="Measure how many features or samples each estimator needs, S = 1, 2, 4, ...",
-)
-@estimators_option("all", "Estimators to measure with --measure.  [default: all]")
-@click.option(
-    "--most", type=click.IntRange(1), help="With --measure, the largest S.  [default: 4 max(n, m)]"
-)
-@click.option(
-    "--draws",
-    default=4,
-    show_default=True,
-    type=click.IntRange(2, 10**6),
-    help="Independent draws to average over with --measure.",
-)
-@click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
-@click.option(
-    "--shrink/--no-shrink",
-    default=False,
-    show_default=True,
-    help="Shrink the covariances; use it if there are fewer rows than d^2.",
-)
-@dtype_option("float32 for float16 and bfloat16, else as they are; predictions are in float64")
-@scale_option
-@layout_option
-@format_option
-@json_option("Write all numbers, of every head.")
-@plot_option("Plot the spectra of the covariances, and predicted error against S.")
-def profile(
-    file: Path | None,
-    features: list[int],
-    target: float,
-    measured: bool,
-    shrink: bool,
-    dtype: str | None,
-    scale: float | None,
-    layout: str,
-    kind: str,
-    json_path: Path | None,
-    plot_path: Path | None,
-    **options: Any,
-) -> None:
-    """Recommend an estimator from the moments of queries and keys.
-
-    FILE (.npz or .safetensors) holds q and k of shape (..., n, d), and v unless you only want the
-    moments; the default is a sample from a sentence encoder that comes with the package. If there
-    are many queries or heads, errors are predicted for some of the queries and measured on some
-    of the heads; the output names them. Without --measure no random numbers are used.
-    """
-    from ..arrays import checks
-    from ..files.arrays import find_sample
+def _recommend(
+    path: Path, arrays: dict[str, Floats], target: float, options: dict[str, Any]
+) -> _Published:
+    """Predict errors from moments, and measure the S that each estimator needs if asked."""
+    from ..compare import names
     from ..profile import plan, search, study
     from ..profile.advice import foreseen
     from .show import plots, profiles
 
-    with one_line(plot_path is not None):
-        checks.real("scale", scale, positive=True, optional=True)
-        checks.real("target", target, positive=True)
-        path = file or find_sample()
-        arrays = _read_qkv(path, dtype, layout, required="qkv" if measured else "qk")
-        searched, planned = None, None
-        with Work("Studying") as work:
-            if measured:
-                planned = plan(*arrays.values(), target=target, scale=scale, **options)
-            least = foreseen(**arrays, scale=scale)
-            work.estimated(least + (planned.seconds if planned else 0.0))
-            studied = study(
-                **arrays,
-                sizes=features,
+    scale, searched, planned = options["scale"], None, None
+    with Work("Studying") as work:
+        least = foreseen(**arrays, scale=scale)
+        work.at_least(least)
+        if options["measured"]:
+            planned = plan(
+                *arrays.values(),
                 target=target,
+                estimators=options["estimators"] or names(),
+                draws=4 if options["draws"] is None else options["draws"],
                 scale=scale,
-                shrink=shrink,
-                track=work.track,
+                seed=options["seed"],
+                most=options["most"],
             )
-            if planned is not None:
-                searched = search(planned, track=work.track)
-    publish(
-        Answer(
-            partial(profiles.print_profile, path, arrays, studied, searched),
-            lambda: [*studied.tables(), *(() if searched is None else searched.tables())],
-            partial(profiles.profile_to_json, path, arrays, studied, searched),
-        ),
-        kind,
-        json_path,
-        plot_path,
-        partial(plots.plot_profile, studied),
+        work.estimated(least + (planned.seconds if planned else 0.0))
+        studied = study(
+            **arrays,
+            sizes=options["features"],
+            target=target,
+            scale=scale,
+            shrink=options["shrink"],
+            track=work.track,
+        )
+        if planned is not None:
+            searched = search(planned, track=work.track)
+    answer = Answer(
+        partial(profiles.print_profile, path, arrays, studied, searched),
+        lambda: [*studied.tables(), *(() if searched is None else searched.tables())],
+        partial(profiles.profile_to_json, path, arrays, studied, searched),
     )
+    return answer, partial(plots.plot_profile, studied)

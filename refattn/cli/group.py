@@ -21,9 +21,8 @@ from .streams import drop_unread, unread
 COMMANDS = {
     "audit": ("audit:audit", "List the bugs that a test of a kernel does not notice."),
     "check": ("check:check", "Check an implementation of an attention estimator."),
-    "compare": ("compare:compare", "Compare estimators with exact softmax attention."),
+    "compare": ("compare:compare", "Compare estimators with exact attention; recommend one."),
     "explain": ("explain:explain", "Explain a check, a known bug, or another name in a report."),
-    "profile": ("compare:profile", "Recommend an estimator for queries and keys."),
     "tolerance": ("verify:tolerance_command", "Compute the atol and rtol that a test needs."),
     "vectors": ("group:vectors", "Write golden vectors for other languages."),
     "verify": ("verify:verify", "Judge the output of a kernel, from a file."),
@@ -93,7 +92,7 @@ def _give_status() -> Iterator[None]:
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_COMPLETION
     + "\n"
-    + examples("refattn compare", "refattn profile", "refattn check --list"),
+    + examples("refattn compare", "refattn compare --target 0.1", "refattn check --list"),
 )
 @click.version_option(__version__, prog_name="refattn")
 def group() -> None:

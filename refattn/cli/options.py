@@ -73,12 +73,13 @@ def _aliased() -> list[str]:
 
 def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) -> list[str]:
     """Parse names of estimators separated by commas."""
+    if value is None:
+        return []
     from ..compare import names as comparable
-    from ..registry import DEFAULT, ESTIMATORS
+    from ..registry import ESTIMATORS
 
-    names = list(DEFAULT) if value is None else [x.strip() for x in value.split(",")]
     chosen: list[str] = []
-    for name in names:
+    for name in map(str.strip, value.split(",")):
         if name == "all":
             chosen += comparable()
         elif name in ESTIMATORS and ESTIMATORS[name].approximates:
@@ -92,11 +93,10 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
     return list(dict.fromkeys(chosen))
 
 
-def estimators_option(default: str | None, help: str) -> Callable[[Any], Any]:
+def estimators_option(help: str) -> Callable[[Any], Any]:
     return click.option(
         "--estimators",
         metavar="NAME,NAME,...",
-        default=default,
         callback=_parse_names,
         shell_complete=words_of(lambda: ["all", *_aliased()], many=True),
         help=help,

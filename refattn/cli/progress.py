@@ -99,6 +99,11 @@ class Work:
             self._say(f"estimated time: about {spell(seconds)}{words}")
         self.announced = True
 
+    def at_least(self, seconds: float) -> None:
+        """Print at once that the work is long, before its time is estimated."""
+        if seconds > LONG:
+            self._say(f"estimated time: over {spell(seconds)}")
+
     def _say(self, text: str) -> None:
         if self._bar.disable:
             notice(text)

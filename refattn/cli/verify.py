@@ -255,7 +255,7 @@ def _judge_file(
     "tolerance",
     epilog=examples(
         "refattn tolerance --dtype bfloat16",
-        "refattn tolerance qkv.npz --dtype float16 --profile flash --atol 1e-3 --rtol 1e-2",
+        "refattn tolerance qkv.npz --dtype float16 --atol 1e-3 --rtol 1e-2 --verbose",
         "refattn tolerance qkv.npz --layout bnhd --format markdown",
     ),
 )
@@ -275,6 +275,7 @@ def _judge_file(
 @window_option
 @softcap_option
 @layout_option
+@click.option("--verbose", is_flag=True, help="Also print each head, and simulate known bugs.")
 @format_option
 @json_option("Write all numbers, of every head.")
 def tolerance_command(
@@ -285,17 +286,19 @@ def tolerance_command(
     atol: float | None,
     rtol: float | None,
     layout: str,
+    verbose: bool,
     kind: str,
     json_path: Path | None,
     **options: Any,
 ) -> None:
-    """Compute the tolerance that a correct kernel needs, and list the bugs that pass it.
+    """Compute the tolerance that a correct kernel needs.
 
     FILE (.npz or .safetensors) holds q, k, v of shape (..., n, d), and optionally mask, bias and
     sinks; the default is a sample from a sentence encoder that comes with the package. The arrays
-    are rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|. Each
-    known bug is simulated with the roundings of a kernel, and tested at --atol and --rtol, at the
-    tolerance that a correct kernel needs, and by `refattn verify`.
+    are rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|. With
+    --verbose, and as CSV or JSON, each known bug is simulated with the roundings of a kernel, and
+    tested at --atol and --rtol, at the tolerance that a correct kernel needs, and by `refattn
+    verify`.
     """
     from ..files.arrays import find_sample
     from ..files.tensors import open_tensors
@@ -317,12 +320,13 @@ def tolerance_command(
                 hardware=hardware,
                 atol=atol,
                 rtol=rtol,
+                bugs=verbose or kind in ("csv", "json") or json_path is not None,
                 announce=work.estimated,
                 track=work.track,
             )
     publish(
         Answer(
-            partial(tolerances.print_tolerance, tensors, problem, needed),
+            partial(tolerances.print_tolerance, tensors, problem, needed, verbose),
             needed.tables,
             partial(tolerances.tolerance_to_json, tensors, problem, needed),
         ),

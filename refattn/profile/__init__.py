@@ -1,7 +1,7 @@
-"""What to use for given queries, keys and values: what laws promise, and what is measured.
+"""Recommend an estimator for queries, keys and values, as `refattn compare --target` does.
 
-What `refattn profile` prints, as functions that return it: `study` tells what the moments of
-queries and keys promise, and `search` measures how many features or samples a target takes.
+`study` predicts errors from the moments of queries and keys, and `search` measures how many
+features or samples a target error takes.
 """
 
 from __future__ import annotations

@@ -115,12 +115,9 @@ class Power(NamedTuple):
     defect, size : str
         The mistake; the first is none.
     given, ours : float
-        Largest error over what the tolerance that was given allows, and over what is needed: up to
-        1 it passes.
-    verdict : str
-        Of `refattn.verify`.
-    suspect : str
-        What that takes it for; "" for nothing it knows.
+        Largest error / tolerance, of the tolerance given and of the one needed; up to 1 passes.
+    verdict, suspect : str
+        The verdict of `refattn.verify`, and the cause that it names; "" if it names none.
     """
 
     defect: str
@@ -263,10 +260,11 @@ def study_problem(
     hardware: str | None = None,
     atol: float | None = None,
     rtol: float | None = None,
+    bugs: bool = True,
     announce: Callable[[float], None] | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
-    """Study a problem as `study` does arrays."""
+    """Study a problem as `study` does arrays; without `bugs` only a correct kernel is simulated."""
     checks.choice("dtype", dtype, USUAL)
     checks.choice("profile", (profile or "flash").partition("@")[0], PROFILES)
     check_hardware("hardware", hardware)
@@ -286,7 +284,7 @@ def study_problem(
     fused = profile or ("math" if dtype == "float32" else "flash")
     *names, simulated = (name_on_hardware(x, dtype, hardware) for x in (*usual, fused))
     part, rows = _choose_part(problem)
-    defects = list(catalogue(part))
+    defects = list(catalogue(part))[: None if bugs else 1]  # the first is none
     if announce is not None:
         passes = _DEFECT_PASSES if profile is None else 2
         block = block_seconds(problem, dtype, profile_of(names[0]))

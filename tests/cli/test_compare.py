@@ -1,4 +1,4 @@
-"""`refattn compare` and `refattn profile`: what they print beside the numbers."""
+"""`refattn compare`, also with --target: what it prints beside the numbers."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from refattn import __version__, cli, compare, profile
+from refattn import __version__, cli, compare, profile, registry
 from refattn.cli.options import COMMON
 from refattn.compare import DEFAULT, names
 from refattn.files import sample
@@ -29,13 +29,18 @@ def test_comparison_of_the_sample():
         "estimator samples error_mean standard_error error_worst worst_head seconds ratio "
         "error_tolerated"
     )
-    assert "; error_tolerated: mean error in all layers of all-MiniLM-L6" in lines[-1]
-    rows = [line.split() for line in lines[4:-1]]
+    assert "; error_tolerated: mean error in all layers of all-MiniLM-L6" in lines[-2]
+    assert lines[-1] == (
+        "On these tensors only rfa-iid from S = 128, rfa-orthogonal from S = 128, rfa-adapted from "
+        "S = 32, lara-balance from S = 128, ra and eva beat the mean of v."
+    )
+    rows = [line.split() for line in lines[4:-2]]
     assert (rows[0][0], rows[0][-1], rows[1][:3]) == ("exact", "1.00", ["mean", "of", "v"])
     expected = [(name, str(s)) for name in DEFAULT for s in (8, 32, 128, 512)]
-    expected = [(name, s) for name, s in expected if not ("lara" in name and s == "512")]
+    left_out = [("lara-own", "512"), ("lara-balance", "512"), ("ra", "128"), ("ra", "512")]
+    expected = [x for x in expected if x not in left_out]
     assert [tuple(row[:2]) for row in rows[2:]] == expected
-    assert max(map(len, lines[:-1])) <= 120
+    assert max(map(len, lines[:-2])) <= 120
     assert not any("…" in line for line in lines)
 
 
@@ -64,27 +69,27 @@ def test_tables_of_heads():
     lines = shown("compare", "qkv.npz", *words).splitlines()
     start = lines.index("error_per_head") + 1
     assert lines[start].split() == ["head", "exact", "mean", "of", "v", "ra@2", "ra@4"]
-    assert [line.split()[0] for line in lines[start + 2 :]] == ["0", "1"]
-    assert shown("compare", "flat.npz", *words).splitlines()[-1].startswith("-  ")
+    assert [line.split()[0] for line in lines[start + 2 : -1]] == ["0", "1"]
+    assert shown("compare", "flat.npz", *words).splitlines()[-2].startswith("-  ")
 
 
 def test_version_and_help():
     assert shown("--version") == f"refattn, version {__version__}\n"
     text = "".join(shown("compare", "--help").split())
     assert all(name in text and ESTIMATORS[name].approximates for name in COMMON)
-    assert f"[default:{','.join(DEFAULT)}]" in text
+    assert f"[default:{','.join(DEFAULT)};" in text
     listed = shown("check", "--list")
     assert all(name in listed for name in names())
-    done = run("moments")
+    done = run("profile")
     assert done.exit_code == 2
-    assert "No such command 'moments'" in done.stderr
+    assert "No such command 'profile'" in done.stderr
 
 
 def test_what_is_not_installed(here, monkeypatch, capsys):
     install = "needs `pip install 'refattn[cli]'`"
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for command in ("compare", "profile"):
-        assert f"--plot {install}" in refused(command, "--plot", "out.png")
+    for words in ((), ("--target", 0.1)):
+        assert f"--plot {install}" in refused("compare", *words, "--plot", "out.png")
     monkeypatch.setitem(sys.modules, "safetensors", None)
     assert f"reading .safetensors {install}" in refused("compare", "dump.safetensors")
     monkeypatch.setattr(sample, "_NAME", "nothing.npz")
@@ -122,6 +127,35 @@ def test_skipped_sizes_are_said_once_and_beside_the_results():
     assert done.stderr == "skipped: S = 4 of coreset (does not take `causal`)\n"
 
 
+def test_slow_estimators_are_left_out_unless_they_are_named(monkeypatch):
+    """At S above 100; what is left out takes no time, and is in the table if it is named."""
+    monkeypatch.setattr(registry.own, "DEFAULT", ("ra", "rfa-iid"))
+    monkeypatch.setattr(registry, "DEFAULT", ("ra", "rfa-iid"))
+    words = ["compare", "qkv.npz", "--features", "100,101", "--draws", 1]
+    said = "skipped: S = 101 of ra (over 100 times the products of exact attention)"
+    done = run(*words)
+    assert done.stderr == f"{said}; --estimators all has them\n"
+    assert "101" not in [x.split()[1] for x in done.stdout.splitlines() if x.startswith("ra ")]
+    done = run(*words, "--estimators", "ra")
+    assert done.stderr == ""
+    assert [x.split()[1] for x in done.stdout.splitlines() if x[:3] == "ra "] == ["100", "101"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--measure"], "--measure needs --target."),
+        (["--most", 4], "--most needs --target."),
+        (["--shrink"], "--shrink needs --target."),
+        (["--target", 0.1, "--causal"], "--causal does not go with --target."),
+        (["--target", 0.1, "--per-head"], "--per-head does not go with --target."),
+        (["--target", 0.1, "--all-queries"], "--all-queries does not go with --target."),
+    ],
+)
+def test_options_that_change_nothing_are_refused(words, said):
+    assert said in refused("compare", "qkv.npz", *words)
+
+
 @pytest.mark.parametrize("more", [(), ("--causal",)])
 def test_quadratic_estimators_are_measured_on_some_queries(monkeypatch, more):
     words = ["compare", "qkv.npz", "--features", 128, "--estimators", "rfa,ra", "--format", "json"]
@@ -148,13 +182,15 @@ def test_other_names_of_estimators(other):
     assert other != "all" or "ra" in seen
 
 
-# --- profile
+# --- the estimator to use
+
+RECOMMEND = ("compare", "--target", 0.1)
 
 
 @pytest.mark.long
 def test_profile_of_the_sample_is_that_of_the_guide():
-    output = shown("profile", width=100)
-    assert output == shown("profile", width=100)
+    output = shown(*RECOMMEND, width=100)
+    assert output == shown(*RECOMMEND, width=100)
     lines = output.splitlines()
     assert lines[0].startswith("minilm_zen128_slice.npz: q (2, 4, 128, 32)")
     assert lines[1] == "scale 0.176777, covariances not shrunk, not causal; n = 128, m = 128"
@@ -164,15 +200,17 @@ def test_profile_of_the_sample_is_that_of_the_guide():
     assert lines[-1] == "exact attention, for 8 of 8 heads"
     assert max(map(len, lines)) <= 100
     assert not any(word in output for word in ("…", "inf", "nan"))
-    of_guide = guide_blocks.page("choose").split("$ refattn profile\n")[1].split("```")[0]
-    assert not guide_blocks.difference(of_guide, shown("profile", width=80))
+    of_guide = (
+        guide_blocks.page("choose").split("$ refattn compare --target 0.1\n")[1].split("```")[0]
+    )
+    assert not guide_blocks.difference(of_guide, shown(*RECOMMEND, width=80))
 
 
 @pytest.mark.long
 def test_the_guide_shows_what_is_measured():
     page = guide_blocks.page("choose")
-    command, *seen = page.split("$ refattn profile -")[1].split("```")[0].splitlines()
-    output = shown("profile", *f"-{command}".split(), width=120)
+    command, *seen = page.split("$ refattn compare --target 0.3 -")[1].split("```")[0].splitlines()
+    output = shown("compare", "--target", 0.3, *f"-{command}".split(), width=120)
     pairs = zip(cells("\n".join(seen), "measured"), cells(output, "measured"), strict=True)
     for row, printed in pairs:
         assert row[:2] == printed[:2]
@@ -182,7 +220,7 @@ def test_the_guide_shows_what_is_measured():
 
 def profiled(*words, width=120, **arrays):
     np.savez("other.npz", **arrays)
-    return shown("profile", "other.npz", *words, width=width)
+    return shown(*RECOMMEND, "other.npz", *words, width=width)
 
 
 def test_advice_on_the_number_of_rows():
@@ -198,7 +236,7 @@ def test_advice_on_the_number_of_rows():
 
 
 def test_recommendations_are_printed():
-    output = shown("profile", "easy.npz", "--target", 1e-4)
+    output = shown(*RECOMMEND, "easy.npz", "--target", 1e-4)
     assert output.endswith("--measure tries it):\nexact attention, for 2 of 2 heads\n")
     price = r"0\.\d+ of the cost of exact attention \(median\)"
     line = rf"\nrfa(-adapted)? with S = \d+, {price}, for 2 of 2 heads\n$"
@@ -210,7 +248,7 @@ def test_measured_on_some_of_the_data(monkeypatch):
     monkeypatch.setattr(plans, "PAIRS", 24 * 24)
     monkeypatch.setattr(plans, "QUADRATIC_QUERIES", 5)
     words = ("--measure", "--estimators", "ra,lara", "--most", 16, "--target", 1e-3)
-    output = shown("profile", "easy.npz", *words)
+    output = shown(*RECOMMEND, "easy.npz", *words)
     assert "heads, evenly spaced: 0\n" in output
     assert "ra: on 5 evenly spaced queries of each head\n" in output
     assert [row[1] for row in cells(output, "measured")] == ["> 16", "> 16"]
@@ -224,7 +262,7 @@ def test_outside_the_regime_no_number_is_shown():
     assert "-: the formula is not valid there (effective sample size below 10)" in output
     assert "inf" not in output
     assert cells(output, "num_features_by_law")[0][1] == "-"
-    seen = report("profile", "other.npz", "--features", 4)
+    seen = report(*RECOMMEND, "other.npz", "--features", 4)
     by_name = {x["estimator"]: x for x in seen["predictions"]}
     assert by_name["rfa"]["error_mean"] is by_name["rfa"]["error_per_head"] is None
     assert seen["heads"][0]["num_features_by_law"]["rfa"] is None
@@ -236,17 +274,17 @@ def test_a_constant_has_no_rank():
     output = profiled("--plot", "out.png", q=x, k=x, v=x)
     assert "nan" not in output
     assert cells(output, "moments")[0][7] == "-"
-    head = report("profile", "other.npz")["heads"][0]
+    head = report(*RECOMMEND, "other.npz")["heads"][0]
     assert head["moments"]["effective_rank_q"] is None
 
 
 def test_what_is_taken_of_the_rows_is_said(monkeypatch):
-    output = shown("profile", "easy.npz")
+    output = shown(*RECOMMEND, "easy.npz")
     assert "evenly spaced" not in output
     assert "±" not in output
     monkeypatch.setattr(advice, "QUANTILE_ROWS", 20)
     monkeypatch.setattr(advice, "LAW_QUERIES", 3)
-    output = shown("profile", "easy.npz", "--features", 4000)
+    output = shown(*RECOMMEND, "easy.npz", "--features", 4000)
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output
     assert "predicted for 3 evenly spaced queries of each head, and all keys;\n" in output
     found = profile.study(*np.load("easy.npz").values(), sizes=[4000])

@@ -13,7 +13,7 @@ from tests.cli.running import run
 
 FIRST = [
     *("--help", "--version", "nonsense", "compare --help", "compare --featurs 8", "check --help"),
-    *("check --nothing x:y", "profile --draws 0", "vectors", "vectors --help"),
+    *("check --nothing x:y", "compare --draws 0", "vectors", "vectors --help"),
     *("verify --help", "tolerance --help", "verify", "tolerance --alpha 1", "explain --help"),
 ]
 RUN = f"""

@@ -27,8 +27,8 @@ CHECK = LINES["check"]
         ("verify right.npz", 0, "PASS: "),
         ("verify wrong.npz", 1, "FAIL: "),
         ("compare right.npz --features 4", 0, "mean of v"),
-        ("profile right.npz --features 4", 0, "recommended"),
-        ("tolerance right.npz --dtype float16 --profile flash", 0, "ours: "),
+        ("compare right.npz --target 0.1 --features 4", 0, "recommended"),
+        ("tolerance right.npz --dtype float16 --profile flash", 0, "needs: "),
         (CHECK, 0, "PASS: "),
     ],
 )

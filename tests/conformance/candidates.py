@@ -103,6 +103,36 @@ def selecting(q, k, v, mask=True):
     return averaged(np.where(mask, scores(q, k), -np.inf), v)
 
 
+def exponents(x, omega):
+    return x @ np.swapaxes(omega, -1, -2) - np.sum(x * x, -1, keepdims=True) / 2
+
+
+def textbook_performer(q, k, v, *, num_features=None, seed=None, omega=None, power=exponents):
+    """As a student writes it: no maximum is subtracted."""
+    d = q.shape[-1]
+    q, k = q / d**0.25, k / d**0.25
+    if omega is None:
+        omega = np.random.default_rng(seed).standard_normal((num_features, d)).astype(q.dtype)
+    of_q, of_k = np.exp(power(q, omega)), np.exp(power(k, omega))
+    sums, total = np.swapaxes(of_k, -1, -2) @ v, np.sum(of_k, -2)[..., None]
+    return of_q @ sums / (of_q @ total)
+
+
+def textbook_lara(q, k, v, *, num_proposals=None, seed=None, omega=None, centres=None, less=1):
+    """The same for LARA, balanced, of as many proposals as samples; `less` of |mu|^2 / 2."""
+    d = q.shape[-1]
+    q, k = q / d**0.25, k / d**0.25
+    if omega is None:
+        means = [[np.mean(x, -2) for x in np.array_split(y, num_proposals, -2)] for y in (q, k)]
+        centres = np.stack(means[0], -2) + np.stack(means[1], -2)
+        omega = centres + np.random.default_rng(seed).standard_normal(centres.shape).astype(q.dtype)
+    ratios = omega @ np.swapaxes(centres, -1, -2) - less * np.sum(centres**2, -1)[..., None, :] / 2
+    alpha = 1 / np.sum(np.exp(ratios), -1)[..., None, :]
+    of_q, of_k = alpha * np.exp(exponents(q, omega)), np.exp(exponents(k, omega))
+    sums, total = np.swapaxes(of_k, -1, -2) @ v, np.sum(of_k, -2)[..., None]
+    return of_q @ sums / (of_q @ total)
+
+
 def changed(before=None, after=None, fn=softmax_attention):
     """`fn` of `before(q, k, v, options)`; `after(out, q, k, v, options)` is returned."""
 

@@ -29,12 +29,17 @@ def print_comparison(
         page.say("\nerror_per_head")
         across = ("estimator", "samples")
         page.table(of_heads.pivot("head", across, lambda x: digits(x["error_mean"])), split=True)
+    page.say(comparison.conclusion)
 
 
 def comparison_notices(comparison: Comparison) -> Iterator[str]:
     """Yield what a comparison left out, a line each."""
-    if comparison.skipped:
-        yield f"skipped: {listed(comparison.skipped)}"
+    slow = [x for x in comparison.skipped if x.limit.startswith("over ")]
+    rest = [x for x in comparison.skipped if x not in slow]
+    if slow:
+        yield f"skipped: {listed(slow)}; --estimators all has them"
+    if rest:
+        yield f"skipped: {listed(rest)}"
     part = {row.queries: list[str]() for row in comparison.rows if row.queries is not None}
     for row in comparison.rows:
         if row.queries is not None and row.estimator not in part[row.queries]:
@@ -51,5 +56,5 @@ def comparison_to_json(path: Path, arrays: dict[str, Floats], comparison: Compar
     settings = {x: getattr(comparison, x) for x in ("scale", "causal", "seed", "draws")}
     limits = {x: y for x, y in tolerated()._asdict().items() if x != "errors"}
     rest = {"skipped": comparison.skipped, "tolerated": limits}
-    results = {"results": comparison.tables()[0].rows}
+    results = {"conclusion": comparison.conclusion, "results": comparison.tables()[0].rows}
     return to_json(origin(path, arrays) | settings | results | rest)

@@ -1,4 +1,4 @@
-"""Print the results of `refattn profile`, moments and advice, on a page or as JSON."""
+"""Print the results of `refattn compare --target`, moments and advice, on a page or as JSON."""
 
 from __future__ import annotations
 

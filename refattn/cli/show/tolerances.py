@@ -13,8 +13,10 @@ from .page import Page
 from .source import introduction, source_of
 
 
-def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, page: Page) -> None:
-    """Print the tolerance that a correct kernel needs, and how known bugs fare, as tables."""
+def print_tolerance(
+    tensors: Tensors, problem: Problem, tolerance: Tolerance, verbose: bool, page: Page
+) -> None:
+    """Print the tolerance that a correct kernel needs, and if `verbose` how known bugs fare."""
     page.say(introduction(tensors, problem, tolerance.dtype))
     page.say(
         "\nneeds: the smallest tolerance |got - exact| <= atol + rtol |exact| that a correct kernel"
@@ -27,6 +29,12 @@ def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, pa
     page.table(needs._replace(rows=whole, columns=columns))
     if tolerance.hardware is not None:
         page.say("drift: what matrix units lose of sums, over the result; it is in all of these")
+    if tolerance.power[0].given > 1:
+        atol, rtol = map(digits, tolerance.given)
+        page.say(f"the given tolerance (atol {atol}, rtol {rtol}) would reject a correct kernel")
+    if not verbose:
+        page.say("--verbose: the atol of each head, and which known bugs the tolerance lets pass")
+        return
     if of_heads := [x for x in needs.rows if x["head"] is not None]:
         page.say("\natol of each head (rtol 0), by profile")
         by_head = needs._replace(rows=of_heads).pivot(
@@ -42,8 +50,6 @@ def print_tolerance(tensors: Tensors, problem: Problem, tolerance: Tolerance, pa
     page.table(power)
     for name, pair in (("given", tolerance.given), ("ours", tolerance.ours)):
         page.say(f"{name}: atol {digits(pair.atol)}, rtol {digits(pair.rtol)}")
-    if tolerance.power[0].given > 1:
-        page.say("the given tolerance would reject a correct kernel")
 
 
 def tolerance_to_json(tensors: Tensors, problem: Problem, tolerance: Tolerance) -> str:

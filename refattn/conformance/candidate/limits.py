@@ -8,6 +8,7 @@ the limits is not asked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,8 @@ _QUERY_AXES = {"omega": -3, "indices": -2, "log_probability": -2}  # axes where 
 
 def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Call with a problem within the limits, and take the part that was asked for."""
-    if largest_logit(adapter, arrays) > (adapter["max_logit"] or np.inf):
+    most = adapter["max_logit"]
+    if most and len(arrays) > 1 and largest_logit(adapter, arrays) > most:
         raise Beyond("max_logit")
     if adapter.has("local"):
         options = in_place(adapter, arrays, options)
@@ -91,17 +93,46 @@ def tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
 
 
 def largest_logit(adapter: Any, arrays: Arrays) -> float:
-    """Return the largest |scale q . k|, hidden ones too; 0 where nothing limits it."""
-    if adapter["max_logit"] is None or len(arrays) < 2:
-        return 0.0
-    q, k = (np.asarray(x, float) for x in arrays[:2])
-    scale = adapter.root(q.shape[-1]) ** 2
-    if adapter.has("pairs"):
-        logits = scale * np.sum(q * k, -1)
-    else:
-        with np.errstate(all="ignore"):
-            logits = scale * (q @ np.swapaxes(repeated(k, q), -1, -2))
+    """Return the largest |scale q . k|, hidden ones too; of features, scale (|q|^2 + |k|^2) / 2.
+
+    The latter is at least as large. Features of queries and keys have factors e^(-scale |q|^2 / 2)
+    and e^(-scale |k|^2 / 2), which cancel from a ratio but may underflow before.
+    """
+    q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
+    if not adapter.has("exact"):
+        return (_longest(q) ** 2 + _longest(k) ** 2) / 2
+    with np.errstate(all="ignore"):
+        logits = q @ np.swapaxes(repeated(k, q), -1, -2)
     return float(np.max(np.abs(np.nan_to_num(logits, posinf=np.inf, neginf=-np.inf)), initial=0.0))
+
+
+def shrink(adapter: Any, q: Floats, k: Floats) -> float:
+    """Return the factor on queries and keys that brings them within `max_logit`."""
+    most = adapter["max_logit"]
+    largest = largest_logit(adapter, (q, k)) if most else 0.0
+    return math.sqrt(0.9 * most / largest) if most and largest > most else 1.0
+
+
+def sizes(adapter: Any, arrays: Arrays) -> str:
+    """Describe how long queries and keys are, and which `max_logit` leaves them out.
+
+    >>> from refattn.conformance import Adapter
+    >>> sizes(Adapter(len, "rfa"), (np.ones((2, 4)), np.full((3, 4), 55.0)))
+    'queries of length 2 and keys of length 110 (a tag max_logit below 3.03e+03 leaves them out)'
+    """
+    words = [
+        f"{name} of length {_longest(np.asarray(x, float)):.3g}"
+        for name, x in zip(("queries", "keys"), arrays, strict=False)
+    ]
+    least = largest_logit(adapter, arrays)
+    return f"{' and '.join(words)} (a tag max_logit below {least:.3g} leaves them out)"
+
+
+def _longest(x: Floats) -> float:
+    """Return the length of the longest vector without NaN."""
+    with np.errstate(all="ignore"):
+        lengths = np.nan_to_num(np.linalg.norm(x, axis=-1), posinf=np.inf)
+    return float(np.max(lengths, initial=0.0))
 
 
 def _next_multiple(adapter: Any, count: int) -> int:

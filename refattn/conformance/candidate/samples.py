@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...arrays.library import Floats
 from .adapter import Adapter
-from .limits import Arrays, Keywords
+from .limits import Arrays, Keywords, shrink
 
 # What those before must leave of the diagonal of a key's kernel. The tolerance follows from the
 # keys whatever this is: it is such that it stays far below the values in single precision.
@@ -62,10 +62,13 @@ def draw_frequencies(
         centres = q[..., :, None, :] + np.mean(k) + noise
         noise = normal(*lead, n, samples, d)
         return {"omega": adapter.exact(adapter.root(d) * centres + noise)}
-    options = {"omega": normal(samples, d)}
-    if adapter.has("proposals"):
-        options["centres"] = adapter.exact(options["omega"] + normal(samples, d, size=0.5))
-    return options
+    omega = normal(samples, d)
+    if not adapter.has("proposals"):
+        return {"omega": omega}
+    centres = adapter.exact(omega + normal(samples, d, size=0.5))
+    root = adapter.root(d)
+    less = shrink(adapter, omega / root, centres / root)  # the exponents of their densities too
+    return {"omega": adapter.exact(less * omega), "centres": adapter.exact(less * centres)}
 
 
 def options_of_one_key(adapter: Adapter, options: Keywords) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
-from ..candidate.limits import Arrays, Keywords, largest_logit, nearest_head_size, tokens
+from ..candidate.limits import Arrays, Keywords, nearest_head_size, shrink, tokens
 from ..candidate.samples import draw_frequencies, draw_key_indices
 from ..truth.reference import declared, of_rows, reference, rounding, tolerance
 
@@ -260,20 +260,20 @@ class CheckRun:
         if record.has("pairs"):
             size *= min(1.0, 4 / math.sqrt(d))  # exp(x . y) itself must be representable
             x, y, omega = (self.normal(*s, d, size=size) for s in ((n,), (n,), (samples,)))
-            return (x, y), {"omega": omega / size}
+            less = shrink(adapter, x, y)
+            return (adapter.exact(less * x), adapter.exact(less * y)), {"omega": omega / size}
         shared = lead if groups is None else (*lead[:-1], groups)
         q = self.normal(*lead, n, d, size=unit)
         k = adapter.exact(self.normal(*shared, m, d, size=unit) + shift * unit)
-        most = largest_logit(adapter, (q, k))
-        if most > (adapter["max_logit"] or math.inf):
-            q = adapter.exact(q * (0.9 * adapter["max_logit"] / most))
+        less = shrink(adapter, q, k)
+        q, k = (adapter.exact(less * x) for x in (q, k))
         v = self.normal(*shared, m, d if d_v is None else d_v)
         if adapter.drawn_keyword == "indices":
             return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):
             size_of_it = samples if record.has("unlimited-size") else min(samples, n, m)
             return (q, k, v), {} if record.has("random") else record.sized(size_of_it)
-        return (q, k, v), draw_frequencies(adapter, self.normal, (q, k), samples, size)
+        return (q, k, v), draw_frequencies(adapter, self.normal, (q, k), samples, less * size)
 
     def cotangent(self, arrays: Arrays) -> Floats:
         """Draw a cotangent of the output, with the heads of queries."""

@@ -24,6 +24,7 @@ from ...arrays.words import said
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
+from ..candidate.limits import sizes
 from ..candidate.tags import CAPABILITIES, DEFAULTS, LISTING, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
@@ -390,8 +391,6 @@ def parametrize_with_checks(
                     lines = [result.summary]
                     if result.severity:
                         lines.append(f"{result.severity}: {result.gravity}")
-                    if result.severity == "range":
-                        lines.append("the tag max_logit bounds what is asked")
                     for name, change in zip(result.suspects, result.changes, strict=True):
                         lines += [f"like: {name}", *change.splitlines()]
                     lines += report.diagnosis
@@ -510,6 +509,8 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
         trial.untried.append(f"other cases are {error}")
     elif isinstance(error, Failure):
         result.status, result.expected, result.got = FAIL, error.expected, error.got
+        if result.severity == "range" and trial.case is not None and attends(trial.adapter):
+            result.got += f", at {sizes(trial.adapter, trial.case.arrays)}"
     elif isinstance(error, ModuleNotFoundError):
         result.status, result.expected, result.got = FAIL, "an installed library", said(error)
     elif error is not None:

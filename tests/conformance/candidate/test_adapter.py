@@ -1,5 +1,9 @@
 """Between the checks and a callable: layouts, dtypes, names, what is no result, and limits."""
 
+import math
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +13,7 @@ import refattn
 from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, Failure, check, checks_of
 from refattn.conformance.candidate.failures import Beyond
 from refattn.conformance.candidate.libraries import lay_out
+from refattn.conformance.candidate.limits import largest_logit, shrink
 from tests.conformance.candidates import (
     SEES,
     attending,
@@ -16,7 +21,10 @@ from tests.conformance.candidates import (
     multiple,
     of,
     plain,
+    result,
     small,
+    textbook_lara,
+    textbook_performer,
     uncentred,
 )
 
@@ -141,6 +149,53 @@ def test_what_the_limits_leave_is_compared():
     assert [r.check for r in report.results if r.status == "PASS"] == [
         name for name in CHECKS if name in names
     ]
+
+
+def squares_forgotten(x, omega):
+    return x @ np.swapaxes(omega, -1, -2)
+
+
+TEXTBOOK = {"rfa": textbook_performer, "lara": textbook_lara}
+DEFECTS = {
+    "rfa": partial(textbook_performer, power=squares_forgotten),
+    "lara": partial(textbook_lara, less=0),
+}
+LIMITS = pytest.mark.parametrize(("dtype", "most"), [("float64", 300), ("float32", 40)])
+
+
+@pytest.mark.long("float64")
+@LIMITS
+@pytest.mark.parametrize("estimator", TEXTBOOK)
+def test_features_that_overflow_are_right_within_the_limit(estimator, dtype, most):
+    """Keys are as long as `max_logit` lets them be, and a defect shows there."""
+    tags = {"dtype": dtype, "max_logit": most}
+    names = ["extreme_logits", "weighted_mean"]
+    right = of(TEXTBOOK[estimator], estimator, "omega", **tags)
+    assert check(right, checks=names).verdict == "PASS"
+    wrong = of(DEFECTS[estimator], estimator, "omega", **tags)
+    assert result(wrong, "value_length").status == "FAIL"
+
+
+@LIMITS
+@pytest.mark.parametrize("estimator", TEXTBOOK)
+def test_a_failure_at_extreme_inputs_says_how_long_they_are(estimator, dtype, most):
+    wide = result(of(TEXTBOOK[estimator], estimator, "omega", dtype=dtype), "weighted_mean")
+    assert (wide.status, wide.severity) == ("FAIL", "range")
+    length = float(re.search(r"keys of length ([\d.]+)", wide.got)[1])
+    assert length / 4**0.25 > math.sqrt(most)  # d is 4
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.0, 1e3), st.floats(0.0, 1e3))
+def test_shorter_vectors_are_within_the_limit(most, x, y):
+    """Features bound (|q|^2 + |k|^2) / 2, which bounds |q . k|: exact attention, that only."""
+    q, k = np.full((3, 4), x), np.full((2, 4), -y)
+    rfa, exact = (of(len, name, max_logit=most) for name in ("rfa", "softmax"))
+    assert largest_logit(rfa, (q, k)) == pytest.approx(x * x + y * y)
+    assert largest_logit(exact, (q, k)) == pytest.approx(2 * x * y)
+    for adapter in (rfa, exact):
+        factor = shrink(adapter, q, k)
+        assert factor == 1.0 or largest_logit(adapter, (factor * q, factor * k)) < most
+        assert factor < 1.0 or largest_logit(adapter, (q, k)) <= most
 
 
 @pytest.mark.parametrize("corner", ["top-left", "bottom-right"])
