@@ -214,7 +214,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection(session):
-    """Import from the end in each second process, so that one of two compiles a module, not both."""
+    """Import from the end in each second process, so that one of both compiles a module."""
     config = session.config
     second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:] in "13579"
     if second and config.args == config.getini("testpaths"):
