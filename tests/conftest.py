@@ -163,6 +163,7 @@ LONG_EXAMPLES = {  # of docstrings
     "refattn.conformance.vectors.reading.load",
     "refattn.conformance.vectors.writing.write",
     "refattn.conformance.verdict.runner.check",
+    "refattn.verification.tolerance.study",
 }
 LIBRARIES = ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array", "arviz_stats")
 SECONDS = "refattn/seconds"

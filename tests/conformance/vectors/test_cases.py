@@ -30,6 +30,7 @@ def checked(case, run, dtype, record_accuracy, most=1.0):
         assert off <= most, case.id
 
 
+@pytest.mark.sweep(2)
 @DTYPES
 @pytest.mark.parametrize("name", vectors.FILES)
 def test_package_meets_every_vector(name, dtype, every, record_accuracy):
