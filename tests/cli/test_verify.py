@@ -163,6 +163,7 @@ def test_conventions(options, words):
     assert run(save("file.safetensors", arrays) + FLASH).exit_code == 1
 
 
+@pytest.mark.long("npz")
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_wide_arrays_of_narrow_numbers(suffix):
     arrays = {n: FORMATS["bfloat16"].round(x) for n, x in problem(mask=WITHOUT).items()}

@@ -288,7 +288,7 @@ WRONG = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.long("math")
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("defect", WRONG)
