@@ -18,7 +18,7 @@ from hypothesis import settings
 
 os.environ.pop("COLUMNS", None)  # workers have one, whatever there is to print on
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=15)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("full", settings.get_profile("repeatable"), max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")

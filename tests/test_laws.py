@@ -236,7 +236,7 @@ def test_heads_are_repeated_and_axes_broadcast(name, lead):
         assert_close(got, want, case.atol(p, options))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.long("jax", "dask", "readonly", "coreset")
 @those()
 def test_axes_may_be_empty(backend, name):
