@@ -18,7 +18,7 @@ from hypothesis import settings
 
 os.environ.pop("COLUMNS", None)  # workers have one, whatever there is to print on
 
-settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=15)
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("full", settings.get_profile("repeatable"), max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")
@@ -164,7 +164,9 @@ LONG_EXAMPLES = {  # of docstrings
     "refattn.conformance.vectors.reading.load",
     "refattn.conformance.vectors.writing.write",
     "refattn.conformance.verdict.runner.check",
+    "refattn.verification.tolerance.study",
 }
+LIBRARIES = ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array", "arviz_stats")
 SECONDS = "refattn/seconds"
 SKIPPED = "refattn/skipped"
 LEFT_OUT = pytest.StashKey()  # names of cases, until they are chosen
@@ -213,6 +215,18 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=left_out)
 
 
+def pytest_collection(session):
+    """Import from the end in each second process, so that one of both compiles a module."""
+    config = session.config
+    second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:] in "13579"
+    if second and config.args == config.getini("testpaths"):
+        files = sorted(config.rootpath.glob("tests/**/test_*.py"), reverse=True)
+        names = (".".join(x.relative_to(config.rootpath).with_suffix("").parts) for x in files)
+        for name in (*LIBRARIES[1:], *names):
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # which collecting tells
+                importlib.import_module(name)
+
+
 def pytest_collection_finish():
     """Look at the cases themselves no more each time that memory is collected."""
     gc.collect()
@@ -259,7 +273,7 @@ def cpu():
 def pytest_sessionstart(session):
     """Import first what takes long, so that no case is blamed for it."""
     if "CI" in os.environ and session.config.getoption("dist", "no") == "no":  # where cases run
-        for name in ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array", "arviz_stats"):
+        for name in LIBRARIES:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
 

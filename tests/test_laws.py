@@ -59,6 +59,7 @@ MANY = [  # leading axes, queries, keys, causal
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("keys")
 @pytest.mark.parametrize("mask", ["none", "keys", "heads"])
 @those("formula")
@@ -101,6 +102,7 @@ VARIANTS = [  # queries, keys, mask, causal
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("d", "size"),
     [*SIZES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in SIZES)],
@@ -147,6 +149,7 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
 EDITS = (np.nan, np.inf, -np.inf, 1e300, 1e3, -1e3, 0.0)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("masked", [False, True])
 @those("causal")
 def test_the_future_changes_nothing(name, masked):
@@ -166,6 +169,7 @@ def test_the_future_changes_nothing(name, masked):
             np.testing.assert_array_equal(after[:t], before[:t])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("causal", [False, True])
 @those()
 def test_what_is_hidden_reaches_nothing(name, causal, dtype):
@@ -184,6 +188,7 @@ def test_what_is_hidden_reaches_nothing(name, causal, dtype):
             np.testing.assert_array_equal(function(*p.arrays, **options, **nothing), 0)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1), (6, 1)], ids=str)
 @those()
 def test_masks_broadcast_along_keys(name, shape):
@@ -198,6 +203,7 @@ def test_masks_broadcast_along_keys(name, shape):
                 assert_close(got, want * value, case.atol(p, options))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(6))
 @those("deletion")
 def test_masking_keys_is_deleting_them(name, seed):
@@ -215,6 +221,7 @@ def test_masking_keys_is_deleting_them(name, seed):
         assert_close(got, want, case.atol(deleted, own))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("lead", [x for x in LEADS if x != "none"])
 @those()
 def test_heads_are_repeated_and_axes_broadcast(name, lead):
@@ -229,7 +236,7 @@ def test_heads_are_repeated_and_axes_broadcast(name, lead):
         assert_close(got, want, case.atol(p, options))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(3)
 @pytest.mark.long("jax", "dask", "readonly", "coreset")
 @those()
 def test_axes_may_be_empty(backend, name):
@@ -256,6 +263,7 @@ def test_axes_may_be_empty(backend, name):
             assert np.all(out[~p.visible.any(-1)] == 0)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mask", ["none", "keys"])
 @pytest.mark.parametrize("causal", [False, True])
 @those("mean")
@@ -284,6 +292,7 @@ def test_a_scale_multiplies_queries_and_keys_by_its_root(name, scale):
         assert_close(got, function(*p.arrays, **options), atol)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("True+heads", "False+rows")
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])
 @pytest.mark.parametrize("causal", [False, True])

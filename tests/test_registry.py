@@ -394,7 +394,7 @@ FIRST = {x.name: e for e in [*ESTIMATORS][::-1] for x in conformance.checks_of(r
 PLAIN = {x.name for e in ESTIMATORS for x in conformance.checks_of(refusing(e, ()))}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "check", [pytest.param(x, marks=[pytest.mark.long] * (x not in PLAIN)) for x in FIRST]
 )

@@ -21,6 +21,7 @@ ROOT = Path(refattn.__file__).parent.parent
 # Plain functions
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("sample")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("case", testing.CASES)

@@ -132,7 +132,7 @@ def verify(
     --------
     >>> import numpy as np
     >>> import refattn
-    >>> q, k, v = refattn.load_sample()
+    >>> q, k, v = (x[0, :1] for x in refattn.load_sample())
     >>> out = refattn.softmax_attention(q, k, v)
     >>> refattn.verify(q=q, k=k, v=v, out=out).profile
     'math'

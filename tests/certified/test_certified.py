@@ -72,6 +72,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("logit", [0.01, 3.0, 500.0, 1e5])
 @pytest.mark.parametrize("case", CASES)
 def test_against_60_digits(case, logit):

@@ -30,7 +30,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 
 GUIDE = guide_blocks.page("numbers")
 FLASH = " --profile flash"
-M = 64  # keys
+HEADS, M = 2, 64  # and keys
 WITHOUT = np.arange(M) != 37
 
 
@@ -57,7 +57,7 @@ def save(name, arrays, dtype="bfloat16"):
 
 
 def sample(dtype="bfloat16", n=M):
-    q, k, v = (FORMATS[dtype].round(x[1, :4]) for x in refattn.load_sample())
+    q, k, v = (FORMATS[dtype].round(x[1, :HEADS]) for x in refattn.load_sample())
     return q[:, -n:], k[:, -M:], v[:, -M:]
 
 
@@ -82,7 +82,7 @@ def test_a_correct_output_passes():
     result = run("right.safetensors")
     assert (result.exit_code, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    shapes = ", ".join(f"{x} (4, 64, 32)" for x in ("q", "k", "v", "out"))
+    shapes = ", ".join(f"{x} (2, 64, 32)" for x in ("q", "k", "v", "out"))
     assert lines[0] == f"right.safetensors: {shapes}, bfloat16"
     assert lines[1] == "softmax, scale 0.176777, not causal"
     assert lines[2].startswith("PASS: a correct kernel in bfloat16 gives such numbers (profile")
@@ -114,7 +114,7 @@ def test_the_same_is_said_from_python():
 
 def test_what_the_report_holds():
     found = report("right.safetensors --window 20,3" + FLASH)
-    assert found["shapes"]["out"] == [4, 64, 32]
+    assert found["shapes"]["out"] == [2, 64, 32]
     assert set(found["dtypes"].values()) == {"bfloat16"}
     assert (found["estimator"], found["causal"], found["softcap"]) == ("softmax", False, None)
     assert (found["window"], found["scale"]) == ([20, 3], pytest.approx(32**-0.5))
@@ -145,7 +145,7 @@ CONVENTIONS = [
     ({"window": (20, None)}, "--window 20,"),
     ({"window": (None, 0)}, "--window ,0"),
     ({"bias": FORMATS["bfloat16"].round(BIAS)}, ""),
-    ({"sinks": np.array([-1.0, 1.0, 2.0, 3.5])}, ""),
+    ({"sinks": np.array([-1.0, 2.0])}, ""),
     (
         {"causal": True, "scale": 0.2, "window": (50, 1), "softcap": 9.0, "mask": SEEN},
         "--causal --scale 0.2 --window 50,1 --softcap 9",
@@ -163,6 +163,7 @@ def test_conventions(options, words):
     assert run(save("file.safetensors", arrays) + FLASH).exit_code == 1
 
 
+@pytest.mark.long("npz")
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_wide_arrays_of_narrow_numbers(suffix):
     arrays = {n: FORMATS["bfloat16"].round(x) for n, x in problem(mask=WITHOUT).items()}
@@ -193,7 +194,7 @@ def test_lse_is_judged():
     lse = np.log(np.sum(np.exp(scores), -1))
     result = run(save("file.safetensors", arrays | {"lse": lse}, "float32"))
     assert result.exit_code == 0
-    assert "lse (4, 64)" in result.stdout
+    assert "lse (2, 64)" in result.stdout
     result = run(save("file.safetensors", arrays | {"lse": lse + 0.001}, "float32"))
     assert result.exit_code == 1
     assert "lse is 0.001 ± " in result.stdout  # not by the profile that rounds queries
@@ -227,7 +228,7 @@ def test_what_is_not_read_is_said():
 @pytest.mark.long("bnhd")
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
 def test_gradients(layout):
-    arrays = {x: y[:2] for x, y in problem().items()}
+    arrays = problem()
     d_out = np.random.default_rng(0).standard_normal(arrays["out"].shape)
     arrays["d_out"] = FORMATS["bfloat16"].round(d_out)
     arrays |= made("flash", *(arrays[x] for x in ("q", "k", "v", "d_out")), "bfloat16")
@@ -286,14 +287,14 @@ def test_z_of_heads_and_rows(profile):
     save("fewer.safetensors", problem(n=40))
     tensors, found, numbers, verdict = of_file("fewer", profile)
     squares, counts = z_by_row(found, numbers, "bfloat16", verdict.by)
-    assert squares.shape == counts.shape == (4, 40)
+    assert squares.shape == counts.shape == (HEADS, 40)
     assert math.sqrt(np.sum(squares) / np.sum(counts)) == pytest.approx(verdict.z.rms)
-    z = z_of_head(found, numbers, "bfloat16", verdict.by, (2,))
-    np.testing.assert_allclose(np.nansum(z * z, -1), squares[2])
+    z = z_of_head(found, numbers, "bfloat16", verdict.by, (1,))
+    np.testing.assert_allclose(np.nansum(z * z, -1), squares[1])
     if profile == "flash":
-        arrays = [np.stack([tensors.read(x, (h,)) for h in range(4)]) for x in ("q", "k", "v")]
+        arrays = [np.stack([tensors.read(x, (h,)) for h in range(HEADS)]) for x in ("q", "k", "v")]
         law = predict(*arrays, dtype="bfloat16", profile="flash")
-        expected = (tensors.read("out", (2,)) - law.out[2]) / law.std[2]
+        expected = (tensors.read("out", (1,)) - law.out[1]) / law.std[1]
         np.testing.assert_allclose(z, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -329,7 +330,7 @@ def test_one_block_of_heads_is_in_memory(monkeypatch):
     for index in np.ndindex(found.lead):
         for _ in range(3):
             assert set(found.read(index)) == {"q", "k", "v"}
-    assert sorted(asked) == [(x, (h,)) for x in ("k", "q", "v") for h in range(4)]
+    assert sorted(asked) == [(x, (h,)) for x in ("k", "q", "v") for h in range(HEADS)]
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 2), (5, 0, 2), (5, 5, 0), (0, 0, 0)])

@@ -220,9 +220,10 @@ def test_indices_that_are_not_of_keys(backend, bad):
             function(x, x, x, indices=indices)
 
 
-def test_indices_while_jax_traces():
+@pytest.mark.long("coreset_attention")
+@pytest.mark.parametrize("function", [coreset_attention, sampled_key_attention])
+def test_indices_while_jax_traces(function):
     jax = pytest.importorskip("jax")
     x = jax.numpy.asarray(X)
-    for function in (coreset_attention, sampled_key_attention):
-        run = jax.jit(lambda indices, fn=function: fn(x, x, x, indices=indices))
-        np.testing.assert_allclose(run(jax.numpy.asarray([0, 2])), X, rtol=1e-6)
+    run = jax.jit(lambda indices: function(x, x, x, indices=indices))
+    np.testing.assert_allclose(run(jax.numpy.asarray([0, 2])), X, rtol=1e-6)

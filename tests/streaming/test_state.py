@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn
@@ -37,7 +37,6 @@ def test_every_state_of_the_registry_is_here():
 @pytest.mark.parametrize("most", [9, pytest.param(30, marks=pytest.mark.long)])
 @every_state
 @given(st.data(), seeds, st.integers(1, 12))
-@settings(max_examples=30)
 def test_any_steps_give_what_the_whole_gives(name, most, data, seed, window):
     """With heads that share keys."""
     m = data.draw(st.integers(1, most))
@@ -66,7 +65,6 @@ def test_a_prompt_gives_the_causal_attention_of_its_last_queries(prefix, n, more
 
 @pytest.mark.parametrize("name", [x for x in CASES if x != "published"])  # noise of each state
 @given(seeds, st.integers(0, 9), st.integers(0, 9), st.integers(1, 7))
-@settings(max_examples=20)
 def test_merged_states_are_the_whole(name, seed, first, more, window):
     """Those of chunks after whole ones."""
     case = CASES[name]
@@ -178,6 +176,7 @@ def test_every_library_agrees_with_numpy(backend, dtype, name):
 PART, REST = slice(0, 5), slice(5, 11)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("jax", "dask", "readonly")
 @every_state
 def test_axes_may_be_empty(backend, name):

@@ -174,6 +174,7 @@ def test_verdicts_where_something_is_replaced(name, level, replaced, wanted, mon
     assert [0] not in calls.values(), f"not called: {calls}"
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long(
     *("approximation_error", "attention_costs", "chunk_summaries", "cost", "distributions"),
     *("few_keys", "lara_consistent", "linear_time", "orthogonal_against_iid"),

@@ -111,6 +111,7 @@ def test_every_profile_of_a_cache_has_a_kernel(name):
     assert 0.85 < found.z.rms < 1.15
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @of_caches
 def test_files_say_the_same(tmp_path, suffix, types):

@@ -183,7 +183,7 @@ class Adapter:
         """The tags whose value is not the default."""
         return {name: x for name, x in (self.tags or {}).items() if x != DEFAULTS[name]}
 
-    @property
+    @cached_property
     def record(self) -> Estimator:
         """The record of the estimator, which is that of `rfa` for its couplings."""
         return ESTIMATORS["rfa" if self._coupling else self.estimator]

@@ -272,13 +272,14 @@ def _signatures(trial: CheckRun) -> str:
 def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
     """Return checks of such estimators that were not made, and why."""
     left = [item for item in CHECKS.values() if item.name not in set(chosen)]
+    more = list(_with_more(adapter))
     reasons = {}
     for item in (item for item in left if adapter.has(*item.traits)):
         if item.applies(adapter):
             reasons[item.name] = LEFT_OUT
         elif adapter.has("random") and not adapter.draws and item.of_draws:
             reasons[item.name] = "needs frequencies of its own for each seed"
-        elif needed := _needed(item, adapter):
+        elif needed := next((words for words, other in more if item.applies(other)), ""):
             reasons[item.name] = f"needs {needed}"
     return reasons
 
@@ -290,8 +291,8 @@ _LIMITING = (
 )
 
 
-def _needed(item: Check, adapter: Adapter) -> str:
-    """Name what must be declared for a check to apply, as on the command line."""
+def _with_more(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
+    """Yield what else may be declared, one or two at a time, as on the command line."""
     tags: dict[str, Any] = dict(adapter.tags or {})
     more: list[tuple[str, set[str], dict[str, Any]]] = [
         (f"--capability {name}", {name}, {})
@@ -305,13 +306,9 @@ def _needed(item: Check, adapter: Adapter) -> str:
         for some in combinations(more, count):
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
             changed = tags | {name: value for _, _, tag in some for name, value in tag.items()}
-            try:
-                other = Adapter(adapter.fn, adapter.estimator, capabilities, changed)
-            except (TypeError, ValueError):
-                continue
-            if item.applies(other):
-                return " and ".join(words for words, _, _ in some)
-    return ""
+            words = " and ".join(words for words, _, _ in some)
+            with suppress(TypeError, ValueError):
+                yield words, Adapter(adapter.fn, adapter.estimator, capabilities, changed)
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:

@@ -137,6 +137,7 @@ def test_what_is_wrong_is_found():
     assert any("'100000' is on '200000'" in x for x in faults(crowded))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("factor", [1, 0])
 @pytest.mark.parametrize("sizes", [SIZES, (3,), tuple(range(8, 40)), (1, 2, 2**40)])
 def test_any_sizes_and_errors_that_are_all_zero(drawn, sizes, factor):

@@ -49,17 +49,18 @@ def test_effects(row):
     assert np.allclose(eval(got, names), eval(want, names), rtol=rtol, atol=atol)
 
 
-def test_moments_that_are_not_used_as_they_should():
+@pytest.mark.long("rooted")
+@pytest.mark.parametrize(
+    ("name", "location", "scale"),
+    [("rfa-moments-ignored", 0, 1), ("rfa-covariance-not-rooted", 2, 4)],
+)
+def test_moments_that_are_not_used_as_they_should(name, location, scale):
     keys = np.concatenate([np.zeros((1, 3)), np.eye(3)]) * 3**0.25
     options = {"num_features": 1, "mean": np.full(3, 2.0), "cov": 4 * np.eye(3)}
-    for name, location, scale in (
-        ("rfa-moments-ignored", 0, 1),
-        ("rfa-covariance-not-rooted", 2, 4),
-    ):
-        out = [BY_NAME[name].fn(keys[:1], keys, np.eye(4), seed=s, **options) for s in range(2000)]
-        omega = logits(np.concatenate(out)) + 0.5
-        np.testing.assert_allclose(omega.mean(0), location, atol=0.1 * scale)
-        np.testing.assert_allclose(omega.std(0), scale, rtol=0.1)
+    out = [BY_NAME[name].fn(keys[:1], keys, np.eye(4), seed=s, **options) for s in range(2000)]
+    omega = logits(np.concatenate(out)) + 0.5
+    np.testing.assert_allclose(omega.mean(0), location, atol=0.1 * scale)
+    np.testing.assert_allclose(omega.std(0), scale, rtol=0.1)
 
 
 # The logit of the weight of the first of two keys has a law with two normal components: their

@@ -30,6 +30,7 @@ def checked(case, run, dtype, record_accuracy, most=1.0):
         assert off <= most, case.id
 
 
+@pytest.mark.sweep(2)
 @DTYPES
 @pytest.mark.parametrize("name", vectors.FILES)
 def test_package_meets_every_vector(name, dtype, every, record_accuracy):
@@ -136,8 +137,8 @@ def test_meanings_see_everything(every):
     assert meanings.meaning(same) == meanings.meaning(case)
 
 
-def test_edges_of_tiles(every):
-    tiles = [case for case in running.of_options(every) if "TILE" in case.flags]
+def test_edges_of_tiles():
+    tiles = [x for x in running.of_options(recipes.all_recipes()) if "TILE" in x.flags]
     sides = {x.shape[-2] for case in tiles for name, x in case.inputs.items() if name in "qk"}
     powers = {power + step for power in (16, 32, 64, 128) for step in (-1, 0, 1)}
     assert sides == powers | {1, 255, 257}
