@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.library import Doubles, constant, is_array_api_obj, to_host
-from ..rounding.problems import dtype_of, widen
+from ..rounding.formats import dtype_of, widen
 from .outputs import Case, Trial, gradient_errors, pose
 
 _NEAR = 0.05  # relative error at which an output is taken for the formula

@@ -16,8 +16,8 @@ from ..arrays.stored import mask_of_members
 from ..conformance.defects.catalogue import right, wrong
 from ..conformance.defects.edits import Edited
 from ..features import elu_features
-from ..rounding.formats import FORMATS
-from ..rounding.problems import CALLED, Index, Problem, dtype_of, pose_arrays, sweep, widen
+from ..rounding.formats import FORMATS, dtype_of, widen
+from ..rounding.problems import CALLED, Index, Problem, pose_arrays, sweep
 from ..rounding.profiles import PROFILES
 from ..rounding.roundings import RowErrors
 

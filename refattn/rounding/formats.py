@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays.library import Doubles
+from ..arrays import checks
+from ..arrays.library import Doubles, array_namespace, to_host
 
+_NUMPY_DTYPES = ("float16", "float32", "float64")
 _EXPONENT = np.int64(0x7FF << 52)
 
 
@@ -83,3 +85,33 @@ FORMATS: Mapping[str, Format] = {
 
 # Beside these, what arrays may be stored in: integers of 8 bits, as numbers a distance of 1 apart.
 STORED: Mapping[str, Format] = {**FORMATS, "int8": Format(8, 7, 128.0)}
+
+
+def widen(name: str, x: Any) -> Doubles:
+    """Convert numbers of any floating-point type to float64 on the host."""
+    checks.is_array(name, x)
+    dtype = dtype_of(x, name)
+    if not isinstance(x, np.ndarray):
+        xp = array_namespace(x)
+        x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
+    return np.asarray(x, np.float64)
+
+
+def dtype_of(x: Any, name: str = "q") -> str:
+    """Return the name of a floating-point dtype."""
+    dtype = str(x.dtype).rpartition(".")[2]  # torch and others say where it is from
+    if dtype not in FORMATS:
+        known = ", ".join(name for name in FORMATS if name != "tfloat32")
+        raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
+    return dtype
+
+
+def check_all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) -> None:
+    """Check that the numbers of a head are of the storage type."""
+    holds = STORED[dtype].holds(x)
+    if not np.all(holds):
+        at = np.argwhere(~holds)[0]
+        raise ValueError(
+            f"`{name}` must hold numbers of {dtype} only, got {float(x[tuple(at)])} at "
+            f"{(*index, *map(int, at))}: round it first."
+        )

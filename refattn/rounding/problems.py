@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, blocks
-from ..arrays.library import Doubles, array_namespace, to_host
+from ..arrays.library import Doubles, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
-from .formats import FORMATS, STORED, Format
+from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
@@ -34,7 +34,6 @@ _Look = Callable[[Index, Roundings], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
 _DIGITS_OF_8_BITS = 4  # at most
-_NUMPY_DTYPES = ("float16", "float32", "float64")
 
 
 class Problem(NamedTuple):
@@ -546,25 +545,6 @@ def _place(index: Index, lead: tuple[int, ...], part: tuple[int, ...]) -> Index:
     return tuple(i * length // whole for i, whole, length in at)
 
 
-def widen(name: str, x: Any) -> Doubles:
-    """Convert numbers of any floating-point type to float64 on the host."""
-    checks.is_array(name, x)
-    dtype = dtype_of(x, name)
-    if not isinstance(x, np.ndarray):
-        xp = array_namespace(x)
-        x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
-    return np.asarray(x, np.float64)
-
-
-def dtype_of(x: Any, name: str = "q") -> str:
-    """Return the name of a floating-point dtype."""
-    dtype = str(x.dtype).rpartition(".")[2]  # torch and others say where it is from
-    if dtype not in FORMATS:
-        known = ", ".join(name for name in FORMATS if name != "tfloat32")
-        raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
-    return dtype
-
-
 def sweep(
     problem: Problem,
     dtype: str,
@@ -596,14 +576,3 @@ def check_holds(problem: Problem, types: Mapping[str, str]) -> None:
         x = problem.read(index)
         for name, dtype in types.items():
             check_all_hold(name, x[name], index, dtype)
-
-
-def check_all_hold(name: str, x: Doubles, index: Index, dtype: str) -> None:
-    """Check that the numbers of a head are of the storage type."""
-    holds = STORED[dtype].holds(x)
-    if not np.all(holds):
-        at = np.argwhere(~holds)[0]
-        raise ValueError(
-            f"`{name}` must hold numbers of {dtype} only, got {float(x[tuple(at)])} at "
-            f"{(*index, *map(int, at))}: round it first."
-        )

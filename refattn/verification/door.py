@@ -11,15 +11,8 @@ from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
-from ..rounding.formats import FORMATS
-from ..rounding.problems import (
-    check_all_hold,
-    check_holds,
-    dtype_of,
-    pose_arrays,
-    pose_gradients,
-    widen,
-)
+from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
+from ..rounding.problems import check_holds, pose_arrays, pose_gradients
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice

@@ -11,8 +11,7 @@ import numpy as np
 from ..arrays import checks
 from ..arrays.library import Doubles, to_host
 from ..arrays.stored import EIGHT_BITS, INTEGER, SCALES, expand_scale, list_types, storage_type
-from ..rounding.formats import FORMATS, STORED
-from ..rounding.problems import check_all_hold, dtype_of, widen
+from ..rounding.formats import FORMATS, STORED, check_all_hold, dtype_of, widen
 from ..rounding.profiles import PROFILES
 from .choice import BACKWARD_PROFILES, is_narrow, usual_profiles
 

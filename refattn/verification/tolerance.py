@@ -25,10 +25,10 @@ from ..arrays.library import Doubles
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits, write_head
 from ..arrays.words import portable
-from ..rounding.formats import FORMATS, Format
+from ..rounding.formats import FORMATS, Format, dtype_of
 from ..rounding.hardware import IEEE
 from ..rounding.head import scan_tiles
-from ..rounding.problems import Index, Problem, dtype_of, pose_arrays, sweep
+from ..rounding.problems import Index, Problem, pose_arrays, sweep
 from ..rounding.profiles import PROFILES, Profile, check_hardware, profile_of
 from ..rounding.roundings import RowErrors
 from .choice import ProfileChoice, usual_profiles
