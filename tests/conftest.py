@@ -218,7 +218,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection(session):
     """Import from the end in each second process, so that one of both compiles a module."""
     config = session.config
-    second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:] in "13579"
+    second = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579"
     if second and config.args == config.getini("testpaths"):
         files = sorted(config.rootpath.glob("tests/**/test_*.py"), reverse=True)
         names = (".".join(x.relative_to(config.rootpath).with_suffix("").parts) for x in files)
