@@ -8,6 +8,7 @@ import pytest
 
 import refattn
 from refattn import naive, softmax_attention, streaming
+from refattn.engine import chunks
 from tests.estimators.problems import problem, units
 
 CHUNKED = {
@@ -115,3 +116,21 @@ def test_sums_of_local_features_are_unbiased():
     got = refattn.local_random_feature_attention(each, k, v, omega=omega, window=(2, 2))
     np.testing.assert_allclose(got, estimate @ v / sums[..., None], rtol=1e-10, atol=1e-12)
     assert np.all(np.abs(np.mean(sums, 0) - kernel.sum(-1)) < 8 * np.std(sums, 0) / 20)
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 40), (37, 45), (45, 37)])
+@pytest.mark.parametrize(("sides", "causal"), [((3, 5), False), ((6, 0), True), ((0, 2), False)])
+def test_narrow_windows_in_one_block(backend, n, m, sides, causal, monkeypatch):
+    """Queries see keys of three chunks, in libraries other than NumPy; here of 8 tokens."""
+    if backend.name in ("numpy", "numpy-readonly", "jax", "dask"):
+        pytest.skip("has blocks of its own, or is slow")
+    monkeypatch.setattr(chunks, "_SHORTEST", 8)
+    rng = np.random.default_rng(n)
+    q, k, v = (rng.standard_normal((2, *x)) for x in ((n, 3), (m, 3), (m, 2)))
+    omega, mask = rng.standard_normal((7, 3)), rng.random((2, 1, m)) < 0.7
+    local = refattn.local_random_feature_attention
+    for options in ({}, {"mask": mask}):
+        options |= {"window": sides, "omega": omega, "causal": causal}
+        want = local(q, k, v, **options)
+        got = backend.call(local, q, k, v, **options)
+        np.testing.assert_allclose(got, want, rtol=1e-13, atol=1e-13)
