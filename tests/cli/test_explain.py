@@ -19,6 +19,13 @@ def test_every_check_and_known_bug_is_explained():
         assert any(bug.effect in line for line in explanations.explain(bug.name))
 
 
+def test_every_name_is_in_one_group():
+    """As the pages of the site have them."""
+    grouped = [name for names in explanations.groups().values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert {*CHECKS, *(x.name for x in MUTANTS)} <= set(grouped) <= set(explanations.names())
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -273,6 +273,29 @@ def test_pages_in_a_browser(built, browser):
 
 
 @pytest.mark.docs
+def test_figures_and_verdicts_on_a_phone(built, browser):
+    """A figure scrolls in its frame, at a size that can be read, and what is printed wraps."""
+    for name, frame in (("index", "figure"), ("gallery/1_errors", ".frame"), ("choose", "p")):
+        run = show(browser, built / f"{name}.html", 390)
+        box = f"let x = [...document.querySelectorAll('.bd-article {frame}')].find("
+        box += "x => x.querySelector(':scope > img')); "
+        assert run(box + "return x.clientWidth") <= 390
+        assert run(box + "return x.querySelector('img').clientWidth") >= 500
+        assert run(box + "x.scrollLeft = 1e4; return x.scrollLeft") > 100
+    run = show(browser, built / "numbers.html", 390)
+    wide = "return [...document.querySelectorAll('.wraps pre')].filter("
+    assert run(wide + "x => x.scrollWidth > x.clientWidth).length") == 0
+    assert run("return document.querySelectorAll('.wraps pre').length") > 0
+
+
+def test_every_name_in_reports_is_explained(read):
+    text = read("names.html")
+    assert 'id="frequency_law"' in text
+    assert "check frequency_law: frequencies are N(0, I)" in text
+    assert 'id="softmax-scale-missing"' in text
+
+
+@pytest.mark.docs
 @pytest.mark.parametrize(
     ("words", "first"),
     [

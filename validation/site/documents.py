@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import refattn
+from refattn.conformance.verdict.explanations import explain, groups
 
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
@@ -28,11 +29,22 @@ def gather(folder: Path, report: Path, note: str) -> None:
     with (folder / "index.md").open("a", encoding="utf-8") as file:
         file.write(front)
     (folder / "front.md").unlink()
+    (folder / "names.md").write_text(_explanations(), encoding="utf-8")
     table = report / "report.md"
     text = re.sub(r"^# .*\n", "", table.read_text("utf-8")) if table.exists() else ""
     head = f"# Report of a run\n\n{note}\n\n[The whole report, with figures](report.html)\n"
     text = _links(head + text, lambda *link: _of_report(report, *link))
     (folder / "report.md").write_text(re.sub(r"\$`([^`]*)`\$", r"$\1$", text), encoding="utf-8")
+
+
+def _explanations() -> str:
+    """Explain every name in reports, as `refattn explain` does in a terminal."""
+    lines = ["# Names in reports", "", "What `refattn explain NAME` prints for each name."]
+    for title, names in groups().items():
+        lines += ["", f"## {title}"]
+        for name in names:
+            lines += ["", f"### {name}", "", "``````text", *explain(name), "``````"]
+    return "\n".join([*lines, ""])
 
 
 class _Documents:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from inspect import isclass, isroutine
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from docutils import nodes
@@ -65,6 +66,13 @@ def _link_names(app: Any, document: nodes.document, page: str) -> None:
             literal.replace_self(make_refnode(*link))
 
 
+def _wrap_output(app: Any, document: nodes.document, page: str) -> None:
+    """Let what commands print wrap on a phone, where it holds no table."""
+    for block in document.findall(nodes.literal_block):
+        if block.get("language") in ("console", "text") and "──" not in block.astext():
+            block["classes"].append("wraps")
+
+
 def public(module: str) -> list[tuple[str, str]]:
     """Classes and functions of a module, as kinds and names.
 
@@ -107,7 +115,8 @@ def figure(block: Any, names: dict[str, Any], settings: dict[str, Any]) -> str:
     title = re.split(r"[.\n]", names["example_globals"]["__doc__"])[0]
     root = svg.draw(names["example_globals"]["figure"], path.stem)
     path.write_text(svg.for_file(root, title), encoding="utf-8")
-    return str(figure_rst([str(path)], settings["src_dir"], title))
+    image = str(figure_rst([str(path)], settings["src_dir"], title))
+    return "\n.. container:: frame\n\n" + indent(image, "   ") + "\n"
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -115,6 +124,7 @@ def setup(app: Any) -> dict[str, Any]:
     Inliner.dispatch["|"] = _bar
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
     app.connect("doctree-resolved", _link_names)
+    app.connect("doctree-resolved", _wrap_output)
     app.connect("html-page-context", _no_way_back)
     app.connect("autodoc-skip-member", _skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

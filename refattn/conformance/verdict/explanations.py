@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from typing import Any
 
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
 from ..candidate.tags import CAPABILITIES, TAGS
 from ..checks.trials import CHECKS, Check
 from ..defects import MUTANTS
-from .suspects import kills
 
 _LAYERS = {
     "identity": "an identity, which holds for every input up to the rounding error of the dtype",
@@ -20,10 +23,31 @@ _LAYERS = {
 _FEW = 4  # known bugs that are listed for a check
 
 
+@cache
+def kills() -> dict[str, dict[str, list[str]]]:
+    """Load which checks fail for which defect, as measured; see `defects`."""
+    text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
 def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     return list(dict.fromkeys([*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS]))
+
+
+def groups() -> dict[str, list[str]]:
+    """Return all names by what they name, each once; known bugs by their estimators."""
+    named = {"Checks": list(CHECKS)}
+    for bug in MUTANTS:
+        named.setdefault(f"Known bugs of {bug.estimator}", []).append(bug.name)
+    named["Estimators"] = [x for x, record in ESTIMATORS.items() if record.name == x]
+    named["Capabilities and tags"] = [*CAPABILITIES, *TAGS]
+    first = {name: title for title, some in reversed(named.items()) for name in some}
+    return {
+        x: [name for name in dict.fromkeys(some) if first[name] == x] for x, some in named.items()
+    }
 
 
 def explain(name: str) -> list[str]:

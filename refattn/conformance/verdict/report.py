@@ -317,6 +317,12 @@ class Report:
             return None
 
     def _rendered(self, template: str, **values: Any) -> str:
+        from .explanations import explain, names  # which imports this
+
+        known = {*names()}
+        bugs = [x.split()[0].rstrip(":") for r in self.results for x in r.suspects]
+        named = [x for x in dict.fromkeys([*(r.check for r in self.results), *bugs]) if x in known]
+        values |= {"explained": {x: "\n".join(explain(x)) for x in named}}
         page = _templates().get_template(template)
         return printable(
             page.render(report=self, severities=SEVERITIES, defaults=DEFAULTS, **values)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -25,20 +24,23 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
 from ..candidate.limits import sizes
-from ..candidate.tags import CAPABILITIES, DEFAULTS, LISTING, write_tag
+from ..candidate.tags import CHOICES, LISTING
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .advice import advise
 from .neighbours import diagnose
-from .report import EXPECTED, FAIL, LEFT_OUT, PASS, STALE, UNDERPOWERED, Report, Result
+from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .suspects import suspect
+from .untried import not_tried
 
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
 LEVELS = {"quick": 2000, "full": 8000}
 _BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 10.0  # seconds
+_OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
+_TO_TRY_COUPLINGS, _FEW_SEEDS = 30.0, 500  # seconds for all, and seeds for each
 
 
 def check(
@@ -188,8 +190,13 @@ def check(
             if stopped:
                 break
         wrong = not stopped and any(r.status == FAIL for r in results)
-        diagnosis = _diagnosis(candidate, seed, end - time.monotonic()) if wrong else []
-    _correct(results, trials, alpha)
+        _correct(results, trials, alpha)
+        laws = [r.check for r in results if r.status == FAIL]
+        left = 0.0 if stopped else end - time.monotonic()
+        if laws and all(chosen[name].layer != "identity" for name in laws):
+            diagnosis = _other_couplings(candidate, laws, seed, alpha, left)
+        else:
+            diagnosis = _diagnosis(candidate, seed, left) if wrong else []
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
@@ -212,7 +219,7 @@ def check(
         alpha,
         seed,
         results,
-        _not_tried(adapter, chosen)
+        not_tried(adapter, chosen)
         | beyond
         | {t.name: "; ".join(t.untried) for t in trials if t.untried}
         | dict.fromkeys(list(chosen)[len(results) + len(beyond) :], stopped),
@@ -232,6 +239,32 @@ def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
     _run_check(item, trial, limit, limit)
     return list(lines)
+
+
+def _other_couplings(
+    candidate: Adapter, failed: list[str], seed: int, alpha: float, left: float
+) -> list[str]:
+    """Name the couplings under which the draws that fail have the right distribution.
+
+    A single frequency has one distribution, which no coupling changes. Tests of pairs come first,
+    and the first test that fails ends the trial of a coupling.
+    """
+    if not candidate.has("random-features") or not set(failed) <= _OF_COUPLINGS:
+        return []
+    names, end = [], time.monotonic() + min(left, _TO_TRY_COUPLINGS)
+    for coupling in (x for x in CHOICES["coupling"] if x != candidate["coupling"]):
+        other = replace(candidate, tags={**(candidate.tags or {}), "coupling": coupling})
+        laws = [x for x in checks_of(other) if x.name in {"frequency_pairs", *failed}]
+        for item in sorted(laws, key=lambda x: x.name != "frequency_pairs"):
+            rest = max(end - time.monotonic(), 0.0)
+            trial = CheckRun(other, item.name, seed, _FEW_SEEDS, rest / 2)
+            result = _run_check(item, trial, rest, rest)
+            _correct([result], [trial], alpha)
+            if result.status != PASS:
+                break
+        else:
+            names += [coupling] * bool(laws)
+    return [f"matches what is declared except that coupling is {' or '.join(names)}"] * bool(names)
 
 
 def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
@@ -267,48 +300,6 @@ def _signatures(trial: CheckRun) -> str:
         return f"{called}, defined as fn{inspect.signature(trial.adapter.fn)}"
     except Exception:  # no signature, or one that fails
         return called
-
-
-def _not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
-    """Return checks of such estimators that were not made, and why."""
-    left = [item for item in CHECKS.values() if item.name not in set(chosen)]
-    more = list(_with_more(adapter))
-    reasons = {}
-    for item in (item for item in left if adapter.has(*item.traits)):
-        if item.applies(adapter):
-            reasons[item.name] = LEFT_OUT
-        elif adapter.has("random") and not adapter.draws and item.of_draws:
-            reasons[item.name] = "needs frequencies of its own for each seed"
-        elif needed := next((words for words, other in more if item.applies(other)), ""):
-            reasons[item.name] = f"needs {needed}"
-    return reasons
-
-
-# Tags without which, or with another value of which, more checks may apply.
-_LIMITING = (
-    *("dtype", "epsilon", "features", "coupling", "layout", "centres", "weighting"),
-    *("self_attention", "causal_only", "same_value_size", "multiple_of", "empty_rows"),
-)
-
-
-def _with_more(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
-    """Yield what else may be declared, one or two at a time, as on the command line."""
-    tags: dict[str, Any] = dict(adapter.tags or {})
-    more: list[tuple[str, set[str], dict[str, Any]]] = [
-        (f"--capability {name}", {name}, {})
-        for name in sorted({*adapter.record.options} & {*CAPABILITIES} - {*adapter.capabilities})
-    ]
-    for name in _LIMITING:
-        value = "chunks" if name == "centres" else DEFAULTS[name]
-        if tags[name] != value:
-            more.append((f"--tag {name}={write_tag(value)}", set(), {name: value}))
-    for count in (1, 2):
-        for some in combinations(more, count):
-            capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
-            changed = tags | {name: value for _, _, tag in some for name, value in tag.items()}
-            words = " and ".join(words for words, _, _ in some)
-            with suppress(TypeError, ValueError):
-                yield words, Adapter(adapter.fn, adapter.estimator, capabilities, changed)
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:

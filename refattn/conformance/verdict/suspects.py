@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from functools import cache
-from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -109,13 +106,7 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspe
 
 def _killers(adapter: Adapter) -> dict[str, list[str]]:
     """Return defects of the estimator and the checks that each fails."""
+    from .explanations import kills
+
     names = (adapter.record.name, *adapter.record.aliases)
     return {mutant: x for name in names for mutant, x in kills().get(name, {}).items()}
-
-
-@cache
-def kills() -> dict[str, dict[str, list[str]]]:
-    """Load which checks fail for which defect, as measured; see `defects`."""
-    text = resources.files(__package__).joinpath("kills.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content

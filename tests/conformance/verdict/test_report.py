@@ -5,12 +5,15 @@ import math
 import os
 import re
 import sys
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 
 from refattn.conformance import Report, Result
+from refattn.conformance.verdict.explanations import explain
 from refattn.conformance.verdict.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
 
 MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
@@ -140,6 +143,17 @@ def test_failures_at_extreme_inputs_only_have_words_of_their_own():
         assert says(report(result(FAIL, "range"), result(status, "formula"))) == {False}
 
 
+def test_names_in_a_page_lead_to_their_explanations():
+    """To the text that `refattn explain` prints, of checks and of known bugs that results have."""
+    like = replace(result(FAIL, check="causal"), suspects=["softmax-scale-missing: too large"])
+    text = report(like, result(check="contract")).to_html()
+    for name in ("causal", "softmax-scale-missing", "contract"):
+        assert f'<a href="#explain-{name}">{name}</a>' in text
+        (shown,) = re.findall(rf'id="explain-{name}">(.*?)</pre>', text, re.DOTALL)
+        assert unescape(shown) == "\n".join(explain(name))
+    assert "#explain-" not in report(result(check="of another version")).to_html()
+
+
 def test_limits_are_in_every_format():
     limits = {"head_sizes": "only d of 64, 128 were tried", "dtype": f"{MARKUP} only"}
     found, free = report(result(), limits=limits), report(result())
@@ -202,7 +216,8 @@ def test_the_page_has_no_script_and_needs_no_other_file(everything):
     for tag, attributes in found.elements:
         assert tag not in {"script", "img", "iframe", "object", "embed", "base", "form"}
         assert not any(name.startswith("on") for name in attributes)
-        assert {attributes.get("src"), attributes.get("href")} <= {None, "data:,"}
+        links = {attributes.get("src"), attributes.get("href")} - {None, "data:,"}
+        assert all(link.startswith("#") for link in links)
     assert "script" not in {tags[-1] for tags, _ in found.texts if tags}
     style = "".join(data for tags, data in found.texts if "style" in tags)
     assert not re.search(r"url\(|@import", style)

@@ -219,6 +219,29 @@ def test_a_convention_of_causal_attention_is_blamed_once():
     assert check(declared, checks=names).verdict == "PASS"
 
 
+@pytest.mark.long("orthogonal", "antithetic")
+@pytest.mark.parametrize("coupling", ["iid", "orthogonal", "antithetic"])
+def test_another_coupling_is_named(monkeypatch, coupling):
+    """Where only the distribution of what is drawn is wrong."""
+    monkeypatch.setattr(runner, "_FEW_SEEDS", 60)
+    if coupling != "orthogonal":  # which fewer seeds do not tell from iid
+        monkeypatch.setitem(runner.LEVELS, "quick", 60)
+    drawn = partial(refattn.random_feature_attention, coupling=coupling)
+    declared = "iid" if coupling == "orthogonal" else "orthogonal"
+    found = check(of(drawn, "rfa", coupling=declared), checks=["frequency_pairs"])
+    assert found.diagnosis == [f"matches what is declared except that coupling is {coupling}"]
+
+
+def test_no_other_coupling_is_tried_where_a_formula_is_wrong_too(monkeypatch):
+    monkeypatch.setitem(runner.LEVELS, "quick", 60)
+    monkeypatch.setattr(runner, "_other_couplings", None)
+    wrong = changed(after=lambda out, *_: out + 0.1, fn=refattn.random_feature_attention)
+    names = ["frequency_pairs", "weighted_mean"]
+    found = check(of(wrong, "rfa", coupling="orthogonal"), checks=names)
+    assert failures(found) == set(names)
+    assert found.diagnosis == []
+
+
 def test_a_verdict_names_its_limits():
     tags = {"fixed_frequencies": "yes", "head_sizes": "8", "epsilon": 0.0}
     adapter = of(partial(refattn.random_feature_attention, omega=np.eye(8)), "rfa", **tags)

@@ -33,6 +33,7 @@ def test_a_known_defect_is_named_by_the_laws_that_it_fails():
 
 def test_one_failed_law_is_no_pattern(monkeypatch):
     monkeypatch.setitem(runner.LEVELS, "quick", 300)
+    monkeypatch.setattr(runner, "_other_couplings", lambda *x: [])
     report = check(of(wide, "rfa"), rng=0, checks=["contract", "feature_sums", "seeds"])
     assert failures(report) == {"feature_sums"}
     assert not any(r.suspects for r in report.results)
