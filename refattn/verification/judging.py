@@ -127,10 +127,6 @@ class _Case:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
-    def is_unlikely(self, name: str) -> bool:
-        """Tell whether a profile is out, or so unlikely that others are tried first."""
-        return self.is_out(name) or self.fits[name].against > _UNLIKELY
-
     def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
         """Try a profile on all rows, or on some along all directions."""
         start, chosen = time.perf_counter(), self.profiles[name]
@@ -332,7 +328,8 @@ def _judge_gradients(parts: Mapping[str, Part], asked: _Asked) -> dict[str, Verd
     left = names
     for case in cases.values():
         case.compare(left)
-        left = [x for x in left if not case.is_unlikely(x)] or left
+        likely = [x for x in left if case.fits[x].against <= _UNLIKELY]
+        left = [x for x in likely if not case.is_out(x)] or left
 
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
     likely = [x for x in names if all(x in y.fits for y in worst_first)]
