@@ -137,10 +137,6 @@ class _Case:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
-    def is_unlikely(self, name: str) -> bool:
-        """Tell whether a profile is out, or so unlikely that others are tried first."""
-        return self.is_out(name) or self.fits[name].against > _UNLIKELY
-
     def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
         """Try a profile on all rows, or on some along all directions."""
         start, chosen = time.perf_counter(), self.profiles[name]
@@ -391,7 +387,8 @@ def _judge_gradients(
     left = names
     for case in cases.values():
         case.compare(left)
-        left = [x for x in left if not case.is_unlikely(x)] or left
+        likely = [x for x in left if case.fits[x].against <= _UNLIKELY]
+        left = [x for x in likely if not case.is_out(x)] or left
 
     every, names = names, [x for x in names if may_be_one(forward, x)]
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))

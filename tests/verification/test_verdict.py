@@ -572,6 +572,9 @@ OF_ALL = {
     "all but one are ruled out": (
         {"dq u": 9.0}, "dq m dq f", "", "dq u dk u dv u", "u",
     ),
+    "one that is unlikely comes last": (
+        {"dq m": 20.0}, "", "dk f dk u", "dq f dk f dq u dk u dq m dk m dv m", "m",
+    ),
     "all are ruled out": ({"dk f": -5.0}, "dk m dk f dk u", "", "dq m dv m", "m"),
 }  # fmt: skip
 
