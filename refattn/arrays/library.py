@@ -264,10 +264,11 @@ def exp(x: Array, xp: Any) -> Array:
 def flush_small(x: Array, xp: Any) -> Array:
     """Replace logs of subnormal numbers by -inf in our own temporary `x`; in place on NumPy.
 
-    Products with subnormal numbers take up to a hundred times as long. In longdouble they stay.
+    Products with subnormal numbers take up to a hundred times as long. In longdouble they stay, and
+    on GPUs, where they cost nothing.
     """
     tiny = float(xp.finfo(x.dtype).smallest_normal)
-    if tiny == 0:  # of longdouble, as a float
+    if tiny == 0 or is_cupy_array(x):  # 0 of longdouble, as a float
         return x
     floor = math.log(tiny)
     if is_numpy_array(x):
