@@ -65,7 +65,6 @@ class Sums(NamedTuple):
     total: Array  # (..., n, d_v)
     mass: Array  # (..., n, 1)
     base: Array  # (..., n, 1), -inf where no key was seen
-    both: Array = None  # (..., n, d_v + 1), total and mass where they are parts of one array
 
 
 @as_written
@@ -133,11 +132,10 @@ def attend(
                 scores = add(scores, band.alibi(slopes, box, j, xp))
             masked = None if mask is None else part(mask, (*head, i, j))
             visible = band.visible(i, j, device(q), xp, masked)
+            bounded = None
             if norms is not None and visible is None:
                 bounded = _bounded(norms, reach(head, j, k_j, bias_j, v_j, xp), m)
-                yield _sum_joined(*weigh(scores, None, m, xp, bounded), v_j, memory)
-                continue
-            weights = weigh(scores, visible, m, xp)
+            weights = weigh(scores, visible, m, xp, bounded)
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
@@ -262,11 +260,6 @@ def sum_values(
     return Sums(total, mass, base)
 
 
-def _sum_joined(weights: Array, base: Array, v: Array, memory: Workspace | None) -> Sums:
-    """Sum weights and values in one product."""
-    return split_ones(sum_of_products(weights, with_ones(v, np, memory), memory), base)
-
-
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
@@ -279,7 +272,7 @@ def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
 
 def split_ones(totals: Array, base: Array) -> Sums:
     """Split sums (..., d_v + 1) of values and of 1."""
-    return Sums(totals[..., :-1], totals[..., -1:], base, totals)
+    return Sums(totals[..., :-1], totals[..., -1:], base)
 
 
 class _Reach(NamedTuple):
@@ -371,8 +364,8 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
 
 def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     """Add the sums over two sets of keys, of which the totals may be overwritten."""
-    if a.base is b.base and a.both is not None:
-        return split_ones(add(a.both, b.both), a.base)
+    if a.base is b.base:
+        return Sums(add(a.total, b.total), a.mass + b.mass, a.base)
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
     total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))
