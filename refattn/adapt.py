@@ -60,7 +60,7 @@ def __dir__() -> list[str]:
 
 
 class Centred(NamedTuple):
-    """Queries and keys less constants, with the bias that keeps exact attention the same.
+    """Queries and keys minus constants, with the bias that keeps exact attention the same.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Centred(NamedTuple):
 
 
 class Assessment(NamedTuple):
-    """Error to expect and error found, for each head.
+    """The predicted and the measured error of each head.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
 
 
 def oprf(q: Moments, k: Moments) -> Gaussian:
-    r"""Optimal isotropic Gaussian proposal with mean 0 (OPRF).
+    r"""Find the optimal isotropic Gaussian proposal with mean 0 (OPRF).
 
     .. math::
         \omega \sim N(0, \sigma^2 I), \quad \sigma^2 = \frac{1 + u}2, \quad
@@ -255,7 +255,7 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
 
 
 def sderf(q: Moments, k: Moments) -> Gaussian:
-    r"""Optimal Gaussian proposal with mean 0 (SDERF).
+    r"""Find the optimal Gaussian proposal with mean 0 (SDERF).
 
     .. math::
         \omega \sim N(0, Q \, \mathrm{diag}(\sigma_i) \, Q^T), \qquad
@@ -324,7 +324,7 @@ def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None
 
 
 def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
-    r"""Optimal Gaussian proposal.
+    r"""Find the optimal Gaussian proposal.
 
     .. math::
         \omega \sim N(\mu_q + \mu_k, \; Q \, \mathrm{diag}(\sigma_i) \, Q^T)

@@ -329,7 +329,7 @@ def _some_heads(inputs: Inputs) -> Inputs:
 
 
 def names() -> list[str]:
-    """Name the estimators that stand for softmax attention, in the order of the registry."""
+    """List the estimators that approximate softmax attention, in the order of the registry."""
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
 
 

@@ -77,7 +77,7 @@ class Moments(NamedTuple):
 
 @held()
 class Summary(NamedTuple):
-    """What a covariance is worth, on the host and in float64.
+    """How far a covariance can be trusted, on the host and in float64.
 
     Attributes
     ----------
@@ -355,7 +355,7 @@ def shrinkage_intensity(m: Moments) -> Array:
 
 @as_written
 def summary(m: Moments) -> Summary:
-    r"""Say what the moments are worth: number of rows, eigenvalues, condition, effective rank.
+    r"""Summarise the moments: number of rows, eigenvalues, condition, effective rank.
 
     .. math:: \mathrm{erank} = \exp\Bigl(-\sum_i p_i \log p_i\Bigr),
               \qquad p_i = \lambda_i / \textstyle\sum_j \lambda_j

@@ -37,7 +37,7 @@ _PART = 512  # rows that times are estimated by
 
 
 class Choice(NamedTuple):
-    """What reaches the target for least."""
+    """The cheapest estimator that reaches the target."""
 
     estimator: str
     num_features: float | None  # S, if it has one
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
 
 @held()
 class Advice(NamedTuple):
-    """What was found; arrays have shape (...) over the heads after what is stated.
+    """The result of `study`; arrays have leading axes as stated, then (...) over the heads.
 
     Attributes
     ----------

@@ -32,7 +32,7 @@ PAIRS = 2**21  # estimators are measured on heads with at most so many pairs of 
 
 
 class Candidate(NamedTuple):
-    """What was measured of an estimator.
+    """The measurements of one estimator.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Candidate(NamedTuple):
 
 @held()
 class Plan(NamedTuple):
-    """What is to be measured, on what, and about how long it takes: see `plan`.
+    """The estimators, arrays and sizes to measure, and the estimated time: see `plan`.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class Plan(NamedTuple):
 
 @held()
 class Search(NamedTuple):
-    """What was measured: the plan, and the candidates in its order."""
+    """The result of `search`: the plan, and the candidates in its order."""
 
     plan: Plan
     candidates: list[Candidate]

@@ -49,7 +49,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
 
 
 class Estimator(NamedTuple):
-    """What the rest of the package knows of an estimator.
+    """The record of an estimator, from which the rest of the package works.
 
     Attributes
     ----------

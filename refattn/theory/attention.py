@@ -19,7 +19,7 @@ LARGE_SAMPLE = 10.0  # effective samples from which terms of order 1/S^2 matter 
 
 @held()
 class Law(NamedTuple):
-    """What to expect of estimated attention.
+    """The predicted bias and variance of estimated attention.
 
     Attributes
     ----------

@@ -19,10 +19,10 @@ def print_tolerance(
     """Print the tolerance that a correct kernel needs, and if `verbose` how known bugs fare."""
     page.say(introduction(tensors, problem, tolerance.dtype))
     page.say(
-        "\nneeds: the smallest tolerance |got - exact| <= atol + rtol |exact| that a correct kernel"
+        "\nneeds: the smallest tolerance |got - exact| <= atol + rtol |exact| that a correct "
+        f"kernel meets, by profile: with probability {1 - LEVEL:.6f} if roundings are independent, "
+        "or always (proven); as atol alone, with rtol 0, or as a pair of both"
     )
-    page.say(f"meets, by profile: with probability {1 - LEVEL:.6f} if roundings are independent,")
-    page.say("or always (proven); as atol alone, with rtol 0, or as a pair of both")
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
     columns = [x for x in needs.columns if x.name != "head"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Failure(Exception):
-    """What a candidate did wrong: what was expected, and what came instead."""
+    """A mistake of a candidate: the expected result, and what it returned instead."""
 
     def __init__(self, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}; got {got}")
