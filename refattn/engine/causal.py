@@ -23,7 +23,7 @@ from ..arrays.library import (
 )
 from ..arrays.threads import available, for_each
 from .hops import Keys, concatenate, joined
-from .kernel import Attended, buffers, combine
+from .kernel import Attended, Sums, buffers, combine
 from .scores import causal_mask
 
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache
@@ -228,9 +228,15 @@ def _attend_leaves(
     before, after = features.before(seen.state, features.accumulate(keys, mask))
     seen.add(after)
     sums = [*features.read(rows, before), *features.pairs(rows, keys, visible)]
-    done = features.finish(reduce(partial(combine, xp=xp), sums))
-    lse = xp.reshape(done.lse, (*done.lse.shape[:-2], math.prod(shape)))
-    return Attended(joined(done.out, xp)[..., :n, :], lse[..., :n])
+    total = reduce(partial(combine, xp=xp), sums)
+
+    def of_rows(x: Array) -> Array:
+        x = xp.broadcast_to(x, (*total.total.shape[:-1], x.shape[-1]))
+        return joined(x, xp)[..., :n, :]
+
+    # Without rows that only fill a leaf: where these are 0 / 0, derivatives are nan in all.
+    done: Attended = features.finish(Sums(*map(of_rows, total)))
+    return done
 
 
 def leaves(x: Array, shape: tuple[int, int], xp: Any, missing: int = 0) -> Array:

@@ -73,7 +73,7 @@ def cases():
 def test_right_candidates_pass(row, extent, monkeypatch):
     """Laws have few seeds: of functions of the package as many as their power needs."""
     monkeypatch.setitem(runner.LEVELS, "quick", 100 if row.kind == "other" else 500)
-    monkeypatch.setattr(runner, "_not_tried", lambda *_: {})
+    monkeypatch.setattr(runner, "not_tried", lambda *_: {})
     names = [x.name for x in checks_of(row.adapter) if x.name.startswith(row.checks or ("",))]
     if extent == "cheap":
         names = [x for x in names if x in CHEAP][:3] or names[:1]

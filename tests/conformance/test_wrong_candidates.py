@@ -79,7 +79,7 @@ def briefly(monkeypatch):
     """Nobody looks for what a failure is like, nor what would have to be declared for more."""
     monkeypatch.setattr(runner, "suspect", lambda *_: None)
     monkeypatch.setattr(runner, "diagnose", lambda *_: [])
-    monkeypatch.setattr(runner, "_not_tried", lambda *_: {})
+    monkeypatch.setattr(runner, "not_tried", lambda *_: {})
 
 
 # Checks that take over .2 s of CPU, as do all of some estimators, and defects that need the end of

@@ -67,7 +67,7 @@ OF_NEEDS = [(x, y) for x in ("bfloat16", "float16", "float32") for y in usual_pr
 def test_the_smallest_tolerance(dtype, name):
     """A correct kernel exceeds it with a probability of 1e-6, and a smaller one more often."""
     arrays = sample(dtype, 24, 64)
-    whole, *heads = tolerance._measure_needs(problems.pose_arrays(*arrays), dtype, name)
+    whole, *heads = tolerance.measure_needs(problems.pose_arrays(*arrays), dtype, name)
     assert [x.head for x in (whole, *heads)] == [None, (0,), (1,), (2,)]
     every = rows_of(arrays, dtype, name)
     for need in (whole, *heads):
@@ -117,7 +117,7 @@ def test_what_torch_gives_is_within(dtype):
     narrow = [torch.tensor(x).to(getattr(torch, dtype)) for x in arrays]
     got = torch.nn.functional.scaled_dot_product_attention(*narrow).double().numpy()
     exact = naive.softmax_attention(*arrays)
-    for need in tolerance._measure_needs(problems.pose_arrays(*arrays), dtype, "flash"):
+    for need in tolerance.measure_needs(problems.pose_arrays(*arrays), dtype, "flash"):
         error, size = np.abs(got - exact), np.abs(exact)
         if need.head is not None:
             error, size = error[need.head], size[need.head]
@@ -387,7 +387,7 @@ def test_the_type_of_the_file_and_its_mask(tmp_path, few):
     few("mask left out", "softcap left out", "window ends early, by 1")
     path, mask = tmp_path / "file.npz", np.arange(128) < 100
     save(path, sample("float16", n=16, heads=1), np.float16, mask=mask)
-    result = run(path, "--profile", "flash", "--window", "60,", "--softcap", "20")
+    result = run(*(path, "--profile", "flash", "--window", "60,", "--softcap", "20", "--verbose"))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].endswith("mask (128,) bool, float16")

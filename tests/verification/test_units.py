@@ -188,7 +188,7 @@ def test_tolerances_have_the_drift():
     """Twice the drift of an output is more than what rounding moves it by."""
     arrays = {x: y for x, y in made("volta", "float16", "one sign", 8, 512).items() if x != "out"}
     plain, cut = (
-        tolerance._measure_needs(pose_arrays(**arrays), "float16", x)
+        tolerance.measure_needs(pose_arrays(**arrays), "float16", x)
         for x in ("flash", "flash@volta")
     )
     plain, cut = next(plain), next(cut)

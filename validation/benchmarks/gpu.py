@@ -34,7 +34,7 @@ except ModuleNotFoundError:
 import refattn
 from refattn.arrays import blocks as arrays_blocks
 from refattn.arrays import library
-from refattn.engine import causal, positive
+from refattn.engine import causal
 
 from .. import results
 from ..results import Section
@@ -320,7 +320,7 @@ Patches = dict[str, Callable[[], Any]]
 @contextmanager
 def _steps(leaves: int, leaf: int) -> Iterator[None]:
     """Causal steps of so many leaves, of so many tokens each."""
-    with mock.patch.object(causal, "_LEAVES", leaves), mock.patch.object(positive, "LEAF", leaf):
+    with mock.patch.multiple(causal, _LEAVES=leaves, _LEAF=leaf):
         yield
 
 
