@@ -8,7 +8,6 @@ from itertools import product
 import numpy as np
 
 from .blocks import WHOLE, blocks, cache_sizes, part, tiles
-from .heads import broadcast_lead
 from .library import Array, Workspace, array_namespace, is_numpy_array
 
 _TERMS = 64  # that one matrix product may add
@@ -38,7 +37,8 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
 
 def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
     """Return the shape of a product of matrices."""
-    return (*broadcast_lead(x, y), x.shape[-2], y.shape[-1])
+    lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(y.shape[:-2]))
+    return (*lead, x.shape[-2], y.shape[-1])
 
 
 def sum_of_products(

@@ -13,9 +13,9 @@ import numpy as np
 
 from ..arrays.library import Doubles, constant, is_array_api_obj, to_host
 from ..rounding.formats import dtype_of, widen
-from .outputs import Case, Trial, gradient_errors, pose
+from .outputs import Case, Trial, gradient_errors, pose_case
 
-_NEAR = 0.05  # relative error at which an output is taken for the formula
+_TAKEN_FOR = 0.05  # relative error at which an output is taken for the formula
 # What public code calls our arguments.
 _WORDS = {
     "q": "query queries",
@@ -30,7 +30,7 @@ _WORDS = {
     "sinks": "s_aux",
 }
 _NAMES = {word: name for name, words in _WORDS.items() for word in words.split()}
-_OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
+_READ_OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
 
 
 class Unclear(ValueError):
@@ -95,7 +95,7 @@ class Substitute:
         numbers = {x: widen(x, arguments[x]) for x in "qkv"}
         key = (
             b"".join(x.tobytes() for x in numbers.values())
-            + repr({x: arguments.get(x) for x in _OPTIONS}).encode()
+            + repr({x: arguments.get(x) for x in _READ_OPTIONS}).encode()
         )
         if key not in self._found:
             self._found[key] = self._guess(numbers, arguments, out)
@@ -122,7 +122,7 @@ class Substitute:
             swapped = options.pop("layout") == "bnhd" and got.ndim > 2
             q, k, v, expected = (_swap(x, swapped) for x in (*numbers.values(), got))
             try:
-                case = pose(q, k, v, dtype=dtype, **options)
+                case = pose_case(q, k, v, dtype=dtype, **options)
             except (TypeError, ValueError) as error:
                 reason = str(error)
                 continue
@@ -140,7 +140,7 @@ class Substitute:
                 f"the kernel's arrays cannot be read ({reason}); give the comparison to "
                 "refattn.testing.audit"
             )
-        if least > _NEAR:
+        if least > _TAKEN_FOR:
             raise Unclear(
                 f"the kernel's output is not softmax attention of its first three arrays: it is "
                 f"off by {least:.0%}; say --layout, --causal or --scale if they differ from what "
@@ -194,7 +194,7 @@ def _arguments(
 
 def _options(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Read the options of the formula."""
-    for name in _OPTIONS:
+    for name in _READ_OPTIONS:
         x = arguments.get(name)
         if x is None:
             continue

@@ -22,9 +22,9 @@ from ..rounding.profiles import PROFILES
 from ..rounding.roundings import RowErrors
 
 _BACKWARD = "backward"
-_OPTIONS = {"bias": "bias", "sink": "sinks", "softcap": "softcap", "window": "window"}
+_NEEDS = {"bias": "bias", "sink": "sinks", "softcap": "softcap", "window": "window"}
 # Kinds of bugs by their names, the first that fits.
-_KINDS = {
+_KINDS_OF = {
     _BACKWARD: "-backward-|-behind$",
     "head": "head|group|gqa|batch|interleaved|padding-of-the-first",
     "mask": "mask|causal|window|padding|hidden|empty|unmasked",
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
     def attend(self, **changes: Any) -> Doubles:
         """Compute the formula with other arrays or options."""
-        out: Doubles = _formula(self.estimator)(**{**self.arrays, **self.options, **changes})
+        out: Doubles = _definition(self.estimator)(**{**self.arrays, **self.options, **changes})
         return out
 
     def write(self, out: Doubles) -> Doubles:
@@ -101,7 +101,7 @@ class Trial(NamedTuple):
 
 
 @cache
-def _formula(name: str) -> Edited:
+def _definition(name: str) -> Edited:
     return next(x.fn for x in right() if x.name == name)
 
 
@@ -110,13 +110,13 @@ def gradient_errors(
 ) -> tuple[dict[str, Doubles], dict[str, Doubles]]:
     """Return how far gradients in q, k and v are off, and the exact ones."""
     assert trial.backward is not None
-    exact = case.call(_formula(f"{case.estimator}-{_BACKWARD}"), d_out=d_out)[1:]
+    exact = case.call(_definition(f"{case.estimator}-{_BACKWARD}"), d_out=d_out)[1:]
     found = case.call(trial.backward, d_out=d_out)[1:]
     errors = (x - y for x, y in zip(found, exact, strict=True))
     return dict(zip("qkv", errors, strict=True)), dict(zip("qkv", exact, strict=True))
 
 
-def pose(
+def pose_case(
     q: Any, k: Any, v: Any, *, dtype: str | None = None, estimator: str = "softmax", **options: Any
 ) -> Case:
     """Pose arrays as a case, with the roundings of a usual kernel simulated."""
@@ -132,7 +132,7 @@ def pose(
     problem = pose_arrays(**given)
     if CALLED[problem.kind] != estimator:
         raise ValueError("`omega` must be given for rfa, and for no other estimator.")
-    exact = _formula(estimator)(**arrays, **options)
+    exact = _definition(estimator)(**arrays, **options)
     errors = _simulate_errors(problem, dtype)
     return Case(arrays, MappingProxyType(options), estimator, dtype, exact, errors, problem)
 
@@ -188,11 +188,11 @@ def trivial() -> Iterator[Trial]:
 def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
     """List the bugs of the catalogue but for those of options that are not there."""
     for x in wrong():
-        option = _OPTIONS.get(x.name.removeprefix(f"{estimator}-").partition("-")[0].rstrip("s"))
+        option = _NEEDS.get(x.name.removeprefix(f"{estimator}-").partition("-")[0].rstrip("s"))
         there = option is None or option in options
         random = x.fn.over == "dropout" or x.name == f"{estimator}-dropout"
         if x.estimator == estimator and there and not random:
-            kind = next((k for k, words in _KINDS.items() if re.search(words, x.name)), "other")
+            kind = next((k for k, words in _KINDS_OF.items() if re.search(words, x.name)), "other")
             back = x.fn if kind == _BACKWARD else None
             compute = partial(_right, x.fn) if back else partial(_wrong, x.fn)
             yield Trial(x.name, kind, x.effect, compute, back)

@@ -1,4 +1,4 @@
-"""Run a test again and again with a kernel replaced: of pytest, a script, or a function."""
+"""TestRun a test again and again with a kernel replaced: of pytest, a script, or a function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .kernels import Substitute, Unclear
 from .outputs import Trial
 from .study import Audit, audit, conclude
 
-Run = Callable[[], str]  # says why it fails
+TestRun = Callable[[], str]  # says why it fails
 
 
 def audit_test(
@@ -115,9 +115,9 @@ def _fails(call: Callable[[], Any]) -> str:
 
 
 def _study(
-    runs: Sequence[Run], substitute: Substitute, track: Callable[[Sequence[Any]], Iterable[Any]]
+    runs: Sequence[TestRun], substitute: Substitute, track: Callable[[Sequence[Any]], Iterable[Any]]
 ) -> Audit:
-    """Run tests as they are, and then with each trial; it passes if all do."""
+    """TestRun tests as they are, and then with each trial; it passes if all do."""
 
     def passes(trial: Trial | None) -> bool:
         substitute.trial = trial

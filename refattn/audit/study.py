@@ -24,14 +24,14 @@ from .outputs import (
     Trial,
     gradient_errors,
     known,
-    pose,
+    pose_case,
     trivial,
     usual_profile,
 )
 
-_ALIKE = 1e-9  # of the largest number: what differs less is no bug on these inputs
-_SMALL = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
-_SIZES = [2.0 ** (i / 8) for i in range(-112, 1)]
+_NO_DIFFERENCE = 1e-9  # of the largest number: what differs less is no bug on these inputs
+_BELOW_ROUNDING = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
+_GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 
 Passes = Callable[[Trial | None], bool]
 
@@ -231,7 +231,7 @@ def audit(
     """
     if not callable(compare):
         raise TypeError(f"`compare` must be callable, got {type(compare).__name__}.")
-    case = pose(q, k, v, dtype=dtype, estimator=estimator, **options)
+    case = pose_case(q, k, v, dtype=dtype, estimator=estimator, **options)
     write, expected = _for_user(q, case)
 
     def passes(trial: Trial | None) -> bool:
@@ -274,7 +274,7 @@ def conclude(
     names: dict[str, list[str]] = {"rejected": [], "hidden": [], "alike": []}
     options = {name for x in cases for name in x.options}
     for bug in track(list(known(case.estimator, options))):
-        trial = bug._replace(compute=_once(bug.compute))
+        trial = bug._replace(compute=_remembered(bug.compute))
         if trial.backward is None and not forward:
             continue
         found = [_measure(*x, trial, gradients) for x in zip(cases, needed, strict=True)]
@@ -310,7 +310,7 @@ def _describe(case: Case) -> str:
     return ", ".join(words) or "no options"
 
 
-def _once(compute: Callable[[Case], Doubles]) -> Callable[[Case], Doubles]:
+def _remembered(compute: Callable[[Case], Doubles]) -> Callable[[Case], Doubles]:
     """Compute once for each case."""
     found: dict[int, Doubles] = {}
 
@@ -336,10 +336,10 @@ def _measure(case: Case, needed: Allowance, trial: Trial, gradients: bool) -> Su
         np.nan_to_num(np.abs(x - case.exact), nan=inf, posinf=inf) for x in (out, written)
     )
     largest, above = float(np.max(error, initial=0.0)), error > allowed
-    if largest <= _ALIKE * float(np.max(size, initial=0.0)):
+    if largest <= _NO_DIFFERENCE * float(np.max(size, initial=0.0)):
         return "alike"
-    relative, caught = _relative(error, size), bool(np.any(off > allowed))
-    small = relative <= _SMALL * FORMATS[case.dtype].unit
+    relative, caught = _relative_error(error, size), bool(np.any(off > allowed))
+    small = relative <= _BELOW_ROUNDING * FORMATS[case.dtype].unit
     if not caught and (small or _verdict(case, written) != "FAIL"):
         return "hidden"
     rows = float(np.mean(above.any(axis=-1)))
@@ -351,7 +351,7 @@ def _verdict(case: Case, written: Doubles) -> str:
     return verify(**arrays, out=written, dtype=case.dtype, estimator=case.estimator).verdict
 
 
-def _relative(error: Doubles, size: Doubles) -> float:
+def _relative_error(error: Doubles, size: Doubles) -> float:
     return float(np.sqrt(np.sum(error**2) / (np.sum(size**2) or 1.0)))
 
 
@@ -364,9 +364,9 @@ def _measure_gradients(case: Case, trial: Trial) -> Survivor | str:
         return "alike"
     error, size = (np.concatenate([x.ravel() for x in y.values()]) for y in (errors, exact))
     error = np.nan_to_num(np.abs(error), nan=inf, posinf=inf)
-    relative = _relative(error, size)
+    relative = _relative_error(error, size)
     if relative <= FORMATS[case.dtype].unit:
-        return "alike" if relative <= _ALIKE else "hidden"
+        return "alike" if relative <= _NO_DIFFERENCE else "hidden"
     largest = float(np.max(error, initial=0.0))
     return Survivor(trial.name, relative, trial.kind, largest, nan, False, trial.effect)
 
@@ -374,7 +374,7 @@ def _measure_gradients(case: Case, trial: Trial) -> Survivor | str:
 def _find_sizes(case: Case, passes: Passes) -> dict[str, float]:
     """Find the largest size that passes of each bug with one."""
     lengths = (case.arrays["k"].shape[-2], case.exact.shape[-2])
-    steps: dict[str, tuple[Any, Sequence[float]]] = {x: (y, _SIZES) for x, y in FACTORS.items()}
+    steps: dict[str, tuple[Any, Sequence[float]]] = {x: (y, _GROWING) for x, y in FACTORS.items()}
     for (name, make), length in zip(COUNTS.items(), lengths, strict=True):
         steps[name] = make, range(1, length + 1)
     sizes = {}

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    "audit",
     epilog=examples(
         "refattn audit tests/test_attn.py::test_forward --kernel mykernels:flash",
         "refattn audit check_attn.py --kernel mykernels:flash --json audit.json",
-    )
+    ),
 )
 @click.argument("test", metavar="TEST")
 @click.option("--kernel", metavar="MODULE:FUNCTION", help="The kernel that TEST calls.")
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 @scale_option
 @format_option
 @json_option("Write everything that was tried and found.")
-def audit(
+def audit_command(
     test: str,
     kernel: str | None,
     layout: str | None,

@@ -19,7 +19,7 @@ from .streams import drop_unread, unread
 
 # Commands: module and function, imported when they run, and the line of `refattn --help`.
 COMMANDS = {
-    "audit": ("audit:audit", "List the bugs that a test of a kernel does not notice."),
+    "audit": ("audit:audit_command", "List the bugs that a test of a kernel does not notice."),
     "check": ("check:check", "Check an implementation of an attention estimator."),
     "compare": ("compare:compare", "Compare estimators with exact attention; recommend one."),
     "explain": ("explain:explain", "Explain a check, a known bug, or another name in a report."),

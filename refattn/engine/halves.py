@@ -22,12 +22,12 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
 
     Exponents x of queries and y of keys are (..., T, c, S), as is `known`, the samples of a query.
     """
-    same = _same(x, xp)
+    same = _same_halves(x, xp)
 
     def of_leaves(x: Array, y: Array, known: Array | None) -> Array:
         if x.shape[-2] == 1:
-            return log_sum_exp(_of_known(x + y, known, xp), xp)[..., None]
-        late, early = _relative(x, y, known, xp)
+            return log_sum_exp(_from_known(x + y, known, xp), xp)[..., None]
+        late, early = _relative_to(x, y, known, xp)
         base = xp.max(late, axis=-1, keepdims=True)
         late = xp.exp(late - finite(base, xp))
         far = sum_of_products(late, xp.matrix_transpose(xp.exp(early)))
@@ -45,8 +45,8 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
     """
     if x.shape[-2] == 1:
         return xp.exp(x + y) * products
-    late, early = map(xp.exp, _relative(x, y, None, xp))
-    far, own = _cut(products, xp)
+    late, early = map(xp.exp, _relative_to(x, y, None, xp))
+    far, own = _cut_halves(products, xp)
     moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
     more = times(multiply(far, early), late)
     return xp.concat([moved[..., 0, :, :], moved[..., 1, :, :] + more], axis=-2)
@@ -54,14 +54,14 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
 
 def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]:
     """Sum the same over the queries; return also the kernels of pairs, as of `log_kernel`."""
-    same = _same(x, xp)
+    same = _same_halves(x, xp)
 
     def of_leaves(x: Array, y: Array, products: Array) -> tuple[Array, Array]:
         if x.shape[-2] == 1:
             weights = xp.exp(x + y)
             return weights * products, xp.sum(weights, axis=-1, keepdims=True)
-        late, early = map(xp.exp, _relative(x, y, None, xp))
-        far, own = _cut(products, xp)
+        late, early = map(xp.exp, _relative_to(x, y, None, xp))
+        far, own = _cut_halves(products, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
         moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
         moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
@@ -70,7 +70,7 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
     return of_leaves(x, y, products)
 
 
-def _relative(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
+def _relative_to(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
     """Exponents of queries of the later half, and of keys of the earlier, from a common base."""
     late, early = _half(x, 1, xp), _half(y, 0, xp)
     base = xp.max(early, axis=-2, keepdims=True)
@@ -79,10 +79,10 @@ def _relative(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, 
         return late, early
     # Where a sample has a nan, it is in `late` of those that know the sample.
     early = xp.where(xp.isnan(early), -math.inf, early)
-    return _of_known(late, _half(known, 1, xp), xp), early
+    return _from_known(late, _half(known, 1, xp), xp), early
 
 
-def _of_known(x: Array, known: Array | None, xp: Any) -> Array:
+def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
     return x if known is None else xp.where(known, x, -math.inf)
 
 
@@ -102,7 +102,7 @@ def _of_pairs(x: Array, xp: Any) -> Array:
     return xp.reshape(x, (*lead, count // 2, 2, h, w))
 
 
-def _cut(pairs: Array, xp: Any) -> tuple[Array, Array]:
+def _cut_halves(pairs: Array, xp: Any) -> tuple[Array, Array]:
     """Take pairs of the later with the earlier half, (..., T, h, h), and of each half."""
     *lead, count, c, _ = pairs.shape
     h = c // 2
@@ -110,7 +110,7 @@ def _cut(pairs: Array, xp: Any) -> tuple[Array, Array]:
     return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
-def _same(x: Array, xp: Any) -> Array:
+def _same_halves(x: Array, xp: Any) -> Array:
     """Say of pairs (2, h, 2, h) whether both are in one half."""
     return xp.eye(2, dtype=xp.bool, device=device(x))[:, None, :, None]
 

@@ -40,7 +40,7 @@ from .scores import causal_mask
 from .signed import Totals, merge_totals
 
 _AXES = (-3, -3)  # of leaves, in sums
-_LEAF = 64  # tokens of a leaf on NumPy
+_LEAF_BACK = 64  # tokens of a leaf on NumPy
 _SHARES = 4  # of the heads, at least, for threads
 
 
@@ -257,7 +257,7 @@ def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
         return whole_leaves(n)
-    return leaf_shape(n, _LEAF, max(1, chunk_size(like) // (arithmetic.width * _LEAF)))
+    return leaf_shape(n, _LEAF_BACK, max(1, chunk_size(like) // (arithmetic.width * _LEAF_BACK)))
 
 
 def _pull_in_pairs(

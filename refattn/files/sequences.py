@@ -21,7 +21,7 @@ _Integers = npt.NDArray[np.int64]
 OFFSETS = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")  # of sequences one after another
 LENGTHS = ("cache_seqlens", "seqlens")  # of sequences with keys in blocks
 TABLE = "block_table"
-NAMES = (*OFFSETS, TABLE, *LENGTHS)
+SEQUENCE_ARRAYS = (*OFFSETS, TABLE, *LENGTHS)
 
 
 def take_sequences(
@@ -32,7 +32,7 @@ def take_sequences(
     Axes are those of layout bnhd. Numbers of keys are among all of them, for causal attention in
     the sense of a sequence: shape (tokens,), or (batch, n) with blocks; None for one sequence.
     """
-    given = {name: _read_integers(name, stored[name]) for name in NAMES if name in stored}
+    given = {name: _read_integers(name, stored[name]) for name in SEQUENCE_ARRAYS if name in stored}
     if not given:
         return None
     if "mask" in arrays:

@@ -23,7 +23,7 @@ from ..arrays.stored import (
 )
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
-from .sequences import NAMES, take_sequences
+from .sequences import SEQUENCE_ARRAYS, take_sequences
 
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
@@ -196,7 +196,7 @@ def open_tensors(
     else:
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
     scales = _read_scales(read | {x: arrays[x] for x in "qkv"}, layout)
-    others = set(names) - {*_READ, *NAMES}
+    others = set(names) - {*_READ, *SEQUENCE_ARRAYS}
     return Tensors(path, views, dtypes, lead, others, per_query, scales, last_key)
 
 
@@ -214,7 +214,7 @@ def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles
 
 def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
     try:
-        return read_npz(path, (*_READ, *NAMES))
+        return read_npz(path, (*_READ, *SEQUENCE_ARRAYS))
     except ValueError as error:  # NumPy writes a name for float8_e5m2 that it does not read
         if "dtype descriptor" in str(error):
             raise ValueError(f"{error}: {_CANNOT}") from None

@@ -78,7 +78,7 @@ from .verdict import Verdict
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
-_ENOUGH = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
+_SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -147,7 +147,7 @@ class _Case:
         weights = self.weights if rows is None else self.weights.of_rows(problem)
         look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.inputs])
         if rows is not None:
-            look = look._replace(enough=_ENOUGH)
+            look = look._replace(enough=_SURELY_REJECTED)
         with np.errstate(all="ignore"):
             trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start

@@ -155,7 +155,7 @@ def test_json_and_table_hold_the_same(few):
 
 def test_every_bug_has_a_kind_and_options_that_are_there():
     every = list(outputs.known("softmax", ()))
-    assert {x.kind for x in every} == {*outputs._KINDS, "other"}
+    assert {x.kind for x in every} == {*outputs._KINDS_OF, "other"}
     more = {x.name for x in outputs.known("softmax", ("window", "sinks"))} - {x.name for x in every}
     assert more
     assert all("-window-" in x or "-sink" in x for x in more)

@@ -35,7 +35,7 @@ _POWER = 50.0  # sum of the squares of what an alternative changes, at least, ov
 _EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
-_FIRST = 8  # wrong rows by which alternatives are left out
+_FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
@@ -155,7 +155,7 @@ class Trials:
         ]
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
-        some: Any = wrong[at][:: -(-len(wrong[at]) // _FIRST) or 1] if wrong else []
+        some: Any = wrong[at][:: -(-len(wrong[at]) // _FIRST_ROWS) or 1] if wrong else []
         self.first = [x.take(some) for x in sample.heads[at : at + 1]]
         self.given_first = [x.out[some] for x in self.given[at : at + 1]]
 
@@ -364,7 +364,7 @@ class Trials:
         for text, changes in _ROUNDED.items():
             other = profile._replace(**changes)
             given = Alternative("", self.problem.read_by(other))
-            first = [x.take(slice(_FIRST)) for x in self.sample.heads[:1]]
+            first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
             if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * _RMS**2:
                 continue  # by far
