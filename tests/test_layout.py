@@ -11,7 +11,7 @@ import pytest
 import refattn
 
 ROOT = Path(refattn.__file__).parent
-LINES, MODULES, PARAMETERS, SEARCHES = 600, 20, 7, 60
+LINES, MODULES, PARAMETERS, SEARCHES, HOMES = 600, 20, 7, 60, 90
 FOREIGN = {"torch", "jax", "cupy", "dask", "tensorflow", "mlx", "ndonnx", "sparse"}
 # A folder, or a module at the top, and those that it imports beside `arrays` and `typing`.
 TABLE = {
@@ -66,6 +66,11 @@ class Module:
         self.defines = any(not isinstance(x, HANDS_ON) for x in tree.body) or not tree.body
         documented = (x for x in nodes if isinstance(x, DOCUMENTED))
         self.docstrings = [x for x in map(ast.get_docstring, documented) if x is not None]
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        targets = [y for x in tree.body if isinstance(x, ast.Assign) for y in x.targets]
+        targets += [x.target for x in tree.body if isinstance(x, ast.AnnAssign)]
+        self.names = {x.name for x in tree.body if isinstance(x, kinds)}
+        self.names |= {x.id for x in targets if isinstance(x, ast.Name)}
         self.imports = [x for x in nodes if isinstance(x, ast.Import | ast.ImportFrom)]
         self.functions = [x for x in nodes if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
         self.calls = [x for x in nodes if isinstance(x, ast.Call)]
@@ -213,6 +218,14 @@ def searches_for_the_namespace(modules):
         yield Counter(calls).most_common()
 
 
+def names_with_several_homes(modules):
+    """Some are the words of a protocol, or of a folder; but one name should mean one thing."""
+    homes = Counter(x for module in modules.values() for x in module.names if x[:2] != "__")
+    several = sorted(name for name, count in homes.items() if count > 1)
+    if len(several) > HOMES:
+        yield several
+
+
 def modules_that_only_hand_on(modules):
     """The face of a folder does; elsewhere it is another path to what has one."""
     for name, module in modules.items():
@@ -252,6 +265,10 @@ BREACHES = (
     (modules_that_only_hand_on, {"refattn.engine.hop": '"""Hops."""\nfrom .hops import read'}),
     (docstrings_that_begin_without_a_sentence, {DOOR: "def f():\n    'Attention'"}),
     (docstrings_that_begin_without_a_sentence, {DOOR: '"""Attention to keys\n\nMore."""'}),
+    (
+        names_with_several_homes,
+        dict.fromkeys((DOOR, f"{DOOR}.more"), "".join(f"x{i} = {i}\n" for i in range(HOMES + 1))),
+    ),
     (searches_for_the_namespace, {DOOR: "array_namespace(x)\n" * (SEARCHES + 1)}),
     (searches_for_the_namespace, {DOOR: "library.array_namespace(x)\n" * (SEARCHES + 1)}),
 )
