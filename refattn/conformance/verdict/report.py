@@ -384,7 +384,10 @@ class Report:
                 count -= len(names)
         if count:
             words.append(f"{count} not run: not declared, or not asked for")
-        return f"{'; '.join(words)} (--verbose lists them)" if words else ""
+        more = {x[6:]: len(y) for x, y in self.untried.items() if x.startswith("needs --")}
+        most = max(more, key=lambda x: more[x], default="")
+        hint = f"; {most} adds {more[most]}" if most else ""
+        return f"{'; '.join(words)} (--verbose lists them{hint})" if words else ""
 
     def __str__(self) -> str:
         return self.text()
