@@ -29,7 +29,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "nonnegative": "no weight is negative",
         "unordered-keys": "the order of the keys does not matter, at given frequencies",
         "queries-apart": "the result of a query does not depend on the other queries",
-        "local": "treats near and distant keys of a query differently: tokens must keep their places",
+        "local": "treats near and distant keys of a query differently: tokens keep their places",
         "chunked": "its size is the length of a chunk of distant keys: exact at 1",
         "exponential": "weighs keys by the exponential of an inner product, which may be large",
         "quadratic": "takes time that grows with the product of the numbers of queries and keys",

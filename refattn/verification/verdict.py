@@ -29,7 +29,7 @@ _OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 @held("verdict", "profile", "dtype", "shape", "alpha")
 class Verdict(NamedTuple):
-    """Whether numbers can be those of a correct kernel.
+    """The verdict on the numbers of a kernel: can a correct kernel have produced them?
 
     Attributes
     ----------
@@ -39,47 +39,47 @@ class Verdict(NamedTuple):
     profile : str or None
         The likeliest profile that explains the numbers.
     z : Z
-        Errors over their standard deviations, by that profile or, of those rejected, by the one
-        with which a known defect explains all, or else by the nearest: root mean square, largest,
-        and where that is.
+        Errors over their standard deviations: root mean square, largest, and where that is. The
+        standard deviations are those of `profile` or, if all profiles are rejected, of one with
+        which a known bug explains the errors, or else of the nearest.
     tests : list of Finding
-        What was tried, by that profile.
+        The tests, for the same profile.
     suspects : list of Suspect
-        Known defects that the numbers show, those that explain most first.
+        Known bugs that the numbers show, the one that explains most first.
     remarks : list of str
-        What else is to be seen.
+        Other observations.
     dtype, out_dtype : str
-        The storage type, and that of the output.
+        The storage type, and the type of the output.
     shape : tuple of int
-        Of the output.
+        Shape of the output.
     known : float
-        Share of the elements whose error has a law; for others there is the bound.
+        Share of the elements whose error has a predicted distribution; others only have a bound.
     detectable : dict
-        Sizes of defects that would have been rejected.
+        Sizes of known bugs that would have been rejected.
     alpha : float
-        At most this is the probability that a correct kernel fails.
+        Largest probability that a correct kernel fails.
     trials : dict of str to float
         Smallest corrected p-value of each profile that was tried.
     seconds : float
         Time taken.
     by : str
-        Name of the profile that `z` and `tests` are by.
+        Name of the profile of `z` and `tests`.
     of : str
-        What all of this is said of: `out` or, where gradients are judged, the first of `parts` that
-        failed or, if none did, that lacks power.
+        Array that the other attributes describe: `out` or, if gradients are judged, the first of
+        `parts` that failed or, if none did, that lacks power.
     hardware : str or None
-        The hardware whose matrix units explain the numbers where rounded sums do not.
+        The hardware whose matrix units explain the numbers, if rounded sums do not.
     parts : dict of str to Verdict
-        Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
+        If gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
         alpha.
     looked_at : float
-        Share of the rows that were looked at.
+        Share of the rows that were tested.
     blind : tuple of str
-        Outputs that say nothing of a kernel and would have passed as well.
+        Trivial outputs that would also have passed.
     element : float
-        Standard deviations by which any element is off to be rejected.
+        An element that is off by this many standard deviations is rejected.
     idle : int
-        Rows of which the profile says nothing.
+        Number of rows for which the profile predicts nothing.
     place : str
         Where the wrong rows of a failed part are, in words.
     worst : Worst or None
@@ -121,7 +121,7 @@ class Verdict(NamedTuple):
         return to_json(self, indent=1)
 
     def tables(self) -> tuple[Table]:
-        """Give each suspect of each part as a row, or a part without any."""
+        """Return one row for each suspect of each part, or one for a part without suspects."""
         parts = [portable(x) for x in self.parts.values()] or [portable(self)]
         rows = [x | {"suspects": y} for x in parts for y in x["suspects"] or [None]]
         names = ["of", "verdict", "profile", "dtype", "out_dtype", "alpha", "known", "seconds"]
@@ -131,7 +131,7 @@ class Verdict(NamedTuple):
     def accept(self, stacklevel: int = 2) -> None:
         """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.
 
-        A wrong kernel would have passed then, too: a test that is silent of it means little.
+        A wrong kernel would also have passed then, so the test means little.
         """
         __tracebackhide__ = True  # pytest shows the line that calls
         if self.verdict == "FAIL":
@@ -145,7 +145,7 @@ class Verdict(NamedTuple):
         return self.write()
 
     def write(self, verbose: bool = False) -> str:
-        """Put the verdict into a few lines, or into all that there is to say."""
+        """Write the verdict in a few lines, or with all details."""
         if not self.parts:
             return "\n".join(_write_lines(self, verbose))
         words = [f"{name} {x.verdict}" for name, x in self.parts.items()]
