@@ -137,7 +137,7 @@ class Verdict(NamedTuple):
         if self.verdict == "FAIL":
             raise AssertionError(str(self))
         if self.verdict == "UNDERPOWERED":
-            text = f"such numbers say little of a kernel: {self}"
+            text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def __str__(self) -> str:
@@ -191,7 +191,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from _write_power(verdict, one)
     rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
     if rejected and (not failed or verbose):
-        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
+        yield f"  profiles ruled out: {', '.join(rejected)}"
     if verbose:
         rows = math.prod(verdict.shape[:-1])
         yield (
@@ -242,7 +242,7 @@ def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
     shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
     for x in shown:
         where = f", {x.where}" if x.where else ""
-        yield f"  failed: {x.name} {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
+        yield f"  failed: {x.name} = {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
     if len(shown) < len(failed):
         yield f"  and {len(failed) - len(shown)} more of {len(verdict.tests)} tests failed"
 
@@ -252,8 +252,8 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
     if verdict.looked_at < 1:
         share, files = verdict.looked_at, round(1 / verdict.looked_at)
         yield (
-            f"  looked at {share:.1%} of the rows, drawn with a fixed seed: a defect of one tile "
-            f"of them is seen in one of {files} files; --all looks at all"
+            f"  tested {share:.1%} of the rows, drawn with a fixed seed: a bug in one tile of rows "
+            f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
         yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
@@ -264,20 +264,20 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             if x in _DEFECTS
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
-        yield f"  what is smaller passes unnoticed: {', '.join(sizes)}"
+        yield f"  smaller errors pass unnoticed: {', '.join(sizes)}"
 
 
 def _say_what_next(verdict: Verdict) -> str:
     """Say what to do."""
     if verdict.verdict == "PASS":
-        return "nothing for these inputs; other sizes and options need files of their own"
+        return "nothing for these inputs; test other sizes and options with other files"
     if verdict.verdict == "UNDERPOWERED":
         return f"more rows, or {_LARGER.removeprefix('give ')}"
     if not verdict.suspects:
         return "compare the rows above with exact attention; --plot draws the worst head"
     if verdict.suspects[0].name == "convention":
-        return "look for that in the kernel; if it is meant, give verify the same option"
-    return "look for that in the kernel; --verbose lists all tests"
+        return "look for this cause in the kernel; if it is intended, pass verify the same option"
+    return "look for this cause in the kernel; --verbose lists all tests"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

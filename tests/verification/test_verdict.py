@@ -247,7 +247,7 @@ LOST = np.tile(WITHOUT_LAST, (128, 1))
 EDGES = [np.tri(128, k=x, dtype=bool) | (ONE & ONE.T) for x in (1, -1)]
 EXACT, WINDOW = run(to="float32"), {"window": (64, 0)}
 OWN, SMALL = {"heads": [0], "window": (1, 0)}, {"heads": [0], "sinks": np.array([-1.0])}
-CAPPED = "capped, softly: 1 / cap^2 is 2.4"
+CAPPED = "soft cap: 1 / cap^2 is 2.4"
 
 
 def one_head_of(right, wrong):
@@ -363,7 +363,7 @@ def test_suspects_of_shared_keys_are_of_shared_keys_only(heads):
 
 @pytest.mark.long("128")
 @pytest.mark.parametrize(
-    ("ahead", "words"), [(1, "sees one key more, the next"), (-1, "does not see its last key")]
+    ("ahead", "words"), [(1, "also sees the next key"), (-1, "does not see its last key")]
 )
 @pytest.mark.parametrize("queries", [128, 100])
 def test_causal_attention_off_by_one_that_was_not_said(queries, ahead, words):
@@ -497,7 +497,7 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     far = (found.element - most) / np.max(rows.worst / rows.std)
     p = 2 * math.exp(-(far**2) / 2) * len(found.tests) * out.size
     assert p == pytest.approx(found.alpha, rel=0.05)  # D is of one side, and slack of both
-    words = "\n  it is not what kernels of these profiles give: math\n"
+    words = "\n  profiles ruled out: math\n"
     assert words not in str(found)
     tried = found._replace(trials={"math": 1e-9, "flash": 1.0})
     assert words in str(tried)
