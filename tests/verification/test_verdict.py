@@ -265,7 +265,7 @@ DEFECTS = {
     "scale 3e-3": (lambda: run(scale=SCALE * 1.003), {}, False, "the scale is 1.0029"),
     "last key lost": (lambda: run(mask=LOST), {}, True, "key 127 is missing"),
     "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
-    "edge +1": (lambda: run(mask=EDGES[0]), C, True, "one key more"),
+    "edge +1": (lambda: run(mask=EDGES[0]), C, True, "also sees the next key"),
     "edge -1": (lambda: run(mask=EDGES[1]), C, True, "does not see its last key"),
     "truncated": (lambda: truncated(EXACT), {}, False, "is truncated, not rounded: "),
     "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
@@ -323,7 +323,7 @@ SINKS = BF16(np.random.default_rng(7).normal(2, 1, 2))
 OF_SINKS = {
     "dropped": (None, "agrees if there is no sink", "the sink is missing: "),
     "twice": (SINKS + math.log(2), "agrees if the sink counts twice", "the sink counts 1."),
-    "scaled": (SCALE * SINKS, "agrees if the sink is multiplied by the scale", "the sink is miss"),
+    "scaled": (SCALE * SINKS, "agrees if the sink is also multiplied by", "the sink is miss"),
     "base 2": (math.log2(math.e) * SINKS, "agrees if the sink is multiplied by log2", "counts 2"),
     "a bit large": (1.05 * SINKS, "agrees if e^sink counts 1.1", "the sink counts 1.1"),
     "of another head": (np.roll(SINKS, 1), "", ""),

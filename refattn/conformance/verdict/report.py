@@ -25,7 +25,7 @@ SEVERITIES = {
     "range": "wrong at extreme inputs only",
 }
 STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
-LEFT_OUT = "not asked for"  # of a check that applies
+LEFT_OUT = "not requested"  # of a check that applies
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -383,7 +383,7 @@ class Report:
                 words.append(f"{len(names)} not run: {why}")
                 count -= len(names)
         if count:
-            words.append(f"{count} not run: not declared, or not asked for")
+            words.append(f"{count} not run: not declared, or not requested")
         return f"{'; '.join(words)} (--verbose lists them)" if words else ""
 
     def __str__(self) -> str:
