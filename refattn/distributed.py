@@ -1,14 +1,14 @@
 r"""Attention over Dask arrays: more tokens than one machine holds.
 
-q, k and v are Dask arrays, cut along tokens and heads. What the queries, or the samples, find in
-each chunk of keys merges in a tree, as `refattn.merge` says, and chunks of queries read what they
-see. Nothing is computed before the result is, and a task holds a few chunks, whatever the number
-of tokens. Of a result that no process can hold, start the chunks with ``client.persist``, or store
-them: where one task gathers them all, as in ``compute``, causal queries may be read last, while
+q, k and v are Dask arrays, cut along tokens and heads. The results of the queries, or the samples,
+for each chunk of keys are merged in a tree by `refattn.merge`, and chunks of queries read the keys
+that they see. Nothing is computed before the result is, and a task holds a few chunks, whatever the
+number of tokens. If no process can hold the result, start its chunks with ``client.persist``, or
+store them: if one task gathers them all, as in ``compute``, causal queries may be read last, while
 keys and values wait in memory or on disk.
 
-Needs ``pip install 'refattn[distributed]'``. Every estimator takes Dask arrays as they are, too, as
-arrays of one more library; here tasks are whole chunks, which run the code of one machine.
+This needs ``pip install 'refattn[distributed]'``. Every estimator also takes Dask arrays directly,
+as arrays of one more library; here tasks are whole chunks, which run the code of one machine.
 """
 
 from __future__ import annotations

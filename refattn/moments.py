@@ -1,8 +1,8 @@
 r"""Mean and covariance of queries or keys, in one pass and mergeable, and what follows from them.
 
 `estimate` reads an array (or a file mapped into memory) and `estimate_chunks` a stream, block by
-block; `merge` joins results of different machines. `shrink` and `summary` say what a covariance of
-too few rows is worth, `mean_only` and `mean_plus_trace` approximate squared norms.
+block; `merge` joins results of different machines. `shrink` and `summary` estimate how reliable a
+covariance of few rows is, and `mean_only` and `mean_plus_trace` approximate squared norms.
 
     Chan, Golub and LeVeque, Algorithms for computing the sample variance, The American
     Statistician 37(3), 1983: shifting, merging, and pairwise merging.

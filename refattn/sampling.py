@@ -1,8 +1,8 @@
 r"""Random frequencies: drawn on the host with NumPy, in float64, the same for every array library.
 
 Drawing is apart from evaluating: `draw` returns plain arrays, which any estimator accepts. A
-coupling says how the frequencies depend on each other, a proposal from which law each is drawn;
-every coupling goes with every proposal.
+coupling is the joint distribution of the frequencies, and a proposal is the distribution of each;
+every coupling works with every proposal.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Samples(NamedTuple):
 
 
 class Proposal(Protocol):
-    """A law from which frequencies are drawn, one for each index of the axes `lead`."""
+    """A distribution from which frequencies are drawn, one for each index of the axes `lead`."""
 
     @property
     def lead(self) -> tuple[int, ...]: ...
@@ -339,8 +339,8 @@ def draw(
 
         When S is not a multiple of the block (d, or 2 for antithetic) the last block is partial.
     proposal : Gaussian or Mixture, optional
-        The law of each frequency, N(0, I) by default. A batch of proposals draws independently
-        for each of its members. In a mixture the component of each frequency is drawn
+        The distribution of each frequency, N(0, I) by default. A batch of proposals draws
+        independently for each of its members. In a mixture the component of each frequency is drawn
         independently of z.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of randomness. The same seed gives the same frequencies whatever array library,

@@ -148,7 +148,7 @@ def draw_qkv(
     Parameters
     ----------
     case : {"sample", "normal", "large", "shifted", "negative", "equal", "outlier"}
-        * ``"sample"``: of a trained encoder, see `load_sample`; a part if `shape` is given;
+        * ``"sample"``: arrays of a trained encoder, see `load_sample`; a part of them with `shape`;
         * ``"normal"``: standard normal;
         * ``"large"``: scores of a hundred and more, whose exponentials overflow;
         * ``"shifted"``: keys far from the origin, all in one direction: large scores that differ
@@ -157,16 +157,16 @@ def draw_qkv(
         * ``"equal"``: all keys are the same, and the output is the mean value;
         * ``"outlier"``: one key has all the weight of every query, and the largest value.
     shape : sequence of int, optional
-        Of each of the three, (..., n, d); (2, 64, 32) by default, and all of the sample.
+        Shape of each array, (..., n, d); by default (2, 64, 32), or that of the whole sample.
     dtype : {"bfloat16", "float16", "float32", "float64"}
-        Numbers are rounded to it; those of bfloat16 come as float32.
+        Dtype that the numbers are rounded to; bfloat16 numbers are returned as float32.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
-        Source of what is drawn.
+        Source of the random numbers.
 
     Returns
     -------
     q, k, v : NumPy arrays
-        Finite, and so is exact attention.
+        Arrays of finite numbers, whose exact attention is also finite.
 
     Raises
     ------
@@ -213,16 +213,16 @@ def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
 def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
     """Draw inputs that no kernel can have been written for: sizes and amplitudes vary freely.
 
-    For gates that a kernel must pass after its code is frozen. Queries, keys and values have
-    amplitudes from 1/8 to 8 on a log scale, values a mean of up to twice theirs; head counts are 1
-    to 4, the numbers of queries and keys 1 to 600 on a log scale, and head sizes 8 to 128.
+    Use them for a test that a kernel must pass after its code is frozen. Queries, keys and values
+    have amplitudes from 1/8 to 8 on a log scale, and values a mean of up to twice their amplitude.
+    There are 1 to 4 heads, 1 to 600 queries and keys on a log scale, and head sizes from 8 to 128.
 
     Parameters
     ----------
     seed : int or numpy.random.Generator
-        What they are drawn with; a test should log it.
+        Seed of the draws; a test should log it.
     count : int
-        How many are drawn.
+        Number of cases.
 
     Yields
     ------
@@ -312,18 +312,18 @@ def assert_close(
     Parameters
     ----------
     got : array, shape (..., n, d_v)
-        What the kernel gave.
+        Output of the kernel.
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        What it was given, of NumPy, torch, JAX or any array API library.
+        Inputs of the kernel, of NumPy, torch, JAX or any array API library.
     dtype : str, optional
         Storage type of the kernel, that of `q` by default: `bfloat16`, `float16`, `float32`, ...
         Arrays of a wider type must hold numbers of it.
     profile : str or Profile, optional
-        What the kernel rounds; by default whatever one of the usual profiles allows is let through.
+        What the kernel rounds; by default an output passes if one of the usual profiles allows it.
     alpha : float
-        At most this is the probability that a correct kernel fails.
+        Largest probability that a correct kernel fails.
     lse : array, shape (..., n), optional
-        The log normalisers that the kernel gave.
+        Log normalisers of the kernel.
     **options
         As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `sinks`, ...
 

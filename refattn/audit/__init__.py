@@ -1,7 +1,7 @@
-"""Audits of tests: what would a comparison, or a whole test, let through?
+"""Audits of tests: which known bugs would a comparison, or a whole test, let through?
 
-A kernel in a test is replaced by each known bug of the catalogue, with the roundings of a correct
-one, and the test is run again. What still passes is what the test does not see.
+The kernel in a test is replaced by each known bug of the catalogue, with the roundings of a correct
+kernel, and the test is run again. The test does not notice the bugs that still pass.
 """
 
 from __future__ import annotations

@@ -42,18 +42,18 @@ class Survivor(NamedTuple):
     Attributes
     ----------
     name : str
-        As `refattn explain` knows it.
+        Its name, which `refattn explain` explains.
     relative_error : float
         Norm of its error over that of the exact output.
     kind : str
-        What it is about: scale, mask, head, block lost, normaliser, backward, or other.
+        Kind of the bug: scale, mask, head, block lost, normaliser, backward, or other.
     largest_error, rows : float
         The largest error of an element, and the share of rows with one that a correct kernel's
         tolerance does not allow.
     caught : bool
         Whether that tolerance rejects it.
     effect : str
-        In a sentence.
+        Its effect in a sentence.
     """
 
     name: str
@@ -72,18 +72,18 @@ class Audit(NamedTuple):
     Attributes
     ----------
     survivors : list of Survivor
-        Bugs of the catalogue that pass though they differ by more than a correct kernel's errors,
-        from the largest error on.
+        Bugs of the catalogue that pass although their errors are larger than a correct kernel's,
+        the largest error first.
     blind : list of str
-        Outputs that say nothing of the scores and pass: "zeros", "mean of v", "v of the first key",
+        Trivial outputs that pass: "zeros", "mean of v", "v of the first key",
         "half the scale".
     accepts_correct : bool
         Whether a correct kernel passes.
     rejected : list of str
         Bugs that fail.
     hidden, alike : list of str
-        Bugs that no test can tell from a correct kernel's errors, `refattn.verify` neither, and
-        those that make no difference on these inputs.
+        Bugs that no test, not even `refattn.verify`, can tell from a correct kernel's errors; and
+        bugs that make no difference on these inputs.
     sizes : dict
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
@@ -94,7 +94,7 @@ class Audit(NamedTuple):
     shapes : dict
         Shapes of q, k and v, of the largest call.
     conventions : str
-        Options of the calls, in words.
+        Options of the calls to the kernel, in words.
     """
 
     survivors: list[Survivor]
@@ -186,10 +186,10 @@ def audit(
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
     **options: Any,
 ) -> Audit:
-    """Say what a comparison of a kernel's output with the expected one would let through.
+    """List the known bugs that a comparison of an output with the expected one lets through.
 
     `compare` is called with the output of each known bug, with the roundings of a correct kernel,
-    beside the exact output.
+    and with the exact output.
 
     Parameters
     ----------
@@ -198,13 +198,13 @@ def audit(
         AssertionError. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
         float32 in NumPy. `expected` is float32, or float64 for that dtype.
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        What the kernel is given; they are rounded to `dtype` first.
+        Inputs of the kernel; they are rounded to `dtype` first.
     dtype : str, optional
         The type of the kernel's arrays, that of `q` by default.
     estimator : {"softmax", "rfa", "linear"}
         What the kernel computes.
     track : callable
-        Wraps the sequence of what is to be tried, for a bar of progress, say.
+        Wraps the sequence of trials, for example to show progress.
     **options
         As for `refattn.verify`: `causal`, `mask`, `scale`, `bias`, `window`, `softcap`, `sinks`, or
         `omega` and `log_weight`.
@@ -212,7 +212,7 @@ def audit(
     Returns
     -------
     Audit
-        The survivors, and what is needed to reject them.
+        The bugs that pass, and the tolerance that would reject them.
 
     Raises
     ------

@@ -58,10 +58,10 @@ def audit_command(
 
     TEST is FILE.py::TEST of pytest, a script, or MODULE:FUNCTION. It is run as it is, and then with
     the output of --kernel replaced by that of each known bug, with the kernel's own roundings: what
-    still passes is listed, with the tolerance that would reject it. What else the kernel returns
-    stays as it is. Without --kernel the function
-    must return (inputs, compare), as for refattn.testing.audit. Exit status 1 means that the test
-    accepts an output that says nothing, such as zeros.
+    still passes is listed, with the tolerance that would reject it. Other results of the kernel
+    stay as they are. Without --kernel, TEST is a function that returns (inputs, compare), as for
+    refattn.testing.audit. Exit status 1 means that the test accepts a trivial output, such as
+    zeros.
     """
     from ..audit.runs import audit_test
 
@@ -86,4 +86,4 @@ def _print(test: str, found: Audit, page: Page) -> None:
     if found.survivors:
         page.say("\nbugs that pass, from the largest error on")
         page.table(found.tables()[0])
-        page.say("refattn explain NAME says what each does")
+        page.say("refattn explain NAME describes each")

@@ -133,7 +133,7 @@ def _describe_estimator(record: Estimator) -> str:
     is_eager=True,
     expose_value=False,
     callback=_list,
-    help="Print the conventions of well-known functions, and where each is known from.",
+    help="Print the conventions of well-known functions, and the source of each.",
 )
 @click.option(
     "--estimator",

@@ -122,8 +122,8 @@ def compare(
     that take n m S products are left out at S above 100 unless --estimators names them.
 
     With --target an estimator is recommended instead. The moments of q and k (v may be missing)
-    predict errors without random numbers; --measure tries the estimators. If there are many queries
-    or heads, some are taken; the output names them.
+    predict errors without random numbers; --measure tries the estimators. Of many queries or heads,
+    an evenly spaced sample is used; the output names it.
     """
     from ..arrays import checks
     from ..files.arrays import find_sample

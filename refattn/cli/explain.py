@@ -25,9 +25,9 @@ def _names() -> list[str]:
 def explain(name: str) -> None:
     """Explain a check, a known bug, an estimator, a capability or a tag by its name.
 
-    For a check: what it tests, of which kind the test is, how it is computed, and known bugs that
-    it detects. For a known bug: what it does, the lines that it changes, and the checks that
-    detect it. Reports print names of known bugs, and `refattn check --list` prints all others.
+    For a check, print what it tests, what kind of test it is, how it is computed, and known bugs
+    that it detects. For a known bug, print what it does, the lines that it changes, and the checks
+    that detect it. Reports print names of known bugs, and `refattn check --list` all other names.
     """
     from ..conformance.verdict.explanations import explain as explained
 

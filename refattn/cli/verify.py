@@ -131,7 +131,7 @@ def _parse_types(
     "--all",
     "everything",
     is_flag=True,
-    help="Test all rows of large files, and for all known bugs.",
+    help="Test all rows of large files, for all known bugs.",
 )
 @known_option(
     "--empty-rows",
@@ -144,7 +144,7 @@ def _parse_types(
 @alpha_option("kernel")
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
-@json_option("Write the verdict; of several files, a list.")
+@json_option("Write the verdict; for several files, a list.")
 @plot_option("Plot each error of the worst head divided by its standard deviation.")
 @click.pass_context
 def verify(

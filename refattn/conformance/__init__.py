@@ -1,6 +1,6 @@
 """Is an implementation of an attention estimator right, and if not, which mistake does it make?
 
-`check` runs the checks that apply to a callable and returns a `Report`; `Adapter` says how the
+`check` runs the checks that apply to a callable and returns a `Report`; `Adapter` declares how the
 callable is called; `Subprocess` makes a callable of a program in any language;
 `parametrize_with_checks` makes pytest tests.
 """

@@ -236,12 +236,12 @@ def sampled_key_attention(
         \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}
                               {\sum_{j \in J_i} e^{q_i \cdot k_j} / p_{ij}}
 
-    Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j): for S
-    independent keys from pi_i, the softmax itself, it is, with variance Var_pi(v) / S. Laws of bias
-    and variance: `theory.sampled_keys_law`. Samples by hashing (MagicPIG, HyperAttention) and by
-    kernel densities (KDEformer) are such, with laws of their own. `key_sampling.draw_keys` draws
-    some. A mask that is causal hides later keys of a sample, but what is expected in it is that of
-    draws from all keys, so that there is no decoding state: a key that arrives changes all draws.
+    Both sums are unbiased. Their ratio is not, unless p_ij is a multiple of e^(q_i . k_j): for S
+    independent keys from pi_i, the softmax itself, it is unbiased, with variance Var_pi(v) / S.
+    `theory.sampled_keys_law` computes bias and variance. Sampling by hashing (MagicPIG,
+    HyperAttention) and by kernel densities (KDEformer) has this form, with other distributions;
+    `key_sampling.draw_keys` draws some of them. A causal mask hides later keys of a sample, but
+    p_ij is that of draws from all keys. So there is no decoding state: a new key changes all draws.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def eva_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
+    r"""Attend to the keys of the query's chunk, and to one summary of each other chunk (EVA).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
@@ -229,7 +229,7 @@ def second_order_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
+    r"""Attend to the keys of the query's chunk, and to the moments of each other chunk.
 
     .. math::
         \sum_{j \in P_c} e^{q \cdot k_j} v_j \approx
@@ -237,9 +237,9 @@ def second_order_attention(
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
     and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
-    normal law of these moments give. The divisor of the covariances is |P_c|. Nothing is drawn, and
-    nothing is unbiased: the error is that of third and higher cumulants of each chunk. Exact where
-    one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
+    normal distribution of these moments give. The divisor of the covariances is |P_c|. Nothing is
+    drawn, and nothing is unbiased: the error is that of third and higher cumulants of each chunk.
+    Exact where one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
 
     Parameters
     ----------

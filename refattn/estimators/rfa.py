@@ -250,7 +250,7 @@ def importance_sampled_attention(
     q, k, v, scale, mask, causal
         As in `random_feature_attention`.
     omega : array, shape (..., S, d)
-        Frequencies drawn from some law q, in kernel coordinates.
+        Frequencies drawn from some distribution q, in kernel coordinates.
     log_weight : array, shape (..., S), optional
         log w = log N(omega; 0, I) - log q(omega); 0 by default.
 

@@ -1,7 +1,7 @@
-"""One record for each estimator: what it computes, how it is called, what is claimed of it.
+"""One record for each estimator: what it computes, how it is called, and its traits.
 
-`refattn.compare` and `refattn.conformance` find estimators here and ask for their options and
-traits, never for their names. Another package adds its own with `register`, or names records in
+`refattn.compare` and `refattn.conformance` find estimators here and use their options and traits,
+never their names. Another package adds its own with `register`, or names records in
 the entry-point group ``refattn.estimators`` of its metadata, which is read when a name is first
 looked up:
 

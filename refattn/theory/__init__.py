@@ -1,12 +1,12 @@
-r"""Closed-form laws: the mean, variance and bias that random-feature estimates should have.
+r"""Closed forms of the mean, variance and bias that random-feature estimates should have.
 
-All in kernel coordinates unless a function takes `scale`, on the host, in float64. With z = x + y,
-D = x - y and kappa = exp(x . y), each law is a power of kappa times a function of z or D, and is
-evaluated as a logarithm: a variance may overflow, its logarithm does not.
+All are evaluated in kernel coordinates unless a function takes `scale`, on the host, in float64.
+With z = x + y, D = x - y and kappa = exp(x . y), each formula is a power of kappa times a function
+of z or D, and is evaluated as a logarithm: a variance may overflow, its logarithm does not.
 
-The laws of one frequency and of pairs of frequencies in a block are exact for any number of
-frequencies, and so is that of keys drawn from the softmax. Those of attention are of first order in
-1/S where they say so.
+The formulas for one frequency and for pairs of frequencies in a block are exact for any number of
+frequencies, and so is the formula for keys drawn from the softmax. Formulas for attention are of
+first order in 1/S if their docstrings state so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Are numbers right, to rounding? `verify` says."""
+"""Judge whether a correct kernel can have produced given numbers: `verify`."""
 
 from __future__ import annotations
 

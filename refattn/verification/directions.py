@@ -23,18 +23,18 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
 }
 
 _SENTENCES: Mapping[str, str] = {
-    "scale": "the scale is {factor} times what was said",
-    "softcap": "scores are capped, softly: 1 / cap^2 is {size}",
+    "scale": "the scale is {factor} times the declared scale",
+    "softcap": "the scores have a soft cap: 1 / cap^2 is {size}",
     "slope": "scores rise by {size} with each key, as with ALiBi",
     "lse": "lse is {size} too large",
     "factor": "{result} is {factor} times what it should be",
     "truncated": "{result} is truncated, not rounded: {size} times as far",
-    "epsilon": "{size} is added to the normaliser, of weights up to 1",
-    "sink": "{size} is added to the normaliser, of weights e^score",
+    "epsilon": "{size} is added to the normaliser (of weights up to 1)",
+    "sink": "{size} is added to the normaliser (of weights e^score)",
     "lost sink": "the sink counts {rest} times in the sum of the weights",
     "delta": "the part of sum d_out * out counts {more} times",
     "cap": "tanh^2 counts {rest} times in the slope of the cap, 1 - tanh^2",
-    "edge+1": "a query sees one key more, the next: {size} of its weight",
+    "edge+1": "a query also sees the next key: {size} of its weight",
     "edge-1": "a query does not see its last key: {size} of its weight",
 }
 

@@ -57,57 +57,58 @@ def verify(
     v_scale: Any = None,
     empty_rows: str = "zero",
 ) -> Verdict:
-    """Say whether numbers can be those of a correct kernel, to rounding.
+    """Judge whether a correct kernel can have produced these numbers, up to rounding.
 
-    They are compared with exact attention, by what `rounding.predict` says of errors; the tests,
-    and what they assume, are those of `refattn.verification`. Profiles are tried from the likeliest
-    until one explains the numbers.
+    The numbers are compared with exact attention, and their errors with those that
+    `rounding.predict` predicts; `refattn.verification` has the tests and their assumptions.
+    Profiles are tried from the likeliest until one explains the numbers.
 
     Parameters
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        What the kernel was given, of any floating-point dtype and library, or int8.
+        Inputs of the kernel, of any floating-point dtype and library, or int8.
     out : array, shape (..., n, d_v), optional
-        What it gave.
+        Its output.
     lse : array, shape (..., n), optional
-        The log normalisers that it gave, natural, of softmax attention.
+        Its log normalisers (natural logarithms), for softmax attention.
     d_out : array, shape (..., n, d_v), optional
-        What its backward pass was given: the derivative to the output, in numbers of the type of
-        `out` or, without it, of the storage type.
+        Input of the backward pass: the derivative with respect to the output, in numbers of the
+        type of `out` or, without `out`, of the storage type.
     dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
-        What its backward pass gave, of softmax attention. It is taken to have had the numbers of
-        `out`, if they are given, and to sum over heads that share keys.
+        Gradients that the backward pass returned, for softmax attention. It is assumed to have used
+        the numbers of `out`, if you pass them, and to sum over heads that share keys.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"}
         What the kernel computes.
     dtype : str or dict of str, optional
-        The storage type: what the numbers of `q`, `k` and `v` were rounded to, if they come in a
-        wider type. So is that of `out`, if it holds all of its numbers. By default all have the
-        types of their arrays; those in a type wider than that of `out` are taken to have that one,
-        if they hold its numbers. A dict names types by array: `q`, `k`, `v`, `out`, and `weights`,
-        what these are rounded to before they multiply the values, by default the type of `q`.
+        The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
+        wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
+        array has its type; an array of a wider type than `out` is assumed to be in the type of
+        `out`, if that type holds all its numbers. A dict names the types of `q`, `k`, `v`, `out`
+        and `weights`: weights are rounded to it before they multiply the values, by default to the
+        type of `q`.
     profile : str or Profile, optional
-        What the kernel rounds, where that is known: no other is tried, but that gradients of heads
-        that share keys may be rounded by head, too.
+        What the kernel rounds, if that is known. No other profile is tried, except that gradients
+        of heads that share keys may also be rounded by head.
     alpha : float, default 1e-6
         Largest probability that a correct kernel fails.
     scale, bias, mask, causal, window, softcap, sinks, features, feature_map
         As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
-        (batch, m) is one of the keys of each member, and -1 in a window is no limit.
+        (batch, m) masks the keys of each batch member, and -1 in a window means no limit.
     hardware : str, optional
         What the kernel ran on, if its matrix units cut sums: "volta", "turing", "ampere", "ada",
         "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in float32) or
-        "blackwell"; "ieee" if sums are rounded. By default sums are rounded and, if that explains
-        nothing, as the units do it.
+        "blackwell"; "ieee" if sums are rounded. By default rounded sums are tried first, and then
+        these units if no profile with rounded sums explains the numbers.
     everything : bool, default False
-        Whether all rows of large arrays are looked at, and along all known defects. Without it the
-        verdict says which share was.
+        Whether all rows of large arrays are tested, for all known bugs. If not, the verdict reports
+        which share of the rows was tested.
     q_scale, k_scale, v_scale : float or arrays, optional
-        What arrays in 8 bits are multiplied by: one number, or one a head, a token, a block of
-        tokens or columns, or a number, as shapes say: (..., heads), (..., n), or with all axes.
+        Factors of arrays in 8 bits: one number, or one for each head, token, block of tokens or
+        columns, or element, with shape (..., heads), (..., n), or all axes of the array.
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
-        What the kernel gives for a query that sees no key: 0 with a log normaliser of -inf, NaN,
+        Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
 
     Returns

@@ -17,21 +17,21 @@ IGNORES = "a kernel that ignores"  # an option: likewise
 
 
 class Finding(NamedTuple):
-    """A statement about a correct kernel, and how surely the numbers violate it.
+    """A test of a statement that holds for a correct kernel.
 
     Attributes
     ----------
     name : str
-        What was tried.
+        Name of the test.
     p_value : float
-        At most this is the probability that a correct kernel deviates so much.
+        Largest probability that a correct kernel deviates so much.
     adjusted : float
-        After Holm's correction for all that was tried.
+        The p-value after Holm's correction for all tests.
     statistic : float
         Ratio to the bound, largest |z| or mean square of z, each at its least (see `Z`), or a sum
         over its root mean square.
     where : str
-        Where, in words.
+        Where the largest deviation is, in words.
     """
 
     name: str
@@ -42,20 +42,20 @@ class Finding(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """A known defect, with its size.
+    """A known bug, with its size.
 
     Attributes
     ----------
     name : str
-        Of the defect.
+        Name of the bug.
     estimate, error : float
-        Its size, 0 when absent, and the standard error of that.
+        Its size (0 if it is absent), and the standard error of the size.
     adjusted : float
-        The corrected p-value of its absence; nan if it was only found to agree.
+        The corrected p-value of its absence; nan if the numbers were only found to agree with it.
     explained : float
         Share of the mean square of z that it explains.
     text : str
-        In a sentence.
+        The bug in a sentence.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Suspect(NamedTuple):
 class Z(NamedTuple):
     """Errors over their standard deviations, where these are known.
 
-    Tests take each at its least: without what rounding the exact number gives, and over the
+    Tests use the smallest value of each: without the rounding of the exact number, and over the
     standard deviation for the least favourable leading digits.
     """
 
@@ -84,13 +84,13 @@ class Worst(NamedTuple):
     Attributes
     ----------
     name : str
-        Of the array.
+        Name of the array.
     where : tuple of int
-        Index.
+        Index of the element.
     got, exact : float
-        What the kernel gave, and the exact result.
+        The kernel's result, and the exact one.
     allowed : float
-        How far off it may be, with the number of tests and elements.
+        Largest error allowed, given the number of tests and elements.
     """
 
     name: str

@@ -29,7 +29,7 @@ _OF_PLACES = ("mean square of tiles", "mean square of heads")
 
 @held("verdict", "profile", "dtype", "shape", "alpha")
 class Verdict(NamedTuple):
-    """Whether numbers can be those of a correct kernel.
+    """The verdict on the numbers of a kernel: can a correct kernel have produced them?
 
     Attributes
     ----------
@@ -39,47 +39,47 @@ class Verdict(NamedTuple):
     profile : str or None
         The likeliest profile that explains the numbers.
     z : Z
-        Errors over their standard deviations, by that profile or, of those rejected, by the one
-        with which a known defect explains all, or else by the nearest: root mean square, largest,
-        and where that is.
+        Errors over their standard deviations: root mean square, largest, and where that is. The
+        standard deviations are those of `profile` or, if all profiles are rejected, of one with
+        which a known bug explains the errors, or else of the nearest.
     tests : list of Finding
-        What was tried, by that profile.
+        The tests, for the same profile.
     suspects : list of Suspect
-        Known defects that the numbers show, those that explain most first.
+        Known bugs that the numbers show, the one that explains most first.
     remarks : list of str
-        What else is to be seen.
+        Other observations.
     dtype, out_dtype : str
-        The storage type, and that of the output.
+        The storage type, and the type of the output.
     shape : tuple of int
-        Of the output.
+        Shape of the output.
     known : float
-        Share of the elements whose error has a law; for others there is the bound.
+        Share of the elements whose error has a predicted distribution; others only have a bound.
     detectable : dict
-        Sizes of defects that would have been rejected.
+        Sizes of known bugs that would have been rejected.
     alpha : float
-        At most this is the probability that a correct kernel fails.
+        Largest probability that a correct kernel fails.
     trials : dict of str to float
         Smallest corrected p-value of each profile that was tried.
     seconds : float
         Time taken.
     by : str
-        Name of the profile that `z` and `tests` are by.
+        Name of the profile of `z` and `tests`.
     of : str
-        What all of this is said of: `out` or, where gradients are judged, the first of `parts` that
-        failed or, if none did, that lacks power.
+        Array that the other attributes describe: `out` or, if gradients are judged, the first of
+        `parts` that failed or, if none did, that lacks power.
     hardware : str or None
-        The hardware whose matrix units explain the numbers where rounded sums do not.
+        The hardware whose matrix units explain the numbers, if rounded sums do not.
     parts : dict of str to Verdict
-        Where gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
+        If gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
         alpha.
     looked_at : float
-        Share of the rows that were looked at.
+        Share of the rows that were tested.
     blind : tuple of str
-        Outputs that say nothing of a kernel and would have passed as well.
+        Trivial outputs that would also have passed.
     element : float
-        Standard deviations by which any element is off to be rejected.
+        An element that is off by this many standard deviations is rejected.
     idle : int
-        Rows of which the profile says nothing.
+        Number of rows for which the profile predicts nothing.
     place : str
         Where the wrong rows of a failed part are, in words.
     worst : Worst or None
@@ -121,7 +121,7 @@ class Verdict(NamedTuple):
         return to_json(self, indent=1)
 
     def tables(self) -> tuple[Table]:
-        """Give each suspect of each part as a row, or a part without any."""
+        """Return one row for each suspect of each part, or one for a part without suspects."""
         parts = [portable(x) for x in self.parts.values()] or [portable(self)]
         rows = [x | {"suspects": y} for x in parts for y in x["suspects"] or [None]]
         names = ["of", "verdict", "profile", "dtype", "out_dtype", "alpha", "known", "seconds"]
@@ -131,13 +131,13 @@ class Verdict(NamedTuple):
     def accept(self, stacklevel: int = 2) -> None:
         """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.
 
-        A wrong kernel would have passed then, too: a test that is silent of it means little.
+        A wrong kernel would also have passed then, so the test means little.
         """
         __tracebackhide__ = True  # pytest shows the line that calls
         if self.verdict == "FAIL":
             raise AssertionError(str(self))
         if self.verdict == "UNDERPOWERED":
-            text = f"such numbers say little of a kernel: {self}"
+            text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ class Verdict(NamedTuple):
         return self.write()
 
     def write(self, verbose: bool = False) -> str:
-        """Put the verdict into a few lines, or into all that there is to say."""
+        """Write the verdict in a few lines, or with all details."""
         if not self.parts:
             return "\n".join(_write_lines(self, verbose))
         words = [f"{name} {x.verdict}" for name, x in self.parts.items()]
@@ -191,7 +191,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from _write_power(verdict, one)
     rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
     if rejected and (not failed or verbose):
-        yield f"  it is not what kernels of these profiles give: {', '.join(rejected)}"
+        yield f"  profiles ruled out: {', '.join(rejected)}"
     if verbose:
         rows = math.prod(verdict.shape[:-1])
         yield (
@@ -242,7 +242,7 @@ def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
     shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
     for x in shown:
         where = f", {x.where}" if x.where else ""
-        yield f"  failed: {x.name} {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
+        yield f"  failed: {x.name} = {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
     if len(shown) < len(failed):
         yield f"  and {len(failed) - len(shown)} more of {len(verdict.tests)} tests failed"
 
@@ -252,8 +252,8 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
     if verdict.looked_at < 1:
         share, files = verdict.looked_at, round(1 / verdict.looked_at)
         yield (
-            f"  looked at {share:.1%} of the rows, drawn with a fixed seed: a defect of one tile "
-            f"of them is seen in one of {files} files; --all looks at all"
+            f"  tested {share:.1%} of the rows, drawn with a fixed seed: a bug in one tile of rows "
+            f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
         yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
@@ -264,20 +264,20 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             if x in _DEFECTS
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
-        yield f"  what is smaller passes unnoticed: {', '.join(sizes)}"
+        yield f"  smaller errors pass unnoticed: {', '.join(sizes)}"
 
 
 def _say_what_next(verdict: Verdict) -> str:
     """Say what to do."""
     if verdict.verdict == "PASS":
-        return "nothing for these inputs; other sizes and options need files of their own"
+        return "nothing for these inputs; test other sizes and options with other files"
     if verdict.verdict == "UNDERPOWERED":
         return f"more rows, or {_LARGER.removeprefix('give ')}"
     if not verdict.suspects:
         return "compare the rows above with exact attention; --plot draws the worst head"
     if verdict.suspects[0].name == "convention":
-        return "look for that in the kernel; if it is meant, give verify the same option"
-    return "look for that in the kernel; --verbose lists all tests"
+        return "look for this cause in the kernel; if it is intended, pass verify the same option"
+    return "look for this cause in the kernel; --verbose lists all tests"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

@@ -71,7 +71,7 @@ def test_fail_with_reports():
     result = softmax("wrong", "--check", "reference_values", *words)
     assert result.exit_code == 1
     assert "FAIL          reference_values" in result.output
-    assert "not run: not declared, or not asked for (--verbose lists them" in result.output
+    assert "not run: not declared, or not requested (--verbose lists them" in result.output
     assert "softmax-scale-missing (the same numbers)" in result.output
     assert "from candidates_under_test import wrong" in result.output
     assert json.loads(Path("out.json").read_text("utf-8"))["verdict"] == "FAIL"

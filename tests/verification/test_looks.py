@@ -55,7 +55,7 @@ def test_what_is_seen_of_part_of_the_rows_is_said(monkeypatch):
     found = verify(**given, out=out)
     assert found.verdict == "PASS"
     assert 0.2 < found.looked_at < 0.4
-    assert f"looked at {found.looked_at:.1%} of the rows" in str(found)
+    assert f"tested {found.looked_at:.1%} of the rows" in str(found)
     assert verify(**given, out=out, scale=0.51).verdict == "FAIL"
     out[:, left] = 0
     assert verify(**given, out=out).verdict == "PASS"

@@ -469,18 +469,18 @@ def test_log_normalisers_of_assert_close():
 def test_too_few_numbers_are_no_failure_but_a_warning():
     q, k, v = (x[:1, :1] * (i < 2) for i, x in enumerate(sample()))
     got = FORMATS["bfloat16"].round(naive.softmax_attention(q, k, v))
-    with pytest.warns(UserWarning, match="such numbers say little .* UNDERPOWERED") as found:
+    with pytest.warns(UserWarning, match="these numbers are not enough .* UNDERPOWERED") as found:
         assert_close(got, q, k, v, dtype="bfloat16")
     assert found[0].filename == __file__
     assert refattn.verify(q=q, k=k, v=v, out=got, dtype="bfloat16").verdict == "UNDERPOWERED"
 
 
 def test_a_wider_type_than_was_meant_is_noticed():
-    with pytest.raises(AssertionError, match="q, k and v hold numbers of bfloat16 only"):
+    with pytest.raises(AssertionError, match="q, k and v hold only bfloat16 numbers"):
         assert_close(FORMATS["bfloat16"].round(right(1)), *sample(heads=1))
     narrow = sample("float16", heads=1)
     got = naive.softmax_attention(*narrow) + 1
-    with pytest.raises(AssertionError, match="q, k and v hold numbers of float16 only"):
+    with pytest.raises(AssertionError, match="q, k and v hold only float16 numbers"):
         assert_close(got, *narrow, dtype="float32")
     with pytest.raises(AssertionError) as caught:
         assert_close(got, *narrow, dtype="float16")

@@ -247,7 +247,7 @@ LOST = np.tile(WITHOUT_LAST, (128, 1))
 EDGES = [np.tri(128, k=x, dtype=bool) | (ONE & ONE.T) for x in (1, -1)]
 EXACT, WINDOW = run(to="float32"), {"window": (64, 0)}
 OWN, SMALL = {"heads": [0], "window": (1, 0)}, {"heads": [0], "sinks": np.array([-1.0])}
-CAPPED = "capped, softly: 1 / cap^2 is 2.4"
+CAPPED = "soft cap: 1 / cap^2 is 2.4"
 
 
 def one_head_of(right, wrong):
@@ -265,7 +265,7 @@ DEFECTS = {
     "scale 3e-3": (lambda: run(scale=SCALE * 1.003), {}, False, "the scale is 1.0029"),
     "last key lost": (lambda: run(mask=LOST), {}, True, "key 127 is missing"),
     "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
-    "edge +1": (lambda: run(mask=EDGES[0]), C, True, "one key more"),
+    "edge +1": (lambda: run(mask=EDGES[0]), C, True, "also sees the next key"),
     "edge -1": (lambda: run(mask=EDGES[1]), C, True, "does not see its last key"),
     "truncated": (lambda: truncated(EXACT), {}, False, "is truncated, not rounded: "),
     "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
@@ -323,7 +323,7 @@ SINKS = BF16(np.random.default_rng(7).normal(2, 1, 2))
 OF_SINKS = {
     "dropped": (None, "agrees if there is no sink", "the sink is missing: "),
     "twice": (SINKS + math.log(2), "agrees if the sink counts twice", "the sink counts 1."),
-    "scaled": (SCALE * SINKS, "agrees if the sink is multiplied by the scale", "the sink is miss"),
+    "scaled": (SCALE * SINKS, "agrees if the sink is also multiplied by", "the sink is miss"),
     "base 2": (math.log2(math.e) * SINKS, "agrees if the sink is multiplied by log2", "counts 2"),
     "a bit large": (1.05 * SINKS, "agrees if e^sink counts 1.1", "the sink counts 1.1"),
     "of another head": (np.roll(SINKS, 1), "", ""),
@@ -363,7 +363,7 @@ def test_suspects_of_shared_keys_are_of_shared_keys_only(heads):
 
 @pytest.mark.long("128")
 @pytest.mark.parametrize(
-    ("ahead", "words"), [(1, "sees one key more, the next"), (-1, "does not see its last key")]
+    ("ahead", "words"), [(1, "also sees the next key"), (-1, "does not see its last key")]
 )
 @pytest.mark.parametrize("queries", [128, 100])
 def test_causal_attention_off_by_one_that_was_not_said(queries, ahead, words):
@@ -497,7 +497,7 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     far = (found.element - most) / np.max(rows.worst / rows.std)
     p = 2 * math.exp(-(far**2) / 2) * len(found.tests) * out.size
     assert p == pytest.approx(found.alpha, rel=0.05)  # D is of one side, and slack of both
-    words = "\n  it is not what kernels of these profiles give: math\n"
+    words = "\n  profiles ruled out: math\n"
     assert words not in str(found)
     tried = found._replace(trials={"math": 1e-9, "flash": 1.0})
     assert words in str(tried)

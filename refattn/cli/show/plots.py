@@ -92,7 +92,7 @@ def _plot_map(figure: Any, axes: Any, z: Floats, worst: tuple[int, ...]) -> None
     axes.set_ylabel("column")
     largest = float(np.nanmax(np.abs(z), initial=0.0))
     unknown = float(np.mean(np.isnan(z)))
-    grey = f"; hatched, {unknown:.0%}: no law, or not finite" if unknown else ""
+    grey = f"; hatched, {unknown:.0%}: no prediction, or not finite" if unknown else ""
     head = f" of head {head_number(worst)}" if worst else ""
     axes.set_title(f"z = error / standard deviation{head}: largest |z| {largest:.3g}{grey}")
 
@@ -419,7 +419,7 @@ _LABELS = {x: x for x in advice.LAWS} | {"ra": "ra (bound)"}
 
 
 def _plot_predictions(axes: Any, profile: Advice) -> None:
-    """Plot errors by the laws, with standard errors if some queries were left out."""
+    """Plot errors by the formulas, with standard errors if some queries were left out."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
     for name in advice.LAWS:
         triples = zip(
@@ -435,7 +435,7 @@ def _plot_predictions(axes: Any, profile: Advice) -> None:
     axes.set_yticks(ticks, [style.number(x) for x in ticks])
     axes.yaxis.minorticks_off()
     axes.grid(True)
-    axes.set_title("errors by the laws", fontsize=7)
+    axes.set_title("errors by the formulas", fontsize=7)
     axes.set(xlabel="number of features or samples S", ylabel="relative error, mean over heads")
     labels = []
     for i, (name, points) in enumerate(curves.items()):

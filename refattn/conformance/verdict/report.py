@@ -25,7 +25,7 @@ SEVERITIES = {
     "range": "wrong at extreme inputs only",
 }
 STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
-LEFT_OUT = "not asked for"  # of a check that applies
+LEFT_OUT = "not requested"  # of a check that applies
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -383,7 +383,7 @@ class Report:
                 words.append(f"{len(names)} not run: {why}")
                 count -= len(names)
         if count:
-            words.append(f"{count} not run: not declared, or not asked for")
+            words.append(f"{count} not run: not declared, or not requested")
         more = {x[6:]: len(y) for x, y in self.untried.items() if x.startswith("needs --")}
         most = max(more, key=lambda x: more[x], default="")
         hint = f"; {most} adds {more[most]}" if most else ""

@@ -80,7 +80,7 @@ def check(
 
     Identities are compared with the package's own evaluation in extended precision, within
     the rounding error of an honest evaluation in the candidate's dtype. Of a black box the
-    frequencies are recovered from its outputs (`laws`), and their law is tested exactly.
+    frequencies are recovered from its outputs (`laws`), and their distribution is tested exactly.
 
     At one seed results are compared for the same inputs and, except for RA, whose draws depend on
     queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a

@@ -58,7 +58,7 @@ def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
         if to.digits < FORMATS[dtype].digits and all(
             np.all(to.holds(x[y])) for x in heads for y in "qkv"
         ):
-            yield f"q, k and v hold numbers of {name} only: is that the dtype of the kernel?"
+            yield f"q, k and v hold only {name} numbers: is that the dtype of the kernel?"
             return
 
 
@@ -103,7 +103,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(text, problem.replaced("mask", lambda _, x: np.logical_not(x)))
     if problem.has_sinks:
         sinks: Mapping[str, Callable[[Any, Any], Any]] = {
-            "is multiplied by the scale, too": lambda _, x: problem.scale * x,
+            "is also multiplied by the scale": lambda _, x: problem.scale * x,
             "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
             "counts twice": lambda _, x: x + math.log(2),
             "is that of the next head": lambda index, _: _sink_of_next(problem, index),
@@ -143,7 +143,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     if problem.kind == "scores" and right is None:
         reach = "" if problem.causal else "attention is causal, and "
         low = problem.window[0]
-        for words, by in (("sees one key more, the next", 1), ("does not see its last key", -1)):
+        for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
             yield rule(f"{reach}a query {words}", partial(_show_reach, left=low, right=by))
         if n != m:
             for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
@@ -227,7 +227,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
             yield Alternative(f"the mask is added to scores as {words}", added)
     if "bias" in arrays:
-        text = "the bias is multiplied by the scale, too"
+        text = "the bias is also multiplied by the scale"
         yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
     if problem.kind == "scores" and _has_heads(problem):
         for words, power in _SLOPES.items():
@@ -317,7 +317,7 @@ def list_families(
     def count_bias(c: float) -> Alternative:
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
-    yield "the scale is {} times what was said", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
+    yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
     if problem.kind != "scores" or not _has_heads(problem):
         return
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)

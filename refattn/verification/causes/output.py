@@ -381,7 +381,7 @@ class Trials:
         if not found:
             return []
         words = " or ".join(x.alternative.text for x in found[:3])
-        text = f"precision is lost: {words}, or what is as coarse is rounded so"
+        text = f"precision is lost: {words}, or other numbers are rounded as coarsely"
         return [found[0]._replace(alternative=found[0].alternative._replace(text=text))]
 
     def _divide(

@@ -153,7 +153,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
             basis = np.linalg.qr(w[:, j])[0]
             left = error - basis @ (basis.T @ error)
             if np.sum(left * left) < _LEFT * np.sum(error * error):
-                yield f"values of keys {j.start} to {j.stop - 1} are others than those given"
+                yield f"values of keys {j.start} to {j.stop - 1} are not the values given"
                 return
 
 

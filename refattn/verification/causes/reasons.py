@@ -165,7 +165,7 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     """Put what holds first, then the fits that do, then what explains a part."""
     holding = [x for x in found if x.name == "convention"]
     if any(x.name.startswith("scale") and "±" in x.text for x in fits):  # of all rows: the surer
-        holding = [x for x in holding if "times what was said" not in x.text]
+        holding = [x for x in holding if "times the declared scale" not in x.text]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
 

@@ -46,7 +46,7 @@ CASES = {
     "not causal": (lambda: backward(*SAME, CAUSAL, seen_back=True),
         {"causal": True}, "dk", "in the backward pass attention is not causal"),
     "one key more": (lambda: backward(*SAME, CAUSAL, seen_back=ahead(40, 40) <= 1),
-        {"causal": True}, "dv", "in the backward pass a query sees one key more"),
+        {"causal": True}, "dv", "in the backward pass a query also sees the next key"),
     "no window": (lambda: backward(*SAME, BAND, seen_back=CAUSAL),
         {"window": (8, 0)}, "dq", "limit on the left"),
     "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),

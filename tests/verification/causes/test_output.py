@@ -149,10 +149,10 @@ CASES = {
     "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
     "scale 1 / d": (lambda: attention(scores(Q, K, 1 / 16)), "the scale is 1 / 16"),
     "scale to base 2": (lambda: attention(LOG2E * S), "multiplied by log2(e) once more"),
-    "scale times 1.3": (lambda: attention(1.3 * S), "times what was said"),
+    "scale times 1.3": (lambda: attention(1.3 * S), "times the declared scale"),
     "bias twice": (lambda: attention(S + 2 * BIAS, bias=BIAS), "the bias counts"),
     "bias scaled": (lambda: attention(S + 0.25 * BIAS, bias=BIAS),
-        "the bias is multiplied by the scale, too"),
+        "the bias is also multiplied by the scale"),
     "bias transposed": (lambda: attention(S + BIAS.T, bias=BIAS), "the bias is transposed"),
     "cap of 6": (lambda: given(fused(6 * np.tanh(scores(*LARGE[:2]) / 6), LARGE[2])[0], LARGE,
         softcap=8.0), "the soft cap is"),
@@ -372,7 +372,7 @@ SEEN_PLACES = {
     "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
         "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
     "stale values": (lambda: attention(v=np.where((J // 16 == 2)[:, None], V[::-1, ::-1], V)),
-        "values of keys 32 to 47 are others than those given"),
+        "values of keys 32 to 47 are not the values given"),
     "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
     "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
     "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
@@ -399,7 +399,7 @@ def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
     """No rounding alone is named where others leave errors as large."""
     found = judged(given(rounded(np.exp(S - np.max(S, -1, keepdims=True)))))
     assert f"precision is lost: {words}" in found.suspects[0].text
-    assert found.suspects[0].text.endswith("or what is as coarse is rounded so")
+    assert found.suspects[0].text.endswith("or other numbers are rounded as coarsely")
 
 
 def test_right_numbers_have_no_remark():
