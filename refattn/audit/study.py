@@ -88,7 +88,7 @@ class Audit(NamedTuple):
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
     needed : Allowance
-        The tolerance (atol, rtol) that a correct kernel needs here.
+        The tolerance (atol, rtol) that a correct kernel needs in the largest call.
     estimator, dtype : str
         What the kernel computes, and the type of its output.
     shapes : dict
@@ -292,7 +292,7 @@ def conclude(
         correct,
         **names,
         sizes=_find_sizes(case, passes) if forward else {},
-        needed=Allowance(*map(max, zip(*needed, strict=True))),
+        needed=needed[cases.index(case)],
         estimator=case.estimator,
         dtype=case.dtype,
         shapes={x: y.shape for x, y in case.arrays.items()},

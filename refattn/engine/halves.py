@@ -89,6 +89,7 @@ def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
 def _halved(x: Array, xp: Any) -> Array:
     """Cut leaves (..., T, c, w) into halves, (..., 2 T, c / 2, w)."""
     *lead, count, c, w = x.shape
+    x = xp.reshape(x, (*lead, count, 2, c // 2, w))  # Dask cuts an axis, and joins two, in turn
     return xp.reshape(x, (*lead, 2 * count, c // 2, w))
 
 
