@@ -50,8 +50,8 @@ class Survivor(NamedTuple):
     largest_error, rows : float
         The largest error of an element, and the share of rows with one that a correct kernel's
         tolerance does not allow.
-    caught : bool
-        Whether that tolerance rejects it.
+    caught : bool or None
+        Whether that tolerance rejects it; None for gradients, for which there is none.
     effect : str
         Its effect in a sentence.
     """
@@ -61,7 +61,7 @@ class Survivor(NamedTuple):
     kind: str
     largest_error: float
     rows: float
-    caught: bool
+    caught: bool | None
     effect: str
 
 
@@ -144,7 +144,7 @@ class Audit(NamedTuple):
         )
         found += [f"also passes: {x}" for x in self._describe_sizes()]
         atol, rtol = self.needed
-        caught = sum(x.caught for x in self.survivors)
+        caught = sum(x.caught is True for x in self.survivors)
         if caught:
             found.append(
                 f"instead: atol {digits(atol)}, rtol {digits(rtol)}, what a correct kernel needs "
@@ -294,7 +294,7 @@ def conclude(
         sizes=_find_sizes(case, passes) if forward else {},
         needed=needed[cases.index(case)],
         estimator=case.estimator,
-        dtype=case.dtype,
+        dtype=" and ".join(dict.fromkeys([case.dtype, *(x.dtype for x in cases)])),
         shapes={x: y.shape for x, y in case.arrays.items()},
         conventions=" / ".join(dict.fromkeys(map(_describe, cases))),
     )
@@ -368,7 +368,7 @@ def _measure_gradients(case: Case, trial: Trial) -> Survivor | str:
     if relative <= FORMATS[case.dtype].unit:
         return "alike" if relative <= _NO_DIFFERENCE else "hidden"
     largest = float(np.max(error, initial=0.0))
-    return Survivor(trial.name, relative, trial.kind, largest, nan, False, trial.effect)
+    return Survivor(trial.name, relative, trial.kind, largest, nan, None, trial.effect)
 
 
 def _find_sizes(case: Case, passes: Passes) -> dict[str, float]:

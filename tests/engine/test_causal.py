@@ -229,9 +229,12 @@ def test_a_loop_is_traced_once(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 300)])
+@pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 520)])
 def test_few_programs_are_compiled(name, most):
-    """Outside `jax.jit`, the first call compiles each operation for each shape."""
+    """Outside `jax.jit`, the first call compiles each operation for each shape.
+
+    Halves of leaves, down to one token, have shapes of their own: 270 of the programs of LARA.
+    """
     jax = pytest.importorskip("jax")
     jax.config.update("jax_enable_x64", True)
     counts = []
