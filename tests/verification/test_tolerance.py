@@ -342,7 +342,7 @@ def test_the_command_says_what_the_function_returns(tmp_path, few):
     arrays = sample("float32", n=32)
     path = save(tmp_path / "file.npz", arrays)
     words = ["--dtype", "float16", "--profile", "flash", "--atol", "0.001", "--rtol", "0.01"]
-    result = run(path, *words, "--causal", "--json", tmp_path / "out.json")
+    result = run(path, *words, "--causal", "--verbose", "--json", tmp_path / "out.json")
     assert result.exit_code == 0, result.output
     found = json.loads((tmp_path / "out.json").read_text())
     options = {"profile": "flash", "atol": 1e-3, "rtol": 1e-2, "causal": True}
