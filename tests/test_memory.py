@@ -37,7 +37,7 @@ CALLS = {
 }
 
 # What grows, in results: kernels of coresets with all keys, and frequencies of each query.
-HELD = {"coreset": 7, "ra": 4}
+HELD = {"coreset": 7, "ra": 4, "lara": 2}
 SMALL = {
     blocks: {"_OTHER_BLOCK": (256, 256), "_NUMPY_ROWS": 64, "_NUMPY_ROW_BYTES": 1024},
     causal: {"_CHUNK_BYTES": 2**15, "_LEAF": 32, "_LEAVES": 4},
