@@ -247,9 +247,9 @@ def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
         h, d = int(rng.integers(1, 5)), int(8 * 16 ** rng.random())
         of_q, of_k, of_v = 8.0 ** rng.uniform(-1, 1, 3)
         q, k, v = (rng.standard_normal((h, size, d)) for size in (n, m, m))
-        v = v + rng.uniform(-2, 2, d)
-        q, k, v = (a * x.astype(np.float32) for a, x in ((of_q, q), (of_k, k), (of_v, v)))
-        yield q.astype(np.float32), k.astype(np.float32), v.astype(np.float32)
+        scaled = (of_q, q), (of_k, k), (of_v, v + rng.uniform(-2, 2, d))
+        q, k, v = ((a * x.astype(np.float32)).astype(np.float32) for a, x in scaled)
+        yield q, k, v
 
 
 def _draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:

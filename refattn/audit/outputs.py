@@ -20,6 +20,7 @@ from ..rounding.formats import FORMATS, dtype_of, widen
 from ..rounding.problems import CALLED, Index, Problem, pose_arrays, sweep
 from ..rounding.profiles import PROFILES
 from ..rounding.roundings import RowErrors
+from ..verification.choice import fused_profile
 
 _BACKWARD = "backward"
 _NEEDS = {"bias": "bias", "sink": "sinks", "softcap": "softcap", "window": "window"}
@@ -70,7 +71,7 @@ class Case(NamedTuple):
             return FORMATS[self.dtype].round(np.where(out == 0, out, out + self.errors))
 
     def call(self, fn: Callable[..., Any], **more: Any) -> Any:
-        """Call an implementation with arrays of its own, which it may write to."""
+        """Call an implementation with copies of the arrays: a bug may write to its arguments."""
         arguments = {**self.arrays, **self.options, **more}
         return fn(**{x: y.copy() if hasattr(y, "copy") else y for x, y in arguments.items()})
 
@@ -86,7 +87,7 @@ class Trial(NamedTuple):
     Attributes
     ----------
     name, kind, effect : str
-        What it is, for readers.
+        The name of the bug, its kind, and its effect in a sentence.
     compute : callable
         Gives the output for a case.
     backward : Edited or None
@@ -119,7 +120,7 @@ def gradient_errors(
 def pose_case(
     q: Any, k: Any, v: Any, *, dtype: str | None = None, estimator: str = "softmax", **options: Any
 ) -> Case:
-    """Pose arrays as a case, with the roundings of a usual kernel simulated."""
+    """Check arrays and options, and compute the exact output."""
     checks.choice("estimator", estimator, CALLED.values())
     dtype = dtype_of(q) if dtype is None else dtype
     checks.choice("dtype", dtype, [x for x in FORMATS if x != "tfloat32"])
@@ -133,8 +134,7 @@ def pose_case(
     if CALLED[problem.kind] != estimator:
         raise ValueError("`omega` must be given for rfa, and for no other estimator.")
     exact = _definition(estimator)(**arrays, **options)
-    errors = _simulate_errors(problem, dtype)
-    return Case(arrays, MappingProxyType(options), estimator, dtype, exact, errors, problem)
+    return Case(arrays, MappingProxyType(options), estimator, dtype, exact, 0 * exact, problem)
 
 
 def _on_host(name: str, x: Any) -> Any:
@@ -144,25 +144,21 @@ def _on_host(name: str, x: Any) -> Any:
     return to_host(x, None) if name == "mask" else widen(name, x)
 
 
-def usual_profile(dtype: str) -> str:
-    """Name what usual kernels of a type round."""
-    return "math" if dtype in ("float32", "float64") else "flash"
-
-
-def _simulate_errors(problem: Problem, dtype: str) -> Doubles:
-    """Round as a usual kernel does, to nearest, but for the output."""
-    errors = np.zeros((*problem.lead, problem.shape[0], problem.shape[2]))
+def simulate_errors(case: Case) -> Case:
+    """Give a case the errors of a usual kernel before its output is rounded."""
+    errors = np.zeros_like(case.exact)
 
     def write(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         errors[at] = rows.nearest - rows.out
 
-    sweep(problem, dtype, PROFILES[usual_profile(dtype)]._replace(out=None), write)
-    return errors
+    profile = PROFILES[fused_profile(case.dtype)]._replace(out=None)
+    sweep(case.problem, case.dtype, profile, write)
+    return case._replace(errors=errors)
 
 
 def trivial() -> Iterator[Trial]:
-    """List outputs that no test may pass: they know nothing, or little, of the scores."""
+    """List trivial outputs, which every test should reject."""
 
     def no_scores(case: Case, **changes: Any) -> Doubles:
         return case.attend(q=np.zeros_like(case.arrays["q"]), **changes)
@@ -186,7 +182,7 @@ def trivial() -> Iterator[Trial]:
 
 
 def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
-    """List the bugs of the catalogue but for those of options that are not there."""
+    """List the known bugs, without bugs of options that are not used."""
     for x in wrong():
         option = _NEEDS.get(x.name.removeprefix(f"{estimator}-").partition("-")[0].rstrip("s"))
         there = option is None or option in options
@@ -194,11 +190,11 @@ def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
         if x.estimator == estimator and there and not random:
             kind = next((k for k, words in _KINDS_OF.items() if re.search(words, x.name)), "other")
             back = x.fn if kind == _BACKWARD else None
-            compute = partial(_right, x.fn) if back else partial(_wrong, x.fn)
+            compute = _right if back else partial(_wrong, x.fn)
             yield Trial(x.name, kind, x.effect, compute, back)
 
 
-def _right(fn: Edited, case: Case) -> Doubles:
+def _right(case: Case) -> Doubles:
     return case.exact
 
 

@@ -1,4 +1,4 @@
-"""TestRun a test again and again with a kernel replaced: of pytest, a script, or a function."""
+"""Run a test again and again with a kernel replaced: of pytest, a script, or a function."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
@@ -23,7 +24,7 @@ TestRun = Callable[[], str]  # says why it fails
 def audit_test(
     test: str,
     kernel: str | None,
-    said: Mapping[str, Any],
+    declared: Mapping[str, Any],
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Audit:
     """Audit a test: FILE.py::TEST of pytest, a script FILE.py, or MODULE:FUNCTION.
@@ -42,27 +43,21 @@ def audit_test(
                 )
             return audit(given[1], track=track, **given[0])
         owner, original = _find(kernel, "--kernel")
-        substitute = Substitute(original, said)
+        substitute = Substitute(original, declared)
         with _replaced(owner, kernel.rpartition(":")[2].rpartition(".")[2], substitute):
             if "::" in test or os.path.basename(test).startswith("test_"):
                 return _run_pytest(test, substitute, track)
-            call = (
-                (lambda: runpy.run_path(test, run_name="__main__"))
-                if function is None
-                else function[1]
-            )
+            script = partial(runpy.run_path, test, run_name="__main__")
+            call = script if function is None else function[1]
             return _study([lambda: _fails(call)], substitute, track)
 
 
 @contextlib.contextmanager
 def _importing(test: str) -> Iterator[None]:
     """Import from here, and from the folder of the test."""
-    before = [*sys.path]
-    file = test.partition("::")[0]
-    sys.path[:0] = [
-        os.getcwd(),
-        *([os.path.dirname(os.path.abspath(file))] if ".py" in file else []),
-    ]
+    before, file = [*sys.path], test.partition("::")[0]
+    folder = [os.path.dirname(os.path.abspath(file))] if ".py" in file else []
+    sys.path[:0] = [os.getcwd(), *folder]
     try:
         yield
     finally:
@@ -117,7 +112,7 @@ def _fails(call: Callable[[], Any]) -> str:
 def _study(
     runs: Sequence[TestRun], substitute: Substitute, track: Callable[[Sequence[Any]], Iterable[Any]]
 ) -> Audit:
-    """TestRun tests as they are, and then with each trial; it passes if all do."""
+    """Run tests as they are, and then with each trial; it passes if all do."""
 
     def passes(trial: Trial | None) -> bool:
         substitute.trial = trial
@@ -180,7 +175,6 @@ def _run_pytest(
     if failed:
         raise failed[0]
     if not found:
-        raise ValueError(
-            f"TEST must be a test of pytest, got {test!r}: {printed.getvalue()[-300:]}"
-        )
+        reason = _first_error(printed.getvalue())
+        raise ValueError(f"TEST must be a test of pytest, got {test!r}: {reason}")
     return found[0]

@@ -15,6 +15,7 @@ from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits
 from ..arrays.words import portable, to_json
 from ..rounding.formats import FORMATS
+from ..verification.choice import fused_profile
 from ..verification.door import verify
 from ..verification.tolerance import Allowance, measure_needs
 from .outputs import (
@@ -25,8 +26,8 @@ from .outputs import (
     gradient_errors,
     known,
     pose_case,
+    simulate_errors,
     trivial,
-    usual_profile,
 )
 
 _NO_DIFFERENCE = 1e-9  # of the largest number: what differs less is no bug on these inputs
@@ -118,7 +119,7 @@ class Audit(NamedTuple):
             Column(
                 "caught",
                 lambda x: "yes" if x else "no",
-                "by the tolerance that is needed; rows: with an error above it",
+                "by the tolerance that is needed; rows: share with an error above it",
             ),
             Column("effect", None),
         ]
@@ -231,7 +232,7 @@ def audit(
     """
     if not callable(compare):
         raise TypeError(f"`compare` must be callable, got {type(compare).__name__}.")
-    case = pose_case(q, k, v, dtype=dtype, estimator=estimator, **options)
+    case = simulate_errors(pose_case(q, k, v, dtype=dtype, estimator=estimator, **options))
     write, expected = _for_user(q, case)
 
     def passes(trial: Trial | None) -> bool:
@@ -265,11 +266,12 @@ def conclude(
 ) -> Audit:
     """Try the trivial outputs, the catalogue, and bugs of a size."""
     case = max(cases, key=lambda x: x.exact.size)
-    needs = [measure_needs(x.problem, x.dtype, usual_profile(x.dtype)) for x in cases]
+    needs = [measure_needs(x.problem, x.dtype, fused_profile(x.dtype)) for x in cases]
     needed = [next(x).pair for x in needs]
     correct = passes(None)
-    blind = [x.name for x in trivial() if passes(x)]
-    forward = not (gradients and len(blind) == len([*trivial()]))
+    accepted = {x.name: passes(x) for x in trivial()}
+    blind = [name for name, passed in accepted.items() if passed]
+    forward = not gradients or not all(accepted.values())  # else only gradients are compared
     survivors: list[Survivor] = []
     names: dict[str, list[str]] = {"rejected": [], "hidden": [], "alike": []}
     options = {name for x in cases for name in x.options}

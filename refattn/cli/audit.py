@@ -11,7 +11,6 @@ import click
 
 from .options import (
     Answer,
-    Unusable,
     causal_option,
     examples,
     format_option,
@@ -66,12 +65,9 @@ def audit_command(
     from ..audit.runs import audit_test
 
     options = {"layout": layout, "causal": causal or None, "scale": scale}
-    said = {name: x for name, x in options.items() if x is not None}
-    try:
-        with one_line(False), Work("Trying") as work:
-            found = audit_test(test, kernel, said, work.track)
-    except OSError as error:
-        raise Unusable(str(error)) from None
+    declared = {name: x for name, x in options.items() if x is not None}
+    with one_line(False), Work("Trying") as work:
+        found = audit_test(test, kernel, declared, work.track)
     publish(Answer(partial(_print, test, found), found.tables, found.to_json), kind, json_path)
     sys.exit(1 if found.blind else 0)
 

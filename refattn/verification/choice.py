@@ -62,6 +62,11 @@ def usual_profiles(dtype: str) -> Sequence[str]:
     return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
 
 
+def fused_profile(dtype: str) -> str:
+    """Name the profile of a usual fused kernel for a storage type."""
+    return "math" if dtype in ("float32", "float64") else "flash"
+
+
 def is_narrow(dtype: str) -> bool:
     return FORMATS[dtype].digits <= FORMATS["float16"].digits
 

@@ -31,7 +31,7 @@ from ..rounding.head import scan_tiles
 from ..rounding.problems import Index, Problem, pose_arrays, sweep
 from ..rounding.profiles import PROFILES, Profile, check_hardware, profile_of
 from ..rounding.roundings import RowErrors
-from .choice import ProfileChoice, usual_profiles
+from .choice import ProfileChoice, fused_profile, usual_profiles
 from .findings import Numbers
 from .judging import judge
 from .units import name_on_hardware
@@ -281,7 +281,7 @@ def study_problem(
             if name in "qkv" and not np.all(np.isfinite(x)):
                 raise ValueError(f"`{name}` must be finite in {dtype}, got NaN or infinity.")
     usual = usual_profiles(dtype) if profile is None else [profile]
-    fused = profile or ("math" if dtype == "float32" else "flash")
+    fused = profile or fused_profile(dtype)
     *names, simulated = (name_on_hardware(x, dtype, hardware) for x in (*usual, fused))
     part, rows = _choose_part(problem)
     defects = list(catalogue(part))[: None if bugs else 1]  # the first is none

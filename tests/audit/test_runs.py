@@ -226,6 +226,19 @@ def test_gradients_are_replaced():
     assert max(np.abs(x).max() for x in errors.values()) > 0.1
 
 
+def test_gradients_of_one_tensor_for_all_are_replaced_together():
+    torch = pytest.importorskip("torch")
+    bug = next(x for x in outputs.known("softmax", ()) if x.name == "softmax-backward-delta-sign")
+    x, d_out = torch.from_numpy(qkv()[0]).requires_grad_(), torch.from_numpy(qkv()[1])
+    substitute = kernels.Substitute(torch.nn.functional.scaled_dot_product_attention, {})
+    (right,) = torch.autograd.grad(substitute(x, x, x), x, d_out)
+    substitute.trial = bug
+    (wrong,) = torch.autograd.grad(substitute(x, x, x), x, d_out)
+    errors, exact = outputs.gradient_errors(substitute.cases[0], bug, d_out.numpy())
+    np.testing.assert_allclose(right.numpy(), sum(exact.values()), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose((wrong - right).numpy(), sum(errors.values()), atol=1e-12)
+
+
 def test_gradients_that_pass_are_listed(monkeypatch):
     torch = pytest.importorskip("torch")
     substitute = kernels.Substitute(torch.nn.functional.scaled_dot_product_attention, {})
