@@ -9,7 +9,7 @@ import pytest
 
 import refattn
 from refattn.arrays import blocks, products
-from refattn.engine import causal
+from refattn.engine import causal, kernel
 
 OMEGA = np.random.default_rng(1).standard_normal((16, 8)).astype("f")
 RFA = partial(refattn.random_feature_attention, omega=OMEGA)
@@ -37,10 +37,11 @@ CALLS = {
 }
 
 # What grows, in results: kernels of coresets with all keys, and frequencies of each query.
-HELD = {"coreset": 7, "ra": 4, "lara": 2}
+HELD = {"coreset": 7, "ra": 4}
 SMALL = {
     blocks: {"_OTHER_BLOCK": (256, 256), "_NUMPY_ROWS": 64, "_NUMPY_ROW_BYTES": 1024},
     causal: {"_CHUNK_BYTES": 2**15, "_LEAF": 32, "_LEAVES": 4},
+    kernel: {"_SHARED_BITS": 2**18},
     products: {"_CACHE_BYTES": 2**15},
 }
 
