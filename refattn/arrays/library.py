@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -221,24 +222,25 @@ def workspace(like: Array) -> Workspace | None:
 
 
 def add(x: Array, y: Array) -> Array:
-    """Add to our own temporary `x`; in place on NumPy, which saves the time of new memory."""
-    if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
-        return np.add(x, y, out=x)
-    return x + y
+    """Add to our own temporary `x`."""
+    return _in_place(operator.add, np.add, x, y)
 
 
 def less(x: Array, y: Array) -> Array:
-    """Subtract from our own temporary `x`; in place on NumPy."""
-    if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
-        return np.subtract(x, y, out=x)
-    return x - y
+    """Subtract from our own temporary `x`."""
+    return _in_place(operator.sub, np.subtract, x, y)
 
 
 def times(x: Array, y: Array) -> Array:
-    """Multiply our own temporary `x`; in place on NumPy."""
+    """Multiply our own temporary `x`."""
+    return _in_place(operator.mul, np.multiply, x, y)
+
+
+def _in_place(compute: Callable[[Any, Any], Any], of_numpy: Any, x: Array, y: Array) -> Array:
+    """Compute in place on NumPy, which saves the time of new memory."""
     if is_numpy_array(x) and np.broadcast_shapes(x.shape, y.shape) == x.shape:
-        return np.multiply(x, y, out=x)
-    return x * y
+        return of_numpy(x, y, out=x)
+    return compute(x, y)
 
 
 def clip(x: Array, low: float, high: float, xp: Any, out: Array | None = None) -> Array:

@@ -32,6 +32,7 @@ _FEWEST_SHARES = 2  # shares, at least, that heads are cut into for threads
 
 # Elsewhere a step is of so many leaves at once, of so many tokens.
 _LEAVES, _LEAF = 16, 256
+_TRACED_LEAVES = 64, 16  # short ones, as each size of halves would be compiled by itself
 
 
 class Workspaces(NamedTuple):
@@ -181,9 +182,10 @@ def leaf_shape(n: int, leaf: int, most: int) -> tuple[int, int]:
     return count, -(-max(n, 1) // (steps * count))
 
 
-def whole_leaves(n: int) -> tuple[int, int]:
+def whole_leaves(n: int, like: Array) -> tuple[int, int]:
     """Say the same in libraries other than NumPy; leaves can be cut into halves, down to one."""
-    count, size = leaf_shape(n, _LEAF, _LEAVES)
+    most, leaf = _TRACED_LEAVES if traced_once(like) else (_LEAVES, _LEAF)
+    count, size = leaf_shape(n, leaf, most)
     return count, 1 << (size - 1).bit_length()
 
 

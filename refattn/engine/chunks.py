@@ -86,10 +86,10 @@ class Chunks(NamedTuple):
 
 
 def attend_in_bands(q: Array, k: Array, v: Array, **options: Any) -> Attended:
-    """Do as `attend`, all at once where windows are narrow, in libraries other than NumPy.
+    """Attend as `attend` does; in libraries other than NumPy, narrow windows take one product.
 
-    Tokens are cut into chunks at least as long as the windows to either side, so that each chunk of
-    queries sees keys of its own chunk and of the two beside it.
+    A chunk of tokens is at least as long as the window on either side. So the queries of a chunk
+    see only keys of that chunk, of the one before it and of the one after it.
     """
     xp, n, m, mask = array_namespace(q), q.shape[-2], k.shape[-2], options.get("mask")
     band = options["options"].band(n, m, options["causal"])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.library import Array, device, times
+from ..arrays.library import Array, device, times, traced_once
 from ..arrays.products import multiply, sum_of_products
 from .kernel import finite, log_sum_exp
 
@@ -22,11 +22,13 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
 
     Exponents x of queries and y of keys are (..., T, c, S), as is `known`, the samples of a query.
     """
+    if traced_once(x):  # each size of halves would be compiled by itself
+        return _log_pairs(x, y, known, xp)
     same = _same_halves(x, xp)
 
     def of_leaves(x: Array, y: Array, known: Array | None) -> Array:
         if x.shape[-2] == 1:
-            return log_sum_exp(_from_known(x + y, known, xp), xp)[..., None]
+            return _log_pairs(x, y, known, xp)
         late, early = _relative_to(x, y, known, xp)
         base = xp.max(late, axis=-1, keepdims=True)
         late = xp.exp(late - finite(base, xp))
@@ -36,6 +38,12 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
         return _joined(own, base + xp.log(some), same, xp)
 
     return of_leaves(x, y, known)
+
+
+def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
+    """Do as `log_kernel`, pair by pair and everywhere."""
+    known = None if known is None else known[..., :, None, :]
+    return log_sum_exp(_from_known(x[..., :, None, :] + y[..., None, :, :], known, xp), xp)
 
 
 def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
@@ -117,6 +125,6 @@ def _same_halves(x: Array, xp: Any) -> Array:
 
 
 def _joined(own: Array, far: Array, same: Array, xp: Any) -> Array:
-    """Join pairs of each half and those of the later with the earlier, (..., T, c, c)."""
+    """Join the pairs inside each half with those between the halves, to (..., T, c, c)."""
     pairs = xp.where(same, _of_pairs(own, xp)[..., :, :, None, :], far[..., None, :, None, :])
     return xp.reshape(pairs, (*pairs.shape[:-4], 2 * far.shape[-2], 2 * far.shape[-1]))

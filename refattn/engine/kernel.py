@@ -154,7 +154,7 @@ def attend(
 
     join, most = partial(combine, xp=xp), most_threads(q, math.prod(lead) * n * m)
     shared = max(budget // min(4, most or 1), _SHARED_BITS // xp.finfo(v.dtype).bits)
-    heads = shared // (rows * columns)  # small ones together, but for threads
+    heads = shared // (rows * columns)  # small heads are computed together
 
     def boxes() -> Iterator[tuple[slice, ...]]:
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
@@ -388,7 +388,7 @@ def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
 
 
 def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
-    """Return the mass, 1 in place of 0, and log(mass * e^base)."""
+    """Return the mass, with 0 replaced by 1, and log(mass * e^base)."""
     none = mass == 0
     mass = xp.where(none, 1.0, mass)
     return mass, xp.where(none, -math.inf, base + xp.log(mass))

@@ -168,7 +168,7 @@ class Positive(Arithmetic):
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Say how many leaves a step has, and tokens a leaf."""
-        return (1, _STEP) if is_numpy_array(q) else whole_leaves(q.shape[-2])
+        return (1, _STEP) if is_numpy_array(q) else whole_leaves(q.shape[-2], q)
 
     def in_leaves(self, like: Array) -> bool:
         """Say whether a step is cut into leaves."""

@@ -31,7 +31,7 @@ def fold_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Scatter:
 
 @as_written
 def _fold_blocks(empty: Array, blocks: Iterator[Array]) -> Scatter:
-    """Fold blocks of rows, those of the first being none."""
+    """Fold blocks of rows into one result; `empty` is a block without rows."""
     xp, origin = array_namespace(empty), empty
 
     def scatters() -> Iterator[Scatter]:

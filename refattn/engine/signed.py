@@ -96,7 +96,7 @@ class Signed(Arithmetic):
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
         """Say how many leaves a step has, and tokens a leaf."""
         if not is_numpy_array(q):
-            return whole_leaves(q.shape[-2])
+            return whole_leaves(q.shape[-2], q)
         # Whatever threads there are: the order of sums depends on the size of a step.
         heads = max(1, math.prod(lead) // (_SHARES_OF_STEPS if self.splits else 1))
         return leaf_shape(q.shape[-2], _LEAF, max(1, chunk_size(q) // (heads * self.width * _LEAF)))

@@ -256,7 +256,7 @@ def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator
 def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
-        return whole_leaves(n)
+        return whole_leaves(n, like)
     return leaf_shape(n, _LEAF_BACK, max(1, chunk_size(like) // (arithmetic.width * _LEAF_BACK)))
 
 
