@@ -200,10 +200,17 @@ def _may_be_joined(q: Array) -> bool:
 
 def _with_bias(k: Array, bias: Any, memory: Workspace | None) -> Array:
     """Join keys and their bias (..., 1, b): it is one more term of products with [q_i, 1]."""
-    lead, (size, d) = broadcast_lead(k, bias), k.shape[-2:]
-    keys = (memory or Workspace()).empty("keys", (*lead, size, d + 1), k.dtype)
-    keys[..., :-1], keys[..., -1] = k, bias[..., 0, :]
-    return keys
+    return _join_column("keys", k, bias[..., 0, :], memory or Workspace(), broadcast_lead(k, bias))
+
+
+def _join_column(
+    name: str, x: Array, column: Any, memory: Workspace, lead: tuple[int, ...]
+) -> Array:
+    """Write rows with one more number each, on NumPy, into the memory of that name."""
+    rows, d = x.shape[-2:]
+    joined = memory.empty(name, (*lead, rows, d + 1), x.dtype)
+    joined[..., :-1], joined[..., -1] = x, column
+    return joined
 
 
 def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> Attended:
@@ -263,9 +270,7 @@ def sum_values(
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
-        ones = memory.empty("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
-        ones[..., :-1], ones[..., -1] = v, 1.0
-        return ones
+        return _join_column("ones", v, 1.0, memory, v.shape[:-2])
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 

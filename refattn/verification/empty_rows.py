@@ -1,6 +1,6 @@
 """Queries that see no key: what kernels give for them, and what `verify` accepts.
 
-And rows of which nothing is known by a profile: what they hold.
+It also describes the rows about which a profile says nothing, by what the kernel gave for them.
 """
 
 from __future__ import annotations
