@@ -278,6 +278,7 @@ def test_the_running_check_is_named_on_a_terminal_only(forked):
     assert seen.stdout.splitlines()[0] == silent.stdout.splitlines()[0]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     "before",
     [

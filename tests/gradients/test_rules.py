@@ -249,6 +249,7 @@ def test_longdouble_stays_longdouble(name, causal):
         np.testing.assert_allclose(y.astype(float), want[x], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long("softmax+False")
 @BOTH
 @names("softmax", "rfa positive", "linear")
 def test_threads_and_repetition_leave_every_bit(name, causal):

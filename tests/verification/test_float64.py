@@ -69,7 +69,7 @@ def test_correct_kernels_pass(kernel, shape, causal):
     assert found.detectable.get("factor", 0.0) < 2e-14
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("shape", SHAPES[:3])
 @pytest.mark.parametrize("wrong", ["factor", "scale", "epsilon", "float32 exponentials", "a key"])
 def test_defects_below_the_digits_of_float32_fail(wrong, shape):

@@ -95,6 +95,7 @@ def test_wrong_kernels_with_a_cache_of_8_bits(types, cast):
     assert found.verdict == "FAIL"
 
 
+@pytest.mark.long("v_scale")
 @pytest.mark.parametrize("lost", ["k_scale", "v_scale"])
 def test_a_scale_that_was_left_out(lost):
     given = cache("bfloat16", "int8", "tokens")
@@ -201,6 +202,7 @@ def test_integers_in_queries_take_the_type_of_values():
     assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "float16")
 
 
+@pytest.mark.long("False")
 @pytest.mark.parametrize("cast", [False, True])
 def test_gradients_with_a_cache(cast):
     """As of a fine-tuned adapter beside frozen keys in 8 bits."""

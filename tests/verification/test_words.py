@@ -118,7 +118,12 @@ def judge_file(path, **options):
     return judge_all(read_parts(tensors, problem), tensors.dtype)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (9, 2)}], ids=str)
+@pytest.mark.long("plain", "window")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (9, 2)}],
+    ids=["plain", "causal", "window"],
+)
 def test_sequences_with_keys_of_their_own(tmp_path, options):
     """Ends are aligned in each: as `packed.varlen` defines it, and a file says with two offsets."""
     rng, of_q, of_k = np.random.default_rng(2), np.array([0, 7, 7, 20, 32]), [0, 19, 30, 40, 64]
@@ -144,7 +149,12 @@ def paged(options):
     return arrays | {"block_table": table, "cache_seqlens": lengths}
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (4, 0)}], ids=str)
+@pytest.mark.long("causal")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (4, 0)}],
+    ids=["plain", "causal", "window"],
+)
 def test_keys_in_blocks(tmp_path, options):
     given = paged(options)
     np.savez(tmp_path / "x.npz", **given)
