@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from unittest.mock import Mock
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def host():
 
 
 def run(device, out, **options):
-    settings = {"shapes": [SHAPE], "features": 16, "repeats": 2, "blocks": True, "tests": None}
+    settings = {"shapes": [SHAPE], "features": 16, "repeats": 2, "blocks": True}
     found = gpu.run(device, out, **{**settings, **options})
     assert json.loads(out.read_text("utf-8")) == json.loads(json.dumps(found))
     return found
@@ -94,17 +93,10 @@ def test_roofline_in_parts(monkeypatch):
         assert sum(products) == 2 * 2 * 96 * 96 * 8
 
 
-def test_counts_of_tests():
-    counts = '<testsuite tests="7" failures="1" errors="2" skipped="1"/>'
-    results = ElementTree.fromstring(f"<testsuites>{counts}</testsuites>")
-    assert gpu.counts(results) == {"passed": 3, "failed": 3, "skipped": 1}
-    assert gpu.suite(0.01) == {"missing": "not done after 0.01 s"}
-
-
 def test_command_line(host, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "cuda", lambda: host)
     out = tmp_path / "gpu.json"
-    options = ["--size", "1x70x4", "--features", "8", "--repeats", "1", "--no-tests"]
+    options = ["--size", "1x70x4", "--features", "8", "--repeats", "1"]
     done = testing.CliRunner().invoke(gpu.main, [*options, "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text("utf-8"))["comparisons"][0]["shape"] == [1, 70, 4]

@@ -1,4 +1,4 @@
-"""refattn on a GPU, with CuPy: its tests, its time and memory against torch, and block sizes.
+"""refattn on a GPU, with CuPy: its time and memory against torch, and block sizes.
 
 Run as ``python -m validation.benchmarks.gpu``. CuPy and torch share their arrays and the default
 stream of the device, on which events measure the time of both. Products are never in TF32.
@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import platform
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
-from xml.etree import ElementTree
 
 import array_api_compat
 import numpy as np
@@ -47,7 +44,6 @@ Shape = tuple[int, int, int]
 
 CHECKED = 64  # queries of the first head that are compared with float64 on the host
 SCORES = 2**28  # that the roofline holds at once
-LINES = 60  # of the end of the test run
 
 BLOCKS = ((2048, 2048), (8192, 2048), (8192, 8192), (16384, 4096), (32768, 8192))
 STEPS = ((8, 16), (32, 16), (64, 16), (16, 32), (32, 32), (8, 64))
@@ -358,40 +354,6 @@ def _under(patch: Callable[[], Any], call: Form) -> Any:
         return call()
 
 
-def suite(timeout: float) -> Record:
-    """Run the tests on CuPy arrays, in a process of their own."""
-    root = Path(__file__).parents[2]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tests.xml"
-        command = [sys.executable, "-m", "pytest", "tests", "-k", "cupy", "-q", "-rfE"]
-        try:
-            done = subprocess.run(
-                [*command, f"--junitxml={path}"],
-                cwd=root,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"missing": f"not done after {timeout} s"}
-        found: Record = {"status": done.returncode, "tail": done.stdout.splitlines()[-LINES:]}
-        if path.exists():
-            found |= counts(ElementTree.parse(path).getroot())
-        return found
-
-
-def counts(results: ElementTree.Element) -> Record:
-    """Numbers of tests by outcome."""
-    suites = list(results.iter("testsuite"))
-    tests, failures, errors, skipped = (
-        sum(int(x.get(name, 0)) for x in suites)
-        for name in ("tests", "failures", "errors", "skipped")
-    )
-    failed = failures + errors
-    return {"passed": tests - failed - skipped, "failed": failed, "skipped": skipped}
-
-
 def run(
     device: Device,
     out: Path,
@@ -400,12 +362,11 @@ def run(
     features: int,
     repeats: int,
     blocks: bool,
-    tests: float | None,
 ) -> Record:
     """Measure everything, and write what there is after every step."""
     versions = {x.__name__: x.__version__ for x in (refattn, np, array_api_compat)}
     about = {**device.about, "python": platform.python_version(), "versions": versions}
-    found: Record = {"about": about, "tests": None, "comparisons": [], "blocks": []}
+    found: Record = {"about": about, "comparisons": [], "blocks": []}
 
     def write() -> None:
         results.write(out.parent, {out.name: found})
@@ -420,9 +381,6 @@ def run(
         if blocks:
             found["blocks"] += sweep(device, shape, features, repeats)
             write()
-    if tests is not None:
-        found["tests"] = suite(tests)
-        write()
     return found
 
 
@@ -481,8 +439,6 @@ def _shape(context: Any, option: Any, values: tuple[str, ...]) -> list[Shape]:
 @click.option("--features", type=click.IntRange(min=1), default=256, show_default=True)
 @click.option("--repeats", type=click.IntRange(min=1), default=7, show_default=True)
 @click.option("--blocks", is_flag=True, help="Also try sizes of blocks.")
-@click.option("--tests/--no-tests", default=True, show_default=True, help="Run the tests, last.")
-@click.option("--tests-timeout", type=float, default=1800.0, show_default=True, help="Seconds.")
 @click.option("--quick", is_flag=True, help="Small arrays, to see that it runs.")
 @click.option(
     "--out",
@@ -492,36 +448,18 @@ def _shape(context: Any, option: Any, values: tuple[str, ...]) -> list[Shape]:
     help="Where the results go.",
 )
 def main(
-    shapes: list[Shape],
-    features: int,
-    repeats: int,
-    blocks: bool,
-    tests: bool,
-    tests_timeout: float,
-    quick: bool,
-    out: Path,
+    shapes: list[Shape], features: int, repeats: int, blocks: bool, quick: bool, out: Path
 ) -> None:
     """Measure refattn on a GPU with CuPy, against torch if it is installed.
 
-    The exit status is 1 if a test failed, and 2 if there is no GPU or no CuPy.
+    The exit status is 2 if there is no GPU or no CuPy.
     """
     if quick:
         shapes, features, repeats = [(2, 512, 16)], 32, 2
-    found = run(
-        cuda(),
-        out,
-        shapes=shapes,
-        features=features,
-        repeats=repeats,
-        blocks=blocks,
-        tests=tests_timeout if tests else None,
-    )
+    found = run(cuda(), out, shapes=shapes, features=features, repeats=repeats, blocks=blocks)
     for table in tables(found):
         results.show(Console(width=120), table)
-    if found["tests"] is not None:
-        click.echo("\n".join(found["tests"].get("tail", [found["tests"].get("missing", "")])))
     click.echo(f"wrote {out}")
-    sys.exit(1 if found["tests"] is not None and found["tests"].get("status") != 0 else 0)
 
 
 if __name__ == "__main__":
