@@ -60,14 +60,13 @@ def cut(case: Any, dtype: str, unit: str) -> tuple[Any, None]:
     return cutting.flash(case, dtype, CUT[unit]), None
 
 
-KERNELS = {
-    **rounded.KERNELS,
+MORE_KERNELS = {
     "exact": exact,
     "between": between,
     **{f"flash@{x}": partial(cut, unit=x) for x in CUT},
 }
 OUTPUTS = [
-    *((x, y) for y in (*NARROW, "float32") for x in usual_profiles(y) if x in KERNELS),
+    *((x, y) for y in (*NARROW, "float32") for x in usual_profiles(y) if x in rounded.KERNELS),
     *((x, y) for y in (*NARROW, "float32") for x in ("exact", "between")),
     *((f"flash@{x}", y) for x in CUT for y in NARROW),
 ]
@@ -77,19 +76,6 @@ GRADIENTS = [
     for x in BACKWARD_PROFILES[is_narrow(y)]
     if x in rounded.BACKWARD
 ]
-
-
-def of_heads(name: str, q: Any, k: Any, v: Any, dtype: str, options: Draw) -> tuple[Any, Any]:
-    """Run a kernel on heads that share keys."""
-    if name in rounded.KERNELS:
-        out, lse = rounded.of_heads(name, q, k, v, dtype, **options)
-        return out, lse
-    sinks, found = options.get("sinks"), []
-    for h, at in enumerate(np.arange(len(q)) * len(k) // len(q)):
-        of_head = options | ({} if sinks is None else {"sinks": float(sinks[h])})
-        found.append(KERNELS[name](rounded.Case(q[h], k[at], v[at], **of_head), dtype))
-    outs, lses = zip(*found, strict=True)
-    return np.stack(outs), None if lses[0] is None else np.stack(lses)
 
 
 def draw_values(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any:
@@ -196,7 +182,8 @@ def draw_usual(rng: np.random.Generator) -> tuple[str, Draw]:
             found = rounded.made(name, q, k, v, g, dtype, by_head=by_head, **options)
             got: Draw = {"d_out": g} | found
         else:
-            out, lse = of_heads(name, q, k, v, dtype, options)
+            kernel = MORE_KERNELS.get(name, name)
+            out, lse = rounded.of_heads(kernel, q, k, v, dtype, **options)
             got = {"out": out} | ({} if lse is None or rng.random() < 0.5 else {"lse": lse})
     return words, {"q": q, "k": k, "v": v, "dtype": dtype, **got, **options}
 

@@ -356,8 +356,8 @@ DTYPES = {
 
 
 def of_heads(name, q, k, v, dtype, **options):
-    """A kernel on arrays (heads, n, d), with as many heads of keys or fewer."""
-    share = len(q) // len(k)
+    """A kernel, or that of a name, on arrays (heads, n, d) with as many heads of keys or fewer."""
+    share, kernel = len(q) // len(k), KERNELS.get(name, name)
     if name in INPUTS:
         q, k, v = quantised(FORMATS[INPUTS[name]], q, k, v)
 
@@ -367,7 +367,7 @@ def of_heads(name, q, k, v, dtype, **options):
         }
         return Case(q[h], k[h // share], v[h // share], **given)
 
-    found = [KERNELS[name](case(h), dtype) for h in range(len(q))]
+    found = [kernel(case(h), dtype) for h in range(len(q))]
     out = np.stack([out for out, _ in found])
     return out, None if found[0][1] is None else np.stack([lse for _, lse in found])
 
