@@ -69,9 +69,8 @@ def log_weights(
     >>> np.exp(diagnostics.log_weights(np.ones((1, 1)), np.ones((3, 1)), omega=omega))
     array([[0.5, 0.5]])
     """
-    xp = qkv.check(q, k, k, mask=mask)
+    xp, lead = qkv.check(q, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    lead = qkv.lead(q, k, k)
     omega, log_weight = frequencies.shared(omega, log_weight, q, lead)
     if mask is not None:
         checks.broadcasts("mask", mask, (*lead, 1, k.shape[-2]), "(..., 1, m)")

@@ -166,11 +166,11 @@ class Gaussian:
 
     def gauges(self, q: Array, k: Array) -> tuple[Array, Array] | None:
         """Return what `change_gauge` multiplies rows of queries and of keys by: A^T and A^{-1}."""
-        qkv.check(q, k, k)
+        _, lead = qkv.check(q, k, k)
         proposals.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return None
-        proposals.batch("proposal", self.gauge.shape[:-2], qkv.lead(q, k, k))
+        proposals.batch("proposal", self.gauge.shape[:-2], lead)
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
         if min(heads, groups) > 1 and self.gauge.shape[:-2][-1:] == (heads,):
@@ -457,9 +457,9 @@ def draw_target(
     >>> np.round(omega.mean(axis=-2), 1)
     array([[5., 0.]])
     """
-    qkv.check(q, k, k, mask=mask, causal=causal)
+    _, lead = qkv.check(q, k, k, mask=mask, causal=causal)
     scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    lead, (n, d) = qkv.lead(q, k, k), q.shape[-2:]
+    n, d = q.shape[-2:]
     checks.length("num_samples", num_samples, math.prod(lead) * n * d)
     rng = checks.generator(rng)
     shape = (*lead, n, num_samples)

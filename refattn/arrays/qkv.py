@@ -23,8 +23,8 @@ def check(
     mask: Array | None = None,
     causal: bool = False,
     dropout: Array | None = None,
-) -> Any:
-    """Check what attention functions take; return the namespace of the arrays."""
+) -> tuple[Any, tuple[int, ...]]:
+    """Check what attention functions take; return the namespace and the leading axes of all."""
     xp = checks.arrays(2, q=q, k=k, v=v)
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(
@@ -38,7 +38,8 @@ def check(
             "`k` and `v` must have next-to-last axes of one length, the number of keys m, "
             f"got shapes {shape_of(k)} and {shape_of(v)}."
         )
-    scores = (*lead(q, k, v), q.shape[-2], k.shape[-2])
+    outer = lead(q, k, v)
+    scores = (*outer, q.shape[-2], k.shape[-2])
     for name, x in (("bias", bias), ("dropout", dropout)):
         if x is not None:
             checks.arrays(0, q=q, **{name: x})
@@ -47,7 +48,7 @@ def check(
         checks.boolean("mask", mask, "q", q)
         checks.broadcasts("mask", mask, scores, "(..., n, m)")
     checks.flag("causal", causal)
-    return xp
+    return xp, outer
 
 
 def keys_and_values(k: Array, v: Array) -> None:

@@ -268,12 +268,12 @@ def random_feature_attention(
     >>> bool(abs(out - found.out.hi) < 1e-15), bool(found.error < 1e-19)
     (True, True)
     """
-    xp = qkv.check(q, k, v, mask=mask)
+    xp, lead = qkv.check(q, k, v, mask=mask)
     checks.choice("features", features, ("hyperbolic", "positive"))
     checks.real("scale", scale, positive=True, optional=True, like=q)
     mask = qkv.one_row(mask, k)
     checks.is_array("omega", omega)
-    omega, log_weight = frequencies.shared(omega, log_weight, q, qkv.lead(q, k, v))
+    omega, log_weight = frequencies.shared(omega, log_weight, q, lead)
     require(q, xp)
     if features == "hyperbolic":
         omega = xp.concat([omega, -omega], axis=-2)

@@ -41,7 +41,7 @@ def prepare_pairs(
         if isinstance(x, tuple):
             check_parts(name, x)
     q1, k1, v1, bias1 = (first_part(x) for x in (q, k, v, bias))
-    xp = qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
+    xp, _ = qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
     check_double(q1)
     softcap = qkv.softcap(options["softcap"], q1)
     sinks, slopes = (

@@ -114,7 +114,7 @@ def coreset_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask, xp = check_call(q, k, v, locals())
+    scale, mask, _, xp = check_call(q, k, v, locals())
     mask = qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
@@ -339,7 +339,7 @@ class SampledKeyInputs(NamedTuple):
 def prepare_samples(q: Array, k: Array, v: Array, options: dict[str, Any]) -> SampledKeyInputs:
     """Check arguments of `sampled_key_attention`, and group heads."""
     mask, sample = options["mask"], (options["indices"], options["log_probability"])
-    xp = qkv.check(q, k, v, mask=mask)
+    xp, _ = qkv.check(q, k, v, mask=mask)
     indices, log_p = key_samples.check_samples(*sample, q, k, v)
     scale = checks.real("scale", options["scale"], optional=True, like=q)
     mask = qkv.key_rows(mask, k)

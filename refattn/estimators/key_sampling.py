@@ -109,7 +109,7 @@ def draw_pivots(
     [0, 1]
     """
     checks.arrays(2, k=k)
-    xp = qkv.check(k, k, k, mask=mask)
+    xp, _ = qkv.check(k, k, k, mask=mask)
     scale = checks.real("scale", scale, positive=True, optional=True, like=k)
     checks.choice("pivots", pivots, PIVOTS)
     checks.length("num_keys", num_keys)
@@ -230,7 +230,7 @@ def draw_keys(
     >>> int(indices[1] - indices[0]), np.exp(log_p).round(6)
     (2, array([0.5, 0.5]))
     """
-    xp = qkv.check(q, k, v, mask=mask)
+    xp, lead = qkv.check(q, k, v, mask=mask)
     scale = checks.real("scale", scale, optional=True, like=q)
     checks.choice("law", law, KEY_LAWS)
     checks.length("num_keys", num_keys)
@@ -238,7 +238,7 @@ def draw_keys(
     rng = checks.generator(rng)
     if law == "softmax":
         mask = qkv.key_rows(mask, k)
-        u = rng.random((*qkv.lead(q, k, v), q.shape[-2], num_keys))
+        u = rng.random((*lead, q.shape[-2], num_keys))
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
         return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask, xp)))
     (q, k, v, mask), lead, ungroup = group_with_lead(q, k, v, qkv.one_row(mask, k))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 from .. import sampling
-from ..arrays import checks, frequencies, qkv
+from ..arrays import checks, frequencies
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import group_with_lead
 from ..arrays.library import (
@@ -182,8 +182,8 @@ class LaraOptions(NamedTuple):
 
 def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraInputs:
     """Check arguments of `linear_randomized_attention`, draw noise, and group heads."""
-    scale, mask, xp = check_call(q, k, v, options)
-    lead, d = qkv.lead(q, k, v), q.shape[-1]
+    scale, mask, lead, xp = check_call(q, k, v, options)
+    d = q.shape[-1]
     centres, omega, weighting, proposal = (
         options[name] for name in ("centres", "omega", "weighting", "proposal")
     )

@@ -97,7 +97,7 @@ class LinearInputs(NamedTuple):
 def prepare_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LinearInputs:
     """Check arguments of `linear_attention`, and group heads."""
     feature_map, mask = options["feature_map"], options["mask"]
-    xp = qkv.check(q, k, v, mask=mask, causal=options["causal"])
+    xp, _ = qkv.check(q, k, v, mask=mask, causal=options["causal"])
     checks.function("feature_map", feature_map)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
     return LinearInputs(q, Keys(k, v, mask), xp, ungroup)

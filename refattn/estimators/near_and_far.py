@@ -177,14 +177,14 @@ class Summaries(NamedTuple):
 @as_written
 def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
-    scale, mask, xp = check_call(q, k, v, options)
+    scale, mask, lead, xp = check_call(q, k, v, options)
     omega, sampled, log_size = (options[name] for name in ("omega", "sampled", "log_size"))
     mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
     noise = None
     if omega is not None:
-        omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))
+        omega = frequencies.of_chunks(omega, count, q, lead)
     elif sampled:
         z = checks.generator(options["rng"]).standard_normal((count, q.shape[-1]))
         noise = constant(z, q)
@@ -363,7 +363,7 @@ def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Ch
 
 @as_written
 def _prepare_heads(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _MomentInputs:
-    scale, mask, _ = check_call(q, k, v, options)
+    scale, mask, _, _ = check_call(q, k, v, options)
     mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     chunks = cut_chunks(q, k, v, mask, window)

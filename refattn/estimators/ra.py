@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import sampling
-from ..arrays import frequencies, qkv
+from ..arrays import frequencies
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
@@ -75,13 +75,13 @@ def randomized_attention(
 
 def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `randomized_attention`, draw frequencies, and group heads."""
-    scale, mask, xp = check_call(q, k, v, options)
+    scale, mask, lead, xp = check_call(q, k, v, options)
     omega, num_samples = options["omega"], options["num_samples"]
     exactly_one(omega=omega, num_samples=num_samples)
     if num_samples is not None:
         target = {"rng": options["rng"], "scale": scale, "mask": mask, "causal": options["causal"]}
         omega = sampling.draw_target(q, k, num_samples=num_samples, **target)
-    omega = frequencies.of_queries(omega, q, qkv.lead(q, k, v))
+    omega = frequencies.of_queries(omega, q, lead)
     tail = omega.shape[-2:]
     # With S and d as one axis, the heads are third from last, as group_heads expects.
     rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
@@ -152,8 +152,8 @@ def mean_of_ratios_attention(
 
 def prepare_for_all(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of `mean_of_ratios_attention`, draw frequencies, and group heads."""
-    scale, mask, xp = check_call(q, k, v, options)
-    omega, _ = choose_frequencies(options, "num_samples", q, qkv.lead(q, k, v))
+    scale, mask, lead, xp = check_call(q, k, v, options)
+    omega, _ = choose_frequencies(options, "num_samples", q, lead)
     (q, k, v, omega, mask), ungroup = group_heads(q, k, v, omega, mask)
     root = root_scale(scale, q)
     samples = _equal_samples(root * omega[..., None, :, :], xp)

@@ -174,8 +174,7 @@ class RfaInputs(NamedTuple):
 
 def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
     """Check arguments of random-feature attention, draw frequencies, and group heads."""
-    scale, mask, xp = check_call(q, k, v, options)
-    lead = qkv.lead(q, k, v)
+    scale, mask, lead, xp = check_call(q, k, v, options)
     features, square_norms = options.get("features", "positive"), options.get("square_norms")
     checks.choice("features", features, FEATURES)
     q, k = change_gauge(q, k, options.get("proposal"), lead)

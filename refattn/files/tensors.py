@@ -282,8 +282,7 @@ def _check_shapes(views: Mapping[str, Floats], per_query: bool) -> _Shape:
         for name, x in views.items()
     }
     q, k, v = (like[name] for name in "qkv")
-    qkv.check(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
-    lead = qkv.lead(q, k, v)
+    _, lead = qkv.check(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
     if "sinks" in like:
         qkv.of_heads("sinks", like["sinks"], q, k, v)
     if "omega" in like and per_query:

@@ -77,10 +77,10 @@ def write_random_feature_attention(
     >>> bool(np.allclose(out, random_feature_attention(q, k, v, omega=omega)))
     True
     """
-    qkv.check(q, k, v, causal=causal)
+    _, lead = qkv.check(q, k, v, causal=causal)
     checks.positive_integer("chunk", chunk)
     n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
-    shape = (*qkv.lead(q, k, v), n, v.shape[-1])
+    shape = (*lead, n, v.shape[-1])
     if not (isinstance(out, np.ndarray) and out.dtype == q.dtype and out.flags.writeable):
         raise TypeError(f"`out` must be a writable NumPy array of {q.dtype}, got {_kind(out)}.")
     if out.shape != shape:

@@ -50,12 +50,12 @@ class KernelAttention:
         )
         checks.whole("mask", mask)
         mask = None if mask is None else np.asarray(mask)
-        qkv.check(q, k, v, mask=mask, causal=causal)
+        _, lead = qkv.check(q, k, v, mask=mask, causal=causal)
         scale = checks.real("scale", scale, positive=True, optional=True)
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         self.proposal = proposal
         if isinstance(proposal, Gaussian):
-            proposals.batch("proposal", proposal.lead, qkv.lead(q, k, v))
+            proposals.batch("proposal", proposal.lead, lead)
             q, k = proposal.change_gauge(q, k)
         self.root, self.lead = root, qkv.lead(q, k, v)
         q, k = q * root, k * root
