@@ -26,6 +26,7 @@ from .alternatives import list_added, list_alternatives, list_families
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
+from .sequences import list_skipped
 from .slips import NORMALISERS, PARTS, list_fills, list_lost_tiles, list_slips, sum_tiles
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
 
@@ -183,16 +184,17 @@ class Trials:
     def _find_empty(
         self, alternative: Alternative, results: Sequence[Result]
     ) -> list[npt.NDArray[np.bool_]]:
-        """Find rows that see no key by an alternative, but do by the problem as given."""
-        pairs = zip(results, self.given, strict=True)
+        """Find rows that are not 0, and see keys as given but none by an alternative."""
         hides = alternative.compute is attend
-        return [np.isneginf(x.lse) & np.isfinite(y.lse) & hides for x, y in pairs]
+        return [
+            np.isneginf(x.lse) & np.isfinite(y.lse) & np.any(z.got != x.out, -1) & hides
+            for x, y, z in zip(results, self.given, self.sample.heads, strict=True)
+        ]
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        slips = list_slips(self.problem)
-        for alternative in (*list_alternatives(self.problem), *slips, *list_added(self.problem)):
-            yield self.explain(alternative)
+        for listing in (list_skipped, list_alternatives, list_slips, list_added):
+            yield from map(self.explain, listing(self.problem))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
             if not self.is_worse(lambda x: self._transposed(x.rows).out):
