@@ -17,14 +17,15 @@ import numpy as np
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import attend_rows, scan_tile
-from ...rounding.problems import Gradient, Index, Problem
+from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
 from .output import Comparison, as_suspect, compare_outputs
 from .places import list_seen
-from .sampled import Alternative, Place, Result, Rows, Seen, show_band
+from .sampled import Alternative, Result, Rows
+from .slips import hide_tile
 from .wrong_rows import (
     Sample,
     Sampled,
@@ -146,21 +147,11 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
 def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
     forward = gradient.forward
-    lost = [
-        Alternative(
-            f"keys {j.start} to {j.stop - 1} have no part", forward, partial(_skip, forward, j)
-        )
-        for j in _list_tiles(forward.shape[1])
-    ]
+    lost = [hide_tile(forward, j) for j in _list_tiles(forward.shape[1])]
     groups = "shares key head"  # of others than these, gradients have other sums
     dealt = f"query head h {groups} h % {forward.key_heads}"
     usual = [x for x in list_alternatives(forward) if x.move is None]
     return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]
-
-
-def _skip(problem: Problem, tile: slice, x: Place) -> Seen:
-    seen: Seen = show_band(problem)(x) & ((x.j < tile.start) | (x.j >= tile.stop))
-    return seen
 
 
 def _list_tiles(length: int) -> list[slice]:

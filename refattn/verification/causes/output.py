@@ -166,28 +166,29 @@ class Trials:
         x = compare_outputs(self.sample._replace(heads=self.first), outs, self.given_first)
         return x.changed and x.likeness < 0
 
-    def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
+    def explain(
+        self, alternative: Alternative, results: Sequence[Result] | None = None
+    ) -> Explained:
         """Say what an alternative explains."""
-        empty, heads = None, self.sample.heads
-        if outs is None:
+        heads = self.sample.heads
+        if results is None:
             if self.is_worse(lambda x: alternative.result(x.rows).out):
                 return Explained(alternative, share=0.0, likeness=0.0, holds=False)
-            results = [alternative.result(x.rows) for x in self.sample.heads]
-            outs = [x.out for x in results]
-            empty = self._find_empty(alternative, results)
-            lost = sum(int(np.sum(x.wrong & y)) for x, y in zip(heads, empty, strict=True))
-            if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
-                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
-        x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
-        return Explained(alternative, *x[:-1], holds=False)
+            results = [alternative.result(x.rows) for x in heads]
+        empty = self._find_empty(alternative, results)
+        lost = sum(int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True))
+        if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
+            return Explained(alternative, share=0.0, likeness=0.0, holds=False)
+        outs, given = ([x.out for x in y] for y in (results, self.given))
+        return Explained(alternative, *compare_outputs(self.sample, outs, given, empty)[:-1], False)
 
     def _find_empty(
         self, alternative: Alternative, results: Sequence[Result]
     ) -> list[npt.NDArray[np.bool_]]:
-        """Find rows that are not 0, and see keys as given but none by an alternative."""
-        hides = alternative.compute is attend
+        """Find wrong rows that are not 0, and see keys as given but none by an alternative."""
+        hides = alternative.compute is attend and alternative.answer is None
         return [
-            np.isneginf(x.lse) & np.isfinite(y.lse) & np.any(z.got != x.out, -1) & hides
+            hides & z.wrong & np.isneginf(x.lse) & np.isfinite(y.lse) & np.any(z.got != 0, -1)
             for x, y, z in zip(results, self.given, self.sample.heads, strict=True)
         ]
 
@@ -198,8 +199,10 @@ class Trials:
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
             if not self.is_worse(lambda x: self._transposed(x.rows).out):
-                outs = [self._transposed(x.rows).out for x in self.sample.heads]
-                yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
+                results = [self._transposed(x.rows) for x in self.sample.heads]
+                yield self.explain(
+                    Alternative(text, self.problem, answer=self._transposed), results
+                )
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
@@ -214,7 +217,7 @@ class Trials:
             for number, alternative in enumerate(list_lost_tiles(self.problem)):
 
                 def lose(x: Sampled, number: int = number) -> Doubles:
-                    return few[x.rows.at][number]
+                    return few[x.rows.at][number].out
 
                 if not self.is_worse(lose):
                     yield self.explain(alternative, [x[number] for x in tiles.values()])
@@ -335,10 +338,13 @@ class Trials:
         return one
 
     def keep_apart(self, holding: Sequence[Explained]) -> list[Explained]:
-        """Keep what is as near as the nearest, and of what cannot be told apart the first."""
+        """Keep what is as near as the nearest, and of what cannot be told apart the first.
+
+        What leaves right rows right everywhere comes first.
+        """
         least = min((x.square for x in holding), default=0.0)
         kept: list[Explained] = []
-        for one in holding:
+        for one in sorted(holding, key=lambda x: not x.everywhere):
             fitted = any(
                 x in one.alternative.text for x in ("±", "(head")
             )  # a number that has a name is not written again
