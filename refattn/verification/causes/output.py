@@ -9,8 +9,10 @@ problem as it was given that these could have told the two apart.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +23,25 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
-from ..findings import Numbers, Suspect
+from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
 from .sequences import list_skipped
 from .slips import NORMALISERS, PARTS, list_fills, list_lost_tiles, list_slips, sum_tiles
-from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
+from .wrong_rows import (
+    FAR,
+    Sample,
+    Sampled,
+    differ,
+    divide,
+    draw_sample,
+    error_of_lse,
+    list_wrong,
+    row_sizes,
+    stay_wrong,
+)
 
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
@@ -40,6 +53,8 @@ _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
+_OUTPUT_ALONE = "(the output alone: lse does not)"
+_OF_HEADS = re.compile(r"head \(?\d")  # a cause that is one of these heads only
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -440,17 +455,22 @@ def explain_output(
         found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:
-        words = one.alternative.text
+        words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
             of_lse = explain_normalisers(trials, one.alternative, numbers, profile)
             if of_lse is None and failed != "both":
                 continue
-            if of_lse:
-                words = f"{words}, and {of_lse}" if words else of_lse
-            elif of_lse is None:
-                words = f"{words} (the output alone: lse does not)" if words else ""
+            if of_lse is None:
+                words = f"{words} {_OUTPUT_ALONE}" if words else ""
+            elif of_lse.words:
+                words = f"{words}, and {of_lse.words}" if words else of_lse.words
         if words:
-            suspects.append(suspect_alternative(words, one, trials))
+            suspect = suspect_alternative(words, one, trials)
+            if suspect.name == "convention":
+                suspect = limit(
+                    suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
+                )
+            suspects.append(suspect)
     return suspects, sample
 
 
@@ -459,17 +479,29 @@ def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspe
     return Suspect(name, math.nan, math.nan, math.nan, share, text)
 
 
+def limit(suspect: Suspect, left: Sequence[Index], count: int) -> Suspect:
+    """Say which of so many wrong rows a cause leaves wrong; one that leaves most is no cause."""
+    if not left:
+        return suspect
+    rows = f"{len(left)} of {count} wrong rows, the first is {place(left[0])}"
+    text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; this leaves {rows}"
+    name = suspect.name if 2 * len(left) < count else "convention in part"
+    share = min(suspect.explained, 1 - len(left) / count)
+    return suspect._replace(name=name, text=text, explained=share)
+
+
 def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
-    """Name an alternative, and whether it holds in all rows."""
-    start = "agrees if" if one.holds else "agrees in part if"
+    """Name an alternative, and whether it holds in all rows that were taken."""
+    alone = _OUTPUT_ALONE in words
+    start = "agrees if" if one.holds and not alone else "agrees in part if"
     where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
-    place = "" if one.everywhere else f" in the wrong rows alone ({where})"
+    there = "" if one.everywhere else f" in the wrong rows alone ({where})"
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"
-    return as_suspect(f"{start} {words}{place}", one.share, name)
+    return as_suspect(f"{start} {words}{there}", one.share, name)
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:
@@ -482,31 +514,61 @@ def share_of_offset(problem: Problem, sample: Sample) -> float:
     return 1 - float(np.var(errors)) / square if square else 0.0
 
 
+class Normalisers(NamedTuple):
+    """What log normalisers are: in words, "" for those of an alternative, and of which result."""
+
+    words: str
+    result: Callable[[Rows], Result] | None = None  # of another one
+    change: Callable[[Result, float | None], Doubles] = lambda x, _: x.lse
+
+    def far(
+        self, x: Sampled, result: Result, problem: Problem, numbers: Numbers, profile: Profile
+    ) -> Doubles:
+        """Say by how many standard deviations those of some rows are off."""
+        assert x.lse is not None
+        result = result if self.result is None else self.result(x.rows)
+        with np.errstate(all="ignore"):
+            lse = np.asarray(self.change(result, problem.head(x.rows.at).sink))
+        std = error_of_lse(result._replace(lse=lse), numbers, profile, problem.shape[1])
+        return np.asarray(np.abs(divide(differ(x.lse, lse), std)))
+
+
 def explain_normalisers(
     trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile
-) -> str | None:
-    """Say what log normalisers are, if not those of the alternative; "" if they are."""
-    heads, keys = trials.sample.heads, trials.problem.shape[1]
+) -> Normalisers | None:
+    """Find what log normalisers are."""
+    heads, about = trials.sample.heads, (trials.problem, numbers, profile)
     results = [alternative.result(x.rows) for x in heads]
-
-    def far(change: Callable[[Result, float | None], Doubles]) -> float:
-        most = 0.0
-        for x, result in zip(heads, results, strict=True):
-            assert x.lse is not None
-            with np.errstate(all="ignore"):
-                other = np.asarray(change(result, trials.problem.head(x.rows.at).sink))
-            std = error_of_lse(result._replace(lse=other), numbers, profile, keys)
-            worst = np.abs(divide(differ(x.lse, other), std))
-            most = max(most, float(np.max(worst, initial=0.0)))
-        return most
-
-    if far(lambda x, _: x.lse) < FAR:
-        return ""
-    for words, change in NORMALISERS.items():
-        if far(change) < FAR:
-            return f"lse is {words}"
-    for words, other in trials.list_moved():
-        results = [other(x.rows) for x in heads]
-        if far(lambda x, _: x.lse) < FAR:
-            return f"lse is {words}"
+    named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
+    moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
+    right = Normalisers("lse is right", Alternative("", trials.problem).result)
+    for one in chain([Normalisers("")], named, [right], moved):
+        if all(np.all(one.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
+            return one
     return None
+
+
+def find_left(
+    trials: Trials,
+    alternative: Alternative,
+    numbers: Numbers,
+    profile: Profile,
+    of_lse: Normalisers | None,
+) -> tuple[list[Index], int]:
+    """Find wrong rows, of so many, that an alternative leaves wrong; in heads that it names."""
+    problem, sample = trials.problem, trials.sample
+    names = _OF_HEADS.search(alternative.text) is not None
+    heads = {x.rows.at for x in sample.heads if x.wrong.any()}
+    left: list[Index] = []
+    count = 0
+    for x in list_wrong(problem, numbers, sample.wrong):
+        if names and x.rows.at not in heads:
+            continue
+        result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
+        off = stay_wrong(x.got, result.out, given.out, sample.unit)
+        off &= ~(np.isneginf(result.lse) & np.isfinite(given.lse) & (alternative.answer is None))
+        if of_lse is not None:
+            off |= of_lse.far(x, result, problem, numbers, profile) > 2 * FAR
+        left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]
+        count += len(off)
+    return left, count
