@@ -13,7 +13,7 @@ from ...engine.scores import Band
 from ...rounding.problems import Index, Packed, Problem
 from .sampled import Alternative, Numbers1D, Place, Result, Rows, Seen, attend, take_rows
 
-_TILES = (16, 32, 64, 128, 256)  # to which lengths may be rounded up
+_TILES = (16, 32, 64, 128, 256)  # to multiples of which lengths may be rounded
 _MOST_SKIPPED = 64  # sequences, at most, of which each may be skipped
 _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
 
@@ -98,9 +98,10 @@ def _list_bounds(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
         text = f"a sequence {words} (and is causal by the last that it sees)"
         yield text, Bounds(rows, first, last, level + last - end)
     for size in _TILES:
-        last = begin + -(-(end - begin) // size) * size
-        text = f"lengths of sequences are rounded up to multiples of {size} keys"
-        yield text, Bounds(rows, begin, last, level)
+        more, less = (begin - end) % size, (end - begin) % size
+        for words, last in (("up", end + more), ("down", end - less)):
+            text = f"lengths of sequences are rounded {words} to multiples of {size} keys"
+            yield text, Bounds(rows, begin, last, level)
     longest = np.max(end - begin)
     for words, at in (("", level), (", and causal by it", _by_longest(packed, right))):
         text = f"all sequences are as long as the longest, {longest} keys{words}"

@@ -19,6 +19,7 @@ LEVEL = END - OF_Q[1:]  # how far a sequence's last key is ahead of its last que
 START = BEGIN - OF_Q[:-1]
 LONGEST = START + np.max(np.diff(OF_K)) - np.max(np.diff(OF_Q))
 TILES = BEGIN + -(-np.diff(OF_K) // 16) * 16
+EVEN_Q, EVEN_K = (np.arange(5) * (x // 4) for x in (N, M))
 SLOPES = np.array([0.5, 0.25])[:, None, None]
 
 
@@ -68,6 +69,9 @@ CASES = {
     "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
     "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
     "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
+    "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
+    "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
+        "all 4 sequences are of one length"),
     "longest": (see(BEGIN, BEGIN + 30), False, "as long as the longest, 30 keys"),
     "longest, causal": (see(BEGIN, BEGIN + 30, LONGEST), True, "30 keys, and causal by it"),
     "first key": (see(level=START), True, "causal attention is counted from the first key of each"),
