@@ -449,7 +449,12 @@ def explain_output(
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
         nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
-        found = trials.keep_apart([x for x in judged if x.holds])
+        holding = [x for x in judged if x.holds]
+        if len(holding) > 1:  # rows that were not taken may tell them apart
+            holding.sort(
+                key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
+            )
+        found = trials.keep_apart(holding)
         found = found or [x for x in judged[:1] if x.everywhere]
     if failed != "lse" and not any(x.holds for x in found):
         found = [*trials.list_rounded(profile, dtype), *found]

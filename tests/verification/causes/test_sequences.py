@@ -86,10 +86,11 @@ CASES = {
 def posed(tmp_path):
     """Write a file with `cu_seqlens`, and read it."""
 
-    def pose(out, causal=False, **more):
-        arrays = {"q": Q, "k": K, "v": V, "out": out}
+    def pose(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), **more):
+        arrays = {"out": out} | dict(zip("qkv", arrays or (Q, K, V), strict=True))
         arrays = {x: np.swapaxes(y, 0, 1).astype(np.float32) for x, y in arrays.items()}
-        np.savez(tmp_path / "x.npz", **arrays, cu_seqlens_q=OF_Q, cu_seqlens_k=OF_K, **more)
+        more |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
+        np.savez(tmp_path / "x.npz", **arrays, **more)
         tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
         return read_parts(tensors, pose_tensors(tensors, causal=causal))
 
@@ -125,6 +126,20 @@ def test_what_is_mistaken_is_named(judged, name):
     assert found.suspects[0].text.startswith("agrees if ")
     assert words in found.suspects[0].text
     assert "the wrong rows alone" not in found.suspects[0].text
+
+
+@pytest.mark.long
+def test_rows_that_were_not_taken_tell_causes_apart(judged):
+    """Offsets of keys that are 1 too small, and not those of queries: few rows are others."""
+    rng = np.random.default_rng(3)
+    offsets = np.cumsum([0, 70, 33, 101, 52])
+    q, k, v = (BF16(rng.standard_normal((x, 256, 16))) for x in (4, 1, 1))
+    at, of_keys = (
+        sequences_of(x, np.arange(256)) for x in (offsets, offsets - (offsets % 256 > 0))
+    )
+    out = fused(hide(scores(q, k), at[:, None] == of_keys), v)[0]
+    found = judged(out, arrays=(q, k, v), offsets=(offsets, offsets)).suspects[0].text
+    assert found == "agrees if cu_seqlens of k and v are 1 too small"
 
 
 @pytest.mark.long
