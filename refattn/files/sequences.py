@@ -7,7 +7,7 @@ last query sees its last key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +24,37 @@ TABLE = "block_table"
 SEQUENCE_ARRAYS = (*OFFSETS, TABLE, *LENGTHS)
 
 
+class Sequences(NamedTuple):
+    """Sequences of their own length.
+
+    Attributes
+    ----------
+    last_key : array
+        Number of the key that is level with each query, for causal attention and windows, among
+        all keys: shape (tokens,), or (batch, n) with blocks.
+    offsets : pair of arrays or None
+        Where each sequence begins among queries and among keys, and their ends; None with blocks.
+    """
+
+    last_key: _Integers
+    offsets: tuple[_Integers, _Integers] | None = None
+
+
 def take_sequences(
     arrays: dict[str, Floats], stored: Mapping[str, Floats | safetensors.Tensor]
-) -> _Integers | None:
-    """Give arrays a mask, and keys in place of blocks; return the last key of each query.
+) -> Sequences | None:
+    """Give arrays a mask, and keys in place of blocks; return the sequences, None for one.
 
-    Axes are those of layout bnhd. Numbers of keys are among all of them, for causal attention in
-    the sense of a sequence: shape (tokens,), or (batch, n) with blocks; None for one sequence.
+    Axes are those of layout bnhd.
     """
     given = {name: _read_integers(name, stored[name]) for name in SEQUENCE_ARRAYS if name in stored}
     if not given:
         return None
     if "mask" in arrays:
         raise ValueError(f"`mask` must not come with `{next(iter(given))}`.")
-    return _take_blocks(arrays, given) if TABLE in given else _take_offsets(arrays, given)
+    if TABLE in given:
+        return Sequences(_take_blocks(arrays, given))
+    return _take_offsets(arrays, given)
 
 
 def _read_integers(name: str, x: Floats | safetensors.Tensor) -> _Integers:
@@ -49,7 +66,7 @@ def _read_integers(name: str, x: Floats | safetensors.Tensor) -> _Integers:
     return integers
 
 
-def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> _Integers:
+def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> Sequences:
     """Let tokens see their own sequence, of arrays (tokens, heads, size)."""
     if not {*OFFSETS} & {*given}:
         raise ValueError(f"`{next(iter(given))}` must come with `{TABLE}`, got none.")
@@ -70,7 +87,7 @@ def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> 
     of_query, of_key = (np.repeat(np.arange(len(x) - 1), np.diff(x)) for x in both)
     arrays["mask"] = np.asarray(of_query[:, None] == of_key)
     shift: _Integers = (both[1] - both[0])[1:][of_query]  # the last query sees the last key
-    return np.arange(len(of_query)) + shift
+    return Sequences(np.arange(len(of_query)) + shift, (both[0], both[1]))
 
 
 def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> _Integers:

@@ -23,7 +23,7 @@ from ..arrays.stored import (
 )
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
-from .sequences import SEQUENCE_ARRAYS, take_sequences
+from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
 
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
@@ -68,9 +68,8 @@ class Tensors:
         The axes of query heads: what the leading axes of q, k and v broadcast to.
     others : tuple of str
         Names of what else the file holds.
-    last_key : array or None
-        Of sequences with queries and keys of their own, the key that is aligned with each query,
-        (n,) or (batch, n), for causal attention and windows.
+    sequences : Sequences or None
+        Those with queries and keys of their own.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class Tensors:
         others: Iterable[str],
         per_query: bool,
         scales: Mapping[str, Doubles] = MappingProxyType({}),
-        last_key: npt.NDArray[np.int64] | None = None,
+        sequences: Sequences | None = None,
     ) -> None:
-        self.path, self.last_key = path, last_key
+        self.path, self.sequences = path, sequences
         self.dtype = storage_type(dtypes)
         self.dtypes = {name: x for name, x in dtypes.items() if name in views}
         self.scales = scales
@@ -175,8 +174,8 @@ def open_tensors(
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in _READ if name in stored}
     arrays = {name: x for name, x in read.items() if name in ARRAYS}
-    last_key = take_sequences(arrays, stored)
-    if last_key is not None:
+    sequences = take_sequences(arrays, stored)
+    if sequences is not None:
         layout = "bnhd"
     views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
     rows = views["q"].shape[-3:-1]
@@ -197,7 +196,7 @@ def open_tensors(
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
     scales = _read_scales(read | {x: arrays[x] for x in "qkv"}, layout)
     others = set(names) - {*_READ, *SEQUENCE_ARRAYS}
-    return Tensors(path, views, dtypes, lead, others, per_query, scales, last_key)
+    return Tensors(path, views, dtypes, lead, others, per_query, scales, sequences)
 
 
 def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles]:

@@ -36,6 +36,23 @@ _BLOCK_ROWS = 256  # queries of a block
 _DIGITS_OF_8_BITS = 4  # at most
 
 
+class Packed(NamedTuple):
+    """Sequences one after another, of which each sees itself: the mask says so.
+
+    Attributes
+    ----------
+    queries, keys : arrays
+        Where each begins, and the end of the last.
+    causal, window
+        As in `predict`, of each sequence: its last query is level with its last key.
+    """
+
+    queries: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
+    causal: bool
+    window: tuple[int | None, int | None]
+
+
 class Problem(NamedTuple):
     """Softmax attention with its conventions, of which heads are read one by one.
 
@@ -58,6 +75,8 @@ class Problem(NamedTuple):
         The heads and rows that are looked at; None for all.
     storage : str
         The type to which profiles with inputs of type `storage` round what they read.
+    packed : Packed or None
+        The sequences, if there are several.
     """
 
     lead: tuple[int, ...]
@@ -74,6 +93,7 @@ class Problem(NamedTuple):
     key_heads: int | None = None
     blocks: tuple[tuple[Index, slice], ...] | None = None
     storage: str = "float64"
+    packed: Packed | None = None
 
     @property
     def is_mean(self) -> bool:

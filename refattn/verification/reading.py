@@ -18,6 +18,7 @@ from ..rounding.formats import FORMATS
 from ..rounding.problems import (
     CALLED,
     Index,
+    Packed,
     Problem,
     check_mask_of_keys,
     count_key_heads,
@@ -61,7 +62,10 @@ def pose_tensors(
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
     window = qkv.window(unlimited(window))
-    of_sequence, last = None, tensors.last_key
+    of_sequence, sequences, packed = None, tensors.sequences, None
+    last = None if sequences is None else sequences.last_key
+    if sequences is not None and sequences.offsets is not None:
+        packed = Packed(*sequences.offsets, causal, window)
     if last is not None and not np.array_equal(last, np.arange(n) + m - n):
         of_sequence = partial(_see_band, last, Band.of(0, causal, window), m)
         causal, window = False, (None, None)
@@ -89,6 +93,7 @@ def pose_tensors(
         has_sinks="sinks" in names,
         key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
         storage=tensors.dtype,
+        packed=packed,
     )
 
 

@@ -14,6 +14,7 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
 from ..findings import describe_span, place
 from .sampled import Alternative, Bias, Place, Rows, Seen, show_band
+from .sequences import list_packed
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
@@ -64,6 +65,7 @@ def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
 
 def list_alternatives(problem: Problem) -> Iterator[Alternative]:
     """List problems and kernels that this one may be taken for, the plainest first."""
+    yield from list_packed(problem)
     yield from _list_options(problem)
     if problem.kind == "scores":
         yield from _list_visible(problem)
@@ -207,7 +209,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
     n, m, _ = problem.shape
     for name in ("mask", "bias"):
-        if name not in arrays:
+        if name not in arrays or (name == "mask" and problem.packed is not None):
             continue
         for words, at in _other_heads(problem):
             change = partial(_take_from, problem, name, at)
@@ -215,7 +217,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
-    if "mask" in arrays:
+    if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
         for by in (-2, -1, 1, 2, 3, 4):
             change = partial(_move_ends, by=by)
             moved = problem.replaced("mask", change)

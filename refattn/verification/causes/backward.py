@@ -17,22 +17,25 @@ import numpy as np
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import attend_rows, scan_tile
-from ...rounding.problems import Gradient, Index, Problem
+from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
-from .output import Comparison, as_suspect, compare_outputs
-from .places import list_seen
-from .sampled import Alternative, Place, Result, Rows, Seen, show_band
+from .output import Comparison, as_suspect, compare_outputs, limit
+from .places import list_places, list_seen
+from .sampled import Alternative, Result, Rows
+from .slips import hide_tile
 from .wrong_rows import (
     Sample,
     Sampled,
     differ,
     divide,
     find_near,
+    list_wrong,
     measure_unit,
     row_sizes,
+    stay_wrong,
 )
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
@@ -82,6 +85,30 @@ class Candidate(NamedTuple):
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
     of: str = ""
+
+
+class Held(NamedTuple):
+    """A candidate that holds in some parts.
+
+    Attributes
+    ----------
+    candidate : Candidate
+        Which one.
+    parts : set of str
+        Where it holds.
+    everywhere : bool
+        Whether these are all that failed, and it changes no others.
+    off : float
+        Log of the mean square of z that it leaves, on average.
+    local : bool
+        Whether it holds in the wrong rows alone.
+    """
+
+    candidate: Candidate
+    parts: set[str]
+    everywhere: bool
+    off: float
+    local: bool
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
@@ -146,21 +173,11 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
 def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
     forward = gradient.forward
-    lost = [
-        Alternative(
-            f"keys {j.start} to {j.stop - 1} have no part", forward, partial(_skip, forward, j)
-        )
-        for j in _list_tiles(forward.shape[1])
-    ]
+    lost = [hide_tile(forward, j) for j in _list_tiles(forward.shape[1])]
     groups = "shares key head"  # of others than these, gradients have other sums
     dealt = f"query head h {groups} h % {forward.key_heads}"
     usual = [x for x in list_alternatives(forward) if x.move is None]
     return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]
-
-
-def _skip(problem: Problem, tile: slice, x: Place) -> Seen:
-    seen: Seen = show_band(problem)(x) & ((x.j < tile.start) | (x.j >= tile.stop))
-    return seen
 
 
 def _list_tiles(length: int) -> list[slice]:
@@ -305,6 +322,18 @@ class Backward:
             total = total + weight * compute_gradient(again, left, wanted)
         return np.asarray(total)
 
+    def find_left(self, one: Candidate, of: str, part: Part) -> tuple[list[Index], int]:
+        """Find wrong rows, of so many, that a candidate leaves wrong."""
+        left: list[Index] = []
+        count, sample = 0, self.samples[of]
+        for x in list_wrong(part.problem, part.numbers, sample.wrong):
+            at, i = x.rows.at, x.rows.queries
+            out, given = (self.predict(y, of, at, i) for y in (one, Candidate("")))
+            off = stay_wrong(x.got, out, given, sample.unit)
+            left += [(*at, int(row)) for row in i[off]]
+            count += len(off)
+        return left, count
+
     def _draw(self, name: str, part: Part, profile: Profile, dtype: str, where: Index) -> Sample:
         """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
         problem, given = part.problem, Candidate("")
@@ -362,13 +391,13 @@ def explain_backward(
         of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
         for of, sample in back.samples.items()
     }
-    found: list[tuple[Candidate, set[str], bool, float]] = []
+    found: list[Held] = []
     first = back.gradient(max(parts, key=lambda of: of != "dq"))
     n, m, _ = first.forward.shape
     for one in list_candidates(first, own):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
-        holding, harmless, off = set(), True, 0.0
+        holding, harmless, off, local = set(), True, 0.0, False
         for of, sample in back.samples.items():
             if one.of and (of != first.of or one.of == of):
                 continue
@@ -384,12 +413,14 @@ def explain_backward(
                 ):
                     holding.add(of)
                     off += math.log(max(measured.square, 1.0))
+                    local |= not measured.everywhere
             elif measured.changed:
                 harmless = False
         if holding:
-            found.append((one, holding, harmless and holding == {*failed}, off))
+            everywhere = harmless and holding == {*failed}
+            found.append(Held(one, holding, everywhere, off / len(holding), local))
     seen = {of: list(list_seen(parts[of].problem, x, given[of])) for of, x in back.samples.items()}
-    return _name(found, parts, [*failed]), back.samples, seen
+    return _name(found, back, parts, [*failed]), back.samples, seen
 
 
 def _is_near(x: Comparison) -> bool:
@@ -400,21 +431,17 @@ def _is_near(x: Comparison) -> bool:
 
 
 def _name(
-    found: Sequence[tuple[Candidate, set[str], bool, float]],
-    parts: Mapping[str, Part],
-    failed: Sequence[str],
+    found: Sequence[Held], back: Backward, parts: Mapping[str, Part], failed: Sequence[str]
 ) -> dict[str, list[Suspect]]:
     """Name what holds for all parts, or for as many as there are."""
-    order = sorted(found, key=lambda x: (not x[2], -len(x[1]), round(x[3] / len(x[1]), 0)))
+    order = sorted(found, key=lambda x: (not x.everywhere, -len(x.parts), x.local, round(x.off, 0)))
     named: dict[str, list[Suspect]] = {}
     for of in failed:
-        best = [x for x in order if of in x[1]]
-        for one, holding, everywhere, _ in best[:1]:
-            alone = (
-                ""
-                if everywhere or len(parts) == 1
-                else f", in {' and '.join(sorted(holding))} alone"
-            )
-            text = f"agrees if {one.text}{alone}"
-            named.setdefault(of, []).append(as_suspect(text))
+        for x in [x for x in order if of in x.parts][:1]:
+            alone = f", in {' and '.join(sorted(x.parts))} alone"
+            alone = "" if x.everywhere or len(parts) == 1 else alone
+            where = ", ".join(list_places(parts[of].problem, back.samples[of]))
+            alone += f", in the wrong rows alone ({where})" if x.local else ""
+            suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
+            named[of] = [limit(suspect, *back.find_left(x.candidate, of, parts[of]))]
     return named

@@ -9,8 +9,10 @@ problem as it was given that these could have told the two apart.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +23,25 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
-from ..findings import Numbers, Suspect
+from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
+from .sequences import list_skipped
 from .slips import NORMALISERS, PARTS, list_fills, list_lost_tiles, list_slips, sum_tiles
-from .wrong_rows import FAR, Sample, Sampled, differ, divide, draw_sample, error_of_lse, row_sizes
+from .wrong_rows import (
+    FAR,
+    Sample,
+    Sampled,
+    differ,
+    divide,
+    draw_sample,
+    error_of_lse,
+    list_wrong,
+    row_sizes,
+    stay_wrong,
+)
 
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
@@ -39,6 +53,8 @@ _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
+_OUTPUT_ALONE = "(the output alone: lse does not)"
+_OF_HEADS = re.compile(r"head \(?\d")  # a cause that is one of these heads only
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
     "sums of products are kept in bfloat16": {"accumulate": "bfloat16"},
@@ -165,39 +181,43 @@ class Trials:
         x = compare_outputs(self.sample._replace(heads=self.first), outs, self.given_first)
         return x.changed and x.likeness < 0
 
-    def explain(self, alternative: Alternative, outs: Sequence[Doubles] | None = None) -> Explained:
+    def explain(
+        self, alternative: Alternative, results: Sequence[Result] | None = None
+    ) -> Explained:
         """Say what an alternative explains."""
-        empty, heads = None, self.sample.heads
-        if outs is None:
+        heads = self.sample.heads
+        if results is None:
             if self.is_worse(lambda x: alternative.result(x.rows).out):
                 return Explained(alternative, share=0.0, likeness=0.0, holds=False)
-            results = [alternative.result(x.rows) for x in self.sample.heads]
-            outs = [x.out for x in results]
-            empty = self._find_empty(alternative, results)
-            lost = sum(int(np.sum(x.wrong & y)) for x, y in zip(heads, empty, strict=True))
-            if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
-                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
-        x = compare_outputs(self.sample, outs, [y.out for y in self.given], empty)
-        return Explained(alternative, *x[:-1], holds=False)
+            results = [alternative.result(x.rows) for x in heads]
+        empty = self._find_empty(alternative, results)
+        lost = sum(int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True))
+        if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
+            return Explained(alternative, share=0.0, likeness=0.0, holds=False)
+        outs, given = ([x.out for x in y] for y in (results, self.given))
+        return Explained(alternative, *compare_outputs(self.sample, outs, given, empty)[:-1], False)
 
     def _find_empty(
         self, alternative: Alternative, results: Sequence[Result]
     ) -> list[npt.NDArray[np.bool_]]:
-        """Find rows that see no key by an alternative, but do by the problem as given."""
-        pairs = zip(results, self.given, strict=True)
-        hides = alternative.compute is attend
-        return [np.isneginf(x.lse) & np.isfinite(y.lse) & hides for x, y in pairs]
+        """Find wrong rows that are not 0, and see keys as given but none by an alternative."""
+        hides = alternative.compute is attend and alternative.answer is None
+        return [
+            hides & z.wrong & np.isneginf(x.lse) & np.isfinite(y.lse) & np.any(z.got != 0, -1)
+            for x, y, z in zip(results, self.given, self.sample.heads, strict=True)
+        ]
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        slips = list_slips(self.problem)
-        for alternative in (*list_alternatives(self.problem), *slips, *list_added(self.problem)):
-            yield self.explain(alternative)
+        for listing in (list_skipped, list_alternatives, list_slips, list_added):
+            yield from map(self.explain, listing(self.problem))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
             if not self.is_worse(lambda x: self._transposed(x.rows).out):
-                outs = [self._transposed(x.rows).out for x in self.sample.heads]
-                yield self.explain(Alternative(text, self.problem, answer=self._transposed), outs)
+                results = [self._transposed(x.rows) for x in self.sample.heads]
+                yield self.explain(
+                    Alternative(text, self.problem, answer=self._transposed), results
+                )
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
@@ -212,7 +232,7 @@ class Trials:
             for number, alternative in enumerate(list_lost_tiles(self.problem)):
 
                 def lose(x: Sampled, number: int = number) -> Doubles:
-                    return few[x.rows.at][number]
+                    return few[x.rows.at][number].out
 
                 if not self.is_worse(lose):
                     yield self.explain(alternative, [x[number] for x in tiles.values()])
@@ -333,10 +353,13 @@ class Trials:
         return one
 
     def keep_apart(self, holding: Sequence[Explained]) -> list[Explained]:
-        """Keep what is as near as the nearest, and of what cannot be told apart the first."""
+        """Keep what is as near as the nearest, and of what cannot be told apart the first.
+
+        What leaves right rows right everywhere comes first.
+        """
         least = min((x.square for x in holding), default=0.0)
         kept: list[Explained] = []
-        for one in holding:
+        for one in sorted(holding, key=lambda x: not x.everywhere):
             fitted = any(
                 x in one.alternative.text for x in ("±", "(head")
             )  # a number that has a name is not written again
@@ -426,23 +449,33 @@ def explain_output(
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
         nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
-        found = trials.keep_apart([x for x in judged if x.holds])
+        holding = [x for x in judged if x.holds]
+        if len(holding) > 1:  # rows that were not taken may tell them apart
+            holding.sort(
+                key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
+            )
+        found = trials.keep_apart(holding)
         found = found or [x for x in judged[:1] if x.everywhere]
     if failed != "lse" and not any(x.holds for x in found):
         found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:
-        words = one.alternative.text
+        words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
             of_lse = explain_normalisers(trials, one.alternative, numbers, profile)
             if of_lse is None and failed != "both":
                 continue
-            if of_lse:
-                words = f"{words}, and {of_lse}" if words else of_lse
-            elif of_lse is None:
-                words = f"{words} (the output alone: lse does not)" if words else ""
+            if of_lse is None:
+                words = f"{words} {_OUTPUT_ALONE}" if words else ""
+            elif of_lse.words:
+                words = f"{words}, and {of_lse.words}" if words else of_lse.words
         if words:
-            suspects.append(suspect_alternative(words, one, trials))
+            suspect = suspect_alternative(words, one, trials)
+            if suspect.name == "convention":
+                suspect = limit(
+                    suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
+                )
+            suspects.append(suspect)
     return suspects, sample
 
 
@@ -451,17 +484,29 @@ def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspe
     return Suspect(name, math.nan, math.nan, math.nan, share, text)
 
 
+def limit(suspect: Suspect, left: Sequence[Index], count: int) -> Suspect:
+    """Say which of so many wrong rows a cause leaves wrong; one that leaves most is no cause."""
+    if not left:
+        return suspect
+    rows = f"{len(left)} of {count} wrong rows, the first is {place(left[0])}"
+    text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; this leaves {rows}"
+    name = suspect.name if 2 * len(left) < count else "convention in part"
+    share = min(suspect.explained, 1 - len(left) / count)
+    return suspect._replace(name=name, text=text, explained=share)
+
+
 def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
-    """Name an alternative, and whether it holds in all rows."""
-    start = "agrees if" if one.holds else "agrees in part if"
+    """Name an alternative, and whether it holds in all rows that were taken."""
+    alone = _OUTPUT_ALONE in words
+    start = "agrees if" if one.holds and not alone else "agrees in part if"
     where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
-    place = "" if one.everywhere else f" in the wrong rows alone ({where})"
+    there = "" if one.everywhere else f" in the wrong rows alone ({where})"
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"
-    return as_suspect(f"{start} {words}{place}", one.share, name)
+    return as_suspect(f"{start} {words}{there}", one.share, name)
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:
@@ -474,31 +519,61 @@ def share_of_offset(problem: Problem, sample: Sample) -> float:
     return 1 - float(np.var(errors)) / square if square else 0.0
 
 
+class Normalisers(NamedTuple):
+    """What log normalisers are: in words, "" for those of an alternative, and of which result."""
+
+    words: str
+    result: Callable[[Rows], Result] | None = None  # of another one
+    change: Callable[[Result, float | None], Doubles] = lambda x, _: x.lse
+
+    def far(
+        self, x: Sampled, result: Result, problem: Problem, numbers: Numbers, profile: Profile
+    ) -> Doubles:
+        """Say by how many standard deviations those of some rows are off."""
+        assert x.lse is not None
+        result = result if self.result is None else self.result(x.rows)
+        with np.errstate(all="ignore"):
+            lse = np.asarray(self.change(result, problem.head(x.rows.at).sink))
+        std = error_of_lse(result._replace(lse=lse), numbers, profile, problem.shape[1])
+        return np.asarray(np.abs(divide(differ(x.lse, lse), std)))
+
+
 def explain_normalisers(
     trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile
-) -> str | None:
-    """Say what log normalisers are, if not those of the alternative; "" if they are."""
-    heads, keys = trials.sample.heads, trials.problem.shape[1]
+) -> Normalisers | None:
+    """Find what log normalisers are."""
+    heads, about = trials.sample.heads, (trials.problem, numbers, profile)
     results = [alternative.result(x.rows) for x in heads]
-
-    def far(change: Callable[[Result, float | None], Doubles]) -> float:
-        most = 0.0
-        for x, result in zip(heads, results, strict=True):
-            assert x.lse is not None
-            with np.errstate(all="ignore"):
-                other = np.asarray(change(result, trials.problem.head(x.rows.at).sink))
-            std = error_of_lse(result._replace(lse=other), numbers, profile, keys)
-            worst = np.abs(divide(differ(x.lse, other), std))
-            most = max(most, float(np.max(worst, initial=0.0)))
-        return most
-
-    if far(lambda x, _: x.lse) < FAR:
-        return ""
-    for words, change in NORMALISERS.items():
-        if far(change) < FAR:
-            return f"lse is {words}"
-    for words, other in trials.list_moved():
-        results = [other(x.rows) for x in heads]
-        if far(lambda x, _: x.lse) < FAR:
-            return f"lse is {words}"
+    named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
+    moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
+    right = Normalisers("lse is right", Alternative("", trials.problem).result)
+    for one in chain([Normalisers("")], named, [right], moved):
+        if all(np.all(one.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
+            return one
     return None
+
+
+def find_left(
+    trials: Trials,
+    alternative: Alternative,
+    numbers: Numbers,
+    profile: Profile,
+    of_lse: Normalisers | None,
+) -> tuple[list[Index], int]:
+    """Find wrong rows, of so many, that an alternative leaves wrong; in heads that it names."""
+    problem, sample = trials.problem, trials.sample
+    names = _OF_HEADS.search(alternative.text) is not None
+    heads = {x.rows.at for x in sample.heads if x.wrong.any()}
+    left: list[Index] = []
+    count = 0
+    for x in list_wrong(problem, numbers, sample.wrong):
+        if names and x.rows.at not in heads:
+            continue
+        result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
+        off = stay_wrong(x.got, result.out, given.out, sample.unit)
+        off &= ~(np.isneginf(result.lse) & np.isfinite(given.lse) & (alternative.answer is None))
+        if of_lse is not None:
+            off |= of_lse.far(x, result, problem, numbers, profile) > 2 * FAR
+        left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]
+        count += len(off)
+    return left, count

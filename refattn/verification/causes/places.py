@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
@@ -53,10 +54,20 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
         more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
         yield f"head{'s' * (len(heads) > 1)} {', '.join(names)}{more}"
     if 0 < len(rows) < wrong.shape[1]:
-        yield f"{problem.rows} {describe_span(rows)}"
+        yield f"{problem.rows} {describe_span(rows)}{_name_sequences(problem, rows)}"
     columns = np.flatnonzero(sample.columns)
     if 0 < len(columns) < len(sample.columns):
         yield f"columns {describe_span(columns)}"
+
+
+def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
+    """Say which sequences rows are of, if not of all."""
+    if problem.packed is None:
+        return ""
+    offsets = problem.packed.queries if problem.rows == "queries" else problem.packed.keys
+    found = np.unique(np.searchsorted(offsets, rows, "right") - 1)
+    few = len(found) < len(offsets) - 1
+    return f" (sequence{'s' * (len(found) > 1)} {describe_span(found)})" if few else ""
 
 
 def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Iterator[str]:

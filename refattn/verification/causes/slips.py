@@ -14,11 +14,12 @@ from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
-from .sampled import Alternative, Result, Rows, attend, take_rows
+from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
 
 _TILE_SIZES = (16, 32, 64, 128, 256)  # of kernels that keep running sums
 PARTS = (2, 3, 4, 6, 8, 16)
 _LOST_TILES = (256, 128, 64, 32, 16)
+_ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 
 
@@ -289,11 +290,23 @@ def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
             for words, (of_sum, of_out) in _LOSSES.items():
                 text = f"keys {j.start} to {j.stop - 1} {words}"
                 compute = partial(_without_tile, j=j, of_sum=of_sum, of_out=of_out)
-                yield Alternative(text, problem, compute=compute)
+                hidden = of_sum == of_out < 0
+                other = Alternative(text, problem, compute=compute)
+                yield hide_tile(problem, j) if hidden else other
 
 
-def sum_tiles(head: SoftmaxHead) -> Iterator[Doubles]:
-    """List outputs of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
+def hide_tile(problem: Problem, j: slice) -> Alternative:
+    """Hide a tile of keys from all queries."""
+    band = show_band(problem)
+
+    def seen(x: Place) -> Seen:
+        return np.asarray(band(x) & ((x.j < j.start) | (x.j >= j.stop)))
+
+    return Alternative(f"keys {j.start} to {j.stop - 1} have no part", problem, seen)
+
+
+def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
+    """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
     s = score_all(head)
     w = _over(s, np.max(s, -1, initial=-math.inf))
     total, out = np.sum(w, -1), w @ head.v
@@ -301,7 +314,10 @@ def sum_tiles(head: SoftmaxHead) -> Iterator[Doubles]:
         for j in blocks(0, head.keys, size):
             part, moved = np.sum(w[:, j], -1), w[:, j] @ head.v[j]
             for of_sum, of_out in _LOSSES.values():
-                yield _result(out + of_out * moved, total + of_sum * part, total).out
+                rest = total + of_sum * part
+                rest = np.where(rest > _ALL_LOST * total, rest, 0.0)
+                kept = np.where(rest[:, None] > 0, out + of_out * moved, 0.0)
+                yield _result(kept, rest, total)
 
 
 def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:

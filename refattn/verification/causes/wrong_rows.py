@@ -19,6 +19,8 @@ from ..findings import Numbers
 from .sampled import Result, Rows
 
 _WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
+_CONFIRMED_PAIRS, _FEWEST_ROWS = 2**22, 16  # of all wrong rows, and rows of a head at least
+_LEFT = 0.25  # of the error of a row, beyond which what is left of it is not explained
 FAR = 8.0  # standard deviations beyond which a row is wrong
 _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
 _MOST_STD = 1e6  # standard deviations
@@ -151,6 +153,31 @@ def draw_sample(
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
     looked = int(np.sum(~np.isnan(far) | empty))
     return Sample(taken, unit, wrong, columns, looked, conventions)
+
+
+def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:
+    """List all wrong rows by head or, of many, some of them evenly."""
+    n, m, _ = problem.shape
+    heads = np.flatnonzero(wrong.any(1))
+    most = max(_FEWEST_ROWS, _CONFIRMED_PAIRS // max(len(heads) * max(n, m), 1))
+    found = []
+    for at in heads:
+        i = np.flatnonzero(wrong[at])
+        i = i[np.unique(np.linspace(0, len(i) - 1, min(most, len(i))).astype(int))]
+        index, every = problem.index_of(at), np.ones(len(i), bool)
+        lse = None if numbers.lse is None else numbers.lse(index)[i]
+        rows = Rows(index, i, np.arange(m))
+        found.append(Sampled(rows, numbers.out(index)[i], lse, every, every))
+    return found
+
+
+def stay_wrong(got: Doubles, out: Doubles, given: Doubles, unit: float) -> npt.NDArray[np.bool_]:
+    """Tell which rows are nearly as far from a result as from the one that was given."""
+    rest, before = (
+        np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0)
+        for x in (out, given)
+    )
+    return np.asarray((rest > 2 * FAR) & (rest > _LEFT * before))
 
 
 def find_near(wrong: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

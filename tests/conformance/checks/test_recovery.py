@@ -8,7 +8,8 @@ import pytest
 import refattn
 from refattn import sampling, stats
 from refattn.conformance import check
-from refattn.conformance.checks import recovery, targets
+from refattn.conformance.candidate.failures import Failure
+from refattn.conformance.checks import laws, recovery, targets
 from refattn.conformance.checks.trials import CheckRun
 from tests.conformance.candidates import BY_NAME, failures, kernel, of
 
@@ -81,3 +82,13 @@ def test_level_of_the_law_of_dropout():
     options = {"checks": ["law_of_dropout"], "alpha": 0.05, "time_limit": 4.0}
     failed = sum(bool(failures(check(adapter, rng=seed, **options))) for seed in range(20))
     assert stats.binomial(failed, 20, 0.05) > 1e-6 or failed < 2
+
+
+def test_pairs_that_no_frequencies_explain_are_the_failure():
+    """Norms of keys left out: sums of squares exceed the squares of sums."""
+
+    def wrong(x, y, **options):
+        return kernel(x, y, **options) * np.exp(np.sum(y * y, -1) / 2)
+
+    with pytest.raises(Failure, match="two frequencies that explain"):
+        laws.frequency_pairs(trial(wrong, "kernel"))

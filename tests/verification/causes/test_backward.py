@@ -1,5 +1,7 @@
 """Wrong backward passes: the cause is named, for all gradients or for the one that is wrong."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,29 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
     assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
     text = found.parts[part].suspects[0].text
     assert text == f"agrees if columns 8 to 15 of v have no part in d_out . v, in {part} alone"
+
+
+@pytest.mark.long
+def test_rows_that_a_cause_leaves_are_counted():
+    """No alternative is tried on this one."""
+    arrays = backward(*SAME, CAUSAL, seen_back=True)
+    arrays["dk"][1, 21] *= -1
+    found = verify(**arrays, causal=True, profile="flash").parts
+    text = found["dk"].suspects[0].text
+    assert text.startswith("agrees in part if in the backward pass attention is not causal")
+    assert re.search(r"; this leaves 1 of \d+ wrong rows, the first is \(1, 21\)$", text)
+    assert found["dq"].suspects[0].text.startswith("agrees if")
+
+
+@pytest.mark.long
+def test_a_lost_block_of_keys_of_a_causal_backward_pass():
+    """Not that queries of the last block do not see the block: others see no key of it."""
+    seen = CAUSAL & (np.arange(40) < 32)
+    arrays = backward(*SAME, CAUSAL, seen_back=seen)
+    arrays = {x: y for x, y in arrays.items() if x not in ("dk", "dv")}
+    found = verify(**arrays, causal=True, profile="flash")
+    assert "keys 32 to 39 have no part" in found.parts["dq"].suspects[0].text
+    assert "in the wrong rows alone" not in found.parts["dq"].suspects[0].text
 
 
 @pytest.mark.parametrize("part", [pytest.param("dq", marks=pytest.mark.long), "dv"])

@@ -9,6 +9,8 @@ import pytest
 from refattn import softmax_attention
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verify
+from refattn.verification.causes.output import as_suspect, limit
+from refattn.verification.causes.wrong_rows import stay_wrong
 from tests.verification.causes.kernels import (
     BF16,
     LOG2E,
@@ -164,6 +166,10 @@ CASES = {
     "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
     "stalled": (stalled, "the sum of the weights stays at 256"),
     "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 have no part"),
+    "lost tile, causal": (lambda: attention(hide(S, (FAR <= 0) & (J < 48)), causal=True),
+        "keys 48 to 63 have no part"),
+    "no key left": (lambda: attention(hide(S, (FAR <= 0) & (J >= 16)), causal=True),
+        "keys 0 to 15 have no part"),
     "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
     "transposed": (lambda: given(transposed(fused(S, V)[0])), "heads and queries are exchanged"),
     "next head": (lambda: attention(v=V[::-1]), "values are those of the"),
@@ -291,6 +297,52 @@ def test_a_lse_that_fails_alone_is_explained_alone():
     assert (found.verdict, found.suspects) == ("FAIL", [])
     assert "head 1, queries 7" in found.place
     assert found.worst[:4] == ("lse", (1, 7), -math.inf, pytest.approx(LSE[1, 7]))
+
+
+def of_four_without_bias(of_lse, left):
+    """The bias is ignored, but for what log normalisers are, and for one row of those left."""
+    s = scores(*FOUR[:2])
+    out, lse = fused(s, FOUR[2])
+    lse = {"right": fused(s + BIAS, FOUR[2])[1], "noise": np.sin(97 * lse)}.get(of_lse, lse)
+    if left == "out":
+        out[2, 22] *= -1
+    elif left == "lse":
+        lse[2, 22] += 1
+    return given(out, FOUR, bias=BIAS, lse=lse)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("of_lse", "left", "words"),
+    [
+        ("own", "", "agrees if the bias is ignored"),
+        ("right", "", "agrees if the bias is ignored, and lse is right"),
+        ("noise", "", "agrees in part if the bias is ignored (the output alone: lse does not)"),
+        ("own", "out", "this leaves 1 of 256 wrong rows, the first is (2, 22)"),
+        ("own", "lse", "this leaves 1 of 256 wrong rows, the first is (2, 22)"),
+    ],
+)
+def test_a_cause_agrees_if_it_holds_in_all_rows_and_parts(of_lse, left, words):
+    """Also in rows that no alternative is tried on."""
+    text = judged(of_four_without_bias(of_lse, left)).suspects[0].text
+    start = "agrees in part if the bias is ignored; " if left else ""
+    assert text == f"{start}{words}"
+
+
+def test_rows_that_are_left():
+    """Those of which a tenth of the error or more stays, if that is more than roundings make."""
+    out = np.ones((4, 8))
+    got = out + np.array([0, 0.9, 2e-3, 1e-2])[:, None]
+    before = out + np.array([0, 0.01, 1, 1])[:, None]
+    assert stay_wrong(got, out, before, 1e-4).tolist() == [False, True, False, False]
+
+
+def test_a_cause_that_leaves_most_rows_is_none():
+    some = limit(as_suspect("agrees if x"), [(1, 2)] * 4, 10)
+    most = limit(as_suspect("agrees if x"), [(1, 2)] * 5, 10)
+    words = "agrees in part if x; this leaves 4 of 10 wrong rows, the first is (1, 2)"
+    assert (some.text, some.explained, some.name) == (words, 0.6, "convention")
+    assert most.name == "convention in part"
 
 
 @pytest.mark.long

@@ -1,0 +1,190 @@
+"""Wrong kernels for sequences one after another: what they mistake is named."""
+
+import numpy as np
+import pytest
+
+from refattn.files.tensors import open_tensors
+from refattn.verification.causes.sampled import Rows
+from refattn.verification.causes.sequences import list_packed
+from refattn.verification.judging import judge_all
+from refattn.verification.reading import pose_tensors, read_parts
+from tests.verification.causes.kernels import BF16, fused, hide, scores
+
+OF_Q, OF_K = np.cumsum([0, 13, 5, 22, 9]), np.cumsum([0, 17, 5, 30, 12])
+N, M = OF_Q[-1], OF_K[-1]
+ROW, J = np.arange(N)[:, None], np.arange(M)
+AT = np.repeat(np.arange(4), np.diff(OF_Q))
+BEGIN, END = OF_K[:-1], OF_K[1:]
+LEVEL = END - OF_Q[1:]  # how far a sequence's last key is ahead of its last query
+START = BEGIN - OF_Q[:-1]
+LONGEST = START + np.max(np.diff(OF_K)) - np.max(np.diff(OF_Q))
+TILES = BEGIN + -(-np.diff(OF_K) // 16) * 16
+EVEN_Q, EVEN_K = (np.arange(5) * (x // 4) for x in (N, M))
+SLOPES = np.array([0.5, 0.25])[:, None, None]
+
+
+def see(first=BEGIN, last=END, level=None, at=AT):
+    """Show keys of a sequence from the first to the last, none of them ahead if a level is given.
+
+    All but the sequences of queries are by sequence, or one number.
+    """
+    first, last = (np.broadcast_to(x, 4)[at, None] for x in (first, last))
+    seen = (first <= J) & (last > J)
+    return seen if level is None else seen & (ROW + np.broadcast_to(level, 4)[at, None] >= J)
+
+
+def sequences_of(offsets, tokens):
+    return np.maximum(np.searchsorted(offsets[:-1], tokens, "right") - 1, 0)
+
+
+def shifted(by):
+    return np.array([0, *(OF_K[1:-1] + by), M])
+
+
+def far(level):
+    return np.abs(J - ROW - np.broadcast_to(level, 4)[AT, None])
+
+
+def draw():
+    rng = np.random.default_rng(4)
+    return (BF16(rng.standard_normal((h, x, 16))) for h, x in ((2, N), (1, M), (1, M)))
+
+
+Q, K, V = draw()
+TOO = "a sequence sees the {}, too"
+# What is seen, whether the kernel is to be causal, and what is to be named.
+CASES = {
+    "ignored": (see(0, M), False, "cu_seqlens are ignored: all tokens are one sequence"),
+    "ignored, causal": (see(0, M, M - N), True, "cu_seqlens are ignored: all tokens"),
+    "all": (see(0, M, LEVEL), True, "sees the keys of all sequences"),
+    "before": (see([0, 0, 17, 22]), False, TOO.format("keys of the sequence before it")),
+    "all after": (see(BEGIN, M), False, TOO.format("keys of all sequences after it")),
+    "last before": (see(BEGIN - 1), False, TOO.format("last key of the sequence before it")),
+    "last before, causal": (see(BEGIN - 1, END, LEVEL), True, "sees the last key of the"),
+    "first after": (see(BEGIN, END + 1), False, TOO.format("first key of the next sequence")),
+    "no first": (see(BEGIN + 1), False, "a sequence does not see its first key"),
+    "no last": (see(BEGIN, END - 1), False, "a sequence does not see its last key"),
+    "of q": (see(OF_Q[:-1], OF_Q[1:]), False, "cu_seqlens of q are used for k and v"),
+    "of k": (see(at=sequences_of(OF_K, ROW[:, 0])), False, "cu_seqlens of k are used for q"),
+    "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
+    "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
+    "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
+    "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
+    "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
+        "all 4 sequences are of one length"),
+    "longest": (see(BEGIN, BEGIN + 30), False, "as long as the longest, 30 keys"),
+    "longest, causal": (see(BEGIN, BEGIN + 30, LONGEST), True, "30 keys, and causal by it"),
+    "first key": (see(level=START), True, "causal attention is counted from the first key of each"),
+    "buffer": (see(level=0), True, "is counted from the start of the buffer"),
+    "end of buffer": (see(level=M - N), True, "is counted from the end of the buffer"),
+    "by longest": (see(level=LONGEST), True, "is counted by the longest lengths of q and k"),
+    "not causal": (see(), True, "attention is not causal"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def posed(tmp_path):
+    """Write a file with `cu_seqlens`, and read it."""
+
+    def pose(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), **more):
+        arrays = {"out": out} | dict(zip("qkv", arrays or (Q, K, V), strict=True))
+        arrays = {x: np.swapaxes(y, 0, 1).astype(np.float32) for x, y in arrays.items()}
+        more |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
+        np.savez(tmp_path / "x.npz", **arrays, **more)
+        tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
+        return read_parts(tensors, pose_tensors(tensors, causal=causal))
+
+    return pose
+
+
+@pytest.fixture
+def judged(posed):
+    return lambda *x, **y: judge_all(posed(*x, **y), "bfloat16", "flash", 1e-6, False, None)
+
+
+def attend(seen, bias=0.0):
+    """Attend, with 0 for queries that see no key."""
+    return np.nan_to_num(fused(hide(scores(Q, K) + bias, seen), V)[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_that_sees_the_same_is_what_is_named(posed, name):
+    seen, causal, words = CASES[name]
+    problem = posed(Q, causal)["out"].problem
+    rows = Rows((1,), ROW[:, 0], J)
+    heads = ((x.text, x.head(rows).mask) for x in list_packed(problem))
+    same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
+    assert words in next(same)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_mistaken_is_named(judged, name):
+    seen, causal, words = CASES[name]
+    found = judged(attend(seen), causal)
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text.startswith("agrees if ")
+    assert words in found.suspects[0].text
+    assert "the wrong rows alone" not in found.suspects[0].text
+
+
+@pytest.mark.long
+def test_rows_that_were_not_taken_tell_causes_apart(judged):
+    """Offsets of keys that are 1 too small, and not those of queries: few rows are others."""
+    rng = np.random.default_rng(3)
+    offsets = np.cumsum([0, 70, 33, 101, 52])
+    q, k, v = (BF16(rng.standard_normal((x, 256, 16))) for x in (4, 1, 1))
+    at, of_keys = (
+        sequences_of(x, np.arange(256)) for x in (offsets, offsets - (offsets % 256 > 0))
+    )
+    out = fused(hide(scores(q, k), at[:, None] == of_keys), v)[0]
+    found = judged(out, arrays=(q, k, v), offsets=(offsets, offsets)).suspects[0].text
+    assert found == "agrees if cu_seqlens of k and v are 1 too small"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("causal", [False, True])
+def test_right_numbers_pass(judged, causal):
+    assert judged(attend(see(level=LEVEL if causal else None)), causal).verdict == "PASS"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        (0, "the bias is counted from the start of the buffer"),
+        (M - N, "the bias is counted from the end of the buffer"),
+        (LONGEST, "the bias is counted by the longest lengths"),
+    ],
+)
+def test_a_bias_by_other_distances(judged, level, words):
+    out = attend(see(), -SLOPES * far(level))
+    found = judged(out, bias=(-SLOPES * far(LEVEL)).astype(np.float32))
+    assert words in found.suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("value", ["zero", "stale"])
+def test_a_sequence_that_is_skipped(judged, value):
+    """Rows of zeros are explained; what they hold if they are never written is said."""
+    out = attend(see())
+    other = BF16(np.random.default_rng(3).standard_normal(out.shape))
+    out[:, AT == 2] = 0 if value == "zero" else other[:, AT == 2]
+    found = judged(out)
+    where = "queries 18 to 39 (sequence 2)"
+    assert where in found.place
+    named = found.suspects[0].text if value == "zero" else found.remarks[0]
+    said = {
+        "zero": "sequence 2 is skipped: its rows are 0",
+        "stale": f"{where}: numbers are unlike",
+    }
+    assert said[value] in named
+    assert len(found.suspects) == (value == "zero")
+
+
+@pytest.mark.long
+def test_no_cause_is_named_for_another_defect(judged):
+    """Rows of numbers of another kind in two sequences."""
+    out = attend(see())
+    out[:, 15:25] = BF16(np.random.default_rng(3).standard_normal((10, 16)))
+    assert [x.text for x in judged(out).suspects] == []
