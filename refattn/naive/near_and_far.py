@@ -112,8 +112,8 @@ def second_order_attention(
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
     and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
-    normal law of these moments give. The divisor of the covariances is |P_c|. Derived here, from
-    the moment generating function of that law.
+    normal distribution of these moments give. The divisor of the covariances is |P_c|.
+    Derived here, from the moment generating function of that distribution.
 
     Parameters
     ----------
