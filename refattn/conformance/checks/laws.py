@@ -205,6 +205,8 @@ def frequency_pairs(t: CheckRun) -> None:
             return np.stack([np.log(a), np.log(b)]) / c
 
     pairs = draw_results(t, one, share=0.05 if coupling != "iid" else 1.0)
+    if not np.all(np.isfinite(pairs)):
+        raise Failure("two frequencies that explain the results at S = 2", "none for some seeds")
     # Two numbers that are nearly equal are recovered to the root of the precision only.
     error = math.sqrt(recovery_error(t, d, c))
     if coupling == "antithetic":

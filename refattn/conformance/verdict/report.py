@@ -354,7 +354,7 @@ class Report:
                 lines.append(f"      {r.severity}: {r.claim}")
                 for i, (s, change) in enumerate(r.alike):
                     again = (s, change) in known and not verbose
-                    text = f"{s.partition(':')[0]}, as above" if again and change else s
+                    text = f"{s.partition(':')[0]}, as above" if again else s
                     lines.append(f"      {'like' if i == 0 else '    '}: {text}")
                     lines += [f"            {x}" for x in change.splitlines() if not again]
                 known.update(r.alike)
