@@ -27,6 +27,7 @@ from .arrays.library import Floats
 from .arrays.words import close
 from .audit import Audit, audit
 from .files.sample import load_sample
+from .files.tensors import JUDGED, view_heads_first
 from .rounding.formats import FORMATS
 from .rounding.profiles import PROFILES, Profile
 from .typing import CASES, DTYPES, Case, Dtype
@@ -68,6 +69,7 @@ def assert_attention_close(
     causal: bool = False,
     mask: Any = None,
     scale: float | None = None,
+    layout: str = "bhnd",
     **options: Any,
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output.
@@ -83,6 +85,9 @@ def assert_attention_close(
         Inputs of the kernel, of NumPy, torch, JAX or any array API library.
     dtype : str, optional
         Storage type of the kernel, that of `q` by default.
+    layout : {"bhnd", "bnhd"}
+        Order of the axes: (..., heads, tokens, size), or (..., tokens, heads, size). Heads come
+        first in `mask`, `bias`, `sinks` and `omega` in any case.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
         `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
@@ -122,8 +127,13 @@ def assert_attention_close(
                 f"assert_attention_close() got an unexpected keyword argument {name!r}."
                 f"{close(name, known)}"
             )
+    options |= {"q": q, "k": k, "v": v, "out": actual}
+    arrays = {x: options[x] for x in (*"qkv", "d_out", *JUDGED) if options.get(x) is not None}
+    for name, x in arrays.items():
+        checks.is_array("actual" if name == "out" else name, x)
+    options |= view_heads_first(arrays, layout)
     options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    _verify_actual(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
+    _verify_actual(**options).accept(stacklevel=3)
 
 
 def _verify_actual(**arguments: Any) -> Verdict:

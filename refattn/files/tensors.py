@@ -32,6 +32,7 @@ ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out"
 JUDGED = ("out", "lse", "dq", "dk", "dv")
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 
+LAYOUTS = ("bhnd", "bnhd")
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
 _FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
@@ -168,7 +169,7 @@ def open_tensors(
         If the file cannot be used: one line says which array, the rule, and what was found.
     """
     types = list_types(dtype, DTYPES)
-    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    checks.choice("layout", layout, LAYOUTS)
     path = Path(path)
     stored, names = read_file(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
     must_hold(path, stored, "qkv")
@@ -178,10 +179,7 @@ def open_tensors(
     last_key = take_sequences(arrays, stored)
     if last_key is not None:
         layout = "bnhd"
-    views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
-    rows = views["q"].shape[-3:-1]
-    if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
-        views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
+    views = view_heads_first(arrays, layout)
     if "mask" in views:
         views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
     try:
@@ -265,7 +263,19 @@ def _number_type(name: str) -> np.dtype[Any]:
     return number_type
 
 
-def _view_heads_first(name: str, x: Floats) -> Floats:
+def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
+    """View arrays of a layout with heads before tokens."""
+    checks.choice("layout", layout, LAYOUTS)
+    if layout == "bhnd":
+        return dict(arrays)
+    views = {name: _view_heads_first(name, x) for name, x in arrays.items()}
+    rows = views["q"].shape[-3:-1]
+    if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
+        views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
+    return views
+
+
+def _view_heads_first(name: str, x: Any) -> Any:
     """Undo the layout (..., tokens, heads, size)."""
     if name in _FIRST:
         return x

@@ -15,15 +15,10 @@ from ..._version import __version__
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.arrays import INSTALL
+from ..candidate.failures import SEVERITIES
 from ..candidate.tags import DEFAULTS
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
-SEVERITIES = {
-    "formula": "wrong at ordinary inputs",
-    "law": "random draws have the wrong distribution",
-    "contract": "wrong shape or dtype, an exception, or not reproducible",
-    "range": "wrong at extreme inputs only",
-}
 STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
 LEFT_OUT = "not requested"  # of a check that applies
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
