@@ -133,9 +133,7 @@ class Comparison(NamedTuple):
 
     @property
     def conclusion(self) -> str:
-        """What the table means: which estimators beat the mean of the values, in a sentence.
-
-        Those within two standard errors of it do not beat it; they are named after the others.
+        """What the table means: which estimators beat the mean of the values, by 2 standard errors.
 
         >>> import refattn
         >>> sample = refattn.load_sample()

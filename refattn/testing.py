@@ -86,8 +86,7 @@ def assert_attention_close(
     dtype : str, optional
         Storage type of the kernel, that of `q` by default.
     layout : {"bhnd", "bnhd"}
-        Order of the axes: (..., heads, tokens, size), or (..., tokens, heads, size). Heads come
-        first in `mask`, `bias`, `sinks` and `omega` in any case.
+        Whether heads come before tokens; in `mask`, `bias`, `sinks` and `omega` they always do.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
         `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
@@ -127,19 +126,16 @@ def assert_attention_close(
                 f"assert_attention_close() got an unexpected keyword argument {name!r}."
                 f"{close(name, known)}"
             )
-    options |= {"q": q, "k": k, "v": v, "out": actual}
-    arrays = {x: options[x] for x in (*"qkv", "d_out", *JUDGED) if options.get(x) is not None}
-    for name, x in arrays.items():
-        checks.is_array("actual" if name == "out" else name, x)
-    options |= view_heads_first(arrays, layout)
     options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    _verify_actual(**options).accept(stacklevel=3)
+    _verify_actual(layout, q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 
 
-def _verify_actual(**arguments: Any) -> Verdict:
+def _verify_actual(layout: str, **arguments: Any) -> Verdict:
     """Verify the output, with errors in the words of the assertion."""
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    arrays = {x: y for x in (*"qkv", "d_out", *JUDGED) if (y := arguments.get(x)) is not None}
     try:
-        return verify(**arguments)
+        return verify(**arguments | view_heads_first(arrays, layout))
     except (TypeError, ValueError) as error:
         if type(error) not in (TypeError, ValueError) or "`out`" not in str(error):
             raise

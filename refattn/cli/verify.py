@@ -202,7 +202,7 @@ def _foresee(
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(usual_profiles(dtype))
-    block = block_seconds(problem, dtype, profile_of(names[0]))
+    _, block = (block_seconds(problem, dtype, profile_of(names[0])) for _ in "ab")  # one to warm up
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
     share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
     return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words

@@ -32,7 +32,6 @@ ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out"
 JUDGED = ("out", "lse", "dq", "dk", "dv")
 DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
 
-LAYOUTS = ("bhnd", "bnhd")
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
 _FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
@@ -169,7 +168,7 @@ def open_tensors(
         If the file cannot be used: one line says which array, the rule, and what was found.
     """
     types = list_types(dtype, DTYPES)
-    checks.choice("layout", layout, LAYOUTS)
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
     path = Path(path)
     stored, names = read_file(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
     must_hold(path, stored, "qkv")
@@ -265,7 +264,6 @@ def _number_type(name: str) -> np.dtype[Any]:
 
 def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """View arrays of a layout with heads before tokens."""
-    checks.choice("layout", layout, LAYOUTS)
     if layout == "bhnd":
         return dict(arrays)
     views = {name: _view_heads_first(name, x) for name, x in arrays.items()}
@@ -277,6 +275,7 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
 
 def _view_heads_first(name: str, x: Any) -> Any:
     """Undo the layout (..., tokens, heads, size)."""
+    checks.is_array(name, x)
     if name in _FIRST:
         return x
     core, axes = (1, "n, h") if name == "lse" else (2, "n, h, d")

@@ -269,9 +269,7 @@ def _checked(record: Any) -> Estimator:
             if not name.translate(_JOINTS).isalnum():
                 raise ValueError(f"`{argument}` must be of letters, digits, - and _, got {name!r}.")
             if name in _WORDS:
-                raise ValueError(
-                    f"`{argument}` must not be {name!r}, which means no one estimator."
-                )
+                raise ValueError(f"`{argument}` must not be {name!r}: it names no one estimator.")
     if len({record.name, *aliases}) <= len(aliases):
         raise ValueError(f"`aliases` must differ from `name` and each other, got {aliases}.")
     for argument in ("fn", "naive", *_OPTIONAL):

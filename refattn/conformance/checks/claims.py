@@ -43,8 +43,7 @@ masked_keys_unseen | | comparable mask | what is masked has no effect, however l
 query_without_keys | | attends evaluated mask -empty_rows=undefined
   | a query that sees no key gets 0, or what is declared
 causal | | attends evaluated masks_future | query i sees keys 0 to i
-mask_with_causal | | attends evaluated masks_future mask
-  | a mask and causal together hide what each hides
+mask_with_causal | | attends evaluated masks_future mask | a mask and causal apply together
 causal_cross | | attends evaluated masks_future self_attention=false
   | causal attention is aligned as declared if the numbers of queries and keys differ
 future_unseen | | comparable causal | future keys and values have no effect, however large
@@ -71,8 +70,7 @@ order_of_given_keys | | attends given_keys
   | the order in which keys are given does not matter
 keys_of_heads | | attends given_keys heads | each head uses the keys given for it
 keys_given_again | | attends given_keys sampled | a key that is given twice counts twice
-any_probabilities | | attends given_keys sampled exponential
-  | right for logs of probabilities of any size
+any_probabilities | | attends given_keys sampled exponential | right for any logs of probabilities
 large_queries | | attends given_keys linear-solve | right for large scores
 negative_normalisers | | attends given_keys linear-solve
   | negative weights count as they are, also in the normaliser
@@ -91,14 +89,12 @@ hidden_nonsense | | comparable mask -hidden=finite
 long_half_sums | | evaluated attends rows_alone half -per-query/-proposals -given_keys
   | sums of thousands of terms are not added in half precision
 gradients | | attends vjp evaluated | gradients are those of the formula
-gradients_together | | attends vjp evaluated
-  | gradients are right with all declared features together
+gradients_together | | attends vjp evaluated | gradients are right with all features together
 gradients_of_large_logits | exponential | attends vjp evaluated stabilised
   | gradients are right at large logits
 gradients_of_extreme_features | feature-map | attends vjp evaluated feature_map=elu
   | gradients are right where features are tiny or large
-gradients_of_many_tokens | | attends vjp evaluated
-  | gradients are right for lengths past the end of a block
+gradients_of_many_tokens | | attends vjp evaluated | gradients are right past the ends of blocks
 gradients_of_layouts | | attends vjp evaluated library=numpy/library=torch
   | gradients do not depend on the layout of arrays in memory
 gradients_again | | attends vjp evaluated | repeating a call gives the same gradients
@@ -150,8 +146,7 @@ masked_target_law | target | law told mask
   | with a mask, frequencies are drawn from the target over the visible keys
 causal_target_law | target | law told causal
   | if causal, frequencies are drawn from the target over the keys that are not in the future
-choices | target | law precise
-  | each sample chooses its key independently, also keys of small weight
+choices | target | law precise | each sample chooses its key independently, by its weight
 unbiased | target | bound precise | the mean over seeds is exact attention
 mean_of_samples | target | draws precise
   | with two samples the result is the mean of two different results

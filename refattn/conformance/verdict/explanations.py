@@ -21,12 +21,8 @@ _LAYERS = {
     "law": "a distribution of random draws, tested by exact p-values",
     "bound": "a property of random draws, tested by p-values from bounds for every sample size",
 }
-_LOOK = "how the function draws: the distribution, the coupling, and what a seed changes"
-_FIRST = {
-    "identity": "the element and the sizes in the report (--reproducers prints a script)",
-    "law": _LOOK,
-    "bound": _LOOK,
-}
+_OF_DRAWS = "how the function draws: the distribution, the coupling, and what a seed changes"
+_OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _FEW = 4  # known bugs that are listed for a check
 
 
@@ -110,7 +106,7 @@ def _explain_check(check: Check) -> Iterator[str]:
             effects.get(bug, ""): bug for bug in sorted(known, key=_count_failed, reverse=True)
         }
         yield from (f"    {bug}: {effect}" for effect, bug in [*unlike.items()][: -_FEW - 1 : -1])
-    yield f"  look first at: {_FIRST[check.layer]}"
+    yield f"  look first at: {_OF_NUMBERS if check.layer == 'identity' else _OF_DRAWS}"
     yield f"  run it alone: refattn check MODULE:CALLABLE --check {check.name}"
 
 

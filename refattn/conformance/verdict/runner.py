@@ -230,15 +230,11 @@ def check(
     )
 
 
-def _within(
-    candidate: Adapter, seed: int, left: float, diagnose: Callable[[CheckRun], list[Any]]
-) -> list[Any]:
+def _within(candidate: Adapter, seed: int, left: float, find: Callable[..., Any]) -> list[Any]:
     """Return what a diagnosis finds that calls the candidate, as far as time allows."""
     found: list[Any] = []
     trial = CheckRun(candidate, "diagnosis", seed)
-    item = Check(
-        trial.name, "", "identity", frozenset(), attends, lambda t: found.extend(diagnose(t))
-    )
+    item = Check("", "", "identity", frozenset(), attends, lambda t: found.extend(find(t)))
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
     _run_check(item, trial, limit, limit)
     return list(found)
