@@ -38,7 +38,7 @@ def eva_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
+    r"""Attend to the keys of the query's chunk, and to one summary of each other chunk (EVA).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
@@ -104,7 +104,7 @@ def second_order_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
+    r"""Attend to the keys of the query's chunk, and to the moments of each other chunk.
 
     .. math::
         \sum_{j \in P_c} e^{q \cdot k_j} v_j \approx

@@ -84,10 +84,7 @@ def _same_numbers(trial: CheckRun) -> Iterable[_Suspect]:
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspect]:
-    """Return defects of the draw alone that fail the same laws, of those that ran, unless many do.
-
-    Only those of the candidate's coupling: other laws are tried of others.
-    """
+    """Return defects of the draw, of the same coupling, that fail the same laws, unless many do."""
     from ..defects import MUTANTS
     from .explanations import kills
 
