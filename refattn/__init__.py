@@ -1,6 +1,6 @@
 """Reference implementation of random-feature attention for every array library.
 
-Submodules load when first used: ``refattn.sampling`` is there without being imported at start.
+Submodules load when first used: ``import refattn`` is enough for ``refattn.sampling``.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Exact softmax attention, and how results over sets of keys merge."""
+"""Exact softmax attention, and merging of results over different sets of keys."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def softmax_attention(
 
     .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j
 
-    and with the options of kernels as `attend` has them.
+    The options change this as in `attend`.
 
     Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng 2022, SoftmaxAttn. (The
     references are listed in `validation/site/guide/where.md`.)

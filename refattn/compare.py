@@ -133,7 +133,7 @@ class Comparison(NamedTuple):
 
     @property
     def conclusion(self) -> str:
-        """What the table means: which estimators beat the mean of the values, in a sentence.
+        """What the table means: which estimators beat the mean of the values, by 2 standard errors.
 
         >>> import refattn
         >>> sample = refattn.load_sample()
@@ -142,8 +142,12 @@ class Comparison(NamedTuple):
         """
         limit, *errors = (float(np.mean(row.per_head)) for row in self.rows[1:])
         sizes: dict[str, list[tuple[int, bool]]] = {}
+        close = []
         for row, error in zip(self.rows[2:], errors, strict=True):
-            sizes.setdefault(row.estimator, []).append((row.samples or 0, error < limit))
+            beats = error + 2 * float(np.nan_to_num(row.standard_error)) < limit
+            sizes.setdefault(row.estimator, []).append((row.samples or 0, beats))
+            if error < limit and not beats:
+                close.append(row.estimator + f" at S = {row.samples}" * (row.samples is not None))
         better = {x: [s for s, beats in tried if beats] for x, tried in sizes.items()}
         best = [
             name + ("" if len(least) == len(sizes[name]) else f" from S = {min(least)}")
@@ -152,7 +156,8 @@ class Comparison(NamedTuple):
         ]
         names = " and ".join(filter(None, [", ".join(best[:-1]), *best[-1:]])) or "no estimator"
         only = "only " * (0 < len(best) < len(sizes))
-        return f"On these tensors {only}{names} beat{'s' * (len(best) < 2)} the mean of v."
+        tied = f" Within two standard errors of it: {', '.join(close)}." if close else ""
+        return f"On these tensors {only}{names} beat{'s' * (len(best) < 2)} the mean of v.{tied}"
 
     def tables(self) -> tuple[Table, Table]:
         """Return a table of errors and times by method and S, and a table of errors by head."""

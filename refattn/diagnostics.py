@@ -1,4 +1,4 @@
-r"""How far importance sampling with given frequencies can be trusted, query by query."""
+r"""How reliable importance sampling with given frequencies is, for each query."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ store them: if one task gathers them all, as in ``compute``, causal queries may 
 keys and values wait in memory or on disk.
 
 This needs ``pip install 'refattn[distributed]'``. Every estimator also takes Dask arrays directly,
-as arrays of one more library; here tasks are whole chunks, which run the code of one machine.
+as arrays of one more library; here each task computes whole chunks, as on a single machine.
 """
 
 from __future__ import annotations

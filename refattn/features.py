@@ -1,9 +1,8 @@
 r"""Feature maps, and attention linear in them.
 
-A map takes vectors (..., n, d) to features (..., n, F). Maps whose values span many orders of
-magnitude return `Features`: values and the logarithm of a scale for each row, so that a factor
-like exp(|x|^2/2) never overflows. Maps may be signed; the positive family is better served by
-`refattn.random_feature_attention`, which keeps every feature in the log domain.
+A map takes vectors (..., n, d) to features (..., n, F), of any sign. Maps with factors such as
+exp(|x|^2/2) return `Features`: values and the logarithm of a scale for each row. For positive
+features use `refattn.random_feature_attention`, which stores their logarithms.
 """
 
 from __future__ import annotations

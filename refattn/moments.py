@@ -54,7 +54,7 @@ def __dir__() -> list[str]:
 
 @held()
 class Moments(NamedTuple):
-    """Mean and covariance of some rows, with what it takes to merge them with those of others.
+    """Mean and covariance of some rows, and the count and divisor that merging needs.
 
     Attributes
     ----------

@@ -1,10 +1,10 @@
 r"""Sequences of many lengths: packed one after another, or with keys in pages.
 
-Servers of models hold sequences of different lengths without padding. Here is what such layouts
-mean: attention of each sequence by itself, whatever attention is. `varlen` and `paged` cut out each
-sequence, call a function of q (heads, n, d), k (heads, m, d) and v (heads, m, d_v), and put the
-results together. Any function of the package that attends will do, or one of yours. They define
-these layouts, and are oracles for kernels that read them; they are not such kernels.
+Inference servers store sequences of different lengths without padding. This module defines what
+such layouts mean: each sequence attends to itself alone. `varlen` and `paged` cut out each
+sequence, call an attention function of q (heads, n, d), k (heads, m, d) and v (heads, m, d_v), from
+the package or yours, and put the results together. They are references for kernels that read these
+layouts, and not fast themselves.
 
 Causal attention and windows are those of each sequence: its last query sees its last key.
 """

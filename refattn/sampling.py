@@ -1,6 +1,6 @@
 r"""Random frequencies: drawn on the host with NumPy, in float64, the same for every array library.
 
-Drawing is apart from evaluating: `draw` returns plain arrays, which any estimator accepts. A
+Drawing is separate from evaluating: `draw` returns arrays, which any estimator accepts. A
 coupling is the joint distribution of the frequencies, and a proposal is the distribution of each;
 every coupling works with every proposal.
 """

@@ -27,6 +27,7 @@ from .arrays.library import Floats
 from .arrays.words import close
 from .audit import Audit, audit
 from .files.sample import load_sample
+from .files.tensors import JUDGED, view_heads_first
 from .rounding.formats import FORMATS
 from .rounding.profiles import PROFILES, Profile
 from .typing import CASES, DTYPES, Case, Dtype
@@ -68,6 +69,7 @@ def assert_attention_close(
     causal: bool = False,
     mask: Any = None,
     scale: float | None = None,
+    layout: str = "bhnd",
     **options: Any,
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output.
@@ -83,6 +85,8 @@ def assert_attention_close(
         Inputs of the kernel, of NumPy, torch, JAX or any array API library.
     dtype : str, optional
         Storage type of the kernel, that of `q` by default.
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens; in `mask`, `bias`, `sinks` and `omega` they always do.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
         `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
@@ -123,13 +127,15 @@ def assert_attention_close(
                 f"{close(name, known)}"
             )
     options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    _verify_actual(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
+    _verify_actual(layout, q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 
 
-def _verify_actual(**arguments: Any) -> Verdict:
+def _verify_actual(layout: str, **arguments: Any) -> Verdict:
     """Verify the output, with errors in the words of the assertion."""
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    arrays = {x: y for x in (*"qkv", "d_out", *JUDGED) if (y := arguments.get(x)) is not None}
     try:
-        return verify(**arguments)
+        return verify(**arguments | view_heads_first(arrays, layout))
     except (TypeError, ValueError) as error:
         if type(error) not in (TypeError, ValueError) or "`out`" not in str(error):
             raise

@@ -1,4 +1,4 @@
-r"""Types for those who check theirs: what an array is, and the names that options take.
+r"""Types for static type checkers: arrays, and the names that options take.
 
 The checks of arguments read the same names, so a name that a type checker passes is one that the
 function takes.

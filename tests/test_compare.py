@@ -122,6 +122,20 @@ def test_a_comparison_ends_with_what_it_means(errors, said):
     assert rows(**errors).conclusion == f"On these tensors {said} the mean of v."
 
 
+def test_what_chance_explains_is_no_win():
+    """Of two draws of errors 0.4 and 0.58 the mean is below 0.5, by less than its spread."""
+    found = rows(a=[0.4, 0.3])
+    for apart, said in (
+        (0.0, "a beats the mean of v."),
+        (0.18, "a from S = 2 beats the mean of v."),
+    ):
+        errors = np.array([[0.4, 0.4], [0.4 + apart, 0.4 + apart]])
+        first = found.rows[2]._replace(errors=errors)
+        text = found._replace(rows=[*found.rows[:2], first, found.rows[3]], draws=2).conclusion
+        assert text.startswith(f"On these tensors {said}")
+        assert text.endswith(" Within two standard errors of it: a at S = 1.") == (apart > 0)
+
+
 def test_what_is_slow_is_skipped(qkv):
     """By the products of the formula, so that the table does not depend on the machine."""
     options = {"estimators": ["ra", "rfa"], "sizes": [2, 3, 5], "draws": 1}

@@ -73,6 +73,22 @@ def test_options_and_pairs_go_to_verify():
         testing.assert_attention_close(found.out, q, k, v)
 
 
+def test_tokens_may_come_before_heads():
+    """As in flash-attention, whose log normalisers have heads first; gradients too."""
+    q, k, v = testing.draw_qkv(shape=(2, 40, 16))
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    back = {"d_out": out, "dq": pullback(out).q, "dk": pullback(out).k}
+    lse = refattn.attend(q, k, v, causal=True, scale=0.25).lse
+    turned = [np.swapaxes(x, -2, -3) for x in (out, q, k, v, *back.values())]
+    for some in (lse, lse.T):
+        given = dict(zip(back, turned[4:], strict=True))
+        testing.assert_attention_close(
+            (turned[0], some), *turned[1:4], causal=True, layout="bnhd", **given
+        )
+    with pytest.raises(AssertionError, match="FAIL"):
+        testing.assert_attention_close(*turned[:4], causal=True)
+
+
 def test_a_verdict_that_says_little_is_a_warning():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))
     for end in (0, 1):

@@ -1,4 +1,4 @@
-r"""Attention with a proven error: more than 60 digits in base 2, at the speed of matrix products.
+r"""Attention with a proven error bound, right to more than 60 binary digits, by matrix products.
 
 Results are pairs of float64, hi + lo, with a bound of their error that is computed with them. Each
 step adds to it what theory says, and nothing is estimated. With :math:`u = 2^{-53}`,

@@ -72,7 +72,7 @@ class Bound(NamedTuple):
 
 @held()
 class Gradients(NamedTuple):
-    """Gradients in pairs, with proven bounds of their errors.
+    """Gradients in pairs, with proven bounds on their errors.
 
     Attributes
     ----------

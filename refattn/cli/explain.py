@@ -23,11 +23,11 @@ def _names() -> list[str]:
 )
 @click.argument("name", shell_complete=words_of(_names))
 def explain(name: str) -> None:
-    """Explain a check, a known bug, an estimator, a capability or a tag by its name.
+    """Explain a name in a report: a check, a known bug, an estimator, a capability, a tag, ...
 
-    For a check, print what it tests, what kind of test it is, how it is computed, and known bugs
-    that it detects. For a known bug, print what it does, the lines that it changes, and the checks
-    that detect it. Reports print names of known bugs, and `refattn check --list` all other names.
+    For a check, print what it tests and how, known bugs that it detects, and what to look at first.
+    For a known bug, print what it does, the lines that it changes, and the checks that detect it.
+    Reports print names of known bugs, and `refattn check --list` all other names.
     """
     from ..conformance.verdict.explanations import explain as explained
 

@@ -360,6 +360,6 @@ def hardware_option(default: str) -> Callable[[Any], Any]:
         "--hardware",
         known=lambda: ("ieee", *needed("rounding.hardware").UNITS),
         metavar="NAME",
-        help="Hardware whose matrix units cut sums of products: hopper, hopper-promoted, "
+        help="Hardware whose matrix units truncate sums of products: hopper, hopper-promoted, "
         f"blackwell, ampere, turing, ada, volta; ieee if sums are rounded.  [default: {default}]",
     )

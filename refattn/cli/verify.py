@@ -51,18 +51,18 @@ and from what it rounds. The exit status is 0 if all files PASS, 1 if one FAILs,
 UNDERPOWERED, and 2 if there is no verdict.
 
 \b
-Such a file is written from torch by
+Write such a file from torch:
   from safetensors.torch import save_file
   arrays = dict(q=q, k=k, v=v, out=out)  # and d_out=d_out, dq=q.grad, dk=k.grad, dv=v.grad
   save_file({x: y.contiguous() for x, y in arrays.items()}, "dump.safetensors")
-from JAX by
+from JAX:
   from safetensors.flax import save_file
   save_file(dict(q=q, k=k, v=v, out=out), "dump.safetensors")
-and from C by
+from C:
   uint64_t size = sprintf(text, "{\\"q\\":{\\"dtype\\":\\"BF16\\",\\"shape\\":[8,512,64],"
                                 "\\"data_offsets\\":[0,524288]},...}");
   fwrite(&size, 8, 1, file), fwrite(text, 1, size, file), fwrite(q, 2, 262144, file), ...
-that is, a length of 8 bytes, a header in JSON, and the arrays one after the other; the guide has
+that is: a length of 8 bytes, a header in JSON, and the arrays one after the other. The guide has
 the whole program (validation/site/guide/numbers.md).
 """
 
@@ -202,7 +202,7 @@ def _foresee(
     if 0 in (*problem.lead, *problem.shape):
         return 0.0, ""
     names = [profile] if profile is not None else list(usual_profiles(dtype))
-    block = block_seconds(problem, dtype, profile_of(names[0]))
+    _, block = (block_seconds(problem, dtype, profile_of(names[0])) for _ in "ab")  # one to warm up
     words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
     share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
     return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words

@@ -42,7 +42,7 @@ _BOUNDED_ROWS = 256  # queries from which on it pays to read keys and values onc
 
 @held()
 class Attended(NamedTuple, Generic[ArrayT]):
-    """Attention over some set of keys, with what it takes to merge it with another set.
+    """Attention over a set of keys, and the log normaliser that merging with another set needs.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The estimators: what each asks for, and the kernel coordinates that the engine works in."""
+"""The estimators, each a function of queries, keys and values that calls the engine."""
 
 from __future__ import annotations
 

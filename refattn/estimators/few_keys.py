@@ -48,10 +48,9 @@ def coreset_attention(
                               {\sum_{s \in J} e^{q_i \cdot k_s} (W 1)_s}, \qquad
         W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
 
-    with keys less the mean of those seen, a shift that no softmax notices. arXiv:2602.10056. Linear
-    in n and m. Biased, and so are numerator and denominator, whatever keys are drawn; weights may
-    be negative, and so may the denominator, which can vanish. With all keys in J it is exact
-    attention. It cannot be causal, and has no decoding state: the weights are of all keys.
+    after the mean of the visible keys is subtracted from the keys. arXiv:2602.10056. Linear in n
+    and m. Biased; weights and the denominator may be negative, or 0. With all keys in J it is exact
+    attention. Not causal, and without a decoding state: the weights depend on all keys.
 
     Parameters
     ----------

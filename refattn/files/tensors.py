@@ -177,10 +177,7 @@ def open_tensors(
     sequences = take_sequences(arrays, stored)
     if sequences is not None:
         layout = "bnhd"
-    views = arrays if layout == "bhnd" else {n: _view_heads_first(n, x) for n, x in arrays.items()}
-    rows = views["q"].shape[-3:-1]
-    if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
-        views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
+    views = view_heads_first(arrays, layout)
     if "mask" in views:
         views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
     try:
@@ -264,8 +261,20 @@ def _number_type(name: str) -> np.dtype[Any]:
     return number_type
 
 
-def _view_heads_first(name: str, x: Floats) -> Floats:
+def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
+    """View arrays of a layout with heads before tokens."""
+    if layout == "bhnd":
+        return dict(arrays)
+    views = {name: _view_heads_first(name, x) for name, x in arrays.items()}
+    rows = views["q"].shape[-3:-1]
+    if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
+        views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
+    return views
+
+
+def _view_heads_first(name: str, x: Any) -> Any:
     """Undo the layout (..., tokens, heads, size)."""
+    checks.is_array(name, x)
     if name in _FIRST:
         return x
     core, axes = (1, "n, h") if name == "lse" else (2, "n, h, d")

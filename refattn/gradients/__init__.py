@@ -1,4 +1,4 @@
-"""Gradients of the estimators, each written down: `vjp`."""
+"""Gradients of the estimators, by formulas that are written out: `vjp`."""
 
 from __future__ import annotations
 

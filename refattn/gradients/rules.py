@@ -39,9 +39,8 @@ Pullback = Callable[[Any], "Gradients"]
 class Gradients(NamedTuple):
     """Cotangents of the arguments of an attention function.
 
-    Each has the shape, dtype, namespace and device of its argument: where an argument is broadcast
-    or shared by heads, it is the sum over all its uses. Those of arguments that the function does
-    not have, or that were not given, are None.
+    Each has the shape, dtype, namespace and device of its argument, and is summed over all uses of
+    it. None for an argument that the function does not have, or that was not passed.
 
     Attributes
     ----------

@@ -1,12 +1,11 @@
-r"""Every estimator as its formula is written: dense, a few lines each. Read this first.
+r"""Every estimator written as its formula: dense, a few lines each. Read this first.
 
-Beside these formulas the rest of the package is an engine: it computes the same numbers in blocks,
-on threads, in time linear in the tokens where there is such a form. The two share the checks of
-the arguments and no step of the computation, so that each can be held against the other. Memory
-is what a formula names, O(n m S) for S frequencies and O(n m d_v): for hundreds of tokens.
+The rest of the package computes the same numbers in blocks and on threads. Both check arguments by
+the same code but share no step of the computation, so each tests the other. These formulas take
+memory O(n m S) for S frequencies, or O(n m d_v): use them for hundreds of tokens.
 
-Every sum over keys is over those that a query sees (`visible`). A hidden key does not exist:
-whatever it holds, NaN too, reaches nothing, and a query that sees no key gives 0.
+Every sum over keys is over the keys that a query sees (`visible`). A hidden key has no effect, even
+if it is NaN, and the result of a query that sees no key is 0.
 
 Kernel coordinates are sqrt(scale) times queries and keys, in which omega ~ N(0, I). The positive
 feature xi(x, omega) = exp(omega . x - |x|^2/2) appears in products only,

@@ -35,16 +35,15 @@ def coreset_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> ArrayT:
-    r"""Attend to a few keys that stand for all (Nystrom approximation of the kernel of the keys).
+    r"""Attend to a few keys that represent all (Nystrom approximation of the kernel of the keys).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{s \in J} e^{q_i \cdot k_s} (W v)_s}
                               {\sum_{s \in J} e^{q_i \cdot k_s} (W 1)_s}, \qquad
         W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
 
-    with keys less the mean of those seen, a shift that no softmax notices. Where J is all keys, W
-    is the identity. Otherwise its entries may be negative, and so may the denominator.
-    arXiv:2602.10056.
+    after the mean of the visible keys is subtracted from the keys. arXiv:2602.10056. If J is all
+    keys, W is the identity. Otherwise its entries, and the denominator, may be negative.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ def eva_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to the keys of the own chunk, and to one summary of each other chunk (EVA).
+    r"""Attend to the keys of the query's chunk, and to one summary of each other chunk (EVA).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
@@ -104,7 +104,7 @@ def second_order_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to the keys of the own chunk, and to the moments of each other chunk.
+    r"""Attend to the keys of the query's chunk, and to the moments of each other chunk.
 
     .. math::
         \sum_{j \in P_c} e^{q \cdot k_j} v_j \approx
@@ -112,8 +112,8 @@ def second_order_attention(
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
     and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
-    normal law of these moments give. The divisor of the covariances is |P_c|. Derived here, from
-    the moment generating function of that law.
+    normal distribution of these moments give. The divisor of the covariances is |P_c|.
+    Derived here, from the moment generating function of that distribution.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ def visible(
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
 ) -> Array:
-    r"""Say which keys each query sees.
+    r"""Return which keys each query sees.
 
     .. math:: i + m - n - \mathrm{left} \le j \le i + m - n + \mathrm{right}
 

@@ -77,6 +77,8 @@ class Advice(NamedTuple):
     spread : dict of arrays
         Relative standard error of `by_law`, for not all queries were taken; that of `error` is
         half of it.
+    error_of_mean : array, shape (...)
+        Relative error of the mean of the values in place of attention; nan without values.
     """
 
     scale: float
@@ -95,6 +97,7 @@ class Advice(NamedTuple):
     by_law: dict[str, Floats]
     holds_from: dict[str, Floats]
     spread: dict[str, Floats]
+    error_of_mean: Floats
 
     @property
     def heads(self) -> list[tuple[int, ...]]:
@@ -257,8 +260,11 @@ def study(
     n, m, d = q.shape[-2], *k.shape[-2:]
     q, k, *values = (x.astype(np.float64) for x in (q, k, v) if x is not None)
     lead, heads = split_heads(q, k, values[0] if values else k)
+    error_of_mean = np.full(lead, math.nan)
     if values:
-        exact_and_size(q, k, values[0], scale=scale)
+        exact, size = exact_and_size(q, k, values[0], scale=scale)
+        mean_of_v = softmax_attention(0 * q[..., :1, :], k, values[0])
+        error_of_mean = np.linalg.norm(mean_of_v - exact, axis=(-2, -1)) / size
 
     def estimate(x: Floats) -> moments.Moments:
         estimated = moments.estimate(x)
@@ -297,6 +303,7 @@ def study(
         lead=lead,
         advised=d * d,
         queries=min(n, LAW_QUERIES),
+        error_of_mean=error_of_mean,
         **{part: stacked(part) for part in parts},
     )
 

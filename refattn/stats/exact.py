@@ -41,7 +41,7 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
 
     .. math:: p = P(D_n \ge D - \mathrm{error}), \qquad D = \sup_t |F_n(t) - F(t)|
 
-    The null is what `error` enlarges, never the level: p is exact at 0 and conservative above.
+    `error` enlarges the null hypothesis, not the level: p is exact at 0 and conservative above.
 
     Parameters
     ----------

@@ -87,7 +87,7 @@ def suite_p(p: Any) -> float:
 
     .. math:: \min(1, m \min_i p_i)
 
-    Under any dependence; the smallest of `holm`.
+    Valid under any dependence; the smallest p-value that `holm` returns.
 
     Parameters
     ----------

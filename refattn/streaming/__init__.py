@@ -4,9 +4,9 @@ Each state offers `init` (from the first keys, possibly none), `update` (with mo
 (attend to the keys so far) and `merge` (with the state of later keys). States are immutable:
 `update` and `merge` return new ones. Reading token by token after each update is causal attention.
 `EvaState` takes the queries of its tokens too. There is no state of `coreset_attention` or
-`sampled_key_attention`: weights, or what is drawn, are of all keys.
+`sampled_key_attention`: a new key changes the weights, or the sample, of all earlier keys.
 
-`write_random_feature_attention` does so for arrays that need not fit in memory.
+`write_random_feature_attention` computes random-feature attention of arrays larger than memory.
 """
 
 from .chunks import EvaState as EvaState

@@ -47,7 +47,7 @@ class Law(NamedTuple):
 
 
 class ExactLaw(Law):
-    """A law whose weights are all equal: it holds for every number of samples."""
+    """Predicted bias and variance that hold for every number of samples: all weights are equal."""
 
     @property
     def in_regime(self) -> Any:
@@ -328,7 +328,7 @@ def _whole(count: Doubles) -> Doubles:
 
 
 def relative_error(law: Law, exact: Any) -> Doubles:
-    r"""Turn the law of attention into the relative error to expect of each head.
+    r"""Compute the relative error to expect of each head, from predicted bias and variance.
 
     .. math::
         \sqrt{\sum_{ic} (\mathrm{variance}_{ic} + \mathrm{bias}_{ic}^2) / \sum_{ic} \mu_{ic}^2}

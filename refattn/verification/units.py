@@ -142,6 +142,6 @@ def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> 
     unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
     if unit is not None and fit is not None:
         yield (
-            f"sums as tensor cores of {name_units(unit)} cut them: {-fit.measured:.2g} too small, "
-            f"predicted {-fit.predicted:.2g}"
+            f"sums are truncated as by tensor cores of {name_units(unit)}: {-fit.measured:.2g} too "
+            f"small, predicted {-fit.predicted:.2g}"
         )

@@ -206,6 +206,14 @@ def test_profile_of_the_sample_is_that_of_the_guide():
     assert not guide_blocks.difference(of_guide, shown(*RECOMMEND, width=80))
 
 
+@pytest.mark.long("measured")
+@pytest.mark.parametrize("more", [(), ("--measure", "--estimators", "eva")], ids=["", "measured"])
+def test_no_estimator_is_recommended_where_the_mean_of_v_is_enough(more):
+    *_, first, last = shown("compare", "--target", 0.9, *more).splitlines()
+    assert first == "recommended for relative error 0.9: the mean of v, whose error is 0.787"
+    assert last == "these tensors do not need attention"
+
+
 @pytest.mark.long
 def test_the_guide_shows_what_is_measured():
     page = guide_blocks.page("choose")
@@ -238,10 +246,10 @@ def test_advice_on_the_number_of_rows():
 def test_recommendations_are_printed():
     output = shown(*RECOMMEND, "easy.npz", "--target", 1e-4)
     assert output.endswith("--measure tries it):\nexact attention, for 2 of 2 heads\n")
-    price = r"0\.\d+ of the cost of exact attention \(median\)"
+    price = r"0\.\d+ times the cost of exact attention \(median\)"
     line = rf"\nrfa(-adapted)? with S = \d+, {price}, for 2 of 2 heads\n$"
-    arrays = {name: x if name == "v" else 0.1 * x for name, x in np.load("easy.npz").items()}
-    assert re.search(line, profiled("--target", 0.3, **arrays))
+    q, k = np.random.default_rng(0).standard_normal((2, 2, 200, 3)) / 2
+    assert re.search(line, profiled("--target", 0.4, q=q, k=k, v=k))
 
 
 def test_measured_on_some_of_the_data(monkeypatch):

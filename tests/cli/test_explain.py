@@ -33,6 +33,13 @@ def test_every_name_is_in_one_group():
         ("softmax-scale-missing", "detected by: reference_values, "),
         ("mask", "capability mask: mask=, boolean"),
         ("causal", "tag causal: "),
+        ("causal", "declare it: refattn check MODULE:CALLABLE --tag causal=VALUE"),
+        ("frequency_law", "look first at: how the function draws"),
+        ("mask", "look first at: the element"),
+        ("softmax-scale-missing", "what to do: write what is marked -"),
+        ("softmax-gqa-interleaved", "what to do: compare yours with `python -m refattn.naive`"),
+        ("performer", "test yours: refattn check MODULE:CALLABLE --estimator performer"),
+        ("law", "severity law, of a failure: random draws have the wrong distribution."),
         ("performer", "estimator rfa-orthogonal, performer, favor: "),
     ],
 )

@@ -42,7 +42,9 @@ def test_help_and_usage_errors_import_no_arrays():
 def test_help_names_hardware_and_profiles():
     for command in ("verify", "tolerance"):
         text = " ".join(run(command, "--help").stdout.split())
-        shown = text.partition("matrix units cut sums of products: ")[2].partition(" if sums")[0]
+        shown = text.partition("matrix units truncate sums of products: ")[2].partition(" if sums")[
+            0
+        ]
         assert set(shown.replace(";", ",").split(", ")) == {*UNITS, "ieee"}
         shown = text.partition("What the kernel rounds: ")[2].partition(", ...")[0]
         assert set(shown.split(", ")) < set(PROFILES)

@@ -217,3 +217,12 @@ def test_without_values():
     found = profile.study(q, k)
     assert found.error == found.by_law == found.holds_from == {}
     assert found.heads == [()]
+
+
+def test_the_error_of_the_mean_of_the_values(arrays):
+    q, k, v = arrays
+    exact = softmax_attention(q, k, v)
+    gap = np.mean(v, axis=-2, keepdims=True) - exact
+    error = np.linalg.norm(gap, axis=(-2, -1)) / np.linalg.norm(exact, axis=(-2, -1))
+    np.testing.assert_allclose(profile.study(q, k, v).error_of_mean, error, rtol=1e-12)
+    assert np.isnan(profile.study(q, k).error_of_mean).all()

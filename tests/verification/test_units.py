@@ -43,9 +43,9 @@ def test_a_unit_is_named_where_rounded_sums_explain_nothing():
     assert (found.verdict, found.profile, found.hardware) == ("PASS", "flash", "hopper")
     assert found.trials["flash"] <= found.alpha < found.trials["flash@hopper"]
     assert "(profile flash@hopper)" in str(found)
-    (words,) = [x for x in found.remarks if "cut them" in x]
+    (words,) = [x for x in found.remarks if "truncated" in x]
     start, seen, predicted = re.split(r": | too small, predicted ", words)
-    assert start == "sums as tensor cores of Hopper or Ada cut them"
+    assert start == "sums are truncated as by tensor cores of Hopper or Ada"
     assert float(predicted) > 0
     assert abs(float(seen) / float(predicted) - 1) < hardware.SLACK
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ...arrays.tables import Table, count, digits
-from ...arrays.words import head_number, to_json
+from ...arrays.words import head_number, portable, to_json
 from ...profile import Advice, Candidate, Choice, Search, advice
 from .page import Page
 from .source import heading, origin
@@ -36,8 +36,8 @@ def print_profile(
     if max(profile.rows) > advice.QUANTILE_ROWS:
         page.say(f"quantiles: over at most {advice.QUANTILE_ROWS} evenly spaced queries and keys")
     page.say(
-        "\nlog_excess: expected log of the variance excess of a kernel estimate, by proposal; "
-        "0 is best"
+        "\nlog_excess: expected log of the second moment of a kernel estimate over the squared "
+        "kernel, by proposal; 0 is best"
     )
     page.table(_summarised(heads.part("log_excess")))
     if not profile.error:
@@ -63,15 +63,15 @@ def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> 
     if any(row["share_in_regime"] < 1 for row in predicted.rows):
         page.say(
             "-: the formula is not valid there (effective sample size below 10) for some queries; "
-            "in brackets the share of queries for which it is"
+            "in brackets, the share of queries for which it is valid"
         )
     page.say(
         f"\nnum_features_by_law: S that the formula gives for relative error {profile.target:g}"
     )
     page.table(heads.part("num_features_by_law"))
     page.say(
-        "\nlaw_holds_from: the S from which that formula is valid for all queries; fewer may do: "
-        "--measure tries them"
+        "\nlaw_holds_from: the S from which that formula is valid for all queries; fewer may be "
+        "enough (--measure tries them)"
     )
     page.table(heads.part("law_holds_from"))
     if some:
@@ -144,14 +144,18 @@ def _missed(candidate: Candidate) -> str:
 def _print_recommendation(profile: Advice, searched: Search | None, page: Page) -> None:
     heads, target = len(profile.heads), f"recommended for relative error {profile.target:g}"
     page.say()
+    if (error := float(np.mean(profile.error_of_mean))) <= profile.target:
+        page.say(f"{target}: the mean of v, whose error is {digits(error)}")
+        page.say("these tensors do not need attention")
+        return
     if searched is not None:
         page.say(f"{target}, as measured on {len(searched.plan.heads)} of {heads} heads:")
         for start, choice in zip(("", "then "), searched.ranking, strict=False):
             page.say(f"{start}{_priced(choice, 'time')}")
         return
     page.say(
-        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for ra "
-        "and is (at least those of exact attention, which they need: n m (d + d_v))"
+        "cost: multiply-adds, S (n + m) (d + d_v) for rfa and rfa-adapted, n S m (d + d_v) for "
+        "`ra` and `is`, n m (d + d_v) for exact attention"
     )
     page.say(f"{target}, by the formulas where they are valid (--measure tries it):")
     chosen: dict[str, list[Choice]] = {}
@@ -170,7 +174,7 @@ def _priced(choice: Choice, price: str) -> str:
     if name == advice.EXACT:
         return name
     size = "" if samples is None else f" with S = {count(samples)}"
-    return f"{name}{size}, {digits(ratio)} of the {price} of {advice.EXACT}"
+    return f"{name}{size}, {digits(ratio)} times the {price} of {advice.EXACT}"
 
 
 def profile_to_json(
@@ -185,6 +189,7 @@ def profile_to_json(
         | {"count": counts, "advised_count": profile.advised}
         | {"enough": {x: n > profile.advised for x, n in counts.items()}}
         | {"law_queries": profile.queries, "heads": heads.rows}
+        | {"error_of_mean": portable(profile.error_of_mean)}
         | {"measured": None if searched is None else searched.content()}
         | {"predictions": predicted.rows}
     )

@@ -19,16 +19,16 @@ def print_tolerance(
     """Print the tolerance that a correct kernel needs, and if `verbose` how known bugs fare."""
     page.say(introduction(tensors, problem, tolerance.dtype))
     page.say(
-        "\nneeds: the smallest tolerance |got - exact| <= atol + rtol |exact| that a correct "
-        f"kernel meets, by profile: with probability {1 - LEVEL:.6f} if roundings are independent, "
-        "or always (proven); as atol alone, with rtol 0, or as a pair of both"
+        "\nneeds: the smallest tolerance, |got - exact| <= atol + rtol |exact|, that a correct "
+        f"kernel meets: with probability {1 - LEVEL:.6f} if its roundings are independent, or "
+        "always (proven). Those named pair have an rtol; the others have none"
     )
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
     columns = [x for x in needs.columns if x.name != "head"]
     page.table(needs._replace(rows=whole, columns=columns))
     if tolerance.hardware is not None:
-        page.say("drift: what matrix units lose of sums, over the result; it is in all of these")
+        page.say("drift: share of the result that truncated sums lose; all tolerances include it")
     if tolerance.power[0].given > 1:
         atol, rtol = map(digits, tolerance.given)
         page.say(f"the given tolerance (atol {atol}, rtol {rtol}) would reject a correct kernel")

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+SEVERITIES = {
+    "formula": "wrong at ordinary inputs",
+    "law": "random draws have the wrong distribution",
+    "contract": "wrong shape or dtype, an exception, or not reproducible",
+    "range": "wrong at extreme inputs only",
+}
+
 
 class Failure(Exception):
     """A mistake of a candidate: the expected result, and what it returned instead."""

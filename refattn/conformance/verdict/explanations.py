@@ -1,4 +1,4 @@
-"""Explain the names in reports: checks, known bugs, estimators, capabilities and tags."""
+"""Explain the names in reports: checks, known bugs, estimators, options and severities."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
+from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS
 from ..checks.trials import CHECKS, Check
 from ..defects import MUTANTS
@@ -20,6 +21,8 @@ _LAYERS = {
     "law": "a distribution of random draws, tested by exact p-values",
     "bound": "a property of random draws, tested by p-values from bounds for every sample size",
 }
+_OF_DRAWS = "how the function draws: the distribution, the coupling, and what a seed changes"
+_OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _FEW = 4  # known bugs that are listed for a check
 
 
@@ -34,7 +37,7 @@ def kills() -> dict[str, dict[str, list[str]]]:
 def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
-    return list(dict.fromkeys([*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS]))
+    return list(dict.fromkeys([*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -44,6 +47,7 @@ def groups() -> dict[str, list[str]]:
         named.setdefault(f"Known bugs of {bug.estimator}", []).append(bug.name)
     named["Estimators"] = [x for x, record in ESTIMATORS.items() if record.name == x]
     named["Capabilities and tags"] = [*CAPABILITIES, *TAGS]
+    named["Severities"] = [*SEVERITIES]
     first = {name: title for title, some in reversed(named.items()) for name in some}
     return {
         x: [name for name in dict.fromkeys(some) if first[name] == x] for x, some in named.items()
@@ -69,9 +73,12 @@ def explain(name: str) -> list[str]:
         lines = [*_explain_check(CHECKS[name]), *lines]
     if name in ESTIMATORS:
         lines += _explain_estimator(name)
-    for kind, words in (("capability", CAPABILITIES), ("tag", TAGS)):
+    for kind, words, value in (("capability", CAPABILITIES, ""), ("tag", TAGS, "=VALUE")):
         if name in words:
             lines.append(f"{kind} {name}: {words[name]}.")
+            lines.append(f"  declare it: refattn check MODULE:CALLABLE --{kind} {name}{value}")
+    if name in SEVERITIES:
+        lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
     if not lines:
         hint = close(name, names())
         known = "reports name known bugs, and refattn check --list prints all other names"
@@ -99,6 +106,7 @@ def _explain_check(check: Check) -> Iterator[str]:
             effects.get(bug, ""): bug for bug in sorted(known, key=_count_failed, reverse=True)
         }
         yield from (f"    {bug}: {effect}" for effect, bug in [*unlike.items()][: -_FEW - 1 : -1])
+    yield f"  look first at: {_OF_NUMBERS if check.layer == 'identity' else _OF_DRAWS}"
     yield f"  run it alone: refattn check MODULE:CALLABLE --check {check.name}"
 
 
@@ -115,6 +123,8 @@ def _explain_bugs(name: str) -> Iterator[str]:
             yield f"  seen in: {bug.seen}"
         if change := bug.fn.shown(most=20):
             yield from (f"  {line}" for line in change.splitlines())
+        how = "write what is marked -" if change else "compare yours with `python -m refattn.naive`"
+        yield f"  what to do: {how}"
         failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
         if failed:
             yield f"  detected by: {', '.join(failed)}"
@@ -127,3 +137,4 @@ def _explain_estimator(name: str) -> Iterator[str]:
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
     yield f"estimator {', '.join((record.name, *record.aliases))}: {summary}"
     yield from (f"  {trait}: {TRAITS[trait]}" for trait in record.traits)
+    yield f"  test yours: refattn check MODULE:CALLABLE --estimator {name}"

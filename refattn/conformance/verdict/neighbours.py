@@ -34,8 +34,7 @@ class _Neighbour(NamedTuple):
 def diagnose(trial: CheckRun) -> list[str]:
     """Name the convention under which the candidate would be right, if there is one.
 
-    First change one declared convention at a time; then try each of `SPECS`, and
-    then each of these with one change.
+    Change one declared convention, then try each of `SPECS`, then each of these with one change.
 
     Examples
     --------
@@ -188,10 +187,7 @@ def _agrees(t: CheckRun, other: _Neighbour, problems: list[Question]) -> bool:
 
 
 def _hidden(adapter: Adapter, arrays: Any, options: Keywords) -> Arrays:
-    """Return the second key and value hold what the candidate is to take there, if they are hidden.
-
-    Not where a query sees no key: its result may be made of them.
-    """
+    """Put NaN into the second key and value, unless a query sees no key and so may use them."""
     q, k, v = (x.copy() for x in arrays)
     if np.all(np.any(options.get("mask", False), -1)) and adapter["hidden"] != "finite":
         k[..., 1, :] = np.nan

@@ -15,15 +15,10 @@ from ..._version import __version__
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.arrays import INSTALL
+from ..candidate.failures import SEVERITIES
 from ..candidate.tags import DEFAULTS
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
-SEVERITIES = {
-    "formula": "wrong at ordinary inputs",
-    "law": "random draws have the wrong distribution",
-    "contract": "wrong shape or dtype, an exception, or not reproducible",
-    "range": "wrong at extreme inputs only",
-}
 STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
 LEFT_OUT = "not requested"  # of a check that applies
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
@@ -354,7 +349,7 @@ class Report:
                 lines.append(f"      {r.severity}: {r.claim}")
                 for i, (s, change) in enumerate(r.alike):
                     again = (s, change) in known and not verbose
-                    text = f"{s.partition(':')[0]}, as above" if again and change else s
+                    text = f"{s.partition(':')[0]}, as above" if again else s
                     lines.append(f"      {'like' if i == 0 else '    '}: {text}")
                     lines += [f"            {x}" for x in change.splitlines() if not again]
                 known.update(r.alike)

@@ -31,7 +31,7 @@ from .advice import advise
 from .neighbours import diagnose
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
-from .suspects import suspect
+from .suspects import suspect, weighing_keys_alike
 from .untried import not_tried
 
 # Seeds a statistical check may use, and seconds its calls may take; fewer seeds if they are slow.
@@ -194,9 +194,10 @@ def check(
         laws = [r.check for r in results if r.status == FAIL]
         left = 0.0 if stopped else end - time.monotonic()
         if laws and all(chosen[name].layer != "identity" for name in laws):
-            diagnosis = _other_couplings(candidate, laws, seed, alpha, left)
+            diagnosis, weighing = _other_couplings(candidate, laws, seed, alpha, left), []
         else:
-            diagnosis = _diagnosis(candidate, seed, left) if wrong else []
+            diagnosis = _within(candidate, seed, left, diagnose) if wrong else []
+            weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
@@ -209,7 +210,7 @@ def check(
             result.status, result.reason = STALE, expected[result.check]
         if result.status not in (FAIL, EXPECTED):
             result.severity = ""
-    suspect(results, trials)
+    suspect(results, trials, weighing)
     return Report(
         adapter.name or "",
         adapter.estimator,
@@ -229,16 +230,14 @@ def check(
     )
 
 
-def _diagnosis(candidate: Adapter, seed: int, left: float) -> list[str]:
-    """Diagnose which convention the candidate follows instead, as far as time allows."""
-    lines: list[str] = []
+def _within(candidate: Adapter, seed: int, left: float, find: Callable[..., Any]) -> list[Any]:
+    """Return what a diagnosis finds that calls the candidate, as far as time allows."""
+    found: list[Any] = []
     trial = CheckRun(candidate, "diagnosis", seed)
-    item = Check(
-        trial.name, "", "identity", frozenset(), attends, lambda t: lines.extend(diagnose(t))
-    )
+    item = Check("", "", "identity", frozenset(), attends, lambda t: found.extend(find(t)))
     limit = min(max(left, 0.0), _TO_DIAGNOSE)
     _run_check(item, trial, limit, limit)
-    return list(lines)
+    return list(found)
 
 
 def _other_couplings(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and 
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
-def suspect(results: list[Result], trials: list[CheckRun]) -> None:
-    """Name, for each failure, known bugs with the same numbers, or that fail the same checks."""
+def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect]) -> None:
+    """Name, for each failure, known bugs with the same numbers or failed checks, or else others."""
     failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
     if not failed:
         return
@@ -34,6 +35,8 @@ def suspect(results: list[Result], trials: list[CheckRun]) -> None:
         elif result.check in failed:
             result.compared = _comparable(trial)
             found = list(_same_numbers(trial))[:_MOST_SUSPECTS] if result.compared else []
+        if result.check in failed and not (found or result.compared):
+            found = others
         result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
         result.changes = [x.fn.shown() for x, _ in found]
 
@@ -81,32 +84,49 @@ def _same_numbers(trial: CheckRun) -> Iterable[_Suspect]:
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspect]:
-    """Return defects of the draw alone that fail the same laws, of those that ran, unless many do.
+    """Return defects of the draw, of the same coupling, that fail the same laws, unless many do."""
+    from ..defects import MUTANTS
+    from .explanations import kills
 
-    Only those of the candidate's coupling: other laws are tried of others.
+    if len(failed) < _ENOUGH_LAWS:
+        return []
+    names = (adapter.record.name, *adapter.record.aliases)
+    fails = {mutant: {*x} for name in names for mutant, x in kills().get(name, {}).items()}
+    alike = [
+        (x, "fails the same checks")
+        for x in sorted(MUTANTS, key=lambda x: not x.seen)  # first those met in public code
+        if x.tags.get("coupling", "iid") == adapter["coupling"]
+        and fails.get(x.name, set()) & ran == failed
+        and all(CHECKS[check].layer != "identity" for check in fails[x.name])
+    ]
+    return alike if len(alike) <= _MOST_SUSPECTS else []
+
+
+def weighing_keys_alike(trial: CheckRun) -> list[_Suspect]:
+    """Return defects that weigh long keys as a black box does, whose frequencies are not known.
+
+    At S = 1 the logarithm of a weight is omega . k - |k|^2 / 2. At 2 k, less twice that at k, it
+    does not depend on omega.
     """
     from ..defects import MUTANTS
 
-    mutants = {
-        mutant.name: mutant
-        for mutant in MUTANTS
-        if mutant.tags.get("coupling", "iid") == adapter["coupling"]
-    }
-    alike = [
-        mutant
-        for mutant, checks in _killers(adapter).items()
-        if all(CHECKS[c].layer != "identity" for c in checks)
-        and set(checks) & ran == failed
-        and mutant in mutants
-    ]
-    if len(failed) < _ENOUGH_LAWS or len(alike) > _MOST_SUSPECTS:
+    adapter, (n, m, d) = trial.adapter, trial.fit(1, 5, 4)
+    known = adapter.draws and adapter.has("random-features", "normalised")
+    if not known or adapter["scale"] is not None or adapter["features"] != "positive":
         return []
-    return [(mutants[mutant], "fails the same checks") for mutant in alike]
+    k, x = np.zeros((m, d)), trial.normal(2, d, size=0.5)
+    k[1:5] = *x, *(2 * x)
 
+    def bend(call: Callable[..., Any], **options: Any) -> Any:
+        log = np.log(call(np.zeros((n, d)), k, np.eye(m), **options)[0])
+        return np.append(log[3:5] - 2 * log[1:3] + log[0], log[1] == log[2])
 
-def _killers(adapter: Adapter) -> dict[str, list[str]]:
-    """Return defects of the estimator and the checks that each fails."""
-    from .explanations import kills
-
-    names = (adapter.record.name, *adapter.record.aliases)
-    return {mutant: x for name in names for mutant, x in kills().get(name, {}).items()}
+    got, omega, near = bend(trial.call, **trial.options(1)), trial.rng.standard_normal((1, d)), []
+    off = np.max(np.abs(got[:2] + adapter.root(d) ** 2 * np.sum(x**2, -1)))
+    for mutant in MUTANTS:
+        if ESTIMATORS[mutant.estimator] is adapter.record and "vjp" not in mutant.capabilities:
+            with suppress(Exception), np.errstate(all="ignore"):  # a defect may be that it fails
+                bent = bend(Adapter(mutant.fn, mutant.estimator), omega=omega)
+                if np.max(np.abs(bent - got)) < _NEARLY * off:
+                    near.append((mutant, "the same weights of long keys"))
+    return sorted(near, key=lambda x: not x[0].seen)[:_MOST_SUSPECTS]

@@ -55,6 +55,7 @@ NUMBERS = {
     "shrinking-norms": (lambda x: np.linalg.norm(x, axis=-1) ** 2 * len(x), 4, 1e-9),
     # of a row of R, of a row of the matrix that is decomposed, and of a whole block
     "qr-norms-of-r": (lambda x: squares(x).mean(0), [4, 3, 2, 1], 0.1),
+    "qr-unsigned-fixed-norms": (lambda x: [x[::4, 0].max() <= 0, np.ptp(squares(x)) < 1e-9], 1, 0),
     "norms-of-the-rows": (lambda x: squares(x).mean(0), 4, 0.15),
     "norm-of-a-block": (lambda x: np.ptp(squares(x), -1), 0, 1e-9),
 }

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from refattn.conformance import check
-from refattn.conformance.verdict import runner
-from tests.conformance.candidates import catalogued, failures, of, wide
+from refattn.conformance.checks.trials import CheckRun
+from refattn.conformance.verdict import runner, suspects
+from tests.conformance.candidates import catalogued, entry, failures, of, wide
 
 
 def named(report):
@@ -29,6 +30,26 @@ def test_a_known_defect_is_named_by_the_laws_that_it_fails():
     report = check(catalogued("kernel-qr-unsigned"), rng=2)
     words = "kernel-qr-unsigned (fails the same checks)"
     assert any(s.startswith(words) for s in named(report)), named(report)
+
+
+def test_frequencies_as_qr_gives_them_are_named_first():
+    """With norms sqrt(d) they fail what frequencies of another length fail: both are named."""
+    failed = {"frequency_law", "long_vectors", "feature_sums", "feature_average"}
+    for more, first in (({}, "rfa-qr-unsigned"), ({"frequency_pairs"}, "rfa-qr-unsigned-fixed")):
+        adapter = of(wide, "rfa", coupling="orthogonal")
+        laws = failed | {"frequency_pairs"}
+        found = [x.name for x, _ in suspects._same_laws(adapter, failed | {*more}, laws)]
+        assert found[0].startswith(first)
+        assert len(found) > 1
+
+
+@pytest.mark.long("whole")
+@pytest.mark.parametrize("name", ["rfa-key-norm-dropped", "rfa-key-norm-whole"])
+def test_a_wrong_norm_of_keys_is_named_without_frequencies(name):
+    report = check(of(entry(name), "rfa"), checks=["one_function"], rng=0)
+    assert any(s.startswith(f"{name} (the same weights of long") for s in named(report))
+    trial = CheckRun(of(wide, "rfa"), "diagnosis", 0)
+    assert suspects.weighing_keys_alike(trial) == []  # right
 
 
 def test_one_failed_law_is_no_pattern(monkeypatch):
