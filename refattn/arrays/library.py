@@ -144,17 +144,21 @@ def reverse(x: Array, axis: int) -> Array:
 
 def take_rows(x: Array, indices: Array, xp: Any) -> Array:
     """Take the rows of x, (..., m, d), at indices (..., S): (..., S, d)."""
-    lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape[:-1]))
-    if not is_dask_array(x):
-        x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
-        dtype = xp.__array_namespace_info__().default_dtypes(device=device(x))["indexing"]
-        at = xp.astype(indices, dtype)[..., None]
-        at = xp.broadcast_to(at, (*lead, indices.shape[-1], x.shape[-1]))
-        return xp.take_along_axis(x, at, axis=-2)
-    # Dask does not take along an axis of a batch.
-    each = indices[..., None] == xp.arange(x.shape[-2], device=device(x))
-    rows = xp.sum(xp.where(each[..., None], x[..., None, :, :], 0.0), axis=-2)
-    return xp.astype(rows, x.dtype)
+    places = first_rows(x, xp) + indices
+    rows = take_flat(x, places, xp)
+    return xp.reshape(rows, (*places.shape, x.shape[-1]))
+
+
+def first_rows(x: Array, xp: Any) -> Array:
+    """Number the rows of x, (..., m, d), one head after the other: the first of each, (..., 1)."""
+    heads = tuple(x.shape[:-2])
+    return xp.reshape(x.shape[-2] * xp.arange(math.prod(heads), device=device(x)), (*heads, 1))
+
+
+def take_flat(x: Array, places: Array, xp: Any) -> Array:
+    """Take rows of x, (..., d), by their numbers over all axes before the last."""
+    rows = xp.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    return xp.take(rows, xp.reshape(places, (-1,)), axis=0)
 
 
 def add_rows(x: Array, indices: Array, count: int, xp: Any) -> Array:
