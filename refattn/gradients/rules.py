@@ -378,7 +378,7 @@ def vjp_randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
-    inputs = ra.prepare_by_query(q, k, v, options)
+    inputs = ra.prepare_by_query(q, k, v, options).sampled()
     return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
 
 
