@@ -81,6 +81,11 @@ def constant(value: Any, like: Array) -> Array:
     return xp.asarray(value, dtype=like.dtype, device=device(like))
 
 
+def own_copy(x: Array, xp: Any) -> Array:
+    """Copy an array, on its device."""
+    return xp.asarray(x, copy=True, device=device(x))
+
+
 def to_host(x: Array, dtype: Any = np.float64) -> Any:
     """Bring an array of any library, on any device, to NumPy; Dask computes it."""
     if is_torch_array(x):
@@ -138,7 +143,8 @@ def reverse(x: Array, axis: int) -> Array:
     """Reverse the order along an axis."""
     xp = array_namespace(x)
     if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
-        return xp.take(x, xp.arange(x.shape[axis] - 1, -1, -1), axis=axis)
+        back = xp.arange(x.shape[axis] - 1, -1, -1, device=device(x))
+        return xp.take(x, back, axis=axis)
     return xp.flip(x, axis=axis)
 
 
