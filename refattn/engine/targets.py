@@ -60,7 +60,7 @@ class Targets(NamedTuple):
         if not has_float64(q, array_namespace(q)):
             with suppress(TypeError):  # the values of traced arrays are not known yet
                 q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
-        out = _draw(self._replace(q=q, k=k, mask=mask), array_namespace(q, k))
+        out = draw_from_targets(self._replace(q=q, k=k, mask=mask), array_namespace(q, k))
         return constant(out, self.q) if is_numpy_array(out) else out
 
 
@@ -78,7 +78,7 @@ def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Target
 
 
 @as_written
-def _draw(targets: Targets, xp: Any) -> Array:
+def draw_from_targets(targets: Targets, xp: Any) -> Array:
     """Add to noise the query and the key whose share of the distribution function holds u."""
     q, k, mask, u, rng, scale, causal = targets
     (*lead, n, num_samples), (m, d) = u.shape, k.shape[-2:]
