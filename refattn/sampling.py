@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol, get_args
@@ -18,20 +17,16 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from .arrays import checks, matrices, proposals, qkv
-from .arrays.heads import group_heads, head_counts
+from .arrays.heads import head_counts
 from .arrays.library import (
     Array,
     Doubles,
-    array_namespace,
     as_written,
     constant,
-    has_float64,
-    is_numpy_array,
-    to_host,
 )
 from .arrays.products import multiply
 from .arrays.shown import held
-from .engine.targets import draw_from_targets
+from .engine.targets import prepare_targets
 from .typing import Coupling
 
 __all__ = [
@@ -457,21 +452,8 @@ def draw_target(
     >>> np.round(omega.mean(axis=-2), 1)
     array([[5., 0.]])
     """
-    _, lead = qkv.check(q, k, k, mask=mask, causal=causal)
-    scale = checks.real("scale", scale, positive=True, optional=True, like=q)
-    n, d = q.shape[-2:]
-    checks.length("num_samples", num_samples, math.prod(lead) * n * d)
-    rng = checks.generator(rng)
-    shape = (*lead, n, num_samples)
-    u, z = rng.random(shape), rng.standard_normal((*shape, d))
-    like, mask = q, qkv.key_rows(mask, k)
-    if not has_float64(q, array_namespace(q)):
-        with suppress(TypeError):  # the values of traced arrays are not known yet
-            q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
-    (q, k, _, mask), ungroup = group_heads(q, k, k, mask)
-    xp = array_namespace(q, k)
-    out = ungroup(draw_from_targets(q, k, u, z, scale, mask, causal, xp), core=3)
-    return constant(out, like) if is_numpy_array(out) else out
+    targets, ungroup = prepare_targets(q, k, locals())
+    return ungroup(targets.draw(), core=3)
 
 
 def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:

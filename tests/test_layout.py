@@ -48,7 +48,8 @@ TABLE = {
     "__main__": "cli",
     "typing": "",
 }
-# What loads a module by its name, what does nothing but hand on, and what has a docstring.
+# What makes arrays, loads a module by its name, does nothing but hand on, and has a docstring.
+CREATIONS = {"zeros", "ones", "empty", "full", "arange", "asarray", "eye", "linspace"}
 LOADERS = {"import_module", "__import__", "resolve_name"}
 HANDS_ON = ast.Import | ast.ImportFrom | ast.Expr
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -218,6 +219,15 @@ def searches_for_the_namespace(modules):
         yield Counter(calls).most_common()
 
 
+def arrays_made_on_no_device(modules):
+    """They would be on the current one of several; a candidate's library is called as it asks."""
+    for name, module in modules.items():
+        for x in module.calls if ".conformance" not in name else ():
+            made = "xp" in name_of(getattr(x.func, "value", None)) and x.func.attr in CREATIONS
+            if made and not {y.arg for y in x.keywords} & {"device", None}:
+                yield name, x.lineno
+
+
 def names_with_several_homes(modules):
     """Some are the words of a protocol, or of a folder; but one name should mean one thing."""
     homes = Counter(x for module in modules.values() for x in module.names if x[:2] != "__")
@@ -270,6 +280,8 @@ BREACHES = (
         dict.fromkeys((DOOR, f"{DOOR}.more"), "".join(f"x{i} = {i}\n" for i in range(HOMES + 1))),
     ),
     (searches_for_the_namespace, {DOOR: "array_namespace(x)\n" * (SEARCHES + 1)}),
+    (arrays_made_on_no_device, {DOOR: "xp.zeros(3, dtype=q.dtype)"}),
+    (arrays_made_on_no_device, {DOOR: "self.xp.asarray(x, copy=True)"}),
     (searches_for_the_namespace, {DOOR: "library.array_namespace(x)\n" * (SEARCHES + 1)}),
 )
 RULES = dict.fromkeys(rule for rule, _ in BREACHES)

@@ -210,7 +210,7 @@ def test_a_random_one_is_held_to_the_law_of_its_function():
 def test_its_pullback_is_found_and_is_the_slope_of_its_formula():
     rng = np.random.default_rng(0)
     arrays = {x: rng.standard_normal((2, 6, 4)) for x in "qkv"}
-    with pytest.raises(TypeError, match="`fn` must be one of attend, .*eva_attention"):
+    with pytest.raises(TypeError, match=r"`fn` must be one of attend, .*eva_attention"):
         vjp(quiet_attention, **arrays)
     register(QUIET)
     options = {"causal": True, "mask": np.arange(6) != 2}

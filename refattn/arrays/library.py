@@ -81,6 +81,11 @@ def constant(value: Any, like: Array) -> Array:
     return xp.asarray(value, dtype=like.dtype, device=device(like))
 
 
+def own_copy(x: Array, xp: Any) -> Array:
+    """Copy an array, on its device."""
+    return xp.asarray(x, copy=True, device=device(x))
+
+
 def to_host(x: Array, dtype: Any = np.float64) -> Any:
     """Bring an array of any library, on any device, to NumPy; Dask computes it."""
     if is_torch_array(x):
@@ -138,23 +143,28 @@ def reverse(x: Array, axis: int) -> Array:
     """Reverse the order along an axis."""
     xp = array_namespace(x)
     if is_jax_array(x):  # whose compiler may abort the process on a reversal of booleans
-        return xp.take(x, xp.arange(x.shape[axis] - 1, -1, -1), axis=axis)
+        back = xp.arange(x.shape[axis] - 1, -1, -1, device=device(x))
+        return xp.take(x, back, axis=axis)
     return xp.flip(x, axis=axis)
 
 
 def take_rows(x: Array, indices: Array, xp: Any) -> Array:
     """Take the rows of x, (..., m, d), at indices (..., S): (..., S, d)."""
-    lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape[:-1]))
-    if not is_dask_array(x):
-        x = xp.broadcast_to(x, (*lead, *x.shape[-2:]))
-        dtype = xp.__array_namespace_info__().default_dtypes(device=device(x))["indexing"]
-        at = xp.astype(indices, dtype)[..., None]
-        at = xp.broadcast_to(at, (*lead, indices.shape[-1], x.shape[-1]))
-        return xp.take_along_axis(x, at, axis=-2)
-    # Dask does not take along an axis of a batch.
-    each = indices[..., None] == xp.arange(x.shape[-2], device=device(x))
-    rows = xp.sum(xp.where(each[..., None], x[..., None, :, :], 0.0), axis=-2)
-    return xp.astype(rows, x.dtype)
+    places = first_rows(x, xp) + indices
+    rows = take_flat(x, places, xp)
+    return xp.reshape(rows, (*places.shape, x.shape[-1]))
+
+
+def first_rows(x: Array, xp: Any) -> Array:
+    """Number the rows of x, (..., m, d), one head after the other: the first of each, (..., 1)."""
+    heads = tuple(x.shape[:-2])
+    return xp.reshape(x.shape[-2] * xp.arange(math.prod(heads), device=device(x)), (*heads, 1))
+
+
+def take_flat(x: Array, places: Array, xp: Any) -> Array:
+    """Take rows of x, (..., d), by their numbers over all axes before the last."""
+    rows = xp.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+    return xp.take(rows, xp.reshape(places, (-1,)), axis=0)
 
 
 def add_rows(x: Array, indices: Array, count: int, xp: Any) -> Array:

@@ -27,6 +27,7 @@ from ..arrays.library import (
     as_written,
     device,
     exp,
+    own_copy,
     square_norm,
     times,
     workspace,
@@ -176,7 +177,7 @@ def pull_attend(
                     if bias is not None:
                         box = (*head, i, j)
                         d_scores = sum_to(d_tile.scores, part(bias, box).shape)
-                        d_bias.append((box, xp.asarray(d_scores, copy=True)))  # lies in `memory`
+                        d_bias.append((box, own_copy(d_scores, xp)))  # lies in `memory`
 
             def write() -> None:
                 nonlocal total

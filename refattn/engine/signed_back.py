@@ -27,6 +27,7 @@ from ..arrays.library import (
     as_written,
     device,
     is_numpy_array,
+    own_copy,
     times,
 )
 from ..arrays.products import multiply, sum_of_products
@@ -131,7 +132,7 @@ class SignedBack:
         """Make features of queries, without their scale."""
         (values, _), pull = self.phi_q(q, head)
         if not self.splits:  # a map may write the features of keys where it has written these
-            values = xp.asarray(values, copy=True)
+            values = own_copy(values, xp)
         return Mapped(values, xp.zeros_like(values[..., :1]), lambda x: pull(x, None), xp)
 
     def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
@@ -282,7 +283,7 @@ def _pull_in_pairs(
     def keys_of(j: slice) -> Mapped:
         return arithmetic.keys(k[..., j, :], head, xp)
 
-    logs = [xp.asarray(keys_of(j).log, copy=True) for j in columns]
+    logs = [own_copy(keys_of(j).log, xp) for j in columns]
 
     def give(to: int, tokens: slice, x: Array) -> None:
         total[to] = add_part(total[to], (*head, tokens, WHOLE), x)

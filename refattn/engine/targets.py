@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import broadcast_lead
+from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import (
     Array,
     Doubles,
+    array_namespace,
     as_written,
     constant,
     device,
+    has_float64,
+    is_numpy_array,
     root_scale,
+    to_host,
     widest,
 )
 from ..arrays.products import multiply
@@ -21,24 +29,63 @@ from .kernel import attend
 from .scores import causal_mask
 
 
+class Targets(NamedTuple):
+    """What frequencies of queries are drawn by: uniform numbers of all, and a source of noise.
+
+    Heads are in groups. What is drawn of some depends on how many were drawn before them.
+    """
+
+    q: Array
+    k: Array
+    mask: Array | None
+    u: Doubles  # (..., n, S)
+    rng: np.random.Generator
+    scale: float | None
+    causal: bool
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the frequencies, before those of queries."""
+        return self.u.shape[:-2]
+
+    def part(self, head: tuple[slice, ...]) -> Targets:
+        """Take some heads."""
+        box = (*head, WHOLE, WHOLE)
+        q, k, mask = (None if x is None else part(x, box) for x in self[:3])
+        return self._replace(q=q, k=k, mask=mask, u=self.u[head])
+
+    def draw(self) -> Array:
+        """Draw frequencies, (..., n, S, d), on the host where the device has no float64."""
+        q, k, mask = self[:3]
+        if not has_float64(q, array_namespace(q)):
+            with suppress(TypeError):  # the values of traced arrays are not known yet
+                q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
+        out = draw_from_targets(self._replace(q=q, k=k, mask=mask), array_namespace(q, k))
+        return constant(out, self.q) if is_numpy_array(out) else out
+
+
+def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Targets, Any]:
+    """Check arguments of `draw_target`, draw uniform numbers, and group heads."""
+    mask, causal, num_samples = (options[x] for x in ("mask", "causal", "num_samples"))
+    _, lead = qkv.check(q, k, k, mask=mask, causal=causal)
+    scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
+    n, d = q.shape[-2:]
+    checks.length("num_samples", num_samples, math.prod(lead) * n * d)
+    rng = checks.generator(options["rng"])
+    (q, k, _, mask), ungroup = group_heads(q, k, k, qkv.key_rows(mask, k))
+    u = rng.random((*broadcast_lead(q, k, mask), n, num_samples))
+    return Targets(q, k, mask, u, rng, scale, causal), ungroup
+
+
 @as_written
-def draw_from_targets(
-    q: Array,
-    k: Array,
-    u: Doubles,
-    z: Doubles,
-    scale: float | None,
-    mask: Array | None,
-    causal: bool,
-    xp: Any,
-) -> Array:
-    """Add to the noise z the query and the key whose share of the distribution function holds u."""
-    lead, (n, num_samples, d), m = broadcast_lead(q, k, mask), z.shape[-3:], k.shape[-2]
-    u, z = u.reshape((*lead, n, num_samples)), z.reshape((*lead, n, num_samples, d))
+def draw_from_targets(targets: Targets, xp: Any) -> Array:
+    """Add to noise the query and the key whose share of the distribution function holds u."""
+    q, k, mask, u, rng, scale, causal = targets
+    (*lead, n, num_samples), (m, d) = u.shape, k.shape[-2:]
     wide = widest(q, xp)
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
-    out = xp.empty(z.shape, dtype=q.dtype, device=device(q))
+    out = xp.empty((*u.shape, d), dtype=q.dtype, device=device(q))
     for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (columns * num_samples))):
         stop = max(0, min(m, i.stop + m - n)) if causal else m  # keys that some of the rows see
         q_i = part(q, (*head, i, WHOLE))
@@ -56,7 +103,8 @@ def draw_from_targets(
         u_i = total * xp.minimum(constant(u[(*head, i)], total), constant(below_one, total))
         key = shares.key_at(u_i)
         key = key + xp.astype(0.0 * total, q.dtype)[..., None]  # a nan that was seen
-        omega = constant(z[(*head, i)], q) + root * (q_i[..., None, :] + key)
+        z = rng.standard_normal((*u[(*head, i)].shape, d))
+        omega = constant(z, q) + root * (q_i[..., None, :] + key)
         out = put(out, (*head, i, slice(0, num_samples), slice(0, d)), omega)
     return out
 

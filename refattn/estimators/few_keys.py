@@ -15,6 +15,7 @@ from ..arrays.library import (
     centred,
     constant,
     device,
+    is_numpy_array,
     reverse,
     root_scale,
     square_norm,
@@ -24,7 +25,7 @@ from ..arrays.library import (
 from ..engine.kernel import Attended, attend, buffers, finite, merge, with_ones
 from ..typing import ArrayT, Pivots
 from . import key_sampling
-from .inputs import check_call, exactly_one
+from .inputs import check_call, exactly_one, in_heads
 from .key_sampling import PIVOTS
 
 
@@ -120,13 +121,42 @@ def coreset_attention(
     if indices is not None:
         indices = key_samples.check_indices(indices, q, k, v)[..., None, :]
     (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
-    root = root_scale(scale, q)
     if num_keys is not None:
-        indices = key_sampling.draw_pivots(
+        drawn = key_sampling.draw_pivots(
             k, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
         )
-    else:
-        indices = indices[..., 0, :]
+        indices = drawn[..., None, :]
+    inputs = _CoresetInputs(q, k, v, mask, indices, root_scale(scale, q), xp)
+    return ungroup(in_heads(inputs, _attend_by_coreset, q, v, xp))
+
+
+class _CoresetInputs(NamedTuple):
+    """Checked arguments of `coreset_attention`, heads in groups, and keys J, (..., 1, S)."""
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array | None
+    indices: Array
+    root: Array  # of the scale
+    xp: Any  # the array namespace
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the result."""
+        return broadcast_lead(*self[:5])
+
+    def part(self, head: tuple[slice, ...]) -> _CoresetInputs:
+        """Take some heads."""
+        box = (*head, WHOLE, WHOLE)
+        q, k, v, mask, indices = (None if x is None else part(x, box) for x in self[:5])
+        return self._replace(q=q, k=k, v=v, mask=mask, indices=indices)
+
+
+def _attend_by_coreset(inputs: _CoresetInputs) -> Array:
+    """Attend to the keys of J with what they carry of the others."""
+    q, k, v, mask, indices, root, xp = inputs
+    indices = indices[..., 0, :]
     q, k = root * q, root * centred(k, mask, xp)
     chosen, v_chosen = take_rows(k, indices, xp), take_rows(v, indices, xp)
     half = square_norm(chosen)[..., None, :] / 2
@@ -139,7 +169,7 @@ def coreset_attention(
     both = merge(identity, rest)
     seen = both.lse > -math.inf
     norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
-    return ungroup(both.out[..., :-1] / norm)
+    return both.out[..., :-1] / norm
 
 
 def _gaussian_kernel(x: Array, mask: Array | None, indices: Array, xp: Any) -> Array:
@@ -185,34 +215,56 @@ def _factor_kernel(a: Array, xp: Any) -> tuple[Array, Array]:
     """
     size = a.shape[-1]
     least = size * xp.finfo(a.dtype).eps
-    lower, free, heads = xp.zeros_like(a), [], (WHOLE,) * (a.ndim - 2)
+    lower, heads = xp.zeros_like(a), (WHOLE,) * (a.ndim - 2)
     for s in range(size):
         pivot = a[..., :1, :1]
-        some = pivot > least
-        column = xp.where(some, a[..., :1] / xp.sqrt(xp.where(some, pivot, 1.0)), 0.0)
+        column = a[..., :1] / xp.sqrt(xp.where(pivot > least, pivot, math.inf))
         rest = column[..., 1:, :]
         a = a[..., 1:, 1:] - rest * xp.matrix_transpose(rest)
         lower = put(lower, (*heads, slice(s, size), slice(s, s + 1)), column)
-        free.append(some[..., 0])
-    return lower, xp.concat(free, axis=-1)
+    return lower, _diagonal(lower, xp) > 0
+
+
+def _diagonal(x: Array, xp: Any) -> Array:
+    """Take the diagonals of square matrices, (..., S)."""
+    size = x.shape[-1]
+    return xp.reshape(x, (*x.shape[:-2], size * size))[..., :: size + 1]
 
 
 def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
     """Solve L L^T x = b; x is 0 where a row is not `free`, (..., 1, S)."""
     there = xp.matrix_transpose(free)
+    if not is_numpy_array(b):
+        inverse = _invert_factor(factor, there, xp)
+        return xp.matrix_transpose(inverse) @ (inverse @ b)
     y = _substitute(factor, there, b, xp)
     turned = reverse(reverse(xp.matrix_transpose(factor), -1), -2)
     return reverse(_substitute(turned, reverse(there, -2), reverse(y, -2), xp), -2)
+
+
+def _invert_factor(lower: Array, free: Array, xp: Any) -> Array:
+    """Invert L, but for 0 in what is not `free`, (..., S, 1): blocks of 1, 2, 4, ... rows at once.
+
+    What is below two such blocks B and C of the diagonal is less C^-1 L B^-1.
+    """
+    size = lower.shape[-1]
+    at = xp.arange(size, device=device(lower))
+    each = xp.where(free, _diagonal(lower, xp)[..., None], math.inf)
+    inverse = xp.where(at[:, None] == at, 1.0 / each, 0.0)
+    while size > 1:
+        size, odd, pair = -(-size // 2), at % 2 == 1, at // 2
+        below = (pair[:, None] == pair) & odd[:, None] & ~odd
+        inverse = inverse - inverse @ xp.where(below, lower, 0.0) @ inverse
+        at = pair
+    return inverse
 
 
 def _substitute(lower: Array, free: Array, b: Array, xp: Any) -> Array:
     """Solve L x = b row by row, with 0 in rows that are not `free`, (..., S, 1)."""
     shape = (*broadcast_lead(lower, b), *b.shape[-2:])
     x, heads = xp.zeros(shape, dtype=b.dtype, device=device(b)), (WHOLE,) * (len(shape) - 2)
-    size = lower.shape[-1]
-    each = xp.reshape(lower, (*lower.shape[:-2], size * size))[..., :: size + 1, None]
-    each = xp.where(free, each, math.inf)
-    for s in range(size):
+    each = xp.where(free, _diagonal(lower, xp)[..., None], math.inf)
+    for s in range(lower.shape[-1]):
         row = b[..., s : s + 1, :] - lower[..., s : s + 1, :s] @ x[..., :s, :]
         x = put(x, (*heads, slice(s, s + 1), WHOLE), row / each[..., s : s + 1, :])
     return x

@@ -19,8 +19,11 @@ from ..arrays.library import (
     centred,
     constant,
     device,
+    first_rows,
+    is_numpy_array,
     root_scale,
     square_norm,
+    take_flat,
     take_rows,
     widest,
 )
@@ -123,36 +126,52 @@ def draw_pivots(
 def _draw_pivots(
     k: Array, u: Any, pivots: Pivots, scale: float | None, mask: Array | None, xp: Any
 ) -> Array:
-    """Choose a key for each number of u, (..., S), by the residual diagonal of the kernel."""
-    wide = widest(k, xp)
-    x = xp.astype(centred(k, mask, xp), wide)
-    x = root_scale(scale, x) * x
-    m, (*lead, size) = x.shape[-2], u.shape
+    """Choose a key for each number of u, (..., S), a few heads at a time."""
+    (*lead, m, d), size, wide = k.shape, u.shape[-1], widest(k, xp)
+    chosen = xp.empty(u.shape, dtype=xp.int32, device=device(k))
+    for head in tiles(tuple(lead), math.prod(block_shape(k)) // (m * (size + d))):
+        box = (*head, WHOLE)
+        seen = None if mask is None else part(mask, (*box, WHOLE))
+        x = xp.astype(centred(part(k, (*box, WHOLE)), seen, xp), wide)
+        x = root_scale(scale, x) * x
+        points = xp.minimum(constant(u[head], x), 1 - xp.finfo(wide).eps)
+        left = xp.ones(x.shape[:-1], dtype=wide, device=device(k))
+        if seen is not None:
+            left = xp.where(seen[..., 0, :], left, 0.0)
+        heads = math.prod(x.shape[:-2])
+        x, left = xp.reshape(x, (heads, m, d)), xp.reshape(left, (heads, m))
+        each = xp.reshape(points, (heads, size))
+        at = _choose_in_turn(x, left, each, pivots == "exponential", xp)
+        chosen = put(chosen, box, xp.reshape(xp.astype(at, xp.int32), points.shape))
+    return chosen
+
+
+def _choose_in_turn(x: Array, left: Array, u: Array, exponential: bool, xp: Any) -> Array:
+    """Choose a key for each number of u, (H, S), by the residual diagonal `left`, (H, m).
+
+    Where nothing is left of a head all later numbers of it may be nan, and nothing stays left.
+    """
+    (heads, m, _), size, eps = x.shape, u.shape[-1], xp.finfo(x.dtype).eps
     # The residual of e^(k . k') is that of the Gaussian kernel times e^(|k|^2).
-    log_factor = square_norm(x) if pivots == "exponential" else None
-    left = xp.ones((*lead, m), dtype=wide, device=device(k))
-    if mask is not None:
-        left = xp.where(mask[..., 0, :], left, 0.0)
-    rows = xp.zeros((*lead, size, m), dtype=wide, device=device(k))
-    eps, chosen, heads = xp.finfo(wide).eps, [], [slice(0, n) for n in lead]
-    points = xp.minimum(constant(u, x), 1 - eps)
+    log_factor = square_norm(x) if exponential else None
+    rows, chosen = xp.zeros((heads, size, m), dtype=x.dtype, device=device(x)), []
+    first, of_rows = first_rows(x, xp), xp.reshape(first_rows(rows[..., None], xp), (heads, size))
     for s in range(size):
         share = left
-        if pivots == "exponential":
+        if exponential:
             log_weight = xp.where(left > 0, log_factor, -math.inf)
             top = finite(xp.max(log_weight, axis=-1, keepdims=True), xp)  # of those that are left
             share = xp.exp(log_weight - top) * left
-        at = _invert(share, points[..., s : s + 1], xp)
-        apart = xp.sum((x - take_rows(x, at, xp)) ** 2, axis=-1)
-        before = rows[..., :s, :]
-        known = take_rows(xp.matrix_transpose(before), at, xp) @ before
-        row = xp.exp(-apart / 2)[..., None, :] - known
-        pivot = take_rows(left[..., None], at, xp)
-        some = pivot > 0
-        row = xp.where(some, row / xp.sqrt(xp.where(some, pivot, 1.0)), 0.0)
-        left = left - row[..., 0, :] ** 2
+        at = _invert(share, u[:, s : s + 1], xp)
+        place = first + at
+        apart = xp.sum((x - take_flat(x, place, xp)[:, None, :]) ** 2, axis=-1)
+        known = s if is_numpy_array(x) else size  # a part is copied by others
+        factor = xp.reshape(take_flat(rows[..., None], of_rows + at, xp), (heads, 1, size))
+        row = xp.exp(-0.5 * apart)[:, None, :] - factor[..., :known] @ rows[:, :known, :]
+        row = row[:, 0, :] / xp.sqrt(take_flat(left[..., None], place, xp))
+        left = left - row**2
         left = xp.where(left > size * eps, left, 0.0)
-        rows = put(rows, (*heads, slice(s, s + 1), slice(0, m)), row)
+        rows = put(rows, (WHOLE, slice(s, s + 1), WHOLE), row[:, None, :])
         chosen.append(at)
     return xp.concat(chosen, axis=-1)
 
@@ -160,15 +179,15 @@ def _draw_pivots(
 def _invert(share: Array, u: Array, xp: Any) -> Array:
     """Find whose part of the sum of shares (..., m) holds u, (..., S) as shares of the sum."""
     upper = xp.cumulative_sum(share, axis=-1)
-    return xp.minimum(_not_above(upper, u * upper[..., -1:], xp), share.shape[-1] - 1)
+    return _not_above(upper[..., :-1], u * upper[..., -1:], xp)
 
 
 def _not_above(upper: Array, points: Array, xp: Any) -> Array:
     """Count the numbers (..., m) that are not above each point, (..., S)."""
-    size, counts = max(1, math.prod(block_shape(upper)) // upper.shape[-1]), []
+    size, counts = max(1, math.prod(block_shape(upper)) // max(1, upper.shape[-1])), []
     for some in blocks(0, points.shape[-1], size):
         below = upper[..., None, :] <= points[..., some][..., None]
-        counts.append(xp.sum(xp.astype(below, xp.int32), axis=-1, dtype=xp.int32))
+        counts.append(xp.count_nonzero(below, axis=-1))
     return xp.concat(counts, axis=-1) if len(counts) > 1 else counts[0]
 
 
@@ -272,7 +291,7 @@ def _draw_systematic(
         )
     upper = xp.cumulative_sum(p, axis=-1)
     points = constant(u, p) + xp.arange(num_keys, dtype=wide, device=device(k))
-    at = _not_above(upper, points, xp)
+    at = xp.astype(_not_above(upper, points, xp), xp.int32)
     empty, at = at >= m, xp.minimum(at, m - 1)
     log_p = xp.where(empty, math.inf, xp.log(take_rows(p[..., None], at, xp)[..., 0]))
     return KeySample(at, xp.astype(log_p, k.dtype))
@@ -303,6 +322,6 @@ def _draw_from_softmax(
         )
         score = take_rows(scores[..., None], at, xp)[..., 0]
         log_p_i = xp.where(blind, math.inf, score - lse + math.log(size))
-        indices = put(indices, box, at)
+        indices = put(indices, box, xp.astype(at, xp.int32))
         log_p = put(log_p, box, xp.astype(log_p_i, q.dtype))
     return indices, log_p

@@ -2,17 +2,19 @@ r"""Randomized attention: frequencies for every query."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .. import sampling
 from ..arrays import frequencies
-from ..arrays.heads import group_heads
+from ..arrays.blocks import WHOLE, part
+from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, undo_overflow
 from ..engine.positive import per_query
+from ..engine.targets import Targets, prepare_targets
 from ..typing import ArrayT, Coupling
-from .inputs import check_call, choose_frequencies, exactly_one
+from .inputs import check_call, choose_frequencies, exactly_one, in_heads
 from .rfa import RfaInputs
 
 
@@ -70,26 +72,64 @@ def randomized_attention(
     True
     """
     inputs = prepare_by_query(q, k, v, locals())
-    return inputs.ungroup(mean_of_states(inputs, causal))
+
+    def of_heads(some: RaInputs) -> Array:
+        return mean_of_states(some.sampled(), causal)
+
+    return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
 
-def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
-    """Check arguments of `randomized_attention`, draw frequencies, and group heads."""
+class RaInputs(NamedTuple):
+    """Checked arguments of `randomized_attention`, heads in groups: frequencies or what draws them.
+
+    Frequencies are as they are given.
+    """
+
+    q: Array
+    keys: Keys
+    source: Array | Targets
+    root: Array
+    xp: Any  # the array namespace
+    ungroup: Callable[..., Array]
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the result."""
+        if isinstance(self.source, Targets):
+            return self.keys.lead(self.q)
+        return self.keys.lead(self.q, self.source[..., 0, :])
+
+    def part(self, head: tuple[slice, ...]) -> RaInputs:
+        """Take some heads."""
+        box, source = (*head, WHOLE, WHOLE), self.source
+        some = source.part(head) if isinstance(source, Targets) else part(source, (*box, WHOLE))
+        return self._replace(q=part(self.q, box), keys=self.keys.part(head), source=some)
+
+    def sampled(self) -> RfaInputs:
+        """Have the frequencies, times the root of the scale."""
+        q, keys, source, root, xp, ungroup = self
+        omega = source.draw() if isinstance(source, Targets) else source
+        return RfaInputs(q, keys, _equal_samples(root * omega, xp), root, xp, ungroup)
+
+
+def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RaInputs:
+    """Check arguments of `randomized_attention`, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
     omega, num_samples = options["omega"], options["num_samples"]
     exactly_one(omega=omega, num_samples=num_samples)
+    root, targets, rows = root_scale(scale, q), None, None
     if num_samples is not None:
-        target = {"rng": options["rng"], "scale": scale, "mask": mask, "causal": options["causal"]}
-        omega = sampling.draw_target(q, k, num_samples=num_samples, **target)
-    omega = frequencies.of_queries(omega, q, lead)
-    tail = omega.shape[-2:]
-    # With S and d as one axis, the heads are third from last, as group_heads expects.
-    rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
+        targets, whole = prepare_targets(q, k, options | {"scale": scale, "mask": mask})
+        if targets.lead != broadcast_lead(*group_heads(q, k, v)[0]):  # heads of `v` share some
+            omega = whole(targets.draw(), core=3)
+    if omega is not None:
+        omega = frequencies.of_queries(omega, q, lead)
+        tail = omega.shape[-2:]
+        # With S and d as one axis, the heads are third from last, as group_heads expects.
+        rows = xp.reshape(omega, (*omega.shape[:-2], tail[0] * tail[1]))
     (q, k, v, mask, rows), ungroup = group_heads(q, k, v, mask, rows)
-    omega = xp.reshape(rows, (*rows.shape[:-1], *tail))
-    root = root_scale(scale, q)
-    samples = _equal_samples(root * omega, xp)
-    return RfaInputs(q, Keys(k, v, mask, root * root / 2), samples, root, xp, ungroup)
+    source = targets if rows is None else xp.reshape(rows, (*rows.shape[:-1], *tail))
+    return RaInputs(q, Keys(k, v, mask, root * root / 2), source, root, xp, ungroup)
 
 
 def _equal_samples(omega: Array, xp: Any) -> Samples:

@@ -17,7 +17,7 @@ from .. import attention, sampling
 from ..arrays import checks
 from ..arrays.blocks import WHOLE, part, sum_to
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import Array, array_namespace, as_written
+from ..arrays.library import Array, array_namespace, as_written, own_copy
 from ..arrays.products import multiply
 from ..arrays.shown import held
 from ..engine import hops_back, kernel, kernel_back
@@ -176,7 +176,7 @@ def _copy_result(out: Any, xp: Any) -> Any:
     """Copy a result for the caller, who may write to it; the pullback reads the original."""
     if isinstance(out, Attended):
         return Attended(*(_copy_result(x, xp) for x in out))
-    return xp.asarray(out, copy=True)
+    return own_copy(out, xp)
 
 
 def _check_cotangent(d_out: Array, out: Array, name: str = "d_out") -> Array:
@@ -377,7 +377,7 @@ def vjp_randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
-    inputs = ra.prepare_by_query(q, k, v, options)
+    inputs = ra.prepare_by_query(q, k, v, options).sampled()
     return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
 
 

@@ -4,6 +4,7 @@ import functools
 import json
 import pkgutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -55,7 +56,12 @@ def orthogonal(count, d, rng):
 
 def noise(draw, factor):
     """Frequencies q_n + k_m with the noise scaled."""
-    return lambda q, k, u, z, *rest: draw(q, k, u, factor * z, *rest)
+
+    def scaled(targets, *rest):
+        rng = SimpleNamespace(standard_normal=lambda x: factor * targets.rng.standard_normal(x))
+        return draw(targets._replace(rng=rng), *rest)
+
+    return scaled
 
 
 def frequencies_of_the_target(q, k, v, *, omega, scale):
@@ -242,6 +248,43 @@ def test_textbook_forms_that_are_timed():
     out = attention_costs.textbook_randomized(q, k, v, rng)[:, 0]
     want = refattn.softmax_attention(q[:1], k, v, scale=1.0).item()
     assert stats.empirical_bernstein(out, want) > 1e-8
+
+
+@pytest.mark.parametrize(
+    ("exponents", "verdict"),
+    [
+        ((2, 2, 2), suite.HOLDS),
+        ((3, 1, 2), suite.HOLDS),
+        ((3, 3, 3), suite.REFUTED),
+        ((1, 1, 1), suite.REFUTED),
+        ((3, 2, 3), suite.UNDERPOWERED),
+        ((1, 2, 1), suite.UNDERPOWERED),
+        ((3,), suite.UNDERPOWERED),
+    ],
+)
+def test_a_clock_refutes_what_every_round_refutes(exponents, verdict):
+    """Exponents of softmax attention in L; all other numbers are as the claim has them."""
+    results = []
+    for task in cost.tasks("tiny"):
+        axis, sizes = task["axis"], np.array(task["sizes"], float)
+        unit, names = (
+            ("s" if task["repeats"] else "MiB"),
+            cost.DENSE if task["dense"] else cost.LINEAR,
+        )
+        rounds, values = {}, {}
+        for name in names:
+            powers = exponents if name in cost.DENSE and axis == "L" else (1,)
+            if unit == "MiB":
+                powers = (0,) if "refattn" in name else (2,) if name in cost.DENSE else (1,)
+            rounds[name] = [(sizes**power).tolist() for power in powers]
+            values[name] = np.median(rounds[name], axis=0).tolist()
+        results.append(
+            {"axis": axis, "unit": unit, "sizes": list(sizes), "values": values, "rounds": rounds}
+        )
+    record = suite.record(suite.claims()["cost"], cost.judge(results), 1e-6)
+    found = {s["name"]: s["verdict"] for s in record["statements"]}
+    assert found.pop("dense time") == verdict
+    assert set(found.values()) == {suite.HOLDS}
 
 
 @pytest.mark.long

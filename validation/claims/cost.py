@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -103,7 +104,7 @@ def judge(results: suite.Results) -> suite.Findings:
                 each = np.array([exponent(r["sizes"], times) for times in r["rounds"][name]])
                 if r["axis"] == "L" and not linear:  # from the middle of 1 and 2 to that of 2 and 3
                     row, each = (f"{label}, from 2", abs(slope - 2), HALF), abs(each - 2)
-                spread = max(0.0, row[1] - float(np.min(each)))
+                spread = max(0.0, row[1] - float(np.min(each))) if len(each) > 1 else math.inf
             elif "refattn" in name:
                 key, row = "memory of refattn", (label, slope, HALF)
             elif linear:
