@@ -21,7 +21,7 @@ def print_tolerance(
     page.say(
         "\nneeds: the smallest tolerance, |got - exact| <= atol + rtol |exact|, that a correct "
         f"kernel meets: with probability {1 - LEVEL:.6f} if its roundings are independent, or "
-        "always (proven). Those named pair have an rtol; the others have none"
+        "always (proven). The pairs are to be used together; the others, with rtol 0"
     )
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
