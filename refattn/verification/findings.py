@@ -145,6 +145,7 @@ class ProfileTrial(NamedTuple):
     element: float = 0.0  # standard deviations by which any element is off to be rejected
     loud: tuple[tuple[Index, slice], ...] = ()  # rows with the largest z, if others are left out
     idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
+    rows: int = 0  # that were tried
 
     def with_test(self, test: Finding) -> ProfileTrial:
         """Add a test, and correct for it, too."""

@@ -250,14 +250,15 @@ def _test_directions(errors: HeadSums) -> Iterator[_Outcome]:
 
 def _test_gradients(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
     """Test directions whose sums have a known variance, over all heads and in the surest."""
-    gradient = problem.gradient
+    gradient, names = problem.gradient, [*errors.along]
     assert gradient is not None
-    for name, along in errors.along.items():
-        variance = np.sum(errors.alone[name], -1)
-        for number, index in enumerate(np.ndindex(problem.lead)):
-            saved = gradient.saved(index, kernel)
-            with np.errstate(all="ignore"):
-                variance[number] += variance_along(saved, kernel, gradient.of, along[number])
+    variances = np.array([np.sum(errors.alone[x], -1) for x in names])
+    for number in np.flatnonzero(errors.looked):
+        saved = gradient.saved(problem.index_of(number), kernel)
+        along = np.stack([errors.along[x][number] for x in names])
+        with np.errstate(all="ignore"):
+            variances[:, number] += variance_along(saved, kernel, gradient.of, along)
+    for name, variance in zip(names, variances, strict=True):
         sums = (*(x[:, 0] for x in errors.sums[name]), WORST**2 * variance)
         rows = Known(*(errors.weights[:, 0] * x for x in sums))
         errors.known[name] = rows.over(0)

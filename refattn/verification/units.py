@@ -14,6 +14,7 @@ from ..rounding.problems import Problem
 from ..rounding.profiles import Profile, profile_of
 from .evidence import log_chernoff
 from .findings import Numbers
+from .looks import choose_compared
 from .z_scores import subtract_rounding
 
 _BLOCKS, _FEW_ROWS, _ROWS = 4, 32, 128  # blocks that shifts are compared on, and rows of each
@@ -56,7 +57,8 @@ def compare_shift(
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
     sums, rows = np.zeros(7), 0
-    for index, i in problem.few_items(_BLOCKS):
+    some = choose_compared(problem).items()  # of gradients, in the heads that are known best
+    for index, i in problem.few_items(_BLOCKS) if problem.gradient is None else some:
         i = slice(i.start, min(i.stop, i.start + rows_of_block))
         with np.errstate(all="ignore"):
             x = problem.analyse(index, kernel, i)
