@@ -158,10 +158,12 @@ class _Case:
 
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
-        if name not in {*self.glanced, *self.trials} and not self.is_out(name):
+        if name in self.fits and not self.fits[name].within:
+            return True
+        if name not in {*self.glanced, *self.trials}:
             some = choose_glanced(self.problem)
             self.glanced[name] = self._smallest(name, some) if some else 1.0
-        return self.is_out(name)
+        return self.glanced.get(name, 1.0) <= _SURE
 
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
@@ -206,7 +208,7 @@ class _Case:
 
     def rejects(self, name: str) -> bool:
         """Tell whether a profile does not explain the numbers."""
-        if self.trials or not self.glance(name):
+        if not self.is_out(name) and (self.trials or not self.glance(name)):
             self.screen(name)
         return self.is_out(name) or self.trial(name).rejected(self.alpha)
 
@@ -438,7 +440,7 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
         return sum(x.is_out(name) for x in cases), sum(x.against for x in fits)
 
     found = sorted(names, key=rank)
-    left = (x for x in found if not any(y.glance(x) for y in cases))
+    left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
     return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
 
 
