@@ -140,13 +140,15 @@ class _Case:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
-    def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
-        """Try a profile on all rows, or on some along all directions."""
+    def attempt(
+        self, name: str, rows: Blocks | None = None, whole: bool = True
+    ) -> ProfileTrial:
+        """Try a profile on all rows, or on some: these along all directions, or few."""
         start, chosen = time.perf_counter(), self.profiles[name]
         problem = self.problem if rows is None else self.problem.looked_at(rows)
         blocks = tuple(problem.items())
-        whole = rows is not None or self.everything or not problem.is_mean
-        split = split_directions(blocks, problem.shape[1], whole)
+        every = rows is not None or self.everything or not problem.is_mean
+        split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
         look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.inputs])
         if rows is not None:
@@ -182,7 +184,8 @@ class _Case:
         self.screened[name] = min(1.0, 2 * p)
 
     def _smallest(self, name: str, rows: Blocks) -> float:
-        return min((x.adjusted for x in self.attempt(name, rows).tests), default=1.0)
+        tests = self.attempt(name, rows, whole=False).tests
+        return min((x.adjusted for x in tests), default=1.0)
 
     def trial(self, name: str) -> ProfileTrial:
         """Return what was found by a profile, or try it."""
