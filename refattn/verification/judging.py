@@ -170,15 +170,15 @@ class _Case:
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
 
-        Some are the worst block, of all blocks, of the profile that failed first, and, if these do
-        not rule it out, some at random.
+        Some are the worst rows, of so many, of the profile that failed first, and, if these do not
+        rule it out, some at random.
         """
         some = choose_screened(self.problem)
         tried = self.trials or any(p <= _SURE for p in self.glanced.values())
         if name in {*self.screened, *self.trials} or not some or not tried:
             return
-        worst = next((x.loud[:1] for x in self.trials.values()), ())
-        p = self._smallest(name, worst) * sum(1 for _ in self.problem.items()) if worst else 1.0
+        worst, places = next((x.loudest for x in self.trials.values()), ((), 0))
+        p = self._smallest(name, worst) * places if worst else 1.0
         if p > self.alpha / _TESTS / 2:
             p = min(p, self._smallest(name, some))
         self.screened[name] = min(1.0, 2 * p)

@@ -19,7 +19,7 @@ from .directions import SCORE_CHANGES, explain_size, give_error
 from .evidence import Evidence, Known, log_chernoff, log_quadratic
 from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
 from .head_sums import ONE_PERCENT, HeadSums
-from .looks import Look, choose_loud
+from .looks import Look, choose_loud, choose_loudest
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
@@ -107,10 +107,11 @@ def attempt(
     far = math.sqrt(2 * math.log(2 * len(tests) * max(elements, 1.0) / alpha))
     element = errors.widest * far + errors.furthest
     z = Z(rms, *errors.farthest)
-    loud = choose_loud(tuple(problem.items()), errors.square, problem) if look.rest else ()
-    return ProfileTrial(
-        name, tests, suspects, z, known, detectable, powered, element, loud, errors.idle
-    )
+    found = tuple(problem.items())
+    loud = choose_loud(found, errors.square, problem) if look.rest else ()
+    loudest = choose_loudest(found, errors.square, problem) if loud else ((), 0)
+    sizes = known, detectable, powered, element
+    return ProfileTrial(name, tests, suspects, z, *sizes, loud, loudest, errors.idle)
 
 
 def passes(errors: HeadSums, alpha: float) -> bool:

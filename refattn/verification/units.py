@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -94,6 +95,7 @@ def list_units(
     if problem.kind != "scores" or not names:
         return []
 
+    @cache
     def compare(name: str, hardware: str, rows: int = _ROWS) -> ShiftFit | None:
         profile = profiles[name]._replace(accumulator=hardware)
         return compare_shift(problem, numbers, dtype, profile, rows)
