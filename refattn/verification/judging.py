@@ -140,9 +140,7 @@ class _Case:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
-    def attempt(
-        self, name: str, rows: Blocks | None = None, whole: bool = True
-    ) -> ProfileTrial:
+    def attempt(self, name: str, rows: Blocks | None = None, whole: bool = True) -> ProfileTrial:
         """Try a profile on all rows, or on some: these along all directions, or few."""
         start, chosen = time.perf_counter(), self.profiles[name]
         problem = self.problem if rows is None else self.problem.looked_at(rows)
