@@ -158,11 +158,11 @@ class _Case:
 
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
-        if name in self.fits and not self.fits[name].within:
+        some = choose_glanced(self.problem)
+        if some and name in self.fits and not self.fits[name].within:
             return True
-        if name not in {*self.glanced, *self.trials}:
-            some = choose_glanced(self.problem)
-            self.glanced[name] = self._smallest(name, some) if some else 1.0
+        if some and name not in {*self.glanced, *self.trials}:
+            self.glanced[name] = self._smallest(name, some)
         return self.glanced.get(name, 1.0) <= _SURE
 
     def screen(self, name: str) -> None:

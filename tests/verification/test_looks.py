@@ -150,5 +150,6 @@ def test_wrong_gradients_are_tried_on_all_rows_once(monkeypatch):
         part = {"dq": Part(of, Numbers(got.__getitem__, "bfloat16"))}
         found = judge_all(part, "bfloat16", ("math", "flash", "upcast"), hardware="ieee")
         assert found.verdict == verdict
-        assert tried.count(2048) == 1 and {*tried} == {512, 2048}
+        assert tried.count(2048) == 1
+        assert 512 in tried
         tried.clear()
