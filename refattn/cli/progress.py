@@ -59,7 +59,7 @@ class Work:
     description : str
         What is done, in a word.
     total : int
-        How many parts it has, if they are counted by `tick`; over it counting starts again.
+        How many parts it has, if they are counted by `tick`; more may follow.
     """
 
     def __init__(self, description: str, total: int = 0) -> None:
@@ -122,17 +122,18 @@ class Work:
     def tick(self) -> None:
         """Count one part as done."""
         self.done += 1
-        done = self.done % max(self.total, 1)
-        self._bar.update(self._task, completed=done)
+        more = self.done - self.total
+        self._bar.update(self._task, completed=min(self.done, self.total))
         now = time.monotonic()
         passed = now - self._start
         if not self.announced and passed > _SOON and self.done < self.total:
             whole = passed / self.done * self.total
             if whole > LONG:  # parts that follow may take longer: what is short is said later
                 self.estimated(whole)
-        if self._bar.disable and now - self._said > _EVERY and done:
+        if self._bar.disable and now - self._said > _EVERY:
             self._said = now
-            self._say(f"{self.description}: {done} of {self.total} after {spell(passed)}")
+            count = f"{self.done} of {self.total}" if more <= 0 else f"all, and {more} more,"
+            self._say(f"{self.description}: {count} after {spell(passed)}")
 
 
 def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:

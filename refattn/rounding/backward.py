@@ -187,55 +187,73 @@ def list_sources(
 
 def variance_along(
     backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, w: Doubles
-) -> float:
-    r"""Return the variance of the sum of w (m, columns) times errors of dk or dv.
+) -> Any:
+    r"""Return the variances (...) of sums of w (..., m, columns) times errors of dk or dv.
 
     With :math:`y_{ij} = c\, q_i \cdot w_j` the sum for dk is that of :math:`\bar s_{ij} y_{ij}`, in
     which y is what values are for the output: one query moves its weights for all keys.
     """
-    total = 0.0
+    along = w.reshape(-1, *w.shape[-2:])
+    total = np.zeros(len(along))
     for back, saved in backs:
         head = back.head
         rows = back.d_out if of == "dv" else head.scale * head.q
-        columns = np.concatenate([w, np.zeros((len(head.k) - len(w), w.shape[-1]))]).T
+        unseen = ((0, len(head.k) - head.keys), (0, 0))
+        columns = [np.pad(x, unseen).T for x in along]
         for i in blocks(0, len(head.q), BLOCK_QUERIES):
-            mean, moved = np.zeros((2, i.stop - i.start, 1))
+            means, moves = np.zeros((2, len(along), i.stop - i.start, 1))
             for j in head.blocks(_SUM_TOKENS):
                 tile = scan_tile(head, i, j)
                 if tile is not None:
                     p, _ = share_tile(tile, saved.lse[i])
-                    y = rows[i] @ columns[:, j] * (1.0 if of == "dv" else tile.slope)
                     s = p * (back.d_out[i] @ head.v[j].T - saved.delta[i, None])
-                    mean += np.sum(p * y, -1, keepdims=True)
-                    moved += np.sum(s * y, -1, keepdims=True)
+                    for column, mean, moved in zip(columns, means, moves, strict=True):
+                        y = rows[i] @ column[:, j] * (1.0 if of == "dv" else tile.slope)
+                        mean += np.sum(p * y, -1, keepdims=True)
+                        moved += np.sum(s * y, -1, keepdims=True)
             for j in head.blocks(_SUM_TOKENS):
                 x = analyse_pairs(back, saved, kernel, i, j, of)
                 if x is None:
                     continue
-                y, size = rows[i] @ columns[:, j], x.p * x.p
-                apart = x.t - saved.delta[i, None]
-                about = 0.0 if kernel.delta_of_out else mean
-                if of == "dv":
-                    variances = x.p_variance * y * y + size * x.log_variance * np.square(y - about)
-                else:
-                    off = 0.0 if kernel.delta_of_out else moved
-                    variances = x.s_variance * y * y
-                    for variance, factor in x.moves():
-                        variances += variance * np.square(apart * (factor * y - about) - off)
-                    products = saved.products[i, None] * x.t_variance
-                    variances += size * products * np.square(x.slope * y - about)
-                    if kernel.kept:
-                        variances += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
-                total += float(np.sum(saved.copies[i, None] * variances))
-            common = mean if of == "dv" else moved
+                for number, (mean, moved) in enumerate(zip(means, moves, strict=True)):
+                    y, about = rows[i] @ columns[number][:, j], 0.0 if kernel.delta_of_out else mean
+                    if of == "dv":
+                        variances = x.p * x.p * x.log_variance * np.square(y - about)
+                        variances += x.p_variance * y * y
+                    else:
+                        variances = _variances_of_scores(x, y, saved, kernel, i, mean, moved)
+                    total[number] += float(np.sum(saved.copies[i, None] * variances))
+            common = np.square(means if of == "dv" else moves)[..., 0]
             shared = saved.lse_variance[i]
             if kernel.delta_of_out:
                 shared = shared + saved.scores_variance[i]
-            total += float(np.sum(saved.copies[i] * shared * np.square(common[:, 0])))
+            total += np.sum(saved.copies[i] * shared * common, -1)
             if of == "dk":
                 variance_of_delta = saved.copies[i] * saved.delta_variance[i]
-                total += float(np.sum(variance_of_delta * np.square(mean[:, 0])))
-    return total
+                total += np.sum(variance_of_delta * np.square(means)[..., 0], -1)
+    return total.reshape(w.shape[:-2])[()]
+
+
+def _variances_of_scores(
+    x: PairErrors,
+    y: Doubles,
+    saved: Saved,
+    kernel: Roundings,
+    i: slice,
+    mean: Doubles,
+    moved: Doubles,
+) -> Doubles:
+    """Return the variances of derivatives to scores times y, with what they do to D."""
+    about, off = (0.0, 0.0) if kernel.delta_of_out else (mean, moved)
+    apart = x.t - saved.delta[i, None]
+    variances = x.s_variance * y * y
+    for variance, factor in x.moves():
+        variances += variance * np.square(apart * (factor * y - about) - off)
+    products = saved.products[i, None] * x.t_variance
+    variances += x.p * x.p * products * np.square(x.slope * y - about)
+    if kernel.kept:
+        variances += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
+    return variances
 
 
 def _block_tokens(kernel: Roundings, of: str) -> tuple[int, Format | None]:

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays.blocks import blocks
-from ..arrays.library import Doubles
+from ..arrays.library import Doubles, flush_small
 from ..certified.forward import Arguments, Bounded, attend_with_bounds
 from ..certified.pairs import Pair
-from ..engine.kernel import Sums, combine, normalise, sum_values, weigh
+from ..engine.kernel import Sums, combine, finite, normalise, sum_values
 from ..engine.scores import Band, Options
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
@@ -165,11 +165,14 @@ def attend_rows(
     for tile in scan_tiles(head, i, size):
         if to is not None:
             tile = score_tile(head, i, tile.keys, tile.visible, tile.products, to)
-        scores = np.array(np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1])))
+        scores = np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1]))
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
-        top = np.maximum(top, seen.max(-1))
-        weights = weigh(scores, tile.visible, m, np)
-        sums = sum_values(*weights, head.v[tile.keys], tile.visible, np)
+        largest = np.max(seen, -1, keepdims=True)
+        top = np.maximum(top, largest[:, 0])
+        base = largest + math.log(2 * m)  # so that sums of the largest finite values are finite
+        weights = np.subtract(seen, finite(base, np))
+        np.exp(flush_small(weights, np), out=weights)
+        sums = sum_values(weights, base, head.v[tile.keys], tile.visible, np)
         total = combine(total, sums, np)
     out, lse = normalise(total, np)
     shape = (rows, head.v.shape[-1])

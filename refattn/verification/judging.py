@@ -67,6 +67,7 @@ from .looks import (
     Look,
     choose_blocks,
     choose_compared,
+    choose_glanced,
     choose_screened,
     count_rows,
     split_directions,
@@ -79,6 +80,7 @@ _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
+_SURE = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -106,6 +108,7 @@ class _Case:
         self.weights = RowWeights(self.problem, asked.dtype)
         self.fits: dict[str, Fit] = {}
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
+        self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
         self.trials: dict[str, ProfileTrial] = {}
 
     def compare(self, names: Sequence[str]) -> None:
@@ -133,17 +136,17 @@ class _Case:
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
         fit, least = self.fits.get(name), self.alpha / _TESTS
-        if self.screened.get(name, 1.0) <= least:
+        if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
-    def attempt(self, name: str, rows: Blocks | None = None) -> ProfileTrial:
-        """Try a profile on all rows, or on some along all directions."""
+    def attempt(self, name: str, rows: Blocks | None = None, whole: bool = True) -> ProfileTrial:
+        """Try a profile on all rows, or on some: these along all directions, or few."""
         start, chosen = time.perf_counter(), self.profiles[name]
         problem = self.problem if rows is None else self.problem.looked_at(rows)
         blocks = tuple(problem.items())
-        whole = rows is not None or self.everything or not problem.is_mean
-        split = split_directions(blocks, problem.shape[1], whole)
+        every = rows is not None or self.everything or not problem.is_mean
+        split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
         look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.inputs])
         if rows is not None:
@@ -151,31 +154,42 @@ class _Case:
         with np.errstate(all="ignore"):
             trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
-        return trial
+        return trial._replace(rows=count_rows(blocks))
+
+    def glance(self, name: str) -> bool:
+        """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
+        some = choose_glanced(self.problem)
+        if some and name in self.fits and not self.fits[name].within:
+            return True
+        if some and name not in {*self.glanced, *self.trials}:
+            self.glanced[name] = self._smallest(name, some)
+        return self.glanced.get(name, 1.0) <= _SURE
 
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
 
-        Some are the worst block, of all blocks, of the profile that failed first, and, if these do
-        not rule it out, some at random.
+        Some are the worst rows, of so many, of the profile that failed first, and, if these do not
+        rule it out, some at random.
         """
         some = choose_screened(self.problem)
-        if name in {*self.screened, *self.trials} or not some or not self.trials:
+        tried = self.trials or any(p <= _SURE for p in self.glanced.values())
+        if name in {*self.screened, *self.trials} or not some or not tried:
             return
-        worst = next(iter(self.trials.values())).loud[:1]
-        p = self._smallest(name, worst) * sum(1 for _ in self.problem.items()) if worst else 1.0
+        worst, places = next((x.loudest for x in self.trials.values()), ((), 0))
+        p = self._smallest(name, worst) * places if worst else 1.0
         if p > self.alpha / _TESTS / 2:
             p = min(p, self._smallest(name, some))
         self.screened[name] = min(1.0, 2 * p)
 
     def _smallest(self, name: str, rows: Blocks) -> float:
-        return min((x.adjusted for x in self.attempt(name, rows).tests), default=1.0)
+        tests = self.attempt(name, rows, whole=False).tests
+        return min((x.adjusted for x in tests), default=1.0)
 
     def trial(self, name: str) -> ProfileTrial:
         """Return what was found by a profile, or try it."""
         if name in self.trials:
             return self.trials[name]
-        trial, fit = self.attempt(name), self.fits.get(name)
+        trial, fit = self._try_sample(name) or self.attempt(name), self.fits.get(name)
         if fit is not None and fit.likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
@@ -185,9 +199,17 @@ class _Case:
         self.trials[name] = trial
         return trial
 
+    def _try_sample(self, name: str) -> ProfileTrial | None:
+        """Try a profile that is ruled out on as many rows as say how; None if they do not."""
+        if self.everything or not self.problem.is_mean or not self.is_out(name):
+            return None
+        some, rest = split_directions(tuple(self.problem.items()), self.problem.shape[1])
+        trial = self.attempt(name, some) if rest else None
+        return trial if trial is not None and trial.rejected(_SURE) else None
+
     def rejects(self, name: str) -> bool:
         """Tell whether a profile does not explain the numbers."""
-        if not self.is_out(name):
+        if not self.is_out(name) and (self.trials or not self.glance(name)):
             self.screen(name)
         return self.is_out(name) or self.trial(name).rejected(self.alpha)
 
@@ -252,7 +274,7 @@ class _Case:
             self.seconds + time.perf_counter() - start,
             best.profile,
             hardware=None if failed or hardware in ("", IEEE) else hardware,
-            looked_at=count_rows(problem.items()) / rows if rows else 1.0,
+            looked_at=best.rows / rows if rows else 1.0,
             blind=tuple(blind),
             element=best.element,
             idle=len(best.idle),
@@ -275,7 +297,8 @@ class _Case:
                 found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
             elif self.is_out(name):
                 fit = self.fits.get(name, Fit(True, 0.0, "", 0.0))
-                p = min(math.exp(max(fit.log_p, -700.0)), self.screened.get(name, 1.0))
+                p = math.exp(max(fit.log_p, -700.0))
+                p = min(p, self.screened.get(name, 1.0), self.glanced.get(name, 1.0))
                 found[name] = _TESTS * p if fit.within else 0.0
         return found
 
@@ -394,16 +417,16 @@ def _judge_gradients(
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
     likely = [x for x in names if all(x in y.fits for y in worst_first)]
     name = _agree(worst_first, likely)
-    if not name and len(names) > 1:
+    if not name and len(names) > 1 and not any(all(map(x.glance, names)) for x in worst_first):
         _share_evidence(worst_first, every)
         name = _agree(worst_first, names)
+    worst_first.sort(key=lambda x: -sum(map(x.is_rejected, names)))
     if not name and asked.hardware is None:
         units = [x for x in worst_first[0].add_units() if may_be_one(forward, x)]
         for case in worst_first[1:]:
             for name in units:
                 add_unit(case.profiles, name)
         name = _agree(worst_first, units)
-    worst_first.sort(key=lambda x: -sum(map(x.is_rejected, names)))
     for at in range(1, len(cases)):
         name = name or _agree(worst_first[at:], names)
     name = name or min(names, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
@@ -418,7 +441,8 @@ def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
         return sum(x.is_out(name) for x in cases), sum(x.against for x in fits)
 
     found = sorted(names, key=rank)
-    return next((x for x in found if not any(y.rejects(x) for y in cases)), "")
+    left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
+    return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
 
 
 def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:

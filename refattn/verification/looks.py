@@ -29,7 +29,7 @@ _LOUD_PAIRS = 2**21  # of blocks with the largest errors, by which defects are m
 _RANDOM_ROWS = 64  # of a block at random
 _COMPARED_ROWS, _COMPARED_BLOCKS = 64, 4  # by which profiles are compared
 _SCREENED_PAIRS, _BLOCK_ROWS = 2**21, 256  # of rows by which a profile may be ruled out
-_COMPARED_HEADS = 1  # of gradients
+_COMPARED_HEADS, _GLANCED_ROWS = 1, 512  # of gradients
 
 
 class Look(NamedTuple):
@@ -97,6 +97,17 @@ def choose_compared(problem: Problem) -> Problem:
     )
 
 
+def choose_glanced(problem: Problem) -> Blocks:
+    """Take the rows by which a profile is surely ruled out, or not yet; none where all are few."""
+    if problem.gradient is None:
+        return choose_screened(problem)[:1]
+    every = tuple(problem.items())  # of gradients, in the head that is known
+    head = next((index for index, _ in choose_compared(problem).items()), ())
+    of_head = [x for x in every if x[0] == head]
+    found = of_head[: max(1, _GLANCED_ROWS * len(of_head) // max(count_rows(of_head), 1))]
+    return tuple(found) if 4 * count_rows(found) <= count_rows(every) else ()
+
+
 def choose_screened(problem: Problem) -> Blocks:
     """Take some more rows, by which a profile may be ruled out; none where that would be a half."""
     found = tuple(problem.items())
@@ -113,6 +124,13 @@ def choose_loud(found: Blocks, squares: Doubles, problem: Problem) -> Blocks:
         return ()
     means = [-float(np.mean(squares[problem.number(x), i])) for x, i in found]
     return tuple(found[x] for x in np.argsort(means, kind="stable")[:most].tolist())
+
+
+def choose_loudest(found: Blocks, squares: Doubles, problem: Problem) -> tuple[Blocks, int]:
+    """Take the few rows with the largest mean square, and count the places they are one of."""
+    cut = [(x, j) for x, i in found for j in blocks(i.start, i.stop, _RANDOM_ROWS)]
+    means = [float(np.mean(squares[problem.number(x), j])) for x, j in cut]
+    return (cut[int(np.argmax(means))],), len(cut)
 
 
 def count_rows(found: Iterable[tuple[Index, slice]]) -> int:

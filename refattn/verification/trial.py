@@ -19,7 +19,7 @@ from .directions import SCORE_CHANGES, explain_size, give_error
 from .evidence import Evidence, Known, log_chernoff, log_quadratic
 from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
 from .head_sums import ONE_PERCENT, HeadSums
-from .looks import Look, choose_loud
+from .looks import Look, choose_loud, choose_loudest
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
@@ -107,10 +107,11 @@ def attempt(
     far = math.sqrt(2 * math.log(2 * len(tests) * max(elements, 1.0) / alpha))
     element = errors.widest * far + errors.furthest
     z = Z(rms, *errors.farthest)
-    loud = choose_loud(tuple(problem.items()), errors.square, problem) if look.rest else ()
-    return ProfileTrial(
-        name, tests, suspects, z, known, detectable, powered, element, loud, errors.idle
-    )
+    found = tuple(problem.items())
+    loud = choose_loud(found, errors.square, problem) if look.rest else ()
+    loudest = choose_loudest(found, errors.square, problem) if loud else ((), 0)
+    sizes = known, detectable, powered, element
+    return ProfileTrial(name, tests, suspects, z, *sizes, loud, loudest, errors.idle)
 
 
 def passes(errors: HeadSums, alpha: float) -> bool:
@@ -250,14 +251,15 @@ def _test_directions(errors: HeadSums) -> Iterator[_Outcome]:
 
 def _test_gradients(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
     """Test directions whose sums have a known variance, over all heads and in the surest."""
-    gradient = problem.gradient
+    gradient, names = problem.gradient, [*errors.along]
     assert gradient is not None
-    for name, along in errors.along.items():
-        variance = np.sum(errors.alone[name], -1)
-        for number, index in enumerate(np.ndindex(problem.lead)):
-            saved = gradient.saved(index, kernel)
-            with np.errstate(all="ignore"):
-                variance[number] += variance_along(saved, kernel, gradient.of, along[number])
+    variances = np.array([np.sum(errors.alone[x], -1) for x in names])
+    for number in np.flatnonzero(errors.looked):
+        saved = gradient.saved(problem.index_of(number), kernel)
+        along = np.stack([errors.along[x][number] for x in names])
+        with np.errstate(all="ignore"):
+            variances[:, number] += variance_along(saved, kernel, gradient.of, along)
+    for name, variance in zip(names, variances, strict=True):
         sums = (*(x[:, 0] for x in errors.sums[name]), WORST**2 * variance)
         rows = Known(*(errors.weights[:, 0] * x for x in sums))
         errors.known[name] = rows.over(0)

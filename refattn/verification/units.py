@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from ..rounding.problems import Problem
 from ..rounding.profiles import Profile, profile_of
 from .evidence import log_chernoff
 from .findings import Numbers
+from .looks import choose_compared
 from .z_scores import subtract_rounding
 
 _BLOCKS, _FEW_ROWS, _ROWS = 4, 32, 128  # blocks that shifts are compared on, and rows of each
@@ -56,7 +58,8 @@ def compare_shift(
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
     sums, rows = np.zeros(7), 0
-    for index, i in problem.few_items(_BLOCKS):
+    some = choose_compared(problem).items()  # of gradients, in the heads that are known best
+    for index, i in problem.few_items(_BLOCKS) if problem.gradient is None else some:
         i = slice(i.start, min(i.stop, i.start + rows_of_block))
         with np.errstate(all="ignore"):
             x = problem.analyse(index, kernel, i)
@@ -92,6 +95,7 @@ def list_units(
     if problem.kind != "scores" or not names:
         return []
 
+    @cache
     def compare(name: str, hardware: str, rows: int = _ROWS) -> ShiftFit | None:
         profile = profiles[name]._replace(accumulator=hardware)
         return compare_shift(problem, numbers, dtype, profile, rows)

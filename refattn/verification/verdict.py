@@ -245,6 +245,9 @@ def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield f"  failed: {x.name} = {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
     if len(shown) < len(failed):
         yield f"  and {len(failed) - len(shown)} more of {len(verdict.tests)} tests failed"
+    if verdict.looked_at < 1:
+        share = verdict.looked_at
+        yield f"  tested {share:.1%} of the rows, drawn with a fixed seed; --all tests all rows"
 
 
 def _write_power(verdict: Verdict, one: str) -> Iterator[str]:

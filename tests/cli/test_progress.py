@@ -37,6 +37,21 @@ def test_the_rest_is_estimated_from_what_is_done(capsys, monkeypatch):
     assert re.fullmatch(r"Working: \d of 5 after \S+ \S+", lines[1])
 
 
+def test_parts_are_counted_forwards_only(capsys, monkeypatch):
+    clock = iter(range(0, 10_000, 40))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with progress.Work("Working", 2) as work:
+        for _ in range(4):
+            work.tick()
+    counts = [x.split(" after")[0] for x in capsys.readouterr().err.splitlines()]
+    assert [x for x in counts if x.startswith("Working")] == [
+        "Working: 1 of 2",
+        "Working: 2 of 2",
+        "Working: all, and 1 more,",
+        "Working: all, and 2 more,",
+    ]
+
+
 @pytest.mark.long("tolerance")
 @pytest.mark.parametrize("name", ["compare", "measure", "verify", "tolerance"])
 def test_commands_announce_their_time(here, monkeypatch, name):

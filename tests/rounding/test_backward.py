@@ -428,7 +428,9 @@ def test_the_variance_of_a_sum_over_keys(of, sink, softcap):
         rows = analyse_gradient(saved, kernel._replace(out=None), of, slice(0, 20))
         expected = np.square(rows.std)
     else:
-        expected = variance_along(saved, kernel, of, w)
+        expected, double = variance_along(saved, kernel, of, np.stack([w, -2 * w]))
+        np.testing.assert_allclose(double, 4 * expected)
+        np.testing.assert_allclose(expected, variance_along(saved, kernel, of, w))
     total, noise = [], Noise(FORMATS["bfloat16"], rng)
     for _ in range(2000):
         scores = noise(noise(q @ k.T) * 6**-0.5)

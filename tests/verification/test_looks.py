@@ -8,8 +8,8 @@ import pytest
 from refattn.rounding import PROFILES
 from refattn.rounding.problems import pose_arrays, pose_gradients
 from refattn.verification import judging, looks, verify
-from refattn.verification.findings import Numbers
-from refattn.verification.judging import judge
+from refattn.verification.findings import Numbers, Part
+from refattn.verification.judging import judge, judge_all
 from tests.verification.test_verdict import BF16
 
 
@@ -102,3 +102,54 @@ def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(monkeypatch):
     assert tried.count(2048) == 1  # that whose tests are told
     assert {*found.trials} == {"flash", "upcast"}
     assert max(found.trials.values()) < 1e-6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("where", ["nowhere", "everywhere", "in a row"])
+def test_numbers_that_are_wrong_everywhere_are_measured_by_some_rows(where, monkeypatch):
+    """A wrong row is looked for in all, and a right file has the same tests as without a glance."""
+    (q, k, v), problem = posed(2, 2048)
+    monkeypatch.setattr(looks, "_SCREENED_PAIRS", 256 * 40)
+    monkeypatch.setattr(looks, "ALL_DIRECTIONS", 1024 * 40)
+    s = 0.5 * q @ k.swapaxes(1, 2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    out = BF16((1.02 if where == "everywhere" else 1.0) * p @ v / p.sum(-1, keepdims=True))
+    if where == "in a row":
+        out[1, 1000] = 0
+    judged = problem, Numbers(out.__getitem__, "bfloat16"), "bfloat16", ("math", "upcast")
+    found, whole = judge(*judged), judge(*judged, everything=True)
+    assert found.verdict == whole.verdict == ("PASS" if where == "nowhere" else "FAIL")
+    assert found.looked_at == (0.25 if where == "everywhere" else 1.0)
+    assert ("tested 25.0% of the rows" in str(found)) is (where == "everywhere")
+    if where == "nowhere":
+        monkeypatch.setattr(judging, "choose_glanced", lambda problem: ())
+        assert found.tests == judge(*judged).tests
+
+
+@pytest.mark.long
+def test_wrong_gradients_are_tried_on_all_rows_once(monkeypatch):
+    """Other profiles are ruled out by some rows of one head; those of right ones are not."""
+    (q, k, v), problem = posed(2, 1024)
+    g = BF16(np.random.default_rng(1).standard_normal(q.shape))
+    s = 0.5 * q @ k.swapaxes(1, 2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    t = g @ v.swapaxes(1, 2)
+    dq = 0.5 * (p * (t - np.sum(p * t, -1, keepdims=True))) @ k
+    tried: list[int] = []
+    attempt = judging.attempt
+
+    def counted(problem, *rest):
+        tried.append(looks.count_rows(problem.items()))
+        return attempt(problem, *rest)
+
+    monkeypatch.setattr(judging, "attempt", counted)
+    of = pose_gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
+    for factor, verdict in ((1.0, "PASS"), (1.005, "FAIL")):
+        got = BF16(factor * dq)
+        part = {"dq": Part(of, Numbers(got.__getitem__, "bfloat16"))}
+        found = judge_all(part, "bfloat16", ("math", "flash", "upcast"), hardware="ieee")
+        assert found.verdict == verdict
+        assert tried.count(2048) == 1
+        assert 512 in tried
+        tried.clear()

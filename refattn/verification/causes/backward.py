@@ -45,6 +45,7 @@ _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
+_FEW_ROWS, _FEW_SHARE = 8, 0.5  # rows by which candidates are left out, and share of their error
 
 
 class Kept(NamedTuple):
@@ -334,6 +335,12 @@ class Backward:
             count += len(off)
         return left, count
 
+    def may_hold(self, one: Candidate, of: str, sample: Sample, given: Sequence[Doubles]) -> bool:
+        """Tell whether a candidate explains enough of a few rows to be computed for others."""
+        outs = [self.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+        same = all(x.shape == y.shape for x, y in zip(outs, given, strict=True))
+        return same and compare_outputs(sample, outs, given).share > _FEW_SHARE
+
     def _draw(self, name: str, part: Part, profile: Profile, dtype: str, where: Index) -> Sample:
         """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
         problem, given = part.problem, Candidate("")
@@ -375,6 +382,18 @@ def _thin(x: Any, most: int) -> Any:
     return x if len(x) <= most else x[np.unique(np.linspace(0, len(x) - 1, most).astype(int))]
 
 
+def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, list[Doubles]]:
+    """Take the rows of a head whose errors are largest, and what is right there."""
+    sizes = []
+    for x, right in zip(sample.heads, given, strict=True):
+        z = divide(differ(x.got, right), sample.unit * row_sizes(right))
+        sizes.append(np.where(x.wrong, np.sum(z * z, -1), -1.0))
+    at = max(range(len(sizes)), key=lambda x: float(np.max(sizes[x])), default=0)
+    rows = [np.sort(np.argsort(-x)[:_FEW_ROWS]) for x in sizes[at : at + 1]]
+    heads = [x.take(i) for x, i in zip(sample.heads[at:], rows, strict=False)]
+    return sample._replace(heads=heads), [x[i] for x, i in zip(given[at:], rows, strict=False)]
+
+
 def explain_backward(
     parts: Mapping[str, Part],
     failed: Mapping[str, Index],
@@ -392,10 +411,13 @@ def explain_backward(
         for of, sample in back.samples.items()
     }
     found: list[Held] = []
+    few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     first = back.gradient(max(parts, key=lambda of: of != "dq"))
     n, m, _ = first.forward.shape
     for one in list_candidates(first, own):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
+            continue
+        if not any(back.may_hold(one, of, *x) for of, x in few.items()):
             continue
         holding, harmless, off, local = set(), True, 0.0, False
         for of, sample in back.samples.items():
