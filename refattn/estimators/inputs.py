@@ -34,7 +34,7 @@ def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tu
     return proposal.change_gauge(q, k)
 
 
-class Call(NamedTuple):
+class CheckedCall(NamedTuple):
     """What a call of an estimator has told once it is checked."""
 
     scale: float | None
@@ -43,12 +43,12 @@ class Call(NamedTuple):
     xp: Any  # the array namespace
 
 
-def check_call(q: Array, k: Array, v: Array, options: dict[str, Any]) -> Call:
+def check_call(q: Array, k: Array, v: Array, options: dict[str, Any]) -> CheckedCall:
     """Check what every estimator takes."""
     mask = options["mask"]
     xp, lead = qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
     scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
-    return Call(scale, qkv.key_rows(mask, k), lead, xp)
+    return CheckedCall(scale, qkv.key_rows(mask, k), lead, xp)
 
 
 def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:

@@ -244,7 +244,7 @@ def find_record(fn: Any) -> Estimator | None:
 _PLACES = ("vjp", "vectors")  # what may be named as "package.module:name"
 _OPTIONAL = ("certified", "evaluate", *_PLACES)
 _JOINTS = str.maketrans("", "", "-_")
-_WORDS = ("all", "none")  # in place of names of estimators on the command line
+_COMMAND_WORDS = ("all", "none")  # in place of names of estimators on the command line
 # Options that are keywords of functions; the others say what an implementation can do.
 _KEYWORDS = {
     *("scale", "mask", "causal", "window", "softcap", "bias", "sinks", "dropout"),
@@ -268,7 +268,7 @@ def _checked(record: Any) -> Estimator:
         for name in names:
             if not name.translate(_JOINTS).isalnum():
                 raise ValueError(f"`{argument}` must be of letters, digits, - and _, got {name!r}.")
-            if name in _WORDS:
+            if name in _COMMAND_WORDS:
                 raise ValueError(f"`{argument}` must not be {name!r}: it names no one estimator.")
     if len({record.name, *aliases}) <= len(aliases):
         raise ValueError(f"`aliases` must differ from `name` and each other, got {aliases}.")

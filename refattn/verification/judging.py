@@ -80,7 +80,7 @@ _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
-_SURE = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
+_SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
 _TESTS = 64  # more than a trial has: what is sure beside so many needs no other
 
 
@@ -136,7 +136,7 @@ class _Case:
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
         fit, least = self.fits.get(name), self.alpha / _TESTS
-        if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE:
+        if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P:
             return True
         return fit is not None and not (fit.within and fit.log_p > math.log(least))
 
@@ -163,7 +163,7 @@ class _Case:
             return True
         if some and name not in {*self.glanced, *self.trials}:
             self.glanced[name] = self._smallest(name, some)
-        return self.glanced.get(name, 1.0) <= _SURE
+        return self.glanced.get(name, 1.0) <= _SURE_P
 
     def screen(self, name: str) -> None:
         """Try a profile on some rows, if these are few beside all: that is one more test of it.
@@ -172,7 +172,7 @@ class _Case:
         rule it out, some at random.
         """
         some = choose_screened(self.problem)
-        tried = self.trials or any(p <= _SURE for p in self.glanced.values())
+        tried = self.trials or any(p <= _SURE_P for p in self.glanced.values())
         if name in {*self.screened, *self.trials} or not some or not tried:
             return
         worst, places = next((x.loudest for x in self.trials.values()), ((), 0))
@@ -205,7 +205,7 @@ class _Case:
             return None
         some, rest = split_directions(tuple(self.problem.items()), self.problem.shape[1])
         trial = self.attempt(name, some) if rest else None
-        return trial if trial is not None and trial.rejected(_SURE) else None
+        return trial if trial is not None and trial.rejected(_SURE_P) else None
 
     def rejects(self, name: str) -> bool:
         """Tell whether a profile does not explain the numbers."""

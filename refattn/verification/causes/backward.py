@@ -22,7 +22,7 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
-from .output import Comparison, as_suspect, compare_outputs, limit
+from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
 from .places import list_places, list_seen
 from .sampled import Alternative, Result, Rows
 from .slips import hide_tile
@@ -465,5 +465,5 @@ def _name(
             where = ", ".join(list_places(parts[of].problem, back.samples[of]))
             alone += f", in the wrong rows alone ({where})" if x.local else ""
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
-            named[of] = [limit(suspect, *back.find_left(x.candidate, of, parts[of]))]
+            named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
     return named

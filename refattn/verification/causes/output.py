@@ -472,7 +472,7 @@ def explain_output(
         if words:
             suspect = suspect_alternative(words, one, trials)
             if suspect.name == "convention":
-                suspect = limit(
+                suspect = say_what_is_left(
                     suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
                 )
             suspects.append(suspect)
@@ -484,7 +484,7 @@ def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspe
     return Suspect(name, math.nan, math.nan, math.nan, share, text)
 
 
-def limit(suspect: Suspect, left: Sequence[Index], count: int) -> Suspect:
+def say_what_is_left(suspect: Suspect, left: Sequence[Index], count: int) -> Suspect:
     """Say which of so many wrong rows a cause leaves wrong; one that leaves most is no cause."""
     if not left:
         return suspect

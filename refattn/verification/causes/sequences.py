@@ -13,7 +13,7 @@ from ...engine.scores import Band
 from ...rounding.problems import Index, Packed, Problem
 from .sampled import Alternative, Numbers1D, Place, Result, Rows, Seen, attend, take_rows
 
-_TILES = (16, 32, 64, 128, 256)  # to multiples of which lengths may be rounded
+_TILE_LENGTHS = (16, 32, 64, 128, 256)  # to multiples of which lengths may be rounded
 _MOST_SKIPPED = 64  # sequences, at most, of which each may be skipped
 _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
 
@@ -97,7 +97,7 @@ def _list_bounds(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
         yield f"a sequence {words}", Bounds(rows, first, last, level)
         text = f"a sequence {words} (and is causal by the last that it sees)"
         yield text, Bounds(rows, first, last, level + last - end)
-    for size in _TILES:
+    for size in _TILE_LENGTHS:
         more, less = (begin - end) % size, (end - begin) % size
         for words, last in (("up", end + more), ("down", end - less)):
             text = f"lengths of sequences are rounded {words} to multiples of {size} keys"

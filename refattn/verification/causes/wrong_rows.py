@@ -20,7 +20,7 @@ from .sampled import Result, Rows
 
 _WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
 _CONFIRMED_PAIRS, _FEWEST_ROWS = 2**22, 16  # of all wrong rows, and rows of a head at least
-_LEFT = 0.25  # of the error of a row, beyond which what is left of it is not explained
+_UNEXPLAINED = 0.25  # of the error of a row, beyond which what is left of it is not explained
 FAR = 8.0  # standard deviations beyond which a row is wrong
 _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
 _MOST_STD = 1e6  # standard deviations
@@ -177,7 +177,7 @@ def stay_wrong(got: Doubles, out: Doubles, given: Doubles, unit: float) -> npt.N
         np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0)
         for x in (out, given)
     )
-    return np.asarray((rest > 2 * FAR) & (rest > _LEFT * before))
+    return np.asarray((rest > 2 * FAR) & (rest > _UNEXPLAINED * before))
 
 
 def find_near(wrong: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

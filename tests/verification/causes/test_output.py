@@ -9,7 +9,7 @@ import pytest
 from refattn import softmax_attention
 from refattn.rounding.formats import FORMATS
 from refattn.verification import verify
-from refattn.verification.causes.output import as_suspect, limit
+from refattn.verification.causes.output import as_suspect, say_what_is_left
 from refattn.verification.causes.wrong_rows import stay_wrong
 from tests.verification.causes.kernels import (
     BF16,
@@ -338,8 +338,8 @@ def test_rows_that_are_left():
 
 
 def test_a_cause_that_leaves_most_rows_is_none():
-    some = limit(as_suspect("agrees if x"), [(1, 2)] * 4, 10)
-    most = limit(as_suspect("agrees if x"), [(1, 2)] * 5, 10)
+    some = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 4, 10)
+    most = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 5, 10)
     words = "agrees in part if x; this leaves 4 of 10 wrong rows, the first is (1, 2)"
     assert (some.text, some.explained, some.name) == (words, 0.6, "convention")
     assert most.name == "convention in part"
