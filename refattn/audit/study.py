@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import bisect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from math import inf, nan
+from functools import cache, partial
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +23,10 @@ from .outputs import (
     FACTORS,
     Case,
     Trial,
-    gradient_errors,
+    kind_of,
     known,
     pose_case,
+    relative_error,
     simulate_errors,
     trivial,
 )
@@ -35,6 +36,7 @@ _BELOW_ROUNDING = 1 / 16  # of the unit of a type: errors that nothing can tell 
 _GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 
 Passes = Callable[[Trial | None], bool]
+Tolerances = dict[str, dict[str, Allowance]]
 
 
 class Survivor(NamedTuple):
@@ -51,8 +53,8 @@ class Survivor(NamedTuple):
     largest_error, rows : float
         The largest error of an element, and the share of rows with one that a correct kernel's
         tolerance does not allow.
-    caught : bool or None
-        Whether that tolerance rejects it; None for gradients, for which there is none.
+    caught : bool
+        Whether that tolerance rejects it.
     effect : str
         Its effect in a sentence.
     """
@@ -62,7 +64,7 @@ class Survivor(NamedTuple):
     kind: str
     largest_error: float
     rows: float
-    caught: bool | None
+    caught: bool
     effect: str
 
 
@@ -89,7 +91,11 @@ class Audit(NamedTuple):
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
     needed : Allowance
-        The tolerance (atol, rtol) that a correct kernel needs in the largest call.
+        The tolerance (atol, rtol) that the output of a correct kernel needs, in the type of the
+        largest call.
+    tolerances : dict
+        The same for all types, by type and by what is compared: "out" and, if the test goes back,
+        "dq", "dk" and "dv". Each is enough for all calls in that type.
     estimator, dtype : str
         What the kernel computes, and the type of its output.
     shapes : dict
@@ -106,6 +112,7 @@ class Audit(NamedTuple):
     alike: list[str]
     sizes: dict[str, float]
     needed: Allowance
+    tolerances: Tolerances
     estimator: str
     dtype: str
     shapes: dict[str, tuple[int, ...]]
@@ -129,8 +136,8 @@ class Audit(NamedTuple):
         """Write all of it as JSON."""
         return to_json(self)
 
-    def lines(self) -> list[str]:
-        """Say what was found, and what to do."""
+    def lines(self, verbose: bool = False) -> list[str]:
+        """Say what was found, and what to do; with `verbose` name the bugs that are not counted."""
         count, tried = len(self.survivors), len(self.survivors) + len(self.rejected)
         found = [f"{count} of {tried} known bugs pass"]
         if self.blind:
@@ -139,23 +146,47 @@ class Audit(NamedTuple):
             found.insert(0, "this test rejects a correct kernel")
         if not self.sizes:
             found.append("only gradients are compared: bugs of the output were not tried")
-        found.append(
-            f"not counted: {len(self.alike)} that make no difference on these inputs, and "
-            f"{len(self.hidden)} that cannot be told from a correct kernel's errors"
-        )
+        found.append(f"not counted: {', '.join(self._describe_uncounted())}")
+        if verbose:
+            found += self._name_uncounted()
         found += [f"also passes: {x}" for x in self._describe_sizes()]
-        atol, rtol = self.needed
-        caught = sum(x.caught is True for x in self.survivors)
+        caught = sum(x.caught for x in self.survivors)
         if caught:
             found.append(
-                f"instead: atol {digits(atol)}, rtol {digits(rtol)}, what a correct kernel needs "
+                f"instead: {'; '.join(self._describe_tolerances())}, what a correct kernel needs "
                 f"on these inputs, rejects {caught} of the {count}"
             )
-        if self.sizes and (caught < count or self.blind):
+        if caught < count or self.blind:
             found.append(
                 "assert_attention_close of refattn.testing takes no tolerance and rejects all"
             )
         return [*found, *self._advise()]
+
+    def _goes_back(self) -> bool:
+        return any("dq" in x for x in self.tolerances.values())
+
+    def _describe_uncounted(self) -> Iterator[str]:
+        """Count the bugs that are not counted."""
+        untried = 0 if self._goes_back() else sum(kind_of(x) == "backward" for x in self.alike)
+        yield f"{len(self.alike) - untried} that make no difference on these inputs"
+        if untried:
+            yield f"{untried} of gradients, which were not tried"
+        yield f"{len(self.hidden)} that cannot be told from a correct kernel's errors"
+
+    def _name_uncounted(self) -> Iterator[str]:
+        """Name the bugs that are not counted, by kind."""
+        for words, names in (("no difference", self.alike), ("cannot be told", self.hidden)):
+            for kind in dict.fromkeys(map(kind_of, names)):
+                of_kind = (x for x in names if kind_of(x) == kind)
+                yield f"  {words}, {kind}: {', '.join(of_kind)}"
+
+    def _describe_tolerances(self) -> Iterator[str]:
+        """Write the tolerances for what is compared."""
+        for dtype, needed in self.tolerances.items():
+            for name, (atol, rtol) in needed.items():
+                label = [dtype] * (len(self.tolerances) > 1) + [name] * self._goes_back()
+                if self.sizes or name != "out":
+                    yield " ".join([*label, f"atol {digits(atol)}, rtol {digits(rtol)}"])
 
     def _describe_sizes(self) -> Iterator[str]:
         """Write the sizes that pass."""
@@ -236,7 +267,7 @@ def audit(
     write, expected = _for_user(q, case)
 
     def passes(trial: Trial | None) -> bool:
-        out = case.exact if trial is None else trial.compute(case)
+        out = case.exact["out"] if trial is None else trial.compute(case)
         try:
             answer = compare(write(case.write(out)), expected)
         except AssertionError:
@@ -251,9 +282,9 @@ def _for_user(q: Any, case: Case) -> tuple[Callable[[Doubles], Any], Any]:
     wide = "float64" if case.dtype == "float64" else "float32"
     if isinstance(q, np.ndarray):
         narrow = case.dtype if case.dtype == "float16" else wide
-        return lambda out: out.astype(narrow), case.exact.astype(wide)
+        return lambda out: out.astype(narrow), case.exact["out"].astype(wide)
     xp = array_namespace(q)
-    expected = xp.asarray(case.exact.astype(wide), device=device(q))
+    expected = xp.asarray(case.exact["out"].astype(wide), device=device(q))
     return lambda out: constant(out, q), expected
 
 
@@ -261,45 +292,58 @@ def conclude(
     cases: Sequence[Case],
     passes: Passes,
     *,
-    gradients: bool = False,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Audit:
     """Try the trivial outputs, the catalogue, and bugs of a size."""
-    case = max(cases, key=lambda x: x.exact.size)
-    needs = [measure_needs(x.problem, x.dtype, fused_profile(x.dtype)) for x in cases]
-    needed = [next(x).pair for x in needs]
+    case = max(cases, key=lambda x: x.exact["out"].size)
+    tolerances = _find_tolerances(cases)
     correct = passes(None)
     accepted = {x.name: passes(x) for x in trivial()}
     blind = [name for name, passed in accepted.items() if passed]
-    forward = not gradients or not all(accepted.values())  # else only gradients are compared
-    survivors: list[Survivor] = []
-    names: dict[str, list[str]] = {"rejected": [], "hidden": [], "alike": []}
-    options = {name for x in cases for name in x.options}
-    for bug in track(list(known(case.estimator, options))):
-        trial = bug._replace(compute=_remembered(bug.compute))
-        if trial.backward is None and not forward:
-            continue
-        found = [_measure(*x, trial, gradients) for x in zip(cases, needed, strict=True)]
-        wrong = [x for x in found if isinstance(x, Survivor)]
-        if not wrong:
-            names["hidden" if "hidden" in found else "alike"].append(trial.name)
-        elif passes(trial):
-            survivors.append(max(wrong, key=lambda x: x.relative_error))
-        else:
-            names["rejected"].append(trial.name)
-    survivors.sort(key=lambda x: -x.relative_error)
+    backward = any(x.d_out is not None for x in cases)
+    forward = not backward or not all(accepted.values())  # else only gradients are compared
+    bugs = list(known(case.estimator, {name for x in cases for name in x.options}))
+    bugs = [x for x in bugs if forward or x.backward is not None]
+    found: dict[str, Survivor | str] = {x.name: "alike" for x in bugs}
+    sizes: dict[str, float] = {}
+    ladders = _list_ladders(case) if forward else {}
+    search = _climb(ladders, passes, sizes)
+
+    def attempt(bug: Trial) -> None:
+        found[bug.name] = _try(cases, tolerances, bug, passes)
+
+    jobs: list[Any] = [partial(attempt, x) for x in bugs if x.backward is None or backward]
+    jobs += [partial(next, search, None)] * sum(len(x).bit_length() for _, x in ladders.values())
+    # In an order in which the first jobs predict the time of the rest.
+    for job in track([jobs[i] for i in np.random.default_rng(0).permutation(len(jobs))]):
+        job()
+    deque(search, 0)
+    survivors = [x for x in found.values() if isinstance(x, Survivor)]
+    named = {x: [y for y in found if found[y] == x] for x in ("rejected", "hidden", "alike")}
     return Audit(
-        survivors,
+        sorted(survivors, key=lambda x: -x.relative_error),
         blind if forward else [],
         correct,
-        **names,
-        sizes=_find_sizes(case, passes) if forward else {},
-        needed=needed[cases.index(case)],
+        **named,
+        sizes=sizes,
+        needed=tolerances[case.dtype]["out"],
+        tolerances=tolerances,
         estimator=case.estimator,
-        dtype=" and ".join(dict.fromkeys([case.dtype, *(x.dtype for x in cases)])),
+        dtype=" and ".join(dict.fromkeys([case.dtype, *tolerances])),
         shapes={x: y.shape for x, y in case.arrays.items()},
         conventions=" / ".join(dict.fromkeys(map(_describe, cases))),
     )
+
+
+def _find_tolerances(cases: Sequence[Case]) -> Tolerances:
+    """Find what a correct kernel needs in all calls."""
+    found: Tolerances = {}
+    for case in cases:
+        of = found.setdefault(case.dtype, {})
+        for name, problem in case.problems.items():
+            need = next(measure_needs(problem, case.dtype, fused_profile(case.dtype))).pair
+            of[name] = Allowance(*map(max, need, of.get(name, need)))
+    return found
 
 
 def _describe(case: Case) -> str:
@@ -312,76 +356,72 @@ def _describe(case: Case) -> str:
     return ", ".join(words) or "no options"
 
 
-def _remembered(compute: Callable[[Case], Doubles]) -> Callable[[Case], Doubles]:
-    """Compute once for each case."""
-    found: dict[int, Doubles] = {}
+def _try(
+    cases: Sequence[Case], tolerances: Tolerances, bug: Trial, passes: Passes
+) -> Survivor | str:
+    """Try a bug: what passes is returned with its errors in the call where they are largest."""
+    bug = bug._replace(compute=cache(bug.compute))
+    found = [_measure(x, tolerances[x.dtype], bug) for x in cases]
+    wrong = [x for x in found if isinstance(x, Survivor)]
+    if not wrong:
+        return "hidden" if "hidden" in found else "alike"
+    return max(wrong, key=lambda x: x.relative_error) if passes(bug) else "rejected"
 
-    def look(case: Case) -> Doubles:
-        if id(case) not in found:
-            found[id(case)] = compute(case)
-        return found[id(case)]
 
-    return look
-
-
-def _measure(case: Case, needed: Allowance, trial: Trial, gradients: bool) -> Survivor | str:
-    """Measure how wrong an output is, or say that it is not, or that nothing can tell."""
-    if trial.backward is not None:
-        return _measure_gradients(case, trial) if gradients else "alike"
+def _measure(case: Case, needed: dict[str, Allowance], trial: Trial) -> Survivor | str:
+    """Measure how wrong a result is, or say that it is not, or that nothing can tell."""
+    if trial.backward is not None and case.d_out is None:
+        return "alike"
     try:
-        out = trial.compute(case)
+        results = case.give(trial)
     except Exception:  # of the bug: it cannot be called so
         return "alike"
-    size, allowed = np.abs(case.exact), needed.atol + needed.rtol * np.abs(case.exact)
-    written = case.write(out)
-    error, off = (
-        np.nan_to_num(np.abs(x - case.exact), nan=inf, posinf=inf) for x in (out, written)
+    written = {x: case.write(y, x) for x, y in results.items()}
+    exact, sizes = case.exact, {x: np.abs(case.exact[x]) for x in results}
+    allowed = {x: needed[x].atol + needed[x].rtol * y for x, y in sizes.items()}
+    errors, off = (
+        {x: np.nan_to_num(np.abs(z - exact[x]), nan=inf, posinf=inf) for x, z in y.items()}
+        for y in (results, written)
     )
-    largest, above = float(np.max(error, initial=0.0)), error > allowed
+    caught = any(bool(np.any(off[x] > allowed[x])) for x in results)
+    rows = np.concatenate([(errors[x] > allowed[x]).any(axis=-1).ravel() for x in results])
+    error, size = (np.concatenate([*map(np.ravel, x.values())]) for x in (errors, sizes))
+    largest, relative = float(np.max(error, initial=0.0)), relative_error(error, size)
     if largest <= _NO_DIFFERENCE * float(np.max(size, initial=0.0)):
         return "alike"
-    relative, caught = _relative_error(error, size), bool(np.any(off > allowed))
     small = relative <= _BELOW_ROUNDING * FORMATS[case.dtype].unit
     if not caught and (small or _verdict(case, written) != "FAIL"):
         return "hidden"
-    rows = float(np.mean(above.any(axis=-1)))
-    return Survivor(trial.name, relative, trial.kind, largest, rows, caught, trial.effect)
+    numbers = relative, trial.kind, largest, float(np.mean(rows)), caught
+    return Survivor(trial.name, *numbers, trial.effect)
 
 
-def _verdict(case: Case, written: Doubles) -> str:
-    arrays: dict[str, Any] = {**case.arrays, **case.options}
-    return verify(**arrays, out=written, dtype=case.dtype, estimator=case.estimator).verdict
+def _verdict(case: Case, written: dict[str, Doubles]) -> str:
+    given = {**case.arrays, **case.options, **written, "dtype": case.dtype}
+    if "dq" in written:
+        given["d_out"] = case.d_out
+    return verify(**given, estimator=case.estimator).verdict
 
 
-def _relative_error(error: Doubles, size: Doubles) -> float:
-    return float(np.sqrt(np.sum(error**2) / (np.sum(size**2) or 1.0)))
+def _list_ladders(case: Case) -> dict[str, tuple[Any, Sequence[float]]]:
+    """List bugs with their sizes, from the smallest."""
+    lengths = (case.arrays["k"].shape[-2], case.exact["out"].shape[-2])
+    counts = zip(COUNTS.items(), lengths, strict=True)
+    return {
+        **{name: (make, _GROWING) for name, make in FACTORS.items()},
+        **{name: (make, range(1, length + 1)) for (name, make), length in counts},
+    }
 
 
-def _measure_gradients(case: Case, trial: Trial) -> Survivor | str:
-    """The same of gradients, for derivatives to the output drawn at random."""
-    d_out = np.random.default_rng(0).standard_normal(case.exact.shape)
-    try:
-        errors, exact = gradient_errors(case, trial, d_out)
-    except Exception:  # of the bug, or of an option that it does not take
-        return "alike"
-    error, size = (np.concatenate([x.ravel() for x in y.values()]) for y in (errors, exact))
-    error = np.nan_to_num(np.abs(error), nan=inf, posinf=inf)
-    relative = _relative_error(error, size)
-    if relative <= FORMATS[case.dtype].unit:
-        return "alike" if relative <= _NO_DIFFERENCE else "hidden"
-    largest = float(np.max(error, initial=0.0))
-    return Survivor(trial.name, relative, trial.kind, largest, nan, None, trial.effect)
-
-
-def _find_sizes(case: Case, passes: Passes) -> dict[str, float]:
-    """Find the largest size that passes of each bug with one."""
-    lengths = (case.arrays["k"].shape[-2], case.exact.shape[-2])
-    steps: dict[str, tuple[Any, Sequence[float]]] = {x: (y, _GROWING) for x, y in FACTORS.items()}
-    for (name, make), length in zip(COUNTS.items(), lengths, strict=True):
-        steps[name] = make, range(1, length + 1)
-    sizes = {}
-    for name, (make, of) in steps.items():
-        bugs = [Trial(name, "size", "", partial(make, size)) for size in of]
-        first = bisect.bisect_left(bugs, True, key=lambda bug: not passes(bug))
-        sizes[name] = float(of[first - 1]) if first else 0.0
-    return sizes
+def _climb(
+    ladders: dict[str, tuple[Any, Sequence[float]]], passes: Passes, sizes: dict[str, float]
+) -> Iterator[None]:
+    """Find the largest size that passes of each bug, one test at a time."""
+    for name, (make, of) in ladders.items():
+        low, high = 0, len(of)
+        while low < high:
+            middle = (low + high) // 2
+            passed = passes(Trial(name, "size", "", partial(make, of[middle])))
+            low, high = (middle + 1, high) if passed else (low, middle)
+            yield
+        sizes[name] = float(of[low - 1]) if low else 0.0

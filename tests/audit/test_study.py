@@ -102,6 +102,66 @@ def test_the_tolerance_that_is_needed(few):
     assert [x.name for x in found.survivors if not x.caught] == [x.name for x in found.survivors]
 
 
+def posed(dtype, rng=0, **options):
+    return outputs.simulate_errors(outputs.pose_case(*qkv(rng), dtype=dtype, **options))
+
+
+def test_tolerances_are_those_of_each_type_and_of_gradients(few):
+    """They pass a correct kernel in all calls, and are no larger than each needs."""
+    d_out = FORMATS["bfloat16"].round(qkv(5)[0])
+    cases = [
+        posed("float32"),
+        posed("bfloat16", 1),
+        outputs.add_gradients(posed("bfloat16"), d_out),
+    ]
+    found = study.conclude(cases, lambda trial: True)
+    assert {x: [*y] for x, y in found.tolerances.items()} == {
+        "float32": ["out"],
+        "bfloat16": ["out", "dq", "dk", "dv"],
+    }
+    assert found.needed == found.tolerances["float32"]["out"]
+    for case in cases:
+        for name, exact in case.exact.items():
+            atol, rtol = found.tolerances[case.dtype][name]
+            error = np.abs(case.write(exact, name) - exact)
+            assert np.all(error <= atol + rtol * np.abs(exact))
+            need = study._find_tolerances([case])[case.dtype][name]
+            assert need.atol <= atol
+            assert need.rtol <= rtol
+    alone = found.tolerances["float32"]["out"], study._find_tolerances(cases[:1])["float32"]["out"]
+    assert alone[0] == alone[1]
+
+
+def test_what_is_not_counted_is_named(few):
+    found = run(lambda got, expected: True, causal=True)
+    found.alike.append("softmax-backward-delta-sign")
+    short, every = (" ".join(found.lines(x)) for x in (False, True))
+    assert (
+        "1 that make no difference on these inputs, 1 of gradients, which were not tried" in short
+    )
+    for name in (*found.alike, *found.hidden):
+        assert name in every
+        assert name not in short
+    assert "no difference, backward: softmax-backward-delta-sign" in every
+
+
+@pytest.mark.parametrize("hidden", [0.0, np.nan])
+def test_sums_by_products_are_those_of_the_formula(hidden):
+    """For exact outputs, and bugs in what is summed; what hidden values hold has no part."""
+    seen = np.random.default_rng(2).random((N, N)) < 0.8
+    seen[:, 3] = False
+    q, k, v = qkv()
+    v[:, 3] = hidden
+    case = outputs.pose_case(q, k, v, dtype="float64", mask=seen, causal=True)
+    expected = softmax_attention(q, k, v, mask=seen, causal=True)
+    np.testing.assert_allclose(case.exact["out"], expected, rtol=1e-12, atol=1e-14)
+    bugs = {x.name: x.backward or x.compute for x in outputs.known("softmax", ())}
+    for name in ("softmax-mask-on-values", "softmax-causal-ahead"):
+        plain = bugs[name].args[0](q=q, k=k, v=v, mask=seen, causal=True)
+        np.testing.assert_allclose(bugs[name](case), plain, rtol=1e-12, atol=1e-14)
+        assert np.abs(plain - expected).max() > 1e-3
+
+
 def test_a_comparison_sees_the_library_of_the_queries(few):
     import array_api_strict as xp
 
