@@ -232,7 +232,7 @@ class _Tape:
             if case.d_out is None and case.options.keys() <= {"mask", "causal"}:
                 self.of.cases[self.key] = add_gradients(case, d_out)
             if trial is not None and trial.backward is not None:
-                exact, wrong = case.go_back_right(d_out), case.go_back(trial.backward, d_out)
+                exact, wrong = case.go_back(d_out), case.go_back(d_out, trial.backward)
                 self.errors = {x: wrong[x] - exact[x] for x in exact}
         elif self.errors:
             errors = np.sum([self.errors[x] for x in names], axis=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ _KINDS_OF = {
     "normaliser": "epsilon|plus-one|padded-blocks|sink|sums|over-queries|weights|series|normalis",
     "scale": "scale|base|log2e|cosine|cap|clipped|scores|maximum|overflow",
 }
+_GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 # The same sum without an array of (n, d, m) numbers, for values that are finite.
 _BY_PRODUCTS = (
     Edit(
@@ -74,43 +75,41 @@ class Case:
     swapped: bool = False
     d_out: Doubles | None = None
 
-    def attend(self, **changes: Any) -> Doubles:
-        """Compute the formula with other arrays or options."""
-        return np.asarray(self.call(_definition(self.estimator), **changes), np.float64)
+    def attend(self, fn: Edited | None = None, **changes: Any) -> Doubles:
+        """Compute the formula, or what a bug makes of it, also of other arrays or options."""
+        return np.asarray(self._call(fn or _definition(self.estimator), **changes), np.float64)
 
-    def write(self, out: Doubles, name: str = "out") -> Doubles:
-        """Round a result as a kernel with the errors of a correct one writes it; 0 stays 0."""
-        with np.errstate(all="ignore"):
-            return FORMATS[self.dtype].round(np.where(out == 0, out, out + self.errors[name]))
+    def go_back(self, d_out: Doubles | None, fn: Edited | None = None) -> dict[str, Doubles]:
+        """Compute the gradients, or what a bug makes of them."""
+        fn = fn or _definition(f"{self.estimator}-{_BACKWARD}")
+        return dict(zip(("dq", "dk", "dv"), self._call(fn, d_out=d_out)[1:], strict=True))
 
-    def call(self, fn: Edited, **changes: Any) -> Any:
+    def give(self, trial: Trial) -> dict[str, Doubles]:
+        """Compute what a wrong kernel returns, before it is rounded: the output, or gradients."""
+        if trial.backward is None:
+            return {"out": trial.compute(self)}
+        return self.go_back(self.d_out, trial.backward)
+
+    def _call(self, fn: Edited, **changes: Any) -> Any:
         """Call an implementation with copies of the arrays: a bug may write to its arguments."""
         finite = all(np.isfinite(x).all() for x in self.arrays.values())
         arguments = {**self.arrays, **self.options, **changes}
         copies = {x: y.copy() if hasattr(y, "copy") else y for x, y in arguments.items()}
         return (_sum_by_products(fn) if finite else fn)(**copies)
 
-    def give(self, trial: Trial) -> dict[str, Doubles]:
-        """Compute what a wrong kernel returns, before it is rounded: the output, or gradients."""
-        if trial.backward is None:
-            return {"out": trial.compute(self)}
-        return self.go_back(trial.backward, self.d_out)
-
-    def go_back(self, fn: Edited, d_out: Doubles | None) -> dict[str, Doubles]:
-        """Compute gradients."""
-        return dict(zip(("dq", "dk", "dv"), self.call(fn, d_out=d_out)[1:], strict=True))
-
-    def go_back_right(self, d_out: Doubles) -> dict[str, Doubles]:
-        return self.go_back(_definition(f"{self.estimator}-{_BACKWARD}"), d_out)
+    def write(self, out: Doubles, name: str = "out") -> Doubles:
+        """Round a result as a kernel with the errors of a correct one writes it; 0 stays 0."""
+        with np.errstate(all="ignore"):
+            return FORMATS[self.dtype].round(np.where(out == 0, out, out + self.errors[name]))
 
     def swap(self, x: Doubles) -> Doubles:
         """Exchange heads and tokens if the kernel's arrays have them in the other order."""
         return swap_heads(x) if self.swapped else x
 
-    def see(self, seen: Any) -> Any:
-        """Add a mask of keys to that of the case."""
-        mask = self.options.get("mask")
-        return seen if mask is None else seen & mask
+    def see_first(self, count: float) -> Any:
+        """Hide all keys but the first, in a mask."""
+        seen = np.arange(self.arrays["k"].shape[-2])[None] < count
+        return seen & self.options.get("mask", True)
 
 
 class Trial(NamedTuple):
@@ -118,19 +117,20 @@ class Trial(NamedTuple):
 
     Attributes
     ----------
-    name, kind, effect : str
-        The name of the bug, its kind, and its effect in a sentence.
+    name : str
+        The name of the bug.
     compute : callable
         Gives the output for a case.
     backward : Edited or None
         Gives (out, dq, dk, dv) in place of the right ones.
+    effect : str
+        The effect of the bug in a sentence.
     """
 
     name: str
-    kind: str
-    effect: str
     compute: Callable[[Case], Doubles]
     backward: Edited | None = None
+    effect: str = ""
 
 
 @cache
@@ -191,7 +191,7 @@ def add_gradients(case: Case, d_out: Doubles) -> Case:
     shapes = {f"d{x}": y.shape for x, y in case.arrays.items()}
     problems = pose_gradients(case.problems["out"], shapes, d_out.__getitem__, read, case.dtype)
     errors = {**case.errors, **{x: _simulate(y, case.dtype) for x, y in problems.items()}}
-    exact = {**case.exact, **case.go_back_right(d_out)}
+    exact = {**case.exact, **case.go_back(d_out)}
     problems = {**case.problems, **problems}
     return replace(case, problems=problems, exact=exact, errors=errors, d_out=d_out)
 
@@ -212,24 +212,19 @@ def _simulate(problem: Problem, dtype: str) -> Doubles:
     return errors
 
 
-def trivial() -> Iterator[Trial]:
+def trivial() -> list[Trial]:
     """List trivial outputs, which every test should reject."""
 
     def no_scores(case: Case, **changes: Any) -> Doubles:
         return case.attend(q=np.zeros_like(case.arrays["q"]), **changes)
 
-    def first_value(case: Case) -> Doubles:
-        first = np.arange(case.arrays["k"].shape[-2]) == 0
-        return no_scores(case, mask=case.see(first[None]))
-
     outputs: Mapping[str, Callable[[Case], Doubles]] = {
         "zeros": lambda case: np.zeros_like(case.exact["out"]),
         "mean of v": no_scores,
-        "v of the first key": first_value,
+        "v of the first key": lambda case: no_scores(case, mask=case.see_first(1)),
         "half the scale": lambda case: case.attend(q=case.arrays["q"] / 2),
     }
-    for name, compute in outputs.items():
-        yield Trial(name, "trivial", "", compute)
+    return [Trial(*x) for x in outputs.items()]
 
 
 def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
@@ -239,9 +234,8 @@ def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
         there = option is None or option in options
         random = x.fn.over == "dropout" or x.name == f"{estimator}-dropout"
         if x.estimator == estimator and there and not random:
-            kind = kind_of(x.name)
-            back = x.fn if kind == _BACKWARD else None
-            yield Trial(x.name, kind, x.effect, partial(_call, x.fn), back)
+            back = x.fn if kind_of(x.name) == _BACKWARD else None
+            yield Trial(x.name, partial(Case.attend, fn=x.fn), back, x.effect)
 
 
 def kind_of(name: str) -> str:
@@ -249,28 +243,21 @@ def kind_of(name: str) -> str:
     return next((kind for kind, words in _KINDS_OF.items() if re.search(words, name)), "other")
 
 
-def _call(fn: Edited, case: Case) -> Doubles:
-    return np.asarray(case.call(fn), np.float64)
+def sized(case: Case) -> dict[str, tuple[Callable[[float, Case], Doubles], Sequence[float]]]:
+    """List bugs of a size, with the sizes for a case, from the smallest."""
+    m, n = case.arrays["k"].shape[-2], case.exact["out"].shape[-2]
+    return {
+        "output times": (lambda x, case: (1 + x) * case.exact["out"], _GROWING),
+        "scores times": (lambda x, case: case.attend(q=(1 + x) * case.arrays["q"]), _GROWING),
+        "last keys lost": (_lose_keys, range(1, m + 1)),
+        "last rows zero": (_lose_rows, range(1, n + 1)),
+    }
 
 
-# Bugs of a size: from 0 to 1, or up to the number of keys or rows.
-def scale_output(size: float, case: Case) -> Doubles:
-    return (1 + size) * case.exact["out"]
+def _lose_keys(count: float, case: Case) -> Doubles:
+    return case.attend(mask=case.see_first(case.arrays["k"].shape[-2] - count))
 
 
-def scale_scores(size: float, case: Case) -> Doubles:
-    return case.attend(q=(1 + size) * case.arrays["q"])
-
-
-def lose_keys(size: float, case: Case) -> Doubles:
-    m = case.arrays["k"].shape[-2]
-    return case.attend(mask=case.see(np.arange(m)[None] < m - size))
-
-
-def lose_rows(size: float, case: Case) -> Doubles:
-    n = case.exact["out"].shape[-2]
-    return np.where(np.arange(n)[:, None] < n - size, case.exact["out"], 0.0)
-
-
-FACTORS = {"output times": scale_output, "scores times": scale_scores}
-COUNTS = {"last keys lost": lose_keys, "last rows zero": lose_rows}
+def _lose_rows(count: float, case: Case) -> Doubles:
+    out = case.exact["out"]
+    return np.where(np.arange(out.shape[-2])[:, None] < out.shape[-2] - count, out, 0.0)

@@ -19,8 +19,6 @@ from ..verification.choice import fused_profile
 from ..verification.door import verify
 from ..verification.tolerance import Allowance, measure_needs
 from .outputs import (
-    COUNTS,
-    FACTORS,
     Case,
     Trial,
     kind_of,
@@ -28,12 +26,12 @@ from .outputs import (
     pose_case,
     relative_error,
     simulate_errors,
+    sized,
     trivial,
 )
 
 _NO_DIFFERENCE = 1e-9  # of the largest number: what differs less is no bug on these inputs
 _BELOW_ROUNDING = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
-_GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 
 Passes = Callable[[Trial | None], bool]
 Tolerances = dict[str, dict[str, Allowance]]
@@ -191,10 +189,10 @@ class Audit(NamedTuple):
     def _describe_sizes(self) -> Iterator[str]:
         """Write the sizes that pass."""
         for name, size in self.sizes.items():
-            if size == 1.0 and name in FACTORS:
-                yield f"{name} any factor up to 2"
+            if name.endswith("times") and size:
+                yield f"{name} {'any factor up to 2' if size == 1 else f'{1 + size:.4g}'}"
             elif size:
-                yield f"{name} {1 + size:.4g}" if name in FACTORS else f"{name}: {size:.0f}"
+                yield f"{name}: {size:.0f}"
 
     def _advise(self) -> Iterator[str]:
         """Say which inputs would show more."""
@@ -306,7 +304,7 @@ def conclude(
     bugs = [x for x in bugs if forward or x.backward is not None]
     found: dict[str, Survivor | str] = {x.name: "alike" for x in bugs}
     sizes: dict[str, float] = {}
-    ladders = _list_ladders(case) if forward else {}
+    ladders = sized(case) if forward else {}
     search = _climb(ladders, passes, sizes)
 
     def attempt(bug: Trial) -> None:
@@ -392,7 +390,7 @@ def _measure(case: Case, needed: dict[str, Allowance], trial: Trial) -> Survivor
     small = relative <= _BELOW_ROUNDING * FORMATS[case.dtype].unit
     if not caught and (small or _verdict(case, written) != "FAIL"):
         return "hidden"
-    numbers = relative, trial.kind, largest, float(np.mean(rows)), caught
+    numbers = relative, kind_of(trial.name), largest, float(np.mean(rows)), caught
     return Survivor(trial.name, *numbers, trial.effect)
 
 
@@ -403,25 +401,15 @@ def _verdict(case: Case, written: dict[str, Doubles]) -> str:
     return verify(**given, estimator=case.estimator).verdict
 
 
-def _list_ladders(case: Case) -> dict[str, tuple[Any, Sequence[float]]]:
-    """List bugs with their sizes, from the smallest."""
-    lengths = (case.arrays["k"].shape[-2], case.exact["out"].shape[-2])
-    counts = zip(COUNTS.items(), lengths, strict=True)
-    return {
-        **{name: (make, _GROWING) for name, make in FACTORS.items()},
-        **{name: (make, range(1, length + 1)) for (name, make), length in counts},
-    }
-
-
 def _climb(
-    ladders: dict[str, tuple[Any, Sequence[float]]], passes: Passes, sizes: dict[str, float]
+    ladders: dict[str, tuple[Any, Sequence[float]]], passes: Passes, found: dict[str, float]
 ) -> Iterator[None]:
     """Find the largest size that passes of each bug, one test at a time."""
     for name, (make, of) in ladders.items():
         low, high = 0, len(of)
         while low < high:
             middle = (low + high) // 2
-            passed = passes(Trial(name, "size", "", partial(make, of[middle])))
+            passed = passes(Trial(name, partial(make, of[middle])))
             low, high = (middle + 1, high) if passed else (low, middle)
             yield
-        sizes[name] = float(of[low - 1]) if low else 0.0
+        found[name] = float(of[low - 1]) if low else 0.0

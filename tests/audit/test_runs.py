@@ -258,7 +258,7 @@ def test_gradients_that_pass_are_listed(monkeypatch):
         q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
         return torch.autograd.grad(substitute(q, k, v).square().sum(), q)[0].abs().max().item()
 
-    found = runs._study([lambda: "" if largest() < np.inf else "large"], substitute, iter)
+    found = runs._study(substitute, iter, [lambda: "" if largest() < np.inf else "large"])
     assert not found.blind  # outputs are not compared
     assert "only gradients are compared: bugs of the output were not tried" in found.lines()
     assert {x.name for x in found.survivors} == {x.name for x in bugs}
@@ -267,6 +267,6 @@ def test_gradients_that_pass_are_listed(monkeypatch):
     assert ["dq" in line, "dk" in line, "dv" in line, "out" in line] == [True] * 3 + [False]
     substitute.trial = None
     most = 1.5 * largest()
-    found = runs._study([lambda: "" if largest() < most else "large"], substitute, iter)
+    found = runs._study(substitute, iter, [lambda: "" if largest() < most else "large"])
     assert "softmax-backward-scale-missing-in-dq" in found.rejected
     assert "softmax-backward-scale-missing-in-dk" not in found.rejected
