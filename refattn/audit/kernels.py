@@ -51,25 +51,13 @@ class Unclear(ValueError):
 class Substitute:
     """Stands for a kernel: calls it, and returns what a wrong kernel would have returned.
 
-    Parameters
-    ----------
-    kernel : callable
-        The kernel.
-    declared : mapping
-        Options of the formula that are known: `layout`, `causal`, `scale`.
-
-    Attributes
-    ----------
-    trial : Trial or None
-        The bug whose output the test gets; None for the kernel's own.
-    cases : dict of Case
-        What it was called with, each once.
+    Options of the formula that are known, `layout`, `causal` and `scale`, may be declared.
     """
 
     def __init__(self, kernel: Callable[..., Any], declared: Mapping[str, Any]) -> None:
         self.kernel, self.declared = kernel, declared
-        self.trial: Trial | None = None
-        self.cases: dict[bytes, Case] = {}
+        self.trial: Trial | None = None  # whose output the test gets; None for the kernel's own
+        self.cases: dict[bytes, Case] = {}  # each call once
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Stand for a method, too."""

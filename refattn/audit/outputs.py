@@ -48,32 +48,17 @@ _BY_PRODUCTS = (
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """The inputs of a kernel, with what a correct kernel returns.
+    """The inputs of a kernel, with its results by name: "out", and perhaps "dq", "dk" and "dv"."""
 
-    Attributes
-    ----------
-    arrays, options : dict
-        q, k and v in float64, heads before tokens, and the other options of the formula.
-    estimator, dtype : str
-        What is computed, and the type of the output.
-    problems, exact, errors : dict
-        By result, "out" and perhaps "dq", "dk" and "dv": the formula as `rounding` takes it, the
-        exact numbers, and what a correct kernel adds to these before they are rounded.
-    swapped : bool
-        Whether tokens come before heads in the kernel's own arrays.
-    d_out : array or None
-        The derivative with respect to the output, if there are gradients.
-    """
-
-    arrays: Mapping[str, Doubles]
-    options: Mapping[str, Any]
+    arrays: Mapping[str, Doubles]  # q, k and v, heads before tokens
+    options: Mapping[str, Any]  # of the formula
     estimator: str
-    dtype: str
-    problems: Mapping[str, Problem]
+    dtype: str  # of the output
+    problems: Mapping[str, Problem]  # of which each result is the solution
     exact: Mapping[str, Doubles]
-    errors: Mapping[str, Doubles]
-    swapped: bool = False
-    d_out: Doubles | None = None
+    errors: Mapping[str, Doubles]  # of a correct kernel, before its results are rounded
+    swapped: bool = False  # whether tokens come before heads in the kernel's own arrays
+    d_out: Doubles | None = None  # the derivative to the output, if there are gradients
 
     def attend(self, fn: Edited | None = None, **changes: Any) -> Doubles:
         """Compute the formula, or what a bug makes of it, also of other arrays or options."""
@@ -113,24 +98,12 @@ class Case:
 
 
 class Trial(NamedTuple):
-    """An output, or the gradients of a backward pass, that a test should reject.
-
-    Attributes
-    ----------
-    name : str
-        The name of the bug.
-    compute : callable
-        Gives the output for a case.
-    backward : Edited or None
-        Gives (out, dq, dk, dv) in place of the right ones.
-    effect : str
-        The effect of the bug in a sentence.
-    """
+    """An output, or the gradients of a backward pass, that a test should reject."""
 
     name: str
-    compute: Callable[[Case], Doubles]
-    backward: Edited | None = None
-    effect: str = ""
+    compute: Callable[[Case], Doubles]  # the output
+    backward: Edited | None = None  # gives (out, dq, dk, dv)
+    effect: str = ""  # in a sentence
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import groupby
 from math import inf
 from typing import Any, NamedTuple
 
@@ -144,9 +145,13 @@ class Audit(NamedTuple):
             found.insert(0, "this test rejects a correct kernel")
         if not self.sizes:
             found.append("only gradients are compared: bugs of the output were not tried")
-        found.append(f"not counted: {', '.join(self._describe_uncounted())}")
-        if verbose:
-            found += self._name_uncounted()
+        uncounted = self._uncounted()
+        if uncounted:
+            counts = (f"{len(names)} {reason}" for reason, names in uncounted.items())
+            found.append(f"not counted: {', '.join(counts)}")
+        for reason, names in uncounted.items() if verbose else ():
+            for kind, group in groupby(sorted(names, key=kind_of), kind_of):
+                found.append(f"  {reason}, {kind}: {', '.join(group)}")
         found += [f"also passes: {x}" for x in self._describe_sizes()]
         caught = sum(x.caught for x in self.survivors)
         if caught:
@@ -163,21 +168,15 @@ class Audit(NamedTuple):
     def _goes_back(self) -> bool:
         return any("dq" in x for x in self.tolerances.values())
 
-    def _describe_uncounted(self) -> Iterator[str]:
-        """Count the bugs that are not counted."""
-        untried = 0 if self._goes_back() else sum(kind_of(x) == "backward" for x in self.alike)
-        yield f"{len(self.alike) - untried} that make no difference on these inputs"
-        if untried:
-            yield f"{untried} of gradients, which were not tried"
-        yield f"{len(self.hidden)} that cannot be told from a correct kernel's errors"
-
-    def _name_uncounted(self) -> Iterator[str]:
-        """Name the bugs that are not counted, by kind."""
-        for words, names in (("no difference", self.alike), ("cannot be told", self.hidden)):
-            for kind in dict.fromkeys(map(kind_of, names)):
-                untried = kind == "backward" and not self._goes_back()
-                of_kind = (x for x in names if kind_of(x) == kind)
-                yield f"  {'not tried' if untried else words}, {kind}: {', '.join(of_kind)}"
+    def _uncounted(self) -> dict[str, list[str]]:
+        """Name the bugs that are not counted, by the reason."""
+        backward = [x for x in self.alike if kind_of(x) == "backward" and not self._goes_back()]
+        reasons = {
+            "that make no difference on these inputs": [x for x in self.alike if x not in backward],
+            "of gradients, which were not tried": backward,
+            "that cannot be told from a correct kernel's errors": self.hidden,
+        }
+        return {reason: names for reason, names in reasons.items() if names}
 
     def _describe_tolerances(self) -> Iterator[str]:
         """Write the tolerances for what is compared."""

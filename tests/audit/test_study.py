@@ -142,7 +142,7 @@ def test_what_is_not_counted_is_named(few):
     for name in (*found.alike, *found.hidden):
         assert name in every
         assert name not in short
-    assert "not tried, backward: softmax-backward-delta-sign" in every
+    assert "which were not tried, backward: softmax-backward-delta-sign" in every
 
 
 @pytest.mark.parametrize("hidden", [0.0, np.nan])
