@@ -33,6 +33,7 @@ from .outputs import (
 
 _NO_DIFFERENCE = 1e-9  # of the largest number: what differs less is no bug on these inputs
 _BELOW_ROUNDING = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
+_NOT_COUNTED = ("hidden", "alike", "untried")
 
 Passes = Callable[[Trial | None], bool]
 Tolerances = dict[str, dict[str, Allowance]]
@@ -86,6 +87,8 @@ class Audit(NamedTuple):
     hidden, alike : list of str
         Bugs that no test, not even `refattn.verify`, can tell from a correct kernel's errors; and
         bugs that make no difference on these inputs.
+    untried : list of str
+        Bugs of gradients if the test computes none, and bugs that do not take the kernel's options.
     sizes : dict
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
@@ -109,6 +112,7 @@ class Audit(NamedTuple):
     rejected: list[str]
     hidden: list[str]
     alike: list[str]
+    untried: list[str]
     sizes: dict[str, float]
     needed: Allowance
     tolerances: Tolerances
@@ -165,24 +169,23 @@ class Audit(NamedTuple):
             )
         return [*found, *self._advise()]
 
-    def _goes_back(self) -> bool:
-        return any("dq" in x for x in self.tolerances.values())
-
     def _uncounted(self) -> dict[str, list[str]]:
         """Name the bugs that are not counted, by the reason."""
-        backward = [x for x in self.alike if kind_of(x) == "backward" and not self._goes_back()]
+        backward = [x for x in self.untried if kind_of(x) == "backward"]
         reasons = {
-            "that make no difference on these inputs": [x for x in self.alike if x not in backward],
+            "that make no difference on these inputs": self.alike,
             "of gradients, which were not tried": backward,
+            "that do not take the kernel's options": [x for x in self.untried if x not in backward],
             "that cannot be told from a correct kernel's errors": self.hidden,
         }
         return {reason: names for reason, names in reasons.items() if names}
 
     def _describe_tolerances(self) -> Iterator[str]:
         """Write the tolerances for what is compared."""
+        goes_back = any("dq" in x for x in self.tolerances.values())
         for dtype, needed in self.tolerances.items():
             for name, (atol, rtol) in needed.items():
-                label = [dtype] * (len(self.tolerances) > 1) + [name] * self._goes_back()
+                label = [dtype] * (len(self.tolerances) > 1) + [name] * goes_back
                 if self.sizes or name != "out":
                     yield " ".join([*label, f"atol {digits(atol)}, rtol {digits(rtol)}"])
 
@@ -294,7 +297,7 @@ def conclude(
     forward = not backward or not all(accepted.values())  # else only gradients are compared
     bugs = list(known(case.estimator, {name for x in cases for name in x.options}))
     bugs = [x for x in bugs if forward or x.backward is not None]
-    found: dict[str, Survivor | str] = {x.name: "alike" for x in bugs}
+    found: dict[str, Survivor | str] = {x.name: "untried" for x in bugs}
     sizes: dict[str, float] = {}
     ladders = sized(case) if forward else {}
     search = _climb(ladders, passes, sizes)
@@ -309,12 +312,12 @@ def conclude(
         job()
     deque(search, 0)
     survivors = [x for x in found.values() if isinstance(x, Survivor)]
-    named = {x: [y for y in found if found[y] == x] for x in ("rejected", "hidden", "alike")}
+    outcomes = ("rejected", *_NOT_COUNTED)
     return Audit(
         sorted(survivors, key=lambda x: -x.relative_error),
         blind if forward else [],
         correct,
-        **named,
+        **{x: [name for name, y in found.items() if y == x] for x in outcomes},
         sizes=sizes,
         needed=tolerances[case.dtype]["out"],
         tolerances=tolerances,
@@ -354,18 +357,18 @@ def _try(
     found = [_measure(x, tolerances[x.dtype], bug) for x in cases]
     wrong = [x for x in found if isinstance(x, Survivor)]
     if not wrong:
-        return "hidden" if "hidden" in found else "alike"
+        return next(x for x in _NOT_COUNTED if x in found)
     return max(wrong, key=lambda x: x.relative_error) if passes(bug) else "rejected"
 
 
 def _measure(case: Case, needed: dict[str, Allowance], trial: Trial) -> Survivor | str:
     """Measure how wrong a result is, or say that it is not, or that nothing can tell."""
     if trial.backward is not None and case.d_out is None:
-        return "alike"
+        return "untried"
     try:
         results = case.give(trial)
     except Exception:  # of the bug: it cannot be called so
-        return "alike"
+        return "untried"
     written = {x: case.write(y, x) for x, y in results.items()}
     exact, sizes = case.exact, {x: np.abs(case.exact[x]) for x in results}
     allowed = {x: needed[x].atol + needed[x].rtol * y for x, y in sizes.items()}

@@ -134,15 +134,22 @@ def test_tolerances_are_those_of_each_type_and_of_gradients(few):
 
 def test_what_is_not_counted_is_named(few):
     found = run(lambda got, expected: True, causal=True)
-    found.alike.append("softmax-backward-delta-sign")
+    found.untried.append("softmax-backward-delta-sign")
     short, every = (" ".join(found.lines(x)) for x in (False, True))
     assert (
         "1 that make no difference on these inputs, 1 of gradients, which were not tried" in short
     )
-    for name in (*found.alike, *found.hidden):
+    for name in (*found.alike, *found.hidden, *found.untried):
         assert name in every
         assert name not in short
     assert "which were not tried, backward: softmax-backward-delta-sign" in every
+
+
+def test_a_bug_that_does_not_take_an_option_was_not_tried(few):
+    """It is not said to make no difference."""
+    found = run(lambda got, expected: True, window=(4, 0))
+    assert found.untried == ["softmax-plus-one"]
+    assert "1 that do not take the kernel's options" in " ".join(found.lines())
 
 
 @pytest.mark.parametrize("hidden", [0.0, np.nan])
