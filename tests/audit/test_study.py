@@ -146,10 +146,16 @@ def test_what_is_not_counted_is_named(few):
 
 
 def test_a_bug_that_does_not_take_an_option_was_not_tried(few):
-    """It is not said to make no difference."""
-    found = run(lambda got, expected: True, window=(4, 0))
+    """It is not said to make no difference; a window is a mask to it."""
+    found = run(lambda got, expected: True, softcap=20.0)
     assert found.untried == ["softmax-plus-one"]
     assert "1 that do not take the kernel's options" in " ".join(found.lines())
+    assert not run(lambda got, expected: True, window=(4, 0)).untried
+    bug = next(x for x in study.known("softmax", ()) if x.name == "softmax-plus-one")
+    for window, below, above in (((4, 0), -4, 0), ((None, 2), -N, 2)):
+        mask = np.tri(N, k=above, dtype=bool) & ~np.tri(N, k=below - 1, dtype=bool)
+        same = [posed("float32", **x) for x in ({"window": window}, {"mask": mask})]
+        np.testing.assert_array_equal(bug.compute(same[0]), bug.compute(same[1]))
 
 
 @pytest.mark.parametrize("hidden", [0.0, np.nan])
