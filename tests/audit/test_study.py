@@ -132,6 +132,14 @@ def test_tolerances_are_those_of_each_type_and_of_gradients(few):
     assert alone[0] == alone[1]
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_a_tolerance_is_of_the_size_of_the_type(few, dtype):
+    (of,) = study._find_tolerances([posed(dtype)]).values()
+    unit = FORMATS[dtype].unit
+    assert unit / 8 < of["out"].atol < 256 * unit
+    assert of["out"].rtol in (unit, 2 * unit, 4 * unit)
+
+
 def test_what_is_not_counted_is_named(few):
     found = run(lambda got, expected: True, causal=True)
     found.untried.append("softmax-backward-delta-sign")
