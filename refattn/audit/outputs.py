@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,10 @@ from ..arrays.library import Doubles, is_array_api_obj, to_host
 from ..arrays.stored import mask_of_members
 from ..conformance.defects.catalogue import right, wrong
 from ..conformance.defects.edits import Edited
+from ..conformance.truth.text import Edit
 from ..features import elu_features
 from ..rounding.formats import FORMATS, dtype_of, widen
-from ..rounding.problems import CALLED, Index, Problem, pose_arrays, sweep
+from ..rounding.problems import CALLED, Index, Problem, pose_arrays, pose_gradients, sweep
 from ..rounding.profiles import PROFILES
 from ..rounding.roundings import RowErrors
 from ..verification.choice import fused_profile
@@ -33,72 +34,91 @@ _KINDS_OF = {
     "normaliser": "epsilon|plus-one|padded-blocks|sink|sums|over-queries|weights|series|normalis",
     "scale": "scale|base|log2e|cosine|cap|clipped|scores|maximum|overflow",
 }
+_GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
+# The same sum without an array of (n, d, m) numbers, for values that are finite.
+_BY_PRODUCTS = (
+    Edit(
+        "weighted_sum",
+        "weights[..., None, :] * xp.matrix_transpose(v)[..., None, :, :]",
+        "xp.where(seen, weights, 0.0) @ v",
+    ),
+    Edit("weighted_sum", "xp.sum(xp.where(seen[..., None, :], terms, 0.0), axis=-1)", "terms"),
+)
 
 
-class Case(NamedTuple):
-    """The inputs of a kernel, with what a correct one gives.
+@dataclass(frozen=True, eq=False)
+class Case:
+    """The inputs of a kernel, with its results by name: "out", and perhaps "dq", "dk" and "dv"."""
 
-    Attributes
-    ----------
-    arrays, options : dict
-        q, k and v in float64, heads before tokens, and what else the formula takes.
-    estimator, dtype : str
-        What is computed, and the type of the output.
-    exact : array
-        The exact output.
-    errors : array
-        What a correct kernel adds to it before its output is rounded.
-    problem : Problem
-        The same, for what is known of roundings.
-    """
-
-    arrays: Mapping[str, Doubles]
-    options: Mapping[str, Any]
+    arrays: Mapping[str, Doubles]  # q, k and v, heads before tokens
+    options: Mapping[str, Any]  # of the formula
     estimator: str
-    dtype: str
-    exact: Doubles
-    errors: Doubles
-    problem: Problem
+    dtype: str  # of the output
+    problems: Mapping[str, Problem]  # of which each result is the solution
+    exact: Mapping[str, Doubles]
+    errors: Mapping[str, Doubles]  # of a correct kernel, before its results are rounded
+    swapped: bool = False  # whether tokens come before heads in the kernel's own arrays
+    d_out: Doubles | None = None  # the derivative to the output, if there are gradients
 
-    def attend(self, **changes: Any) -> Doubles:
-        """Compute the formula with other arrays or options."""
-        out: Doubles = _definition(self.estimator)(**{**self.arrays, **self.options, **changes})
-        return out
+    def attend(self, fn: Edited | None = None, **changes: Any) -> Doubles:
+        """Compute the formula, or what a bug makes of it, also of other arrays or options."""
+        return np.asarray(self._call(fn or _definition(self.estimator), **changes), np.float64)
 
-    def write(self, out: Doubles) -> Doubles:
-        """Round an output as a kernel with the errors of a correct one writes it; 0 stays 0."""
-        with np.errstate(all="ignore"):
-            return FORMATS[self.dtype].round(np.where(out == 0, out, out + self.errors))
+    def go_back(self, d_out: Doubles | None, fn: Edited | None = None) -> dict[str, Doubles]:
+        """Compute the gradients, or what a bug makes of them."""
+        fn = fn or _definition(f"{self.estimator}-{_BACKWARD}")
+        return dict(zip(("dq", "dk", "dv"), self._call(fn, d_out=d_out)[1:], strict=True))
 
-    def call(self, fn: Callable[..., Any], **more: Any) -> Any:
+    def give(self, trial: Trial) -> dict[str, Doubles]:
+        """Compute what a wrong kernel returns, before it is rounded: the output, or gradients."""
+        if trial.backward is None:
+            return {"out": trial.compute(self)}
+        return self.go_back(self.d_out, trial.backward)
+
+    def _call(self, fn: Edited, **changes: Any) -> Any:
         """Call an implementation with copies of the arrays: a bug may write to its arguments."""
-        arguments = {**self.arrays, **self.options, **more}
-        return fn(**{x: y.copy() if hasattr(y, "copy") else y for x, y in arguments.items()})
+        finite = all(np.isfinite(x).all() for x in self.arrays.values())
+        arguments = {**self.arrays, **self.options, **changes}
+        copies = {x: y.copy() if hasattr(y, "copy") else y for x, y in arguments.items()}
+        fn = _sum_by_products(fn) if finite else fn
+        try:
+            return fn(**copies)
+        except TypeError:
+            if "window" not in copies:
+                raise
+            copies["mask"] = copies.get("mask", True) & self._band(*copies.pop("window"))
+            return fn(**copies)
 
-    def see(self, seen: Any) -> Any:
-        """Add a mask of keys to that of the case."""
-        mask = self.options.get("mask")
-        return seen if mask is None else seen & mask
+    def _band(self, left: int | None, right: int | None) -> Any:
+        """Return a window as a mask, for bugs of formulas that do not take one."""
+        n, m = (self.arrays[x].shape[-2] for x in "qk")
+        ahead = np.arange(m) - np.arange(m - n, m)[:, None]
+        return (ahead >= -(m if left is None else left)) & (
+            ahead <= (m if right is None else right)
+        )
+
+    def write(self, out: Doubles, name: str = "out") -> Doubles:
+        """Round a result as a kernel with the errors of a correct one writes it; 0 stays 0."""
+        with np.errstate(all="ignore"):
+            return FORMATS[self.dtype].round(np.where(out == 0, out, out + self.errors[name]))
+
+    def swap(self, x: Doubles) -> Doubles:
+        """Exchange heads and tokens if the kernel's arrays have them in the other order."""
+        return swap_heads(x) if self.swapped else x
+
+    def see_first(self, count: float) -> Any:
+        """Hide all keys but the first, in a mask."""
+        seen = np.arange(self.arrays["k"].shape[-2])[None] < count
+        return seen & self.options.get("mask", True)
 
 
 class Trial(NamedTuple):
-    """An output, or the gradients of a backward pass, that a test should reject.
-
-    Attributes
-    ----------
-    name, kind, effect : str
-        The name of the bug, its kind, and its effect in a sentence.
-    compute : callable
-        Gives the output for a case.
-    backward : Edited or None
-        Gives (out, dq, dk, dv) for a case and the derivative to the output.
-    """
+    """An output, or the gradients of a backward pass, that a test should reject."""
 
     name: str
-    kind: str
-    effect: str
-    compute: Callable[[Case], Doubles]
-    backward: Edited | None = None
+    compute: Callable[[Case], Doubles]  # the output
+    backward: Edited | None = None  # gives (out, dq, dk, dv)
+    effect: str = ""  # in a sentence
 
 
 @cache
@@ -106,15 +126,23 @@ def _definition(name: str) -> Edited:
     return next(x.fn for x in right() if x.name == name)
 
 
-def gradient_errors(
-    case: Case, trial: Trial, d_out: Doubles
-) -> tuple[dict[str, Doubles], dict[str, Doubles]]:
-    """Return how far gradients in q, k and v are off, and the exact ones."""
-    assert trial.backward is not None
-    exact = case.call(_definition(f"{case.estimator}-{_BACKWARD}"), d_out=d_out)[1:]
-    found = case.call(trial.backward, d_out=d_out)[1:]
-    errors = (x - y for x, y in zip(found, exact, strict=True))
-    return dict(zip("qkv", errors, strict=True)), dict(zip("qkv", exact, strict=True))
+@cache
+def _sum_by_products(fn: Edited) -> Edited:
+    quick = replace(fn, edits=(*fn.edits, *_BY_PRODUCTS))
+    try:
+        quick.sources()
+    except ValueError:  # the bug is in that function
+        return fn
+    return quick
+
+
+def swap_heads(x: Doubles) -> Doubles:
+    return np.ascontiguousarray(np.swapaxes(x, -2, -3))
+
+
+def relative_error(error: Doubles, exact: Doubles) -> float:
+    """Return the norm of an error over that of the exact numbers."""
+    return float(np.sqrt(np.sum(error**2) / (np.sum(exact**2) or 1.0)))
 
 
 def pose_case(
@@ -125,7 +153,7 @@ def pose_case(
     dtype = dtype_of(q) if dtype is None else dtype
     checks.choice("dtype", dtype, [x for x in FORMATS if x != "tfloat32"])
     arrays = {x: FORMATS[dtype].round(widen(x, y)) for x, y in zip("qkv", (q, k, v), strict=True)}
-    options = {x: _on_host(x, y) for x, y in options.items() if y is not None}
+    options = {x: on_host(x, y) for x, y in options.items() if y is not None}
     if "mask" in options:
         options["mask"] = mask_of_members(options["mask"], *arrays.values())
     of_map = {"feature_map": elu_features} if estimator == CALLED["map"] else {}
@@ -133,52 +161,58 @@ def pose_case(
     problem = pose_arrays(**given)
     if CALLED[problem.kind] != estimator:
         raise ValueError("`omega` must be given for rfa, and for no other estimator.")
-    exact = _definition(estimator)(**arrays, **options)
-    return Case(arrays, MappingProxyType(options), estimator, dtype, exact, 0 * exact, problem)
+    case = Case(arrays, options, estimator, dtype, {"out": problem}, {}, {})
+    exact = case.attend()
+    return replace(case, exact={"out": exact}, errors={"out": np.zeros_like(exact)})
 
 
-def _on_host(name: str, x: Any) -> Any:
+def on_host(name: str, x: Any) -> Any:
     """Bring an option to NumPy if it is an array."""
     if not is_array_api_obj(x):
         return x
     return to_host(x, None) if name == "mask" else widen(name, x)
 
 
+def add_gradients(case: Case, d_out: Doubles) -> Case:
+    """Add the gradients for a derivative with respect to the output."""
+    read = case.write(case.exact["out"]).__getitem__
+    shapes = {f"d{x}": y.shape for x, y in case.arrays.items()}
+    problems = pose_gradients(case.problems["out"], shapes, d_out.__getitem__, read, case.dtype)
+    errors = {**case.errors, **{x: _simulate(y, case.dtype) for x, y in problems.items()}}
+    exact = {**case.exact, **case.go_back(d_out)}
+    problems = {**case.problems, **problems}
+    return replace(case, problems=problems, exact=exact, errors=errors, d_out=d_out)
+
+
 def simulate_errors(case: Case) -> Case:
     """Give a case the errors of a usual kernel before its output is rounded."""
-    errors = np.zeros_like(case.exact)
+    return replace(case, errors={"out": _simulate(case.problems["out"], case.dtype)})
+
+
+def _simulate(problem: Problem, dtype: str) -> Doubles:
+    errors = np.zeros((*problem.lead, problem.shape[0], problem.shape[2]))
 
     def write(index: Index, i: slice, rows: RowErrors) -> None:
         at: Any = (*index, i)
         errors[at] = rows.nearest - rows.out
 
-    profile = PROFILES[fused_profile(case.dtype)]._replace(out=None)
-    sweep(case.problem, case.dtype, profile, write)
-    return case._replace(errors=errors)
+    sweep(problem, dtype, PROFILES[fused_profile(dtype)]._replace(out=None), write)
+    return errors
 
 
-def trivial() -> Iterator[Trial]:
+def trivial() -> list[Trial]:
     """List trivial outputs, which every test should reject."""
 
     def no_scores(case: Case, **changes: Any) -> Doubles:
         return case.attend(q=np.zeros_like(case.arrays["q"]), **changes)
 
-    def first_value(case: Case) -> Doubles:
-        first = np.arange(case.arrays["k"].shape[-2]) == 0
-        return no_scores(case, mask=case.see(first[None]))
-
-    def halve(case: Case) -> Doubles:
-        q = case.arrays["q"]
-        return case.attend(q=q / 2)
-
     outputs: Mapping[str, Callable[[Case], Doubles]] = {
-        "zeros": lambda case: np.zeros_like(case.exact),
+        "zeros": lambda case: np.zeros_like(case.exact["out"]),
         "mean of v": no_scores,
-        "v of the first key": first_value,
-        "half the scale": halve,
+        "v of the first key": lambda case: no_scores(case, mask=case.see_first(1)),
+        "half the scale": lambda case: case.attend(q=case.arrays["q"] / 2),
     }
-    for name, compute in outputs.items():
-        yield Trial(name, "trivial", "", compute)
+    return [Trial(*x) for x in outputs.items()]
 
 
 def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
@@ -188,38 +222,30 @@ def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
         there = option is None or option in options
         random = x.fn.over == "dropout" or x.name == f"{estimator}-dropout"
         if x.estimator == estimator and there and not random:
-            kind = next((k for k, words in _KINDS_OF.items() if re.search(words, x.name)), "other")
-            back = x.fn if kind == _BACKWARD else None
-            compute = _right if back else partial(_wrong, x.fn)
-            yield Trial(x.name, kind, x.effect, compute, back)
+            back = x.fn if kind_of(x.name) == _BACKWARD else None
+            yield Trial(x.name, partial(Case.attend, fn=x.fn), back, x.effect)
 
 
-def _right(case: Case) -> Doubles:
-    return case.exact
+def kind_of(name: str) -> str:
+    """Return the kind of a bug: what it gets wrong."""
+    return next((kind for kind, words in _KINDS_OF.items() if re.search(words, name)), "other")
 
 
-def _wrong(fn: Edited, case: Case) -> Doubles:
-    return np.asarray(case.call(fn), np.float64)
+def sized(case: Case) -> dict[str, tuple[Callable[[float, Case], Doubles], Sequence[float]]]:
+    """List bugs of a size, with the sizes for a case, from the smallest."""
+    m, n = case.arrays["k"].shape[-2], case.exact["out"].shape[-2]
+    return {
+        "output times": (lambda x, case: (1 + x) * case.exact["out"], _GROWING),
+        "scores times": (lambda x, case: case.attend(q=(1 + x) * case.arrays["q"]), _GROWING),
+        "last keys lost": (_lose_keys, range(1, m + 1)),
+        "last rows zero": (_lose_rows, range(1, n + 1)),
+    }
 
 
-# Bugs of a size: from 0 to 1, or up to the number of keys or rows.
-def scale_output(size: float, case: Case) -> Doubles:
-    return (1 + size) * case.exact
+def _lose_keys(count: float, case: Case) -> Doubles:
+    return case.attend(mask=case.see_first(case.arrays["k"].shape[-2] - count))
 
 
-def scale_scores(size: float, case: Case) -> Doubles:
-    return case.attend(q=(1 + size) * case.arrays["q"])
-
-
-def lose_keys(size: float, case: Case) -> Doubles:
-    m = case.arrays["k"].shape[-2]
-    return case.attend(mask=case.see(np.arange(m)[None] < m - size))
-
-
-def lose_rows(size: float, case: Case) -> Doubles:
-    n = case.exact.shape[-2]
-    return np.where(np.arange(n)[:, None] < n - size, case.exact, 0.0)
-
-
-FACTORS = {"output times": scale_output, "scores times": scale_scores}
-COUNTS = {"last keys lost": lose_keys, "last rows zero": lose_rows}
+def _lose_rows(count: float, case: Case) -> Doubles:
+    out = case.exact["out"]
+    return np.where(np.arange(out.shape[-2])[:, None] < out.shape[-2] - count, out, 0.0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
-from importlib import import_module
-from operator import attrgetter
+from io import StringIO
+from pkgutil import resolve_name
 from typing import Any
+from unittest.mock import patch
 
 from ..arrays.words import said
 from .kernels import Substitute, Unclear
@@ -19,6 +19,7 @@ from .outputs import Trial
 from .study import Audit, audit, conclude
 
 TestRun = Callable[[], str]  # says why it fails
+Study = Callable[[Sequence[TestRun]], Audit]
 
 
 def audit_test(
@@ -32,74 +33,54 @@ def audit_test(
     The kernel is MODULE:FUNCTION, and called by the test. A function may also return what `audit`
     takes, ({"q": q, ...}, compare): then there is no kernel.
     """
-    with _importing(test):
-        function = None if ".py" in test else _find(test, "TEST")
+    file = test.partition("::")[0]
+    folder = [os.path.dirname(os.path.abspath(file))] if ".py" in file else []
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(sys, "path", [os.getcwd(), *folder, *sys.path]))
+        function = None if ".py" in test else _find(test, "TEST")[0]
         if kernel is None:
-            given = None if function is None else function[1]()
+            given = None if function is None else function()
             if not (isinstance(given, tuple) and len(given) == 2 and callable(given[1])):
                 raise ValueError(
                     "--kernel MODULE:FUNCTION must say what TEST calls, unless TEST is a function "
                     "that returns (inputs, compare)"
                 )
             return audit(given[1], track=track, **given[0])
-        owner, original = _find(kernel, "--kernel")
+        original, place = _find(kernel, "--kernel")
         substitute = Substitute(original, declared)
-        with _replaced(owner, kernel.rpartition(":")[2].rpartition(".")[2], substitute):
-            if "::" in test or os.path.basename(test).startswith("test_"):
-                return _run_pytest(test, substitute, track)
-            script = partial(runpy.run_path, test, run_name="__main__")
-            call = script if function is None else function[1]
-            return _study([lambda: _fails(call)], substitute, track)
+        for where in [place, *_find_imports(original)]:
+            stack.enter_context(patch.object(*where, substitute))
+        study = partial(_study, substitute, track)
+        if "::" in test or os.path.basename(test).startswith("test_"):
+            return _study_pytest(test, study)
+        return study([partial(_fails, function or partial(runpy.run_path, test, None, "__main__"))])
 
 
-@contextlib.contextmanager
-def _importing(test: str) -> Iterator[None]:
-    """Import from here, and from the folder of the test."""
-    before, file = [*sys.path], test.partition("::")[0]
-    folder = [os.path.dirname(os.path.abspath(file))] if ".py" in file else []
-    sys.path[:0] = [os.getcwd(), *folder]
+def _find(name: str, argument: str) -> tuple[Callable[..., Any], tuple[Any, str]]:
+    """Find MODULE:FUNCTION, and where it is: what holds it, and its name there."""
+    module, _, path = name.partition(":")
+    owner, _, last = path.rpartition(".")
     try:
-        yield
-    finally:
-        sys.path[:] = before
-
-
-def _find(name: str, argument: str) -> tuple[Any, Callable[..., Any]]:
-    """Find MODULE:FUNCTION, and what holds it."""
-    module, colon, path = name.partition(":")
-    try:
-        owner: Any = import_module(module.removesuffix(".py").replace(os.sep, "."))
-        for part in path.split(".")[:-1]:
-            owner = getattr(owner, part)
-        function = attrgetter(path.rpartition(".")[2])(owner)
-    except (ImportError, AttributeError) as error:
+        holder = resolve_name(f"{module.removesuffix('.py').replace(os.sep, '.')}:{owner}")
+        function = getattr(holder, last)
+        if not callable(function):
+            raise ValueError(f"it is a {type(function).__name__}")
+    except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{argument} must be MODULE:FUNCTION, got {name!r}: {error}") from None
-    if not colon or not callable(function):
-        raise ValueError(f"{argument} must be MODULE:FUNCTION, got {name!r}")
-    return owner, function
+    return function, (holder, last)
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, substitute: Substitute) -> Iterator[None]:
-    """Put something in the place of a kernel, also in modules that have imported it."""
-    original = substitute.kernel
-    places = [(owner, name)]
+def _find_imports(function: Callable[..., Any]) -> Iterator[tuple[Any, str]]:
+    """List modules that have imported a function, with its name there."""
     for module in list(sys.modules.values()):
-        names = vars(module) if hasattr(module, "__dict__") else {}
-        places += [(module, x) for x, y in list(names.items()) if y is original]
-    for place, x in places:
-        setattr(place, x, substitute)
-    try:
-        yield
-    finally:
-        for place, x in places:
-            setattr(place, x, original)
+        names = getattr(module, "__dict__", {})
+        yield from ((module, name) for name, x in list(names.items()) if x is function)
 
 
 def _fails(call: Callable[[], Any]) -> str:
     """Return why a function or script does not end well, or nothing."""
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             return "it returned False" if call() is False else ""
     except Unclear:
         raise
@@ -110,7 +91,9 @@ def _fails(call: Callable[[], Any]) -> str:
 
 
 def _study(
-    runs: Sequence[TestRun], substitute: Substitute, track: Callable[[Sequence[Any]], Iterable[Any]]
+    substitute: Substitute,
+    track: Callable[[Sequence[Any]], Iterable[Any]],
+    runs: Sequence[TestRun],
 ) -> Audit:
     """Run tests as they are, and then with each trial; it passes if all do."""
 
@@ -123,10 +106,7 @@ def _study(
         raise ValueError(f"TEST must pass as it is; it fails: {reasons[0]}")
     if not substitute.cases:
         raise ValueError("TEST must call the kernel; it does not, or was skipped")
-    cases = list(substitute.cases)
-    options = {name for x in cases for name in x.options}
-    gradients = substitute.has_gradients and options <= {"mask", "causal"}
-    return conclude(cases, passes, gradients=gradients, track=track)
+    return conclude(list(substitute.cases.values()), passes, track=track)
 
 
 def _first_error(text: str) -> str:
@@ -135,20 +115,18 @@ def _first_error(text: str) -> str:
     return lines[0][1:].removeprefix("RROR:").strip() if lines else "nothing was collected"
 
 
-def _run_pytest(
-    test: str, substitute: Substitute, track: Callable[[Sequence[Any]], Iterable[Any]]
-) -> Audit:
+def _study_pytest(test: str, study: Study) -> Audit:
     """Collect tests of pytest, and run their protocol again and again."""
     try:
         import pytest
         from _pytest.runner import runtestprotocol
     except ModuleNotFoundError:
         raise ValueError("tests of pytest need `pip install pytest`") from None
-    left: Any = None  # what stays set up between two runs
     found: list[Audit] = []
     failed: list[Exception] = []
 
-    def run(item: Any) -> str:
+    def run(item: Any, left: Any) -> str:
+        """Run a test; `left` stays set up."""
         if hasattr(item, "_initrequest"):
             item._initrequest()  # as before its first run
         reports = runtestprotocol(item, log=False, nextitem=left)
@@ -160,17 +138,15 @@ def _run_pytest(
     class Plugin:
         @staticmethod
         def pytest_runtestloop(session: Any) -> bool:
-            nonlocal left
             parents = {x.parent for x in session.items}
             left = parents.pop() if len(parents) == 1 else session
             try:
-                runs = [lambda item=item: run(item) for item in session.items]
-                found.append(_study(runs, substitute, track))
+                found.append(study([partial(run, item, left) for item in session.items]))
             except ValueError as error:
                 failed.append(error)
             return True
 
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with redirect_stdout(StringIO()) as printed:
         pytest.main([test, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[Plugin()])
     if failed:
         raise failed[0]

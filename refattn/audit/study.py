@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import bisect
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from math import inf, nan
+from functools import cache, partial
+from itertools import groupby
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,22 +20,23 @@ from ..verification.choice import fused_profile
 from ..verification.door import verify
 from ..verification.tolerance import Allowance, measure_needs
 from .outputs import (
-    COUNTS,
-    FACTORS,
     Case,
     Trial,
-    gradient_errors,
+    kind_of,
     known,
     pose_case,
+    relative_error,
     simulate_errors,
+    sized,
     trivial,
 )
 
 _NO_DIFFERENCE = 1e-9  # of the largest number: what differs less is no bug on these inputs
 _BELOW_ROUNDING = 1 / 16  # of the unit of a type: errors that nothing can tell from rounding
-_GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
+_NOT_COUNTED = ("hidden", "alike", "untried")
 
 Passes = Callable[[Trial | None], bool]
+Tolerances = dict[str, dict[str, Allowance]]
 
 
 class Survivor(NamedTuple):
@@ -51,8 +53,8 @@ class Survivor(NamedTuple):
     largest_error, rows : float
         The largest error of an element, and the share of rows with one that a correct kernel's
         tolerance does not allow.
-    caught : bool or None
-        Whether that tolerance rejects it; None for gradients, for which there is none.
+    caught : bool
+        Whether that tolerance rejects it.
     effect : str
         Its effect in a sentence.
     """
@@ -62,7 +64,7 @@ class Survivor(NamedTuple):
     kind: str
     largest_error: float
     rows: float
-    caught: bool | None
+    caught: bool
     effect: str
 
 
@@ -85,11 +87,17 @@ class Audit(NamedTuple):
     hidden, alike : list of str
         Bugs that no test, not even `refattn.verify`, can tell from a correct kernel's errors; and
         bugs that make no difference on these inputs.
+    untried : list of str
+        Bugs of gradients if the test computes none, and bugs that do not take the kernel's options.
     sizes : dict
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
     needed : Allowance
-        The tolerance (atol, rtol) that a correct kernel needs in the largest call.
+        The tolerance (atol, rtol) that the output of a correct kernel needs, in the type of the
+        largest call.
+    tolerances : dict
+        The same for all types, by type and by what is compared: "out" and, if the test goes back,
+        "dq", "dk" and "dv". Each is enough for all calls in that type.
     estimator, dtype : str
         What the kernel computes, and the type of its output.
     shapes : dict
@@ -104,8 +112,10 @@ class Audit(NamedTuple):
     rejected: list[str]
     hidden: list[str]
     alike: list[str]
+    untried: list[str]
     sizes: dict[str, float]
     needed: Allowance
+    tolerances: Tolerances
     estimator: str
     dtype: str
     shapes: dict[str, tuple[int, ...]]
@@ -129,8 +139,8 @@ class Audit(NamedTuple):
         """Write all of it as JSON."""
         return to_json(self)
 
-    def lines(self) -> list[str]:
-        """Say what was found, and what to do."""
+    def lines(self, verbose: bool = False) -> list[str]:
+        """Say what was found, and what to do; with `verbose` name the bugs that are not counted."""
         count, tried = len(self.survivors), len(self.survivors) + len(self.rejected)
         found = [f"{count} of {tried} known bugs pass"]
         if self.blind:
@@ -139,31 +149,53 @@ class Audit(NamedTuple):
             found.insert(0, "this test rejects a correct kernel")
         if not self.sizes:
             found.append("only gradients are compared: bugs of the output were not tried")
-        found.append(
-            f"not counted: {len(self.alike)} that make no difference on these inputs, and "
-            f"{len(self.hidden)} that cannot be told from a correct kernel's errors"
-        )
+        uncounted = self._uncounted()
+        if uncounted:
+            counts = (f"{len(names)} {reason}" for reason, names in uncounted.items())
+            found.append(f"not counted: {', '.join(counts)}")
+        for reason, names in uncounted.items() if verbose else ():
+            for kind, group in groupby(sorted(names, key=kind_of), kind_of):
+                found.append(f"  {reason}, {kind}: {', '.join(group)}")
         found += [f"also passes: {x}" for x in self._describe_sizes()]
-        atol, rtol = self.needed
-        caught = sum(x.caught is True for x in self.survivors)
+        caught = sum(x.caught for x in self.survivors)
         if caught:
             found.append(
-                f"instead: atol {digits(atol)}, rtol {digits(rtol)}, what a correct kernel needs "
+                f"instead: {'; '.join(self._describe_tolerances())}, what a correct kernel needs "
                 f"on these inputs, rejects {caught} of the {count}"
             )
-        if self.sizes and (caught < count or self.blind):
+        if caught < count or self.blind:
             found.append(
                 "assert_attention_close of refattn.testing takes no tolerance and rejects all"
             )
         return [*found, *self._advise()]
 
+    def _uncounted(self) -> dict[str, list[str]]:
+        """Name the bugs that are not counted, by the reason."""
+        backward = [x for x in self.untried if kind_of(x) == "backward"]
+        reasons = {
+            "that make no difference on these inputs": self.alike,
+            "of gradients, which were not tried": backward,
+            "that do not take the kernel's options": [x for x in self.untried if x not in backward],
+            "that cannot be told from a correct kernel's errors": self.hidden,
+        }
+        return {reason: names for reason, names in reasons.items() if names}
+
+    def _describe_tolerances(self) -> Iterator[str]:
+        """Write the tolerances for what is compared."""
+        goes_back = any("dq" in x for x in self.tolerances.values())
+        for dtype, needed in self.tolerances.items():
+            for name, (atol, rtol) in needed.items():
+                label = [dtype] * (len(self.tolerances) > 1) + [name] * goes_back
+                if self.sizes or name != "out":
+                    yield " ".join([*label, f"atol {digits(atol)}, rtol {digits(rtol)}"])
+
     def _describe_sizes(self) -> Iterator[str]:
         """Write the sizes that pass."""
         for name, size in self.sizes.items():
-            if size == 1.0 and name in FACTORS:
-                yield f"{name} any factor up to 2"
+            if name.endswith("times") and size:
+                yield f"{name} {'any factor up to 2' if size == 1 else f'{1 + size:.4g}'}"
             elif size:
-                yield f"{name} {1 + size:.4g}" if name in FACTORS else f"{name}: {size:.0f}"
+                yield f"{name}: {size:.0f}"
 
     def _advise(self) -> Iterator[str]:
         """Say which inputs would show more."""
@@ -233,12 +265,15 @@ def audit(
     if not callable(compare):
         raise TypeError(f"`compare` must be callable, got {type(compare).__name__}.")
     case = simulate_errors(pose_case(q, k, v, dtype=dtype, estimator=estimator, **options))
-    write, expected = _for_user(q, case)
+    wide = "float64" if case.dtype == "float64" else "float32"
+    expected = array_namespace(q).asarray(case.exact["out"].astype(wide), device=device(q))
+    narrow = case.dtype if case.dtype == "float16" else wide  # NumPy has no bfloat16
+    like = np.empty(0, narrow) if isinstance(q, np.ndarray) else q
 
     def passes(trial: Trial | None) -> bool:
-        out = case.exact if trial is None else trial.compute(case)
+        out = case.exact["out"] if trial is None else trial.compute(case)
         try:
-            answer = compare(write(case.write(out)), expected)
+            answer = compare(constant(case.write(out), like), expected)
         except AssertionError:
             return False
         return answer is None or bool(answer)
@@ -246,60 +281,62 @@ def audit(
     return conclude([case], passes, track=track)
 
 
-def _for_user(q: Any, case: Case) -> tuple[Callable[[Doubles], Any], Any]:
-    """Return what brings an output to the library of `q`, and what is expected there."""
-    wide = "float64" if case.dtype == "float64" else "float32"
-    if isinstance(q, np.ndarray):
-        narrow = case.dtype if case.dtype == "float16" else wide
-        return lambda out: out.astype(narrow), case.exact.astype(wide)
-    xp = array_namespace(q)
-    expected = xp.asarray(case.exact.astype(wide), device=device(q))
-    return lambda out: constant(out, q), expected
-
-
 def conclude(
     cases: Sequence[Case],
     passes: Passes,
     *,
-    gradients: bool = False,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Audit:
     """Try the trivial outputs, the catalogue, and bugs of a size."""
-    case = max(cases, key=lambda x: x.exact.size)
-    needs = [measure_needs(x.problem, x.dtype, fused_profile(x.dtype)) for x in cases]
-    needed = [next(x).pair for x in needs]
+    case = max(cases, key=lambda x: x.exact["out"].size)
+    tolerances = _find_tolerances(cases)
     correct = passes(None)
     accepted = {x.name: passes(x) for x in trivial()}
     blind = [name for name, passed in accepted.items() if passed]
-    forward = not gradients or not all(accepted.values())  # else only gradients are compared
-    survivors: list[Survivor] = []
-    names: dict[str, list[str]] = {"rejected": [], "hidden": [], "alike": []}
-    options = {name for x in cases for name in x.options}
-    for bug in track(list(known(case.estimator, options))):
-        trial = bug._replace(compute=_remembered(bug.compute))
-        if trial.backward is None and not forward:
-            continue
-        found = [_measure(*x, trial, gradients) for x in zip(cases, needed, strict=True)]
-        wrong = [x for x in found if isinstance(x, Survivor)]
-        if not wrong:
-            names["hidden" if "hidden" in found else "alike"].append(trial.name)
-        elif passes(trial):
-            survivors.append(max(wrong, key=lambda x: x.relative_error))
-        else:
-            names["rejected"].append(trial.name)
-    survivors.sort(key=lambda x: -x.relative_error)
+    backward = any(x.d_out is not None for x in cases)
+    forward = not backward or not all(accepted.values())  # else only gradients are compared
+    bugs = list(known(case.estimator, {name for x in cases for name in x.options}))
+    bugs = [x for x in bugs if forward or x.backward is not None]
+    found: dict[str, Survivor | str] = {x.name: "untried" for x in bugs}
+    sizes: dict[str, float] = {}
+    ladders = sized(case) if forward else {}
+    search = _climb(ladders, passes, sizes)
+
+    def attempt(bug: Trial) -> None:
+        found[bug.name] = _try(cases, tolerances, bug, passes)
+
+    jobs: list[Any] = [partial(attempt, x) for x in bugs if x.backward is None or backward]
+    jobs += [partial(next, search, None)] * sum(len(x).bit_length() for _, x in ladders.values())
+    # In an order in which the first jobs predict the time of the rest.
+    for job in track([jobs[i] for i in np.random.default_rng(0).permutation(len(jobs))]):
+        job()
+    deque(search, 0)
+    survivors = [x for x in found.values() if isinstance(x, Survivor)]
+    outcomes = ("rejected", *_NOT_COUNTED)
     return Audit(
-        survivors,
+        sorted(survivors, key=lambda x: -x.relative_error),
         blind if forward else [],
         correct,
-        **names,
-        sizes=_find_sizes(case, passes) if forward else {},
-        needed=needed[cases.index(case)],
+        **{x: [name for name, y in found.items() if y == x] for x in outcomes},
+        sizes=sizes,
+        needed=tolerances[case.dtype]["out"],
+        tolerances=tolerances,
         estimator=case.estimator,
-        dtype=" and ".join(dict.fromkeys([case.dtype, *(x.dtype for x in cases)])),
+        dtype=" and ".join(dict.fromkeys([case.dtype, *tolerances])),
         shapes={x: y.shape for x, y in case.arrays.items()},
         conventions=" / ".join(dict.fromkeys(map(_describe, cases))),
     )
+
+
+def _find_tolerances(cases: Sequence[Case]) -> Tolerances:
+    """Find what a correct kernel needs in all calls."""
+    found: Tolerances = {}
+    for case in cases:
+        of = found.setdefault(case.dtype, {})
+        for name, problem in case.problems.items():
+            need = next(measure_needs(problem, case.dtype, fused_profile(case.dtype))).pair
+            of[name] = Allowance(*map(max, need, of.get(name, need)))
+    return found
 
 
 def _describe(case: Case) -> str:
@@ -312,76 +349,62 @@ def _describe(case: Case) -> str:
     return ", ".join(words) or "no options"
 
 
-def _remembered(compute: Callable[[Case], Doubles]) -> Callable[[Case], Doubles]:
-    """Compute once for each case."""
-    found: dict[int, Doubles] = {}
+def _try(
+    cases: Sequence[Case], tolerances: Tolerances, bug: Trial, passes: Passes
+) -> Survivor | str:
+    """Try a bug: what passes is returned with its errors in the call where they are largest."""
+    bug = bug._replace(compute=cache(bug.compute))
+    found = [_measure(x, tolerances[x.dtype], bug) for x in cases]
+    wrong = [x for x in found if isinstance(x, Survivor)]
+    if not wrong:
+        return next(x for x in _NOT_COUNTED if x in found)
+    return max(wrong, key=lambda x: x.relative_error) if passes(bug) else "rejected"
 
-    def look(case: Case) -> Doubles:
-        if id(case) not in found:
-            found[id(case)] = compute(case)
-        return found[id(case)]
 
-    return look
-
-
-def _measure(case: Case, needed: Allowance, trial: Trial, gradients: bool) -> Survivor | str:
-    """Measure how wrong an output is, or say that it is not, or that nothing can tell."""
-    if trial.backward is not None:
-        return _measure_gradients(case, trial) if gradients else "alike"
+def _measure(case: Case, needed: dict[str, Allowance], trial: Trial) -> Survivor | str:
+    """Measure how wrong a result is, or say that it is not, or that nothing can tell."""
+    if trial.backward is not None and case.d_out is None:
+        return "untried"
     try:
-        out = trial.compute(case)
+        results = case.give(trial)
     except Exception:  # of the bug: it cannot be called so
-        return "alike"
-    size, allowed = np.abs(case.exact), needed.atol + needed.rtol * np.abs(case.exact)
-    written = case.write(out)
-    error, off = (
-        np.nan_to_num(np.abs(x - case.exact), nan=inf, posinf=inf) for x in (out, written)
+        return "untried"
+    written = {x: case.write(y, x) for x, y in results.items()}
+    exact, sizes = case.exact, {x: np.abs(case.exact[x]) for x in results}
+    allowed = {x: needed[x].atol + needed[x].rtol * y for x, y in sizes.items()}
+    errors, off = (
+        {x: np.nan_to_num(np.abs(z - exact[x]), nan=inf, posinf=inf) for x, z in y.items()}
+        for y in (results, written)
     )
-    largest, above = float(np.max(error, initial=0.0)), error > allowed
+    caught = any(bool(np.any(off[x] > allowed[x])) for x in results)
+    rows = np.concatenate([(errors[x] > allowed[x]).any(axis=-1).ravel() for x in results])
+    error, size = (np.concatenate([*map(np.ravel, x.values())]) for x in (errors, sizes))
+    largest, relative = float(np.max(error, initial=0.0)), relative_error(error, size)
     if largest <= _NO_DIFFERENCE * float(np.max(size, initial=0.0)):
         return "alike"
-    relative, caught = _relative_error(error, size), bool(np.any(off > allowed))
     small = relative <= _BELOW_ROUNDING * FORMATS[case.dtype].unit
     if not caught and (small or _verdict(case, written) != "FAIL"):
         return "hidden"
-    rows = float(np.mean(above.any(axis=-1)))
-    return Survivor(trial.name, relative, trial.kind, largest, rows, caught, trial.effect)
+    numbers = relative, kind_of(trial.name), largest, float(np.mean(rows)), caught
+    return Survivor(trial.name, *numbers, trial.effect)
 
 
-def _verdict(case: Case, written: Doubles) -> str:
-    arrays: dict[str, Any] = {**case.arrays, **case.options}
-    return verify(**arrays, out=written, dtype=case.dtype, estimator=case.estimator).verdict
+def _verdict(case: Case, written: dict[str, Doubles]) -> str:
+    given = {**case.arrays, **case.options, **written, "dtype": case.dtype}
+    if "dq" in written:
+        given["d_out"] = case.d_out
+    return verify(**given, estimator=case.estimator).verdict
 
 
-def _relative_error(error: Doubles, size: Doubles) -> float:
-    return float(np.sqrt(np.sum(error**2) / (np.sum(size**2) or 1.0)))
-
-
-def _measure_gradients(case: Case, trial: Trial) -> Survivor | str:
-    """The same of gradients, for derivatives to the output drawn at random."""
-    d_out = np.random.default_rng(0).standard_normal(case.exact.shape)
-    try:
-        errors, exact = gradient_errors(case, trial, d_out)
-    except Exception:  # of the bug, or of an option that it does not take
-        return "alike"
-    error, size = (np.concatenate([x.ravel() for x in y.values()]) for y in (errors, exact))
-    error = np.nan_to_num(np.abs(error), nan=inf, posinf=inf)
-    relative = _relative_error(error, size)
-    if relative <= FORMATS[case.dtype].unit:
-        return "alike" if relative <= _NO_DIFFERENCE else "hidden"
-    largest = float(np.max(error, initial=0.0))
-    return Survivor(trial.name, relative, trial.kind, largest, nan, None, trial.effect)
-
-
-def _find_sizes(case: Case, passes: Passes) -> dict[str, float]:
-    """Find the largest size that passes of each bug with one."""
-    lengths = (case.arrays["k"].shape[-2], case.exact.shape[-2])
-    steps: dict[str, tuple[Any, Sequence[float]]] = {x: (y, _GROWING) for x, y in FACTORS.items()}
-    for (name, make), length in zip(COUNTS.items(), lengths, strict=True):
-        steps[name] = make, range(1, length + 1)
-    sizes = {}
-    for name, (make, of) in steps.items():
-        bugs = [Trial(name, "size", "", partial(make, size)) for size in of]
-        first = bisect.bisect_left(bugs, True, key=lambda bug: not passes(bug))
-        sizes[name] = float(of[first - 1]) if first else 0.0
-    return sizes
+def _climb(
+    ladders: dict[str, tuple[Any, Sequence[float]]], passes: Passes, found: dict[str, float]
+) -> Iterator[None]:
+    """Find the largest size that passes of each bug, one test at a time."""
+    for name, (make, of) in ladders.items():
+        low, high = 0, len(of)
+        while low < high:
+            middle = (low + high) // 2
+            passed = passes(Trial(name, partial(make, of[middle])))
+            low, high = (middle + 1, high) if passed else (low, middle)
+            yield
+        found[name] = float(of[low - 1]) if low else 0.0

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 )
 @causal_option
 @scale_option
+@click.option("--verbose", is_flag=True, help="Name also the bugs that are not counted.")
 @format_option
 @json_option("Write everything that was tried and found.")
 def audit_command(
@@ -50,6 +51,7 @@ def audit_command(
     layout: str | None,
     causal: bool,
     scale: float | None,
+    verbose: bool,
     kind: str,
     json_path: Path | None,
 ) -> None:
@@ -68,14 +70,16 @@ def audit_command(
     declared = {name: x for name, x in options.items() if x is not None}
     with one_line(False), Work("Trying") as work:
         found = audit_test(test, kernel, declared, work.track)
-    publish(Answer(partial(_print, test, found), found.tables, found.to_json), kind, json_path)
+    publish(
+        Answer(partial(_print, test, found, verbose), found.tables, found.to_json), kind, json_path
+    )
     sys.exit(1 if found.blind else 0)
 
 
-def _print(test: str, found: Audit, page: Page) -> None:
+def _print(test: str, found: Audit, verbose: bool, page: Page) -> None:
     shapes = ", ".join(f"{name} {shape}" for name, shape in found.shapes.items())
     page.say(f"{test}: {found.estimator} ({found.conventions}), {shapes}, {found.dtype}")
-    first, *rest = found.lines()
+    first, *rest = found.lines(verbose)
     page.report(first)
     for line in rest:
         page.say(line)

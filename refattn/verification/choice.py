@@ -64,7 +64,7 @@ def usual_profiles(dtype: str) -> Sequence[str]:
 
 def fused_profile(dtype: str) -> str:
     """Name the profile of a usual fused kernel for a storage type."""
-    return "math" if dtype in ("float32", "float64") else "flash"
+    return {"float64": "math64", "float32": "math"}.get(dtype, "flash")
 
 
 def is_narrow(dtype: str) -> bool:

@@ -127,7 +127,7 @@ def read(kernel, *args, **kwargs):
     """The case that a call is taken for."""
     substitute = kernels.Substitute(kernel, {})
     out = substitute(*args, **kwargs)
-    (case,) = substitute.cases
+    (case,) = substitute.cases.values()
     return case, out, substitute
 
 
@@ -141,7 +141,7 @@ def test_what_is_not_said_is_found(causal, scale, layout):
     q, k, v = qkv()
     case, out, substitute = read(kernel, *map(layout, (q, k, v)))
     expected = softmax_attention(q, k, v, causal=causal, scale=scale)
-    np.testing.assert_allclose(case.exact, expected, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(case.exact["out"], expected, rtol=1e-12, atol=1e-14)
     substitute.trial = next(x for x in outputs.trivial() if x.name == "zeros")
     assert np.abs(substitute(*map(layout, (q, k, v)))).max() < 1e-14 < np.abs(out).max()
 
@@ -164,7 +164,7 @@ def test_options_go_by_the_names_of_the_field():
     for mask in (rng.random((24, 24)) < 0.8, draw(rng, 24, 24)):
         options = {"attn_mask": mask, "is_causal": True, "sm_scale": 0.2, "window_size": (4, -1)}
         case, (out, rest), _ = read(kernel, value=v, key=k, query=q, **options)
-        np.testing.assert_allclose(case.exact, out, rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(case.exact["out"], out, rtol=1e-12, atol=1e-14)
         assert rest == "statistics"
         assert case.options["window"] == (4, None)
 
@@ -178,7 +178,22 @@ def test_masks_of_padding_are_read_either_way(hides):
     q, k, v = (x[:, None] for x in qkv())
     mask = np.arange(24) < np.array([[20], [15]])
     case, out, _ = read(kernel, q, k, v, ~mask if hides else mask)
-    np.testing.assert_allclose(case.exact, out, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(case.exact["out"], out, rtol=1e-12, atol=1e-14)
+
+
+def test_calls_of_other_types_and_masks_are_apart():
+    """Also if all numbers are the same, and masks differ where their repr has dots."""
+
+    def kernel(q, k, v, mask, dtype):
+        return softmax_attention(q, k, v, mask=mask).astype(dtype)
+
+    q, k, v = (np.tile(np.round(x), (1, 2, 1)) for x in qkv())
+    masks = np.ones((2, 48, 48), bool)
+    masks[1, 20, 20] = False
+    substitute = kernels.Substitute(kernel, {})
+    for mask, dtype in ((masks[0], "float32"), (masks[1], "float32"), (masks[0], "float16")):
+        substitute(q, k, v, mask, dtype)
+    assert [x.dtype for x in substitute.cases.values()] == ["float32", "float32", "float16"]
 
 
 def test_outputs_that_are_written_and_methods():
@@ -208,35 +223,29 @@ def test_other_functions_are_refused():
         read(lambda x: x, q)
 
 
-def test_gradients_are_replaced():
-    """Of torch: the bug's cotangents, with the kernel's own errors."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_are_replaced(shared):
+    """In torch, with the kernel's own errors; summed if one tensor is q, k and v."""
     torch = pytest.importorskip("torch")
     bug = next(x for x in outputs.known("softmax", ()) if x.name == "softmax-backward-delta-sign")
-    q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
-    d_out = torch.from_numpy(draw(np.random.default_rng(5), *v.shape))
+    arrays = [torch.from_numpy(x).requires_grad_() for x in qkv()]
+    arrays = arrays[:1] if shared else arrays
+    d_out = torch.from_numpy(draw(np.random.default_rng(5), *arrays[0].shape))
     substitute = kernels.Substitute(torch.nn.functional.scaled_dot_product_attention, {})
-    right = torch.autograd.grad(substitute(q, k, v), (q, k, v), d_out)
-    assert substitute.has_gradients
-    substitute.trial = bug
-    wrong = torch.autograd.grad(substitute(q, k, v), (q, k, v), d_out)
-    errors, exact = outputs.gradient_errors(substitute.cases[0], bug, d_out.numpy())
-    for name, x, y in zip("qkv", right, wrong, strict=True):
-        np.testing.assert_allclose(x.numpy(), exact[name], rtol=1e-10, atol=1e-12)
-        np.testing.assert_allclose((y - x).numpy(), errors[name], rtol=1e-10, atol=1e-12)
-    assert max(np.abs(x).max() for x in errors.values()) > 0.1
 
+    def differentiate():
+        out = substitute(*(arrays * 3)[:3])
+        return [x.numpy() for x in torch.autograd.grad(out, arrays, d_out)]
 
-def test_gradients_of_one_tensor_for_all_are_replaced_together():
-    torch = pytest.importorskip("torch")
-    bug = next(x for x in outputs.known("softmax", ()) if x.name == "softmax-backward-delta-sign")
-    x, d_out = torch.from_numpy(qkv()[0]).requires_grad_(), torch.from_numpy(qkv()[1])
-    substitute = kernels.Substitute(torch.nn.functional.scaled_dot_product_attention, {})
-    (right,) = torch.autograd.grad(substitute(x, x, x), x, d_out)
+    right = differentiate()
     substitute.trial = bug
-    (wrong,) = torch.autograd.grad(substitute(x, x, x), x, d_out)
-    errors, exact = outputs.gradient_errors(substitute.cases[0], bug, d_out.numpy())
-    np.testing.assert_allclose(right.numpy(), sum(exact.values()), rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose((wrong - right).numpy(), sum(errors.values()), atol=1e-12)
+    wrong = differentiate()
+    (case,) = substitute.cases.values()
+    expected = [[x[name] for name in ("dq", "dk", "dv")] for x in (case.exact, case.give(bug))]
+    for found, arrays in zip((right, wrong), expected, strict=True):
+        for x, y in zip(found, [sum(arrays)] if shared else arrays, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+    assert max(np.abs(x - y).max() for x, y in zip(right, wrong, strict=True)) > 0.1
 
 
 def test_gradients_that_pass_are_listed(monkeypatch):
@@ -249,12 +258,15 @@ def test_gradients_that_pass_are_listed(monkeypatch):
         q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
         return torch.autograd.grad(substitute(q, k, v).square().sum(), q)[0].abs().max().item()
 
-    found = runs._study([lambda: "" if largest() < np.inf else "large"], substitute, iter)
-    assert not found.blind  # outputs are not compared, and no gradient of theirs is known
+    found = runs._study(substitute, iter, [lambda: "" if largest() < np.inf else "large"])
+    assert not found.blind  # outputs are not compared
     assert "only gradients are compared: bugs of the output were not tried" in found.lines()
     assert {x.name for x in found.survivors} == {x.name for x in bugs}
+    assert all(x.caught for x in found.survivors)
+    (line,) = (x for x in found.lines() if x.startswith("instead: "))
+    assert ["dq" in line, "dk" in line, "dv" in line, "out" in line] == [True] * 3 + [False]
     substitute.trial = None
     most = 1.5 * largest()
-    found = runs._study([lambda: "" if largest() < most else "large"], substitute, iter)
+    found = runs._study(substitute, iter, [lambda: "" if largest() < most else "large"])
     assert "softmax-backward-scale-missing-in-dq" in found.rejected
     assert "softmax-backward-scale-missing-in-dk" not in found.rejected

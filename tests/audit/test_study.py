@@ -102,6 +102,87 @@ def test_the_tolerance_that_is_needed(few):
     assert [x.name for x in found.survivors if not x.caught] == [x.name for x in found.survivors]
 
 
+def posed(dtype, rng=0, **options):
+    return outputs.simulate_errors(outputs.pose_case(*qkv(rng), dtype=dtype, **options))
+
+
+def test_tolerances_are_those_of_each_type_and_of_gradients(few):
+    """They pass a correct kernel in all calls, and are no larger than each needs."""
+    d_out = FORMATS["bfloat16"].round(qkv(5)[0])
+    cases = [
+        posed("float32"),
+        posed("bfloat16", 1),
+        outputs.add_gradients(posed("bfloat16"), d_out),
+    ]
+    found = study.conclude(cases, lambda trial: True)
+    assert {x: [*y] for x, y in found.tolerances.items()} == {
+        "float32": ["out"],
+        "bfloat16": ["out", "dq", "dk", "dv"],
+    }
+    assert found.needed == found.tolerances["float32"]["out"]
+    for case in cases:
+        for name, exact in case.exact.items():
+            atol, rtol = found.tolerances[case.dtype][name]
+            error = np.abs(case.write(exact, name) - exact)
+            assert np.all(error <= atol + rtol * np.abs(exact))
+            need = study._find_tolerances([case])[case.dtype][name]
+            assert need.atol <= atol
+            assert need.rtol <= rtol
+    alone = found.tolerances["float32"]["out"], study._find_tolerances(cases[:1])["float32"]["out"]
+    assert alone[0] == alone[1]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_a_tolerance_is_of_the_size_of_the_type(few, dtype):
+    (of,) = study._find_tolerances([posed(dtype)]).values()
+    unit = FORMATS[dtype].unit
+    assert unit / 8 < of["out"].atol < 256 * unit
+    assert of["out"].rtol in (unit, 2 * unit, 4 * unit)
+
+
+def test_what_is_not_counted_is_named(few):
+    found = run(lambda got, expected: True, causal=True)
+    found.untried.append("softmax-backward-delta-sign")
+    short, every = (" ".join(found.lines(x)) for x in (False, True))
+    assert (
+        "1 that make no difference on these inputs, 1 of gradients, which were not tried" in short
+    )
+    for name in (*found.alike, *found.hidden, *found.untried):
+        assert name in every
+        assert name not in short
+    assert "which were not tried, backward: softmax-backward-delta-sign" in every
+
+
+def test_a_bug_that_does_not_take_an_option_was_not_tried(few):
+    """It is not said to make no difference; a window is a mask to it."""
+    found = run(lambda got, expected: True, softcap=20.0)
+    assert found.untried == ["softmax-plus-one"]
+    assert "1 that do not take the kernel's options" in " ".join(found.lines())
+    assert not run(lambda got, expected: True, window=(4, 0)).untried
+    bug = next(x for x in study.known("softmax", ()) if x.name == "softmax-plus-one")
+    for window, below, above in (((4, 0), -4, 0), ((None, 2), -N, 2)):
+        mask = np.tri(N, k=above, dtype=bool) & ~np.tri(N, k=below - 1, dtype=bool)
+        same = [posed("float32", **x) for x in ({"window": window}, {"mask": mask})]
+        np.testing.assert_array_equal(bug.compute(same[0]), bug.compute(same[1]))
+
+
+@pytest.mark.parametrize("hidden", [0.0, np.nan])
+def test_sums_by_products_are_those_of_the_formula(hidden):
+    """For exact outputs, and bugs in what is summed; what hidden values hold has no part."""
+    seen = np.random.default_rng(2).random((N, N)) < 0.8
+    seen[:, 3] = False
+    q, k, v = qkv()
+    v[:, 3] = hidden
+    case = outputs.pose_case(q, k, v, dtype="float64", mask=seen, causal=True)
+    expected = softmax_attention(q, k, v, mask=seen, causal=True)
+    np.testing.assert_allclose(case.exact["out"], expected, rtol=1e-12, atol=1e-14)
+    bugs = {x.name: x.backward or x.compute for x in outputs.known("softmax", ())}
+    for name in ("softmax-mask-on-values", "softmax-causal-ahead"):
+        plain = bugs[name].keywords["fn"](q=q, k=k, v=v, mask=seen, causal=True)
+        np.testing.assert_allclose(bugs[name](case), plain, rtol=1e-12, atol=1e-14)
+        assert np.abs(plain - expected).max() > 1e-3
+
+
 def test_a_comparison_sees_the_library_of_the_queries(few):
     import array_api_strict as xp
 
@@ -155,7 +236,7 @@ def test_json_and_table_hold_the_same(few):
 
 def test_every_bug_has_a_kind_and_options_that_are_there():
     every = list(outputs.known("softmax", ()))
-    assert {x.kind for x in every} == {*outputs._KINDS_OF, "other"}
+    assert {outputs.kind_of(x.name) for x in every} == {*outputs._KINDS_OF, "other"}
     more = {x.name for x in outputs.known("softmax", ("window", "sinks"))} - {x.name for x in every}
     assert more
     assert all("-window-" in x or "-sink" in x for x in more)
