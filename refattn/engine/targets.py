@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_with_lead
 from ..arrays.library import (
     Array,
     Doubles,
@@ -72,8 +72,8 @@ def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Target
     n, d = q.shape[-2:]
     checks.length("num_samples", num_samples, math.prod(lead) * n * d)
     rng = checks.generator(options["rng"])
-    (q, k, _, mask), ungroup = group_heads(q, k, k, qkv.key_rows(mask, k))
-    u = rng.random((*broadcast_lead(q, k, mask), n, num_samples))
+    (q, k, _, mask), lead, ungroup = group_with_lead(q, k, k, qkv.key_rows(mask, k))
+    u = rng.random((*lead, n, num_samples))
     return Targets(q, k, mask, u, rng, scale, causal), ungroup
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..arrays import frequencies
 from ..arrays.blocks import WHOLE, part
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import Array, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, undo_overflow
@@ -120,7 +120,7 @@ def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> R
     root, targets, rows = root_scale(scale, q), None, None
     if num_samples is not None:
         targets, whole = prepare_targets(q, k, options | {"scale": scale, "mask": mask})
-        if targets.lead != broadcast_lead(*group_heads(q, k, v)[0]):  # heads of `v` share some
+        if targets.lead != group_with_lead(q, k, v)[1]:  # heads of `v` share some
             omega = whole(targets.draw(), core=3)
     if omega is not None:
         omega = frequencies.of_queries(omega, q, lead)
