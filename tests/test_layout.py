@@ -11,7 +11,8 @@ import pytest
 import refattn
 
 ROOT = Path(refattn.__file__).parent
-LINES, MODULES, PARAMETERS, SEARCHES, HOMES = 600, 20, 7, 60, 90
+LINES, MODULES, PARAMETERS, HOMES = 600, 20, 7, 90
+SEARCHES = {"array_namespace": 60, "broadcast_lead": 12}
 FOREIGN = {"torch", "jax", "cupy", "dask", "tensorflow", "mlx", "ndonnx", "sparse"}
 # A folder, or a module at the top, and those that it imports beside `arrays` and `typing`.
 TABLE = {
@@ -207,16 +208,17 @@ def private_functions_of_many_parameters(modules):
                 yield name, node.name
 
 
-def searches_for_the_namespace(modules):
-    """They are made in public functions, and handed down: so many in all."""
-    calls = [
-        name
-        for name, module in modules.items()
-        for x in module.calls
-        if "array_namespace" in name_of(x.func)
-    ]
-    if len(calls) > SEARCHES:
-        yield Counter(calls).most_common()
+def searches(modules):
+    """What a door found, the namespace and the leading axes, is handed down."""
+    for what, most in SEARCHES.items():
+        calls = [
+            name
+            for name, module in modules.items()
+            for x in module.calls
+            if what in name_of(x.func)
+        ]
+        if len(calls) > most:
+            yield what, Counter(calls).most_common()
 
 
 def arrays_made_on_no_device(modules):
@@ -279,10 +281,10 @@ BREACHES = (
         names_with_several_homes,
         dict.fromkeys((DOOR, f"{DOOR}.more"), "".join(f"x{i} = {i}\n" for i in range(HOMES + 1))),
     ),
-    (searches_for_the_namespace, {DOOR: "array_namespace(x)\n" * (SEARCHES + 1)}),
+    *((searches, {DOOR: f"{what}(x)\n" * (most + 1)}) for what, most in SEARCHES.items()),
     (arrays_made_on_no_device, {DOOR: "xp.zeros(3, dtype=q.dtype)"}),
     (arrays_made_on_no_device, {DOOR: "self.xp.asarray(x, copy=True)"}),
-    (searches_for_the_namespace, {DOOR: "library.array_namespace(x)\n" * (SEARCHES + 1)}),
+    (searches, {DOOR: "library.array_namespace(x)\n" * (SEARCHES["array_namespace"] + 1)}),
 )
 RULES = dict.fromkeys(rule for rule, _ in BREACHES)
 
