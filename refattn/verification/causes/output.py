@@ -29,7 +29,15 @@ from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
 from .sequences import list_skipped
-from .slips import NORMALISERS, PARTS, list_fills, list_lost_tiles, list_slips, sum_tiles
+from .slips import (
+    NORMALISERS,
+    PARTS,
+    list_cuts,
+    list_fills,
+    list_lost_tiles,
+    list_slips,
+    sum_tiles,
+)
 from .wrong_rows import (
     FAR,
     Sample,
@@ -224,6 +232,9 @@ class Trials:
             yield from self.fit(text, fill, _FILLS)
         yield from self.explain_heads()
         if self.problem.kind == "scores":
+            for x, own in zip(self.first, self.given_first, strict=True):
+                cuts = list_cuts(self.problem, x, self.sample.unit * row_sizes(own))
+                yield from map(self.explain, cuts)
             given = Alternative("", self.problem)
             few, tiles = (
                 {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}

@@ -15,11 +15,13 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
 from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
+from .wrong_rows import Sampled, differ, divide
 
 _TILE_SIZES = (16, 32, 64, 128, 256)  # of kernels that keep running sums
 PARTS = (2, 3, 4, 6, 8, 16)
 _LOST_TILES = (256, 128, 64, 32, 16)
 _ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
+_CUT_KEYS = 256  # that are summed at a time
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 
 
@@ -303,6 +305,31 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
         return np.asarray(band(x) & ((x.j < j.start) | (x.j >= j.stop)))
 
     return Alternative(f"keys {j.start} to {j.stop - 1} have no part", problem, seen)
+
+
+def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List kernels that stop before the last key, or start after the first: at the key that fits.
+
+    It is that by which some wrong rows are nearest, in multiples of `sizes`.
+    """
+    head = Alternative("", problem).head(x.rows)
+    s = score_all(head)
+    w, keys = _over(s, np.max(s, -1, initial=-math.inf)), head.keys
+    for turn in (1, -1):
+        weights, values = w[:, :keys][:, ::turn], head.v[:keys][::turn]
+        total, out = np.sum(w[:, keys:], -1, keepdims=True), np.zeros((len(w), 1, values.shape[-1]))
+        least, length = math.inf, keys
+        for j in blocks(0, keys, _CUT_KEYS):
+            totals = total + np.cumsum(weights[:, j], -1)
+            outs = out + np.cumsum(weights[:, j, None] * values[j], 1)
+            with np.errstate(all="ignore"):
+                z = divide(differ(outs / totals[..., None], x.got[:, None]), sizes[:, None])
+            far = np.sum(z * z, (0, 2))
+            if far.min() < least:
+                least, length = float(far.min()), j.start + int(far.argmin()) + 1
+            total, out = totals[:, -1:], outs[:, -1:]
+        if length < keys:
+            yield hide_tile(problem, slice(length, keys) if turn > 0 else slice(0, keys - length))
 
 
 def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
