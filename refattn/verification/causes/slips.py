@@ -328,7 +328,7 @@ def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternat
             if far.min() < least:
                 least, length = float(far.min()), j.start + int(far.argmin()) + 1
             total, out = totals[:, -1:], outs[:, -1:]
-        if length < keys:
+        if length < keys - 1:  # one that is missing is measured
             yield hide_tile(problem, slice(length, keys) if turn > 0 else slice(0, keys - length))
 
 
