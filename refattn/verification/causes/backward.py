@@ -359,7 +359,7 @@ class Backward:
             far[at] = np.max(z, -1, initial=0.0)
             columns |= np.any(z > _WRONG_FROM, 0)
         wrong = far > _WRONG_FROM
-        near = find_near(wrong)
+        near = find_near(wrong, problem)
         order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
         right = [x for x in order if not wrong[x].any()]
         for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:

@@ -462,7 +462,7 @@ def explain_output(
     for one in found:
         words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
-            of_lse = explain_normalisers(trials, one.alternative, numbers, profile)
+            of_lse = explain_normalisers(trials, one, numbers, profile)
             if of_lse is None and failed != "both":
                 continue
             if of_lse is None:
@@ -539,11 +539,12 @@ class Normalisers(NamedTuple):
 
 
 def explain_normalisers(
-    trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile
+    trials: Trials, one: Explained, numbers: Numbers, profile: Profile
 ) -> Normalisers | None:
-    """Find what log normalisers are."""
+    """Find what log normalisers are, in the rows of which an alternative is a reason."""
     heads, about = trials.sample.heads, (trials.problem, numbers, profile)
-    results = [alternative.result(x.rows) for x in heads]
+    heads = heads if one.everywhere else [x.take(x.wrong) for x in heads]
+    results = [one.alternative.result(x.rows) for x in heads]
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
     moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
     right = Normalisers("lse is right", Alternative("", trials.problem).result)

@@ -64,9 +64,8 @@ def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
     """Say which sequences rows are of, if not of all."""
     if problem.packed is None:
         return ""
-    offsets = problem.packed.queries if problem.rows == "queries" else problem.packed.keys
-    found = np.unique(np.searchsorted(offsets, rows, "right") - 1)
-    few = len(found) < len(offsets) - 1
+    found = np.unique(problem.packed.number(rows, problem.rows))
+    few = len(found) < len(problem.packed.queries) - 1
     return f" (sequence{'s' * (len(found) > 1)} {describe_span(found)})" if few else ""
 
 

@@ -130,7 +130,7 @@ def draw_sample(
     if conventions:
         far[empty] = np.nan
     wrong = far > FAR
-    near = find_near(wrong)
+    near = find_near(wrong, problem)
     among = wrong.any(1, keepdims=True) & (far <= FAR)
     chosen = [
         *_spread(np.argwhere(wrong), _WRONG_ROWS),
@@ -180,13 +180,19 @@ def stay_wrong(got: Doubles, out: Doubles, given: Doubles, unit: float) -> npt.N
     return np.asarray((rest > 2 * FAR) & (rest > _UNEXPLAINED * before))
 
 
-def find_near(wrong: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere."""
+def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:
+    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere.
+
+    Of sequences one after another it is those that have some.
+    """
     near = np.zeros_like(wrong)
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
-        tile = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
-        near[np.flatnonzero(wrong.any(1)), tile] = True
+        tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
+        if problem.packed is not None:
+            of_row = problem.packed.number(np.arange(wrong.shape[1]), problem.rows)
+            tile = np.isin(of_row, of_row[rows])
+        near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
 
 
