@@ -1,6 +1,7 @@
 """Whole tests, run again with kernels that are replaced."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -307,3 +308,18 @@ def test_gradients_that_pass_are_listed(monkeypatch):
     found = runs._study(substitute, iter, [lambda: "" if largest() < most else "large"])
     assert "softmax-backward-scale-missing-in-dq" in found.rejected
     assert "softmax-backward-scale-missing-in-dk" not in found.rejected
+
+
+def test_gradients_of_a_kernel_with_other_options_are_called_untried():
+    torch = pytest.importorskip("torch")
+    kernel = partial(torch.nn.functional.scaled_dot_product_attention, scale=1.0)
+    substitute = kernels.Substitute(kernel, {"scale": 1.0})
+
+    def differentiate():
+        q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
+        return "" if torch.autograd.grad(substitute(q, k, v).sum(), q)[0].shape == q.shape else "no"
+
+    found = runs._study(substitute, iter, [differentiate])
+    assert not found.blind
+    assert not found.survivors
+    assert "bugs of gradients take no options but mask and causal" in found.lines()

@@ -548,9 +548,9 @@ def explain_normalisers(
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
     moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
-    for one in chain([Normalisers("")], named, [right], moved):
-        if all(np.all(one.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
-            return one
+    for lse in chain([Normalisers("")], named, [right], moved):
+        if all(np.all(lse.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
+            return lse
     return None
 
 
