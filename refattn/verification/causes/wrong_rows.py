@@ -171,13 +171,20 @@ def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_])
     return found
 
 
-def stay_wrong(got: Doubles, out: Doubles, given: Doubles, unit: float) -> npt.NDArray[np.bool_]:
-    """Tell which rows are nearly as far from a result as from the one that was given."""
-    rest, before = (
-        np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0)
-        for x in (out, given)
-    )
-    return np.asarray((rest > 2 * FAR) & (rest > _UNEXPLAINED * before))
+def rate_rows(got: Doubles, x: Doubles, unit: float) -> Doubles:
+    """Return how far each row is from a result, in units of `row_sizes`."""
+    return np.asarray(np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0))
+
+
+def stay_wrong(
+    got: Doubles, out: Doubles, given: Doubles, unit: float, usual: float = math.inf
+) -> npt.NDArray[np.bool_]:
+    """Tell which rows are nearly as far from a result as from the one that was given.
+
+    Or far beyond what is usual in rows that the result explains.
+    """
+    rest, before = (rate_rows(got, x, unit) for x in (out, given))
+    return np.asarray((rest > 2 * FAR) & (rest > np.minimum(_UNEXPLAINED * before, 4 * usual)))
 
 
 def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:
