@@ -52,11 +52,6 @@ class Packed(NamedTuple):
     causal: bool
     window: tuple[int | None, int | None]
 
-    def number(self, rows: Any, of: str) -> Any:
-        """Return the sequences of rows, of queries or of keys."""
-        offsets = self.queries if of == "queries" else self.keys
-        return np.searchsorted(offsets, rows, "right") - 1
-
 
 class Problem(NamedTuple):
     """Softmax attention with its conventions, of which heads are read one by one.
