@@ -217,7 +217,7 @@ class _Tape:
         case, trial = self.of.cases[self.key], self.of.trial
         if not names:
             d_out = case.swap(widen("d_out", grad))
-            if case.d_out is None and case.options.keys() <= {"mask", "causal"}:
+            if not case.goes_back:
                 self.of.cases[self.key] = add_gradients(case, d_out)
             if trial is not None and trial.backward is not None:
                 exact, wrong = case.go_back(d_out), case.go_back(d_out, trial.backward)

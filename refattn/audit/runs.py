@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from functools import partial
+from inspect import getattr_static
 from io import StringIO
 from pkgutil import resolve_name
 from typing import Any
@@ -48,8 +49,10 @@ def audit_test(
             return audit(given[1], track=track, **given[0])
         original, place = _find(kernel, "--kernel")
         substitute = Substitute(original, declared)
-        for where in [place, *_find_imports(original)]:
-            stack.enter_context(patch.object(*where, substitute))
+        for holder, name in [place, *_find_imports(original)]:
+            free = isinstance(getattr_static(holder, name, None), staticmethod | classmethod)
+            stands = staticmethod(substitute) if free else substitute
+            stack.enter_context(patch.object(holder, name, stands))
         study = partial(_study, substitute, track)
         if "::" in test or os.path.basename(test).startswith("test_"):
             return _study_pytest(test, study)
@@ -124,18 +127,24 @@ def _study_pytest(test: str, study: Study) -> Audit:
         raise ValueError("tests of pytest need `pip install pytest`") from None
     found: list[Audit] = []
     failed: list[Exception] = []
+    parts: list[Any] = []  # reports of subtests
 
     def run(item: Any, left: Any) -> str:
         """Run a test; `left` stays set up."""
         if hasattr(item, "_initrequest"):
             item._initrequest()  # as before its first run
+        parts.clear()
         reports = runtestprotocol(item, log=False, nextitem=left)
-        raised = [str(x.longrepr) for x in reports if x.failed]
-        if any("Unclear: " in x for x in raised):
-            failed.append(Unclear(raised[0].rpartition("Unclear: ")[2].splitlines()[0]))
+        raised = [str(x.longrepr) for x in (*parts, *reports) if x.failed]
+        for x in [x for x in raised if "Unclear: " in x][:1]:
+            failed.append(Unclear(x.rpartition("Unclear: ")[2].splitlines()[0]))
         return next((_first_error(x) for x in raised), "")
 
     class Plugin:
+        @staticmethod
+        def pytest_runtest_logreport(report: Any) -> None:
+            parts.append(report)
+
         @staticmethod
         def pytest_runtestloop(session: Any) -> bool:
             parents = {x.parent for x in session.items}

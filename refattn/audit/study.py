@@ -149,6 +149,8 @@ class Audit(NamedTuple):
             found.insert(0, "this test rejects a correct kernel")
         if not self.sizes:
             found.append("only gradients are compared: bugs of the output were not tried")
+            if not any("dq" in x for x in self.tolerances.values()):
+                found.append("bugs of gradients take no options but mask and causal")
         uncounted = self._uncounted()
         if uncounted:
             counts = (f"{len(names)} {reason}" for reason, names in uncounted.items())
@@ -294,7 +296,8 @@ def conclude(
     accepted = {x.name: passes(x) for x in trivial()}
     blind = [name for name, passed in accepted.items() if passed]
     backward = any(x.d_out is not None for x in cases)
-    forward = not backward or not all(accepted.values())  # else only gradients are compared
+    # Else only gradients are compared.
+    forward = not any(x.goes_back for x in cases) or not all(accepted.values())
     bugs = list(known(case.estimator, {name for x in cases for name in x.options}))
     bugs = [x for x in bugs if forward or x.backward is not None]
     found: dict[str, Survivor | str] = {x.name: "untried" for x in bugs}

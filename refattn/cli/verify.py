@@ -231,7 +231,7 @@ def _judge_file(
     tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
     problem = pose_tensors(tensors, **options)
     parts = read_parts(tensors, problem)
-    if tensors.lead:
+    if tensors.lead and tensors.sequences is None:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
         work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts), everything))
@@ -310,7 +310,7 @@ def tolerance_command(
         path = file or find_sample()
         tensors = open_tensors(path, layout=layout, required=())
         problem = pose_tensors(tensors, **options)
-        if tensors.lead:
+        if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
             needed = study_problem(

@@ -121,9 +121,10 @@ def coreset_attention(
     if indices is not None:
         indices = key_samples.check_indices(indices, q, k, v)[..., None, :]
     (q, k, v, mask, indices), ungroup = group_heads(q, k, v, mask, indices)
-    if num_keys is not None:
+    if num_keys is not None:  # for each head that sees other keys
+        each = xp.broadcast_to(k, (*broadcast_lead(k, mask), *k.shape[-2:]))
         drawn = key_sampling.draw_pivots(
-            k, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
+            each, num_keys=num_keys, pivots=pivots, rng=rng, scale=scale, mask=mask
         )
         indices = drawn[..., None, :]
     inputs = _CoresetInputs(q, k, v, mask, indices, root_scale(scale, q), xp)

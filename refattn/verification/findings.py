@@ -172,6 +172,8 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
         return str(first)
     if last - first + 1 == len(numbers):
         return f"{first} to {last}"
+    if len(numbers) == 2:
+        return f"{first} and {last}"
     steps = np.unique(np.diff(numbers))
     if len(steps) == 1:
         return f"{first} to {last} in steps of {int(steps[0])}"

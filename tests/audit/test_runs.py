@@ -1,6 +1,7 @@
 """Whole tests, run again with kernels that are replaced."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,6 +18,15 @@ from refattn.naive.softmax import softmax_attention
 def flash(q, k, v, causal=False):
     return softmax_attention(q, k, v, causal=causal)
 
+class Kernels:
+    @staticmethod
+    def static(q, k, v):
+        return softmax_attention(q, k, v)
+
+    @classmethod
+    def of_class(cls, q, k, v):
+        return cls.static(q, k, v)
+
 def reference(q, k, v):
     return softmax_attention(q, k, v)
 
@@ -26,7 +36,7 @@ def draw():
 TEST = """
 import numpy as np
 import pytest
-from {name} import draw, flash, reference
+from {name} import Kernels, draw, flash, reference
 
 @pytest.fixture(scope="module", params=[1.0, 2.0])
 def qkv(request):
@@ -43,6 +53,16 @@ def test_fails(qkv):
 
 def test_without_a_kernel():
     pass
+
+def test_in_parts(subtests):
+    for factor in (1.0, 2.0):
+        with subtests.test(factor=factor):
+            q, k, v = draw()
+            assert np.allclose(flash(factor * q, k, v), reference(factor * q, k, v), atol=.05)
+
+@pytest.mark.parametrize("name", ["static", "of_class"])
+def test_method(name):
+    assert np.allclose(getattr(Kernels(), name)(*draw()), reference(*draw()), atol=.05)
 """
 
 
@@ -82,6 +102,24 @@ def test_a_test_of_each_form(few, folder, test):  # noqa: F811
     assert [x.name for x in found.survivors] == ["softmax-short-log2e"]  # in float64
     assert {*found.alike} == {"softmax-late-keys-dropped", "softmax-causal-ahead"}
     assert sys.modules[folder].flash.__name__ == "flash"  # it is back
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("test", "kernel"),
+    [
+        pytest.param(
+            *("test_in_parts", "flash"),
+            marks=pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has no subtests"),
+        ),
+        ("test_method[static]", "Kernels.static"),
+        ("test_method[of_class]", "Kernels.of_class"),
+    ],
+)
+def test_parts_of_tests_and_methods_that_take_no_instance(few, folder, test, kernel):  # noqa: F811
+    found = runs.audit_test(f"test_{folder}.py::{test}", f"{folder}:{kernel}", {})
+    assert not found.blind
+    assert {*found.rejected} == {"softmax-scale-missing", "softmax-plus-one"}
 
 
 def test_a_function_that_gives_inputs_and_a_comparison(few, folder):  # noqa: F811
@@ -270,3 +308,18 @@ def test_gradients_that_pass_are_listed(monkeypatch):
     found = runs._study(substitute, iter, [lambda: "" if largest() < most else "large"])
     assert "softmax-backward-scale-missing-in-dq" in found.rejected
     assert "softmax-backward-scale-missing-in-dk" not in found.rejected
+
+
+def test_gradients_of_a_kernel_with_other_options_are_called_untried():
+    torch = pytest.importorskip("torch")
+    kernel = partial(torch.nn.functional.scaled_dot_product_attention, scale=1.0)
+    substitute = kernels.Substitute(kernel, {"scale": 1.0})
+
+    def differentiate():
+        q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
+        return "" if torch.autograd.grad(substitute(q, k, v).sum(), q)[0].shape == q.shape else "no"
+
+    found = runs._study(substitute, iter, [differentiate])
+    assert not found.blind
+    assert not found.survivors
+    assert "bugs of gradients take no options but mask and causal" in found.lines()

@@ -400,3 +400,21 @@ def test_names_that_were_not_read_are_repeated_beside_a_failure():
         result = run(save("x.npz", arrays | {"out": factor * arrays["out"]}, "float32"))
         assert result.exit_code == (times == 2)
         assert result.stdout.count("padding_mask") == times
+
+
+def test_packed_sequences_in_words():
+    """Causal is what each is; a layout is not asked for where there is one alone."""
+    rng = np.random.default_rng(3)
+    q, k, v = (rng.standard_normal((x, 8, 4)).astype(np.float32) for x in (4, 6, 6))
+    parts = [(q[:1], k[:2], v[:2]), (q[1:], k[2:], v[2:])]
+    outs = (naive.softmax_attention(*(np.swapaxes(y, 0, 1) for y in x), causal=True) for x in parts)
+    out = np.swapaxes(np.concatenate(list(outs), 1), 0, 1)
+    arrays = {"q": q, "k": k, "v": v, "out": np.ascontiguousarray(out)}
+    save_file(arrays | {"cu_seqlens_q": np.array([0, 1, 4]), "cu_seqlens_k": np.array([0, 2, 6])},
+        "x.safetensors")  # fmt: skip
+    result = run("x.safetensors --causal --window 2,0")
+    second = result.stdout.splitlines()[1]
+    assert second == "softmax, scale 0.5, causal, window 2,0, 2 sequences, each by itself"
+    assert "mask" not in result.output
+    assert "transposed" not in result.output
+    assert report("x.safetensors --causal")["causal"]

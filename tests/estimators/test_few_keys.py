@@ -176,6 +176,9 @@ def test_drawn_for_key_heads():
         indices = key_sampling.draw_pivots(k, num_keys=4, pivots=pivots, rng=0)
         got = coreset_attention(q, k, v, num_keys=4, pivots=pivots, rng=0)
         np.testing.assert_array_equal(got, coreset_attention(q, k, v, indices=indices))
+        of_head = {"num_keys": 4, "pivots": pivots, "rng": 0, "mask": rng.random((6, 1, 9)) < 0.8}
+        want = coreset_attention(q, np.repeat(k, 3, 0), np.repeat(v, 3, 0), **of_head)
+        np.testing.assert_allclose(coreset_attention(q, k, v, **of_head), want, rtol=0, atol=1e-12)
     for law in KEY_LAWS:
         for mask in (None, rng.random((6, 1, 9)) < 0.8):
             options = {"num_keys": 4, "law": law, "rng": 0, "mask": mask}

@@ -144,8 +144,8 @@ def _missed(candidate: Candidate) -> str:
 def _print_recommendation(profile: Advice, searched: Search | None, page: Page) -> None:
     heads, target = len(profile.heads), f"recommended for relative error {profile.target:g}"
     page.say()
-    if (error := float(np.mean(profile.error_of_mean))) <= profile.target:
-        page.say(f"{target}: the mean of v, whose error is {digits(error)}")
+    if (error := float(np.max(profile.error_of_mean))) <= profile.target:
+        page.say(f"{target}: the mean of v, whose error is at most {digits(error)}")
         page.say("these tensors do not need attention")
         return
     if searched is not None:

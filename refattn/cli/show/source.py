@@ -34,18 +34,24 @@ def _versions(path: Path) -> dict[str, Any]:
 def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     """Write the name of the file, shapes, dtype, and the conventions, in two lines."""
     differing = {name: f" {x}" * (x != tensors.dtype) for name, x in tensors.dtypes.items()}
-    shapes = ", ".join(f"{name} {x}{differing.get(name, '')}" for name, x in tensors.shapes.items())
+    given = dict(tensors.shapes)
+    if tensors.sequences is not None:
+        del given["mask"]  # which is made of them
+    shapes = ", ".join(f"{name} {x}{differing.get(name, '')}" for name, x in given.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
+    band = problem if problem.packed is None else problem.packed
     said = [
         CALLED[problem.kind],
         f"scale {problem.scale:.6g}",
-        "causal" if problem.causal else "not causal",
+        "causal" if band.causal else "not causal",
     ]
-    if problem.window != (None, None):
-        said.append(f"window {','.join('' if x is None else str(x) for x in problem.window)}")
+    if band.window != (None, None):
+        said.append(f"window {','.join('' if x is None else str(x) for x in band.window)}")
     if problem.softcap is not None:
         said.append(f"softcap {problem.softcap:g}")
-    said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in tensors.shapes]
+    said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in given]
+    if problem.packed is not None:
+        said.append(f"{len(problem.packed.queries) - 1} sequences, each by itself")
     name = click.format_filename(tensors.path.name)
     return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
 
@@ -53,5 +59,6 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
 def source_of(tensors: Tensors, problem: Problem) -> dict[str, Any]:
     """Return the versions, the file and its arrays, and the formula it was compared with."""
     read = {"shapes": tensors.shapes, "dtypes": tensors.dtypes, "estimator": CALLED[problem.kind]}
-    conventions = ("scale", "causal", "window", "softcap")
-    return _versions(tensors.path) | read | {name: getattr(problem, name) for name in conventions}
+    band = problem if problem.packed is None else problem.packed
+    conventions = {"scale": problem.scale, "causal": band.causal, "window": band.window}
+    return _versions(tensors.path) | read | conventions | {"softcap": problem.softcap}

@@ -40,6 +40,7 @@ from .wrong_rows import (
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _WRONG_FROM = 8.0  # standard deviations beyond which a row is wrong
+_MAY_CANCEL, _LOOKED_AGAIN = 1e4, 64  # what is beyond it where terms cancel, and rows, at most
 _LOST_TILES, _MOST_TILES = (256, 128, 64, 32, 16), 8  # of keys or queries, and how many of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
@@ -345,7 +346,8 @@ class Backward:
         """Take wrong rows of some heads, one of them that of the worst element, and right ones."""
         problem, given = part.problem, Candidate("")
         worst = problem.number(where[:-2]) if where else 0
-        unit = measure_unit(problem.read_by(profile), profile, dtype)
+        read = problem.read_by(profile)
+        unit = measure_unit(read, profile, dtype)
         heads, n = [*np.ndindex(problem.lead)], problem.shape[0]
         far, taken = np.full((len(heads), n), np.nan), []
         columns = np.zeros(problem.shape[2], bool)
@@ -356,10 +358,15 @@ class Backward:
             exact = self.predict(given, name, index, np.arange(n))
             got = part.numbers.out(index)
             z = np.abs(divide(differ(got, exact), unit * row_sizes(exact)))
+            most = np.max(z, -1, initial=0.0)
+            doubtful = np.flatnonzero((most > _WRONG_FROM) & (most < _MAY_CANCEL))
+            for row in _thin(doubtful, _LOOKED_AGAIN):
+                law = read.analyse(index, profile.kernel(dtype), slice(row, row + 1))
+                z[row] = np.minimum(z[row], np.abs(divide(got[row] - exact[row], law.std[0])))
             far[at] = np.max(z, -1, initial=0.0)
             columns |= np.any(z > _WRONG_FROM, 0)
         wrong = far > _WRONG_FROM
-        near = find_near(wrong)
+        near = find_near(wrong, problem)
         order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
         right = [x for x in order if not wrong[x].any()]
         for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:

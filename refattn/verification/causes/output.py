@@ -47,6 +47,7 @@ from .wrong_rows import (
     draw_sample,
     error_of_lse,
     list_wrong,
+    rate_rows,
     row_sizes,
     stay_wrong,
 )
@@ -473,7 +474,7 @@ def explain_output(
     for one in found:
         words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
-            of_lse = explain_normalisers(trials, one.alternative, numbers, profile)
+            of_lse = explain_normalisers(trials, one, numbers, profile)
             if of_lse is None and failed != "both":
                 continue
             if of_lse is None:
@@ -550,17 +551,18 @@ class Normalisers(NamedTuple):
 
 
 def explain_normalisers(
-    trials: Trials, alternative: Alternative, numbers: Numbers, profile: Profile
+    trials: Trials, one: Explained, numbers: Numbers, profile: Profile
 ) -> Normalisers | None:
-    """Find what log normalisers are."""
+    """Find what log normalisers are, in the rows of which an alternative is a reason."""
     heads, about = trials.sample.heads, (trials.problem, numbers, profile)
-    results = [alternative.result(x.rows) for x in heads]
+    heads = heads if one.everywhere else [x.take(x.wrong) for x in heads if x.wrong.any()]
+    results = [one.alternative.result(x.rows) for x in heads]
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
     moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
-    for one in chain([Normalisers("")], named, [right], moved):
-        if all(np.all(one.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
-            return one
+    for lse in chain([Normalisers("")], named, [right], moved):
+        if all(np.all(lse.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
+            return lse
     return None
 
 
@@ -575,13 +577,16 @@ def find_left(
     problem, sample = trials.problem, trials.sample
     names = _OF_HEADS.search(alternative.text) is not None
     heads = {x.rows.at for x in sample.heads if x.wrong.any()}
+    taken = [x.take(x.wrong) for x in sample.heads if x.wrong.any()]
+    rates = [rate_rows(x.got, alternative.result(x.rows).out, sample.unit) for x in taken]
+    usual = max((float(np.max(x)) for x in rates), default=math.inf)
     left: list[Index] = []
     count = 0
     for x in list_wrong(problem, numbers, sample.wrong):
         if names and x.rows.at not in heads:
             continue
         result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
-        off = stay_wrong(x.got, result.out, given.out, sample.unit)
+        off = stay_wrong(x.got, result.out, given.out, sample.unit, usual)
         off &= ~(np.isneginf(result.lse) & np.isfinite(given.lse) & (alternative.answer is None))
         if of_lse is not None:
             off |= of_lse.far(x, result, problem, numbers, profile) > 2 * FAR

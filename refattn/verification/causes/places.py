@@ -14,7 +14,7 @@ from ...rounding.problems import Problem
 from ..findings import Numbers, describe_span, place
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
-from .wrong_rows import Sample
+from .wrong_rows import Sample, number_sequences
 
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
@@ -64,9 +64,8 @@ def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
     """Say which sequences rows are of, if not of all."""
     if problem.packed is None:
         return ""
-    offsets = problem.packed.queries if problem.rows == "queries" else problem.packed.keys
-    found = np.unique(np.searchsorted(offsets, rows, "right") - 1)
-    few = len(found) < len(offsets) - 1
+    found = np.unique(number_sequences(problem.packed, problem, rows))
+    few = len(found) < len(problem.packed.queries) - 1
     return f" (sequence{'s' * (len(found) > 1)} {describe_span(found)})" if few else ""
 
 

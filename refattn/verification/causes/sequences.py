@@ -65,7 +65,7 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     banded = packed.causal or packed.window != (None, None)
     called = "causal attention" if packed.causal else "the window"
     levels = [(f"{called} is {words}", x) for words, x in _list_levels(packed, right) if banded]
-    for text, bounds in (*_list_bounds(packed, right), *levels):
+    for text, bounds in (*levels, *_list_bounds(packed, right)):
         yield Alternative(text, problem, partial(_show, bounds, packed), among=False)
     if packed.causal:
         seen = partial(_show, right, packed._replace(causal=False))
@@ -97,6 +97,10 @@ def _list_bounds(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
         yield f"a sequence {words}", Bounds(rows, first, last, level)
         text = f"a sequence {words} (and is causal by the last that it sees)"
         yield text, Bounds(rows, first, last, level + last - end)
+    yield (
+        "k and v of each sequence are read from the first key",
+        right._replace(begin=start, end=end - begin, level=level - begin),
+    )
     for size in _TILE_LENGTHS:
         more, less = (begin - end) % size, (end - begin) % size
         for words, last in (("up", end + more), ("down", end - less)):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.head import attend_rows
-from ...rounding.problems import Index, Problem
+from ...rounding.problems import Index, Packed, Problem
 from ...rounding.profiles import Profile
 from ..empty_rows import list_conventions
 from ..findings import Numbers
@@ -130,7 +130,7 @@ def draw_sample(
     if conventions:
         far[empty] = np.nan
     wrong = far > FAR
-    near = find_near(wrong)
+    near = find_near(wrong, problem)
     among = wrong.any(1, keepdims=True) & (far <= FAR)
     chosen = [
         *_spread(np.argwhere(wrong), _WRONG_ROWS),
@@ -171,23 +171,42 @@ def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_])
     return found
 
 
-def stay_wrong(got: Doubles, out: Doubles, given: Doubles, unit: float) -> npt.NDArray[np.bool_]:
-    """Tell which rows are nearly as far from a result as from the one that was given."""
-    rest, before = (
-        np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0)
-        for x in (out, given)
-    )
-    return np.asarray((rest > 2 * FAR) & (rest > _UNEXPLAINED * before))
+def rate_rows(got: Doubles, x: Doubles, unit: float) -> Doubles:
+    """Return how far each row is from a result, in units of `row_sizes`."""
+    return np.asarray(np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0))
 
 
-def find_near(wrong: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere."""
+def stay_wrong(
+    got: Doubles, out: Doubles, given: Doubles, unit: float, usual: float = math.inf
+) -> npt.NDArray[np.bool_]:
+    """Tell which rows are nearly as far from a result as from the one that was given.
+
+    Or far beyond what is usual in rows that the result explains.
+    """
+    rest, before = (rate_rows(got, x, unit) for x in (out, given))
+    return np.asarray((rest > 2 * FAR) & (rest > np.minimum(_UNEXPLAINED * before, 4 * usual)))
+
+
+def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:
+    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere.
+
+    Of sequences one after another it is those that have some.
+    """
     near = np.zeros_like(wrong)
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
-        tile = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
-        near[np.flatnonzero(wrong.any(1)), tile] = True
+        tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
+        if problem.packed is not None:
+            of_row = number_sequences(problem.packed, problem, np.arange(wrong.shape[1]))
+            tile = np.isin(of_row, of_row[rows])
+        near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
+
+
+def number_sequences(packed: Packed, problem: Problem, rows: Any) -> Any:
+    """Return which sequence each row is of."""
+    offsets = packed.queries if problem.rows == "queries" else packed.keys
+    return np.searchsorted(offsets, rows, "right") - 1
 
 
 def _covers_row(block: tuple[Index, slice], where: Index) -> bool:

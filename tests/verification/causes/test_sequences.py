@@ -68,6 +68,8 @@ CASES = {
     "of k": (see(at=sequences_of(OF_K, ROW[:, 0])), False, "cu_seqlens of k are used for q"),
     "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
     "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
+    "first keys": (see(0, END - BEGIN), False, "of each sequence are read from the first key"),
+    "first keys, causal": (see(0, END - BEGIN, LEVEL - BEGIN), True, "are read from the first key"),
     "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
     "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
     "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
@@ -126,6 +128,41 @@ def test_what_is_mistaken_is_named(judged, name):
     assert found.suspects[0].text.startswith("agrees if ")
     assert words in found.suspects[0].text
     assert "the wrong rows alone" not in found.suspects[0].text
+
+
+@pytest.mark.parametrize("longest", [22, 30])
+def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
+    """If q and k are as long, counts by the longest lengths are those from the first keys."""
+    offsets = np.cumsum([0, 13, 5, longest, 9]), np.cumsum([0, 17, 5, longest, 12])
+    rng, of_k = np.random.default_rng(5), offsets[1]
+    q, k, v = (BF16(rng.standard_normal((1, x[-1], 4))) for x in (*offsets, of_k))
+    problem = posed(q, True, (q, k, v), offsets)["out"].problem
+    at = np.repeat(np.arange(4), np.diff(offsets[0]))
+    ahead = np.arange(of_k[-1]) - of_k[at, None]
+    seen = (ahead >= 0) & (ahead <= (np.arange(len(at)) - offsets[0][at])[:, None])
+    rows = Rows((0,), np.arange(len(at)), np.arange(of_k[-1]))
+    heads = ((x.text, x.head(rows).mask) for x in list_packed(problem))
+    same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
+    assert next(same) == (
+        "causal attention is counted from the first key of each sequence, not from the last"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "causal"), [(2, True), ([0, 3], True), (2, False)])
+def test_a_cause_in_some_sequences_alone(posed, number, causal):
+    """Their neighbours in a tile of rows are right; so are their log normalisers."""
+    there = np.isin(AT, number)[:, None]
+    right = see(level=LEVEL if causal else None)
+    wrong = see() if causal else see(np.append(0, BEGIN[:-1]))
+    seen = np.where(there, wrong, right)
+    out, lse = fused(hide(scores(Q, K), seen), V)
+    parts = posed(np.nan_to_num(out), causal, lse=lse.astype(np.float32))
+    found = judge_all(parts, "bfloat16", "flash", 1e-6, False, None).suspects[0].text
+    words = "attention is not causal" if causal else TOO.format("keys of the sequence before it")
+    named = "sequence 2" if number == 2 else "sequences 0 and 3"
+    assert found.startswith(f"agrees if {words} in the wrong rows alone")
+    assert named in found
 
 
 @pytest.mark.long
