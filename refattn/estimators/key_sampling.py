@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
+from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
     Array,
     as_written,
@@ -28,6 +28,7 @@ from ..arrays.library import (
     widest,
 )
 from ..arrays.shown import held
+from ..engine.hops import Keys
 from ..engine.kernel import attend, finite
 from ..typing import KEY_LAWS, KeyLaw, Pivots
 
@@ -261,7 +262,7 @@ def draw_keys(
         (q, k, v, mask, u), ungroup = group_heads(q, k, v, mask, u)
         return KeySample(*map(ungroup, _draw_from_softmax(q, k, u, scale, mask, xp)))
     (q, k, v, mask), lead, ungroup = group_with_lead(q, k, v, qkv.one_row(mask, k))
-    u = rng.random((*broadcast_lead(k, v, mask), 1))
+    u = rng.random((*Keys(k, v, mask).lead(), 1))
     sample = _draw_systematic(k, v if law == "norms" else None, num_keys, u, mask, xp)
     return KeySample(*(ungroup(xp.broadcast_to(x, (*lead, num_keys)), core=1) for x in sample))
 
