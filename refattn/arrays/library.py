@@ -150,9 +150,11 @@ def reverse(x: Array, axis: int) -> Array:
 
 def take_rows(x: Array, indices: Array, xp: Any) -> Array:
     """Take the rows of x, (..., m, d), at indices (..., S): (..., S, d)."""
-    places = first_rows(x, xp) + indices
-    rows = take_flat(x, places, xp)
-    return xp.reshape(rows, (*places.shape, x.shape[-1]))
+    lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(indices.shape[:-1]))
+    shape = (*lead, indices.shape[-1], x.shape[-1])
+    if 0 in shape:  # which Dask does not reshape
+        return xp.zeros(shape, dtype=x.dtype, device=device(x))
+    return xp.reshape(take_flat(x, first_rows(x, xp) + indices, xp), shape)
 
 
 def first_rows(x: Array, xp: Any) -> Array:
