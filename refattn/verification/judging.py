@@ -436,9 +436,9 @@ def _judge_gradients(
 def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
     """Find the likeliest profile that explains all parts; an empty name if there is none."""
 
-    def rank(name: str) -> tuple[int, float]:
-        fits = [x.fits[name] for x in cases if name in x.fits]
-        return sum(x.is_out(name) for x in cases), sum(x.against for x in fits)
+    def rank(name: str) -> tuple[int, int, float]:
+        fits = [x.fits[name] for x in cases if name in x.fits]  # some were not compared
+        return sum(x.is_out(name) for x in cases), -len(fits), sum(x.against for x in fits)
 
     found = sorted(names, key=rank)
     left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
