@@ -140,7 +140,7 @@ def test_the_guide_shows_what_compare_prints():
         return [row for row in found if row["samples"].split()[1:] != ["512"]]
 
     printed, known = rows(done.stdout), rows(shown)
-    assert len(printed) == len(known) == 2 + 3 * len(DEFAULT)
+    assert len(printed) == len(known) == 2 + 3 * len(DEFAULT) - 1  # ra of 128 takes too long
     for row, expected in zip(printed, known, strict=True):
         for name in ("samples", "head"):
             assert name not in expected or row[name] == expected[name]

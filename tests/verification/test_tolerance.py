@@ -369,8 +369,8 @@ def test_the_command_says_what_the_function_returns(tmp_path, few):
 @pytest.mark.long
 def test_the_guide_shows_what_the_command_prints():
     page = guide_blocks.page("tolerances")
-    shown = page.split("On the bundled data:\n\n```\n")[1].split("```")[0]
-    result = run("--dtype", "bfloat16")
+    shown = page.split("On the bundled data, `--verbose` prints:\n\n```\n")[1].split("```")[0]
+    result = run("--dtype", "bfloat16", "--verbose")
     assert result.exit_code == 0, result.output
     number = r"-?\d+(?:\.\d*)?(?:e[+-]\d+)?"
     printed = {" ".join(re.sub(number, "#", x).split()) for x in result.stdout.splitlines()}
