@@ -50,7 +50,7 @@ SEEN = {  # in which cases a wrong kernel fails, for certain
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.long("sample")
+@pytest.mark.long("sample", "large")
 @pytest.mark.parametrize(("wrong", "case"), [(f, x) for f in SEEN for x in SEEN[f].split()])
 def test_cases_tell_wrong_kernels(wrong, case):
     q, k, v = testing.draw_qkv(case)

@@ -894,9 +894,7 @@ HARD = {
 }
 
 
-@pytest.mark.long(
-    "recomputed", "eager", *[x for x in HARD if "alike" not in x and "overflow" not in x]
-)
+@pytest.mark.long("recomputed", "eager", *[x for x in HARD if "overflow" not in x])
 @pytest.mark.parametrize("how", HARD)
 @pytest.mark.parametrize("name", ["math", "recomputed", "eager"])
 def test_hard_cases(name, how):

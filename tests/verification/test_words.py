@@ -67,6 +67,7 @@ def test_files_with_tokens_before_heads(tmp_path, heads_first):
 
 
 @pytest.mark.sweep(2)
+@pytest.mark.long("npz")
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @pytest.mark.parametrize("names", [["cu_seqlens"], ["cu_seqlens_q", "cu_seqlens_k"]])
 def test_sequences_one_after_another(tmp_path, names, suffix):
@@ -149,7 +150,7 @@ def paged(options):
     return arrays | {"block_table": table, "cache_seqlens": lengths}
 
 
-@pytest.mark.long("causal")
+@pytest.mark.long("causal", "window")
 @pytest.mark.parametrize(
     "options",
     [{}, {"causal": True}, {"window": (4, 0)}],
