@@ -244,7 +244,7 @@ def _solve_factored(factor: Array, free: Array, b: Array, xp: Any) -> Array:
 
 
 def _invert_factor(lower: Array, free: Array, xp: Any) -> Array:
-    """Invert L, but for 0 in what is not `free`, (..., S, 1): blocks of 1, 2, 4, ... rows at once.
+    """Invert L in blocks of 1, 2, 4, ... rows; what is not `free`, (..., S, 1), becomes 0.
 
     What is below two such blocks B and C of the diagonal is less C^-1 L B^-1.
     """

@@ -43,7 +43,9 @@ class Sequences(NamedTuple):
 def take_sequences(
     arrays: dict[str, Floats], stored: Mapping[str, Floats | safetensors.Tensor]
 ) -> Sequences | None:
-    """Give arrays a mask, and keys in place of blocks; return the sequences, None for one.
+    """Add a mask to the arrays, and lay keys that come in blocks one after another.
+
+    Return the sequences, or None if the arrays are one sequence.
 
     Axes are those of layout bnhd.
     """

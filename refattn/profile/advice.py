@@ -78,7 +78,7 @@ class Advice(NamedTuple):
         Relative standard error of `by_law`, for not all queries were taken; that of `error` is
         half of it.
     error_of_mean : array, shape (...)
-        Relative error of the mean of the values in place of attention; nan without values.
+        Relative error of the mean of the values, as a stand-in for attention; nan without values.
     """
 
     scale: float

@@ -244,7 +244,7 @@ def find_record(fn: Any) -> Estimator | None:
 _PLACES = ("vjp", "vectors")  # what may be named as "package.module:name"
 _OPTIONAL = ("certified", "evaluate", *_PLACES)
 _JOINTS = str.maketrans("", "", "-_")
-_COMMAND_WORDS = ("all", "none")  # in place of names of estimators on the command line
+_COMMAND_WORDS = ("all", "none")  # which no estimator may be called: options take them
 # Options that are keywords of functions; the others say what an implementation can do.
 _KEYWORDS = {
     *("scale", "mask", "causal", "window", "softcap", "bias", "sinks", "dropout"),

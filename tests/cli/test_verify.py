@@ -403,7 +403,7 @@ def test_names_that_were_not_read_are_repeated_beside_a_failure():
 
 
 def test_packed_sequences_in_words():
-    """Causal is what each is; a layout is not asked for where there is one alone."""
+    """Each sequence is causal; packed arrays have one layout, so none is suggested."""
     rng = np.random.default_rng(3)
     q, k, v = (rng.standard_normal((x, 8, 4)).astype(np.float32) for x in (4, 6, 6))
     parts = [(q[:1], k[:2], v[:2]), (q[1:], k[2:], v[2:])]

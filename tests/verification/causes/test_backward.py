@@ -99,7 +99,7 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
 
 @pytest.mark.long
 def test_rows_that_a_cause_leaves_are_counted():
-    """No alternative is tried on this one."""
+    """The row is not among those by which causes were tried."""
     arrays = backward(*SAME, CAUSAL, seen_back=True)
     arrays["dk"][1, 21] *= -1
     found = verify(**arrays, causal=True, profile="flash").parts

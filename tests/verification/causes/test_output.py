@@ -304,7 +304,7 @@ def test_a_lse_that_fails_alone_is_explained_alone():
 
 
 def of_four_without_bias(of_lse, left):
-    """The bias is ignored, but for what log normalisers are, and for one row of those left."""
+    """The output has no bias; log normalisers have it, and so does one row."""
     s = scores(*FOUR[:2])
     out, lse = fused(s, FOUR[2])
     lse = {"right": fused(s + BIAS, FOUR[2])[1], "noise": np.sin(97 * lse)}.get(of_lse, lse)
@@ -328,7 +328,7 @@ def of_four_without_bias(of_lse, left):
     ],
 )
 def test_a_cause_agrees_if_it_holds_in_all_rows_and_parts(of_lse, left, words):
-    """Also in rows that no alternative is tried on."""
+    """All wrong rows are looked at, not only those that were drawn."""
     text = judged(of_four_without_bias(of_lse, left)).suspects[0].text
     start = "agrees in part if the bias is ignored; " if left else ""
     assert text == f"{start}{words}"

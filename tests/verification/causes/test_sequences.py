@@ -203,7 +203,7 @@ def test_a_bias_by_other_distances(judged, level, words):
 @pytest.mark.long
 @pytest.mark.parametrize("value", ["zero", "stale"])
 def test_a_sequence_that_is_skipped(judged, value):
-    """Rows of zeros are explained; what they hold if they are never written is said."""
+    """Rows of zeros have a cause; of rows that were never written, a remark says so."""
     out = attend(see())
     other = BF16(np.random.default_rng(3).standard_normal(out.shape))
     out[:, AT == 2] = 0 if value == "zero" else other[:, AT == 2]
