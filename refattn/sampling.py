@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from .arrays import checks, matrices, proposals, qkv
-from .arrays.heads import head_counts
+from .arrays.heads import group_with_lead, head_counts
 from .arrays.library import (
     Array,
     Doubles,
@@ -26,7 +26,7 @@ from .arrays.library import (
 )
 from .arrays.products import multiply
 from .arrays.shown import held
-from .engine.targets import prepare_targets
+from .engine.targets import Targets
 from .typing import Coupling
 
 __all__ = [
@@ -454,6 +454,19 @@ def draw_target(
     """
     targets, ungroup = prepare_targets(q, k, locals())
     return ungroup(targets.draw(), core=3)
+
+
+def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Targets, Any]:
+    """Check arguments of `draw_target`, draw uniform numbers, and group heads."""
+    mask, causal, num_samples = (options[x] for x in ("mask", "causal", "num_samples"))
+    _, lead = qkv.check(q, k, k, mask=mask, causal=causal)
+    scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
+    n, d = q.shape[-2:]
+    checks.length("num_samples", num_samples, math.prod(lead) * n * d)
+    rng = checks.generator(options["rng"])
+    (q, k, _, mask), lead, ungroup = group_with_lead(q, k, k, qkv.key_rows(mask, k))
+    u = rng.random((*lead, n, num_samples))
+    return Targets(q, k, mask, u, rng, scale, causal), ungroup
 
 
 def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:

@@ -21,6 +21,7 @@ from ..rounding.formats import FORMATS, dtype_of, widen
 from ..rounding.problems import CALLED, Index, Problem, pose_arrays, pose_gradients, sweep
 from ..rounding.profiles import PROFILES
 from ..rounding.roundings import RowErrors
+from ..verification.causes.sampled import show_distances
 from ..verification.choice import fused_profile
 
 _BACKWARD = "backward"
@@ -87,16 +88,11 @@ class Case:
         except TypeError:
             if "window" not in copies:
                 raise
-            copies["mask"] = copies.get("mask", True) & self._band(*copies.pop("window"))
+            n, m = (self.arrays[x].shape[-2] for x in "qk")  # the formula takes no window: a mask
+            ahead = np.arange(m) - np.arange(m - n, m)[:, None]
+            seen = show_distances(ahead, False, copies.pop("window"))
+            copies["mask"] = copies.get("mask", True) & seen
             return fn(**copies)
-
-    def _band(self, left: int | None, right: int | None) -> Any:
-        """Return a window as a mask, for bugs of formulas that do not take one."""
-        n, m = (self.arrays[x].shape[-2] for x in "qk")
-        ahead = np.arange(m) - np.arange(m - n, m)[:, None]
-        return (ahead >= -(m if left is None else left)) & (
-            ahead <= (m if right is None else right)
-        )
 
     def write(self, out: Doubles, name: str = "out") -> Doubles:
         """Round a result as a kernel with the errors of a correct one writes it; 0 stays 0."""

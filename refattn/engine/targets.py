@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
-from ..arrays.heads import group_with_lead
 from ..arrays.library import (
     Array,
     Doubles,
@@ -62,19 +60,6 @@ class Targets(NamedTuple):
                 q, k, mask = (None if x is None else to_host(x, None) for x in (q, k, mask))
         out = draw_from_targets(self._replace(q=q, k=k, mask=mask), array_namespace(q, k))
         return constant(out, self.q) if is_numpy_array(out) else out
-
-
-def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Targets, Any]:
-    """Check arguments of `draw_target`, draw uniform numbers, and group heads."""
-    mask, causal, num_samples = (options[x] for x in ("mask", "causal", "num_samples"))
-    _, lead = qkv.check(q, k, k, mask=mask, causal=causal)
-    scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
-    n, d = q.shape[-2:]
-    checks.length("num_samples", num_samples, math.prod(lead) * n * d)
-    rng = checks.generator(options["rng"])
-    (q, k, _, mask), lead, ungroup = group_with_lead(q, k, k, qkv.key_rows(mask, k))
-    u = rng.random((*lead, n, num_samples))
-    return Targets(q, k, mask, u, rng, scale, causal), ungroup
 
 
 @as_written

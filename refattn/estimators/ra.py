@@ -12,7 +12,8 @@ from ..arrays.library import Array, as_written, device, root_scale
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, undo_overflow
 from ..engine.positive import per_query
-from ..engine.targets import Targets, prepare_targets
+from ..engine.targets import Targets
+from ..sampling import prepare_targets
 from ..typing import ArrayT, Coupling
 from .inputs import check_call, choose_frequencies, exactly_one, in_heads
 from .rfa import RfaInputs

@@ -25,7 +25,7 @@ from .alternatives import list_alternatives
 from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
 from .places import list_places, list_seen
 from .sampled import Alternative, Result, Rows
-from .slips import hide_tile
+from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
     Sample,
     Sampled,
@@ -41,7 +41,7 @@ from .wrong_rows import (
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _WRONG_FROM = 8.0  # standard deviations beyond which a row is wrong
 _MAY_CANCEL, _LOOKED_AGAIN = 1e4, 64  # what is beyond it where terms cancel, and rows, at most
-_LOST_TILES, _MOST_TILES = (256, 128, 64, 32, 16), 8  # of keys or queries, and how many of a size
+_MOST_TILES = 8  # of keys or queries, of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
@@ -185,7 +185,7 @@ def _list_forward(gradient: Gradient) -> list[Alternative]:
 def _list_tiles(length: int) -> list[slice]:
     """List tiles that may be lost; of the smaller ones the first and the last."""
     tiles = []
-    for size in (x for x in _LOST_TILES if x < length):
+    for size in (x for x in LOST_TILES if x < length):
         some = list(blocks(0, length, size))
         tiles += some if len(some) <= _MOST_TILES else [some[0], some[-1]]
     return tiles

@@ -64,7 +64,7 @@ def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
     """Say which sequences rows are of, if not of all."""
     if problem.packed is None:
         return ""
-    found = np.unique(number_sequences(problem.packed, problem, rows))
+    found = np.unique(number_sequences(problem, rows))
     few = len(found) < len(problem.packed.queries) - 1
     return f" (sequence{'s' * (len(found) > 1)} {describe_span(found)})" if few else ""
 

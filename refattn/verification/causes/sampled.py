@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...arrays.blocks import WHOLE
 from ...arrays.library import Doubles
-from ...engine.scores import Band
+from ...engine.scores import Band, Reach
 from ...rounding.head import TILE_KEYS, SoftmaxHead, attend_rows
 from ...rounding.problems import Index, Problem
 
@@ -140,11 +140,12 @@ def take_rows(
 
 def show_band(problem: Problem) -> Callable[[Place], Seen]:
     """Return what causal attention and windows show."""
-    _, left, right = Band.of(0, problem.causal, problem.window)
+    return lambda x: show_distances(x.ahead, problem.causal, problem.window)
 
-    def seen(x: Place) -> Seen:
-        visible: Any = np.ones((len(x.i), len(x.j)), bool)
-        visible &= True if left is None else x.ahead >= -left
-        return np.asarray(visible & (True if right is None else x.ahead <= right))
 
-    return seen
+def show_distances(ahead: Numbers1D, causal: bool, window: Reach) -> Seen:
+    """Tell how far ahead causal attention and windows let a query see."""
+    _, left, right = Band.of(0, causal, window)
+    visible: Any = np.ones(ahead.shape, bool)
+    visible &= True if left is None else ahead >= -left
+    return np.asarray(visible & (True if right is None else ahead <= right))

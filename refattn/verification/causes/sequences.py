@@ -9,11 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.library import Doubles
-from ...engine.scores import Band
 from ...rounding.problems import Index, Packed, Problem
-from .sampled import Alternative, Numbers1D, Place, Result, Rows, Seen, attend, take_rows
+from .sampled import (
+    Alternative,
+    Numbers1D,
+    Place,
+    Result,
+    Rows,
+    Seen,
+    attend,
+    show_distances,
+    take_rows,
+)
+from .slips import TILE_SIZES
 
-_TILE_LENGTHS = (16, 32, 64, 128, 256)  # to multiples of which lengths may be rounded
 _MOST_SKIPPED = 64  # sequences, at most, of which each may be skipped
 _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
 
@@ -49,11 +58,9 @@ class Bounds(NamedTuple):
 
 def _show(bounds: Bounds, packed: Packed, x: Place) -> Seen:
     """Show the keys of each sequence, those that causal attention and windows show."""
-    _, left, right = Band.of(0, packed.causal, packed.window)
     at, ahead = bounds.ahead(x)
-    seen: Any = (x.j >= bounds.begin[at]) & (x.j < bounds.end[at])
-    seen = seen & (True if left is None else ahead >= -left)
-    return np.asarray(seen & (True if right is None else ahead <= right))
+    theirs = (x.j >= bounds.begin[at]) & (x.j < bounds.end[at])
+    return theirs & show_distances(ahead, packed.causal, packed.window)
 
 
 def list_packed(problem: Problem) -> Iterator[Alternative]:
@@ -101,7 +108,7 @@ def _list_bounds(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
         "k and v of each sequence are read from the first key",
         right._replace(begin=start, end=end - begin, level=level - begin),
     )
-    for size in _TILE_LENGTHS:
+    for size in TILE_SIZES:
         more, less = (begin - end) % size, (end - begin) % size
         for words, last in (("up", end + more), ("down", end - less)):
             text = f"lengths of sequences are rounded {words} to multiples of {size} keys"

@@ -17,9 +17,9 @@ from ...rounding.problems import Problem
 from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
 from .wrong_rows import Sampled, differ, divide
 
-_TILE_SIZES = (16, 32, 64, 128, 256)  # of kernels that keep running sums
+TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
 PARTS = (2, 3, 4, 6, 8, 16)
-_LOST_TILES = (256, 128, 64, 32, 16)
+LOST_TILES = TILE_SIZES[::-1]
 _ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
 _CUT_KEYS = 256  # that are summed at a time
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
@@ -28,7 +28,7 @@ _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in f
 def list_slips(problem: Problem) -> Iterator[Alternative]:
     """List kernels that compute in the wrong way."""
     keys = problem.shape[1]
-    for size in (x for x in _TILE_SIZES if x < keys):
+    for size in (x for x in TILE_SIZES if x < keys):
         for words, of_sum, of_out in (
             ("the running sums are", 0.0, 0.0),
             ("the running output is", 1.0, 0.0),
@@ -287,7 +287,7 @@ def _saturate(head: SoftmaxHead, most: float) -> Result:
 def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
     """List kernels that lose a tile of keys, or count it twice."""
     m = problem.shape[1]
-    for size in (x for x in _LOST_TILES if x < m):
+    for size in (x for x in LOST_TILES if x < m):
         for j in blocks(0, m, size):
             for words, (of_sum, of_out) in _LOSSES.items():
                 text = f"keys {j.start} to {j.stop - 1} {words}"
@@ -337,7 +337,7 @@ def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
     s = score_all(head)
     w = _over(s, np.max(s, -1, initial=-math.inf))
     total, out = np.sum(w, -1), w @ head.v
-    for size in (x for x in _LOST_TILES if x < head.keys):
+    for size in (x for x in LOST_TILES if x < head.keys):
         for j in blocks(0, head.keys, size):
             part, moved = np.sum(w[:, j], -1), w[:, j] @ head.v[j]
             for of_sum, of_out in _LOSSES.values():

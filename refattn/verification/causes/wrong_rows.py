@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.head import attend_rows
-from ...rounding.problems import Index, Packed, Problem
+from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ..empty_rows import list_conventions
 from ..findings import Numbers
@@ -197,14 +197,16 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
         rows = np.flatnonzero(wrong.any(0))
         tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
         if problem.packed is not None:
-            of_row = number_sequences(problem.packed, problem, np.arange(wrong.shape[1]))
+            of_row = number_sequences(problem, np.arange(wrong.shape[1]))
             tile = np.isin(of_row, of_row[rows])
         near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
 
 
-def number_sequences(packed: Packed, problem: Problem, rows: Any) -> Any:
+def number_sequences(problem: Problem, rows: Any) -> Any:
     """Return which sequence each row is of."""
+    packed = problem.packed
+    assert packed is not None
     offsets = packed.queries if problem.rows == "queries" else packed.keys
     return np.searchsorted(offsets, rows, "right") - 1
 
