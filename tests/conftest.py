@@ -51,7 +51,8 @@ class Backend:
             self.xp, self.device = self.jax.numpy, self.jax.devices()[0]
         elif name == "torch":
             self.xp = pytest.importorskip("torch")
-            self.device = self.xp.device("cpu")
+            cuda = self.xp.cuda.is_available()
+            self.device = self.xp.device("cuda", 0) if cuda else self.xp.device("cpu")
         elif name == "dask":
             self.xp = pytest.importorskip("dask.array")
             self.device = "cpu"
@@ -73,7 +74,7 @@ class Backend:
         if self.name == "array_api_strict":
             return self.xp.asarray(x, device=self.device)
         if self.name == "torch":
-            return self.xp.asarray(x.copy())
+            return self.xp.asarray(x.copy(), device=self.device)
         if self.name == "dask":
             return self.xp.asarray(x, chunks=tuple(max(1, n // 2 + n % 2) for n in x.shape))
         with self.device if self.name == "cupy" else contextlib.nullcontext():
@@ -82,6 +83,8 @@ class Backend:
     def numpy(self, x):
         if self.name == "array_api_strict":
             x = self.xp.asarray(x, device=self.xp.Device("CPU_DEVICE"))
+        if self.name == "torch":
+            x = x.cpu()
         return self.xp.asnumpy(x) if self.name == "cupy" else np.asarray(x)
 
     def call(self, fn, *args, **kwargs):
