@@ -69,7 +69,7 @@ class _GradientSum:
         shape = rows, columns
         self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
         self.variance, self.running, self.moved = (np.zeros(shape) for _ in range(3))
-        self.flushed = np.zeros(shape)
+        self.flushed, self.of_delta = np.zeros(shape), np.zeros(shape)
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
         self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
         self.terms = self.heads = 0
@@ -252,7 +252,7 @@ def _variances_of_scores(
     products = saved.products[i, None] * x.t_variance
     variances += x.p * x.p * products * np.square(x.slope * y - about)
     if kernel.kept:
-        variances += x.p_variance * np.square(apart * x.slope * y - x.t * mean)
+        variances += x.p_variance * np.square(apart * x.slope * y - x.t * about)
     return variances
 
 
@@ -318,6 +318,7 @@ def _analyse_rows(
             common = saved.lse_variance + saved.scores_variance
             sum_.variance += common[rows, None] * sum_.total * sum_.total
             tangents["delta"] -= d * mean
+            sum_.of_delta -= saved.delta_shift[rows, None] * mean
         else:
             for i in _query_blocks(head.q.shape[0], size):
                 x = analyse_pairs(back, saved, kernel, i, rows, of)
@@ -330,8 +331,9 @@ def _analyse_rows(
                             tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
                     else:
                         tangents["scale"] += x.s_scale.T @ head.q[i]
-                        d = x.p * x.slope * saved.delta[i, None]
-                        tangents["delta"] -= d.T @ head.q[i]
+                        d = x.p * x.slope
+                        tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
+                        sum_.of_delta -= (d * saved.delta_shift[i, None]).T @ head.q[i]
                         if softcap is not None:
                             tangents["cap"] += _tangent_of_cap(x, saved, i).T @ head.q[i]
                         if has_sinks:
@@ -401,8 +403,9 @@ def _add_to_queries(
     if kernel.kept:
         rounding = copies * x.p_variance
         sum_.variance += (rounding * np.square(apart * x.slope)) @ squares
-        both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
-        sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
+        if not kernel.delta_of_out:
+            both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
+            sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
     sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
 
 
@@ -417,9 +420,11 @@ def _add_to_keys(
     products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
     variances += size * (products + (saved.delta_variance[i, None] + shared))
     if kernel.kept:
-        variances += x.p_variance * (apart * apart - 2 * x.p * x.t * apart)
+        variances += x.p_variance * apart * apart
     if not kernel.delta_of_out:
         variances += size * (saved.moved_variance[i, None] - 2 * x.p * products)
+        if kernel.kept:
+            variances -= 2 * x.p_variance * x.p * x.t * apart
     variances = x.s_variance + variances * np.square(x.slope)
     for variance, factor in x.moves():
         variances += variance * np.square(apart * factor)
@@ -448,6 +453,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     else:
         variance = variance + (RMS * unit * sum_.total) ** 2 * max(sum_.terms, 1) * sum_.copies
     total, near = scale * sum_.total, scale * sum_.near
+    rest = scale * np.where(np.isfinite(sum_.of_delta), sum_.of_delta, 0.0)
     shift: Doubles | float = 0.0
     if sum_.cuts is not None:
         shift, variance = scale * sum_.cuts.shift, variance + sum_.cuts.variance
@@ -460,12 +466,14 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
         sum_.moved + gamma * (sum_.sizes + sum_.moved)
     )
     most = (sum_.sizes + sum_.moved) * (1 + gamma)
-    bound = np.where(most > kernel.accumulate.largest, math.inf, bound) + np.abs(shift)
-    loose = np.abs(near - total) > _SURE_OF_GRADIENTS * np.sqrt(variance)
+    bound = (
+        np.where(most > kernel.accumulate.largest, math.inf, bound) + np.abs(shift) + np.abs(rest)
+    )
+    loose = ~(np.abs(near - total - rest) <= _SURE_OF_GRADIENTS * np.sqrt(variance))
     near = near + shift
     spacing = np.zeros_like(total)
     if kernel.out is not None:
-        spacing = kernel.out.spacing(total)
+        spacing = kernel.out.spacing(total + rest)
         variance, worst = (x + np.square(spacing) / 12 for x in (variance, worst))
         bound = bound + kernel.out.spacing(np.abs(total) + bound) / 2
         near = kernel.out.round(near)
@@ -482,4 +490,4 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     slack += SLACK * np.abs(shift)
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
-    return RowErrors(*rows, apart, shift=shift)
+    return RowErrors(*rows, apart, rest=rest, shift=shift)

@@ -49,9 +49,14 @@ class Profile(NamedTuple):
         Of a backward pass, type of the derivatives to the weights, d_out . v.
     d_scores : str or None
         Type of the derivatives to the scores in their products with queries and keys.
-    delta : {"weights", "out"}
+    delta : {"weights", "out", "unrounded"}
         What the sum over the keys of weights times derivatives to them is computed from: those, or
-        d_out . out, with the output as it was rounded.
+        d_out . out, with the output as it was rounded or before that.
+    again : bool
+        Whether a backward pass with `delta` of an output rounds weights before it multiplies them
+        by their derivatives.
+    scaled : bool
+        Whether derivatives to the scores are multiplied by the scale before they are rounded.
     parts : pair of int or None
         Queries, and keys, after which a running sum of gradients is rounded to the type of the
         result; None if there is one sum.
@@ -80,6 +85,8 @@ class Profile(NamedTuple):
     parts: tuple[int, int] | None = None
     accumulator: str | None = None
     by_head: bool = False
+    again: bool = False
+    scaled: bool = False
 
     def kernel(self, dtype: str) -> Roundings:
         """Look up the formats for a storage type."""
@@ -103,11 +110,14 @@ class Profile(NamedTuple):
             self.exp,
             of(self.d_weights),
             of(self.d_scores),
-            self.delta == "out",
+            self.delta != "weights",
             self.parts,
             unit_for(self.accumulator, of(self.weights)),
             unit_for(self.accumulator, of(self.inputs or "storage")),
             self.by_head,
+            self.delta == "unrounded",
+            self.again,
+            self.scaled,
         )
 
 
@@ -133,6 +143,11 @@ PROFILES: Mapping[str, Profile] = {
     "flash-256": _FUSED_FAST._replace(parts=(256, 512)),
     "flash-64": _FUSED_FAST._replace(parts=(64, 512)),
     "flash-32": _FUSED_FAST._replace(parts=(32, 512)),
+    # The same, with derivatives to scores times the scale rounded, the weights before them, too, or
+    # with the output as it was before it was rounded.
+    "flash-scaled": _FUSED_FAST._replace(scaled=True),
+    "flash-again": _FUSED_FAST._replace(scaled=True, again=True),
+    "flash-unrounded": _FUSED_FAST._replace(delta="unrounded"),
     # As "math", but that a backward pass computes weights again, from log normalisers.
     "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.
@@ -157,7 +172,7 @@ PROFILES: Mapping[str, Profile] = {
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
-_BY_HEAD = (*_CAST, "flash-64", "flash-32")
+_BY_HEAD = (*_CAST, "flash-64", "flash-32", "flash-scaled", "flash-again")
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
 
 

@@ -42,11 +42,14 @@ class Roundings(NamedTuple):
     exp: float  # largest error of an exponential, which may have a sign, in units of the sums
     d_weights: Format | None  # of a backward pass: derivatives to the weights
     d_scores: Format | None
-    delta_of_out: bool  # whether D is taken from the output
+    delta_of_out: bool  # whether D is taken from the output, and weights are computed again
     parts: tuple[int, int] | None  # queries and keys after which running sums are rounded
     unit: Unit | None = None  # that multiplies weights or derivatives; None rounds sums
     score_unit: Unit | None = None  # that multiplies queries and keys
     by_head: bool = False  # whether gradients of the query heads that share keys are rounded each
+    unrounded: bool = False  # whether D is taken from the output before it was rounded
+    again: bool = False  # whether weights that are computed again are rounded, and then used
+    scaled: bool = False  # whether derivatives to scores are multiplied by the scale, then rounded
 
     @property
     def fine(self) -> bool:
@@ -54,9 +57,19 @@ class Roundings(NamedTuple):
         return self.scores is None and self.weights is None
 
     @property
-    def kept(self) -> bool:
-        """Whether a backward pass has the weights as they were rounded, not computed again."""
+    def stepwise(self) -> bool:
+        """Whether a backward pass has the weights of the forward pass, step by step."""
         return self.scores is not None and self.weights is not None
+
+    @property
+    def kept(self) -> bool:
+        """Whether a backward pass multiplies weights as they were rounded."""
+        return self.stepwise or self.again
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether a backward pass has the output as it was rounded."""
+        return self.delta_of_out and not self.unrounded
 
     @property
     def scores_matter(self) -> bool:
@@ -99,7 +112,8 @@ class RowErrors(NamedTuple):
     apart : array, (b, d_v), or None
         Variance of what has no part in another element, of gradients.
     rest, lse_rest : arrays, (b, d_v) and (b,), or 0
-        What float64 leaves of the exact result, where a kernel sums in float64 itself.
+        What float64 leaves of the exact result, where a kernel sums in float64 itself; or what the
+        output that a backward pass was given, and is known, adds to gradients.
     shift : array, (b, d_v), or 0
         What a unit that cuts sums is expected to add to the result.
     """
@@ -123,7 +137,7 @@ class RowErrors(NamedTuple):
     shift: Doubles | float = 0.0
 
     def errors(self, got: Doubles) -> Doubles:
-        """Return how far numbers are from the exact result and the shift of its unit."""
+        """Return how far numbers are from the exact result, the rest and the shift of its unit."""
         errors: Doubles = got - self.out - self.rest - self.shift
         return errors
 

@@ -46,6 +46,8 @@ class Saved(NamedTuple):
         Log normalisers, largest scores and D, exact.
     near_delta : array, (n,)
         D as roundings to nearest make it.
+    delta_shift : array, (n,)
+        What is known of it beforehand: D of the output that was given, less the exact D.
     delta_variance, shared_variance, delta_bound : arrays, (n,)
         Of the sums of D, of what weights and products bring to it, and of all.
     scores_variance, moved_variance : arrays, (n,)
@@ -68,6 +70,7 @@ class Saved(NamedTuple):
     top: Doubles
     delta: Doubles
     near_delta: Doubles
+    delta_shift: Doubles
     delta_variance: Doubles
     shared_variance: Doubles
     delta_bound: Doubles
@@ -220,6 +223,7 @@ def save_queries(
             "top": exact.top,
             "delta": delta,
             "near_delta": near,
+            "delta_shift": near - delta if kernel.reads_output and back.out is not None else 0.0,
             "logit": logit,
             "moved_logit": moved_logit,
             "delta_variance": variance,
@@ -262,7 +266,9 @@ def _take_delta_from_output(
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
     g, head = back.derivative_of_delta(kernel)[i], back.head
-    if back.out is None:
+    if kernel.unrounded:
+        kernel = kernel._replace(out=None)
+    if back.out is None or kernel.unrounded:
         rows = analyse_softmax(head, kernel, i)
         known = np.where(np.isfinite(rows.std), rows.std, rows.bound)
         near, variance = np.sum(g * rows.nearest, -1), np.sum(np.square(g * known), -1)

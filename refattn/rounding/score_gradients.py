@@ -244,8 +244,9 @@ def _list_factors(head: SoftmaxHead, kernel: Roundings) -> tuple[list[float], li
     slope, and the scale, and divided by the cap.
     """
     cap = head.softcap
-    if not kernel.kept:
-        return ([], [1.0]) if cap is not None else ([1.0], [])
+    if not kernel.stepwise:
+        by = [head.scale if kernel.scaled else 1.0]
+        return ([], by) if cap is not None else (by, [])
     after = [] if is_power_of_two(head.scale) else [head.scale]
     if cap is None:
         return [1.0], after

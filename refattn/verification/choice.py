@@ -14,7 +14,7 @@ _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-nar
 _WIDE_PROFILES = ("math", "serial", "flash", "tf32", "tf32-eager")
 _DOUBLE_PROFILES = ("math64", "serial64")
 
-_PARTS = ("flash-256", "flash-64", "flash-32")
+_PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
 _SUFFIX = re.compile(r"(-cast)?(-by-head)?(@.*)?$")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow

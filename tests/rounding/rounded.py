@@ -437,6 +437,8 @@ class Back(NamedTuple):
     parts: tuple[int, int] | None = None
     types: tuple[str | None, str | None] = (None, None)  # of weights and of d_scores
     half: bool = False  # sums of float16, term by term
+    again: bool = False  # weights that were computed again, before they are multiplied
+    scaled: bool = False  # derivatives to scores times the scale
 
 
 BACKWARD = {
@@ -447,6 +449,9 @@ BACKWARD = {
     "flash-32": Back(weights=True, d_scores=True, delta="out", parts=(32, 512)),
     "flash-64": Back(weights=True, d_scores=True, delta="out", parts=(64, 512)),
     "flash-256": Back(weights=True, d_scores=True, delta="out", parts=(256, 512)),
+    "flash-scaled": Back(weights=True, d_scores=True, delta="out", scaled=True),
+    "flash-again": Back(weights=True, d_scores=True, delta="out", scaled=True, again=True),
+    "flash-unrounded": Back(weights=True, d_scores=True, delta="unrounded"),
     "upcast": Back(weights=True, d_weights=True),
     "eager": Back(weights=True, d_weights=True, d_scores=True, kept=True),
     "eager-narrow": Back(weights=True, d_weights=True, d_scores=True, kept=True, narrow=True),
@@ -520,8 +525,8 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     g = given if of_products is None else of_products.astype(f32)
     v, k = (case.with_zero(x).astype(f32) for x in (case.v, case.k))
     kept = w / total
-    if back.delta == "out":
-        p = np.exp(again - lse)
+    if back.delta != "weights":
+        p = narrow(np.exp(again - lse), back.again)
     else:
         p = narrow(kept, back.kept)
         if wrong.shift or wrong.seen or wrong.no_sink:
@@ -533,7 +538,9 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
     else:
         out = to.round(narrow(kept, back.weights) @ v)
     t = narrow(matrix(g, v.T), back.d_weights)
-    if back.delta == "out":
+    if back.delta == "unrounded":
+        delta = (given * flash(case, "float32", weights=dtype)[0]).sum(-1, keepdims=True, dtype=f32)
+    elif back.delta == "out":
         delta = (given * out.astype(f32)).sum(-1, keepdims=True, dtype=f32)
     else:
         delta = (p * t).sum(-1, keepdims=True, dtype=f32)
@@ -547,8 +554,10 @@ def backward(name, case, d_out, dtype, wrong=RIGHT, of_products=None, of_keys=Tr
         at = np.tanh(ratio) if wrong.late else f32(not wrong.flat) * ratio
         slope = np.concatenate([1 - at * at, 0 * ds[:, len(case.k) :]], -1)
         ds = narrow(narrow(narrow(ds * cap, back.kept) * slope, back.kept) / cap, back.kept)
-    ds = narrow(ds, back.d_scores, of_scores)
     factor = f32(case.factor)
+    if back.scaled:
+        ds, factor = ds * factor, f32(1)
+    ds = narrow(ds, back.d_scores, of_scores)
     if back.kept:
         ds, factor = narrow(ds * factor), f32(1)
     n, m = ds.shape
