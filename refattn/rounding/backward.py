@@ -41,7 +41,7 @@ import numpy as np
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .formats import Format
-from .hardware import SLACK, CutSum, Unit, cut_error
+from .hardware import CutSum, allow, cut_error, split_error
 from .head import scan_tile
 from .roundings import BIAS, CONSTANTS, RMS, WORST, Roundings, RowErrors, sum_error, walk
 from .saved import BLOCK_QUERIES, RUN_STEPS, BackwardHead, Saved, share_tile, unscale_rows
@@ -62,14 +62,16 @@ class _GradientSum:
         kernel: Roundings,
         scale: float,
         copies: float,
-        unit: Unit | None = None,
+        rounded: Format | None = None,
     ) -> None:
         self.kernel, self.scale = kernel, scale
+        self.dropped = rounded if rounded is not None and rounded.truncated else None
+        unit = None if rounded is None else kernel.unit
         self.copies = copies  # of a term, at most: they are rounded alike
         shape = rows, columns
         self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
         self.variance, self.running, self.moved = (np.zeros(shape) for _ in range(3))
-        self.flushed, self.of_delta = np.zeros(shape), np.zeros(shape)
+        self.flushed, self.known = np.zeros(shape), np.zeros(shape)
         self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
         self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
         self.terms = self.heads = 0
@@ -101,6 +103,8 @@ class _GradientSum:
         sizes, tiny = np.abs(y), self.kernel.accumulate.tiny
         size = np.abs(x) @ sizes
         self.near += near @ y
+        if self.dropped is not None:
+            self.known -= (np.sign(x) * self.dropped.spacing(x) / 2) @ y
         if self.cuts is not None:
             self.cuts.add(near, y)
         self.sizes += size
@@ -290,8 +294,7 @@ def _analyse_rows(
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     most = float(np.max(copies, initial=1.0))
     rounded = kernel.weights if of == "dv" else kernel.d_scores
-    unit = None if rounded is None else kernel.unit
-    sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, unit)
+    sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, rounded)
     softcap = backs[0][0].head.softcap
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, softcap is not None, has_sinks)
@@ -318,7 +321,7 @@ def _analyse_rows(
             common = saved.lse_variance + saved.scores_variance
             sum_.variance += common[rows, None] * sum_.total * sum_.total
             tangents["delta"] -= d * mean
-            sum_.of_delta -= saved.delta_shift[rows, None] * mean
+            sum_.known -= saved.delta_shift[rows, None] * mean
         else:
             for i in _query_blocks(head.q.shape[0], size):
                 x = analyse_pairs(back, saved, kernel, i, rows, of)
@@ -333,7 +336,7 @@ def _analyse_rows(
                         tangents["scale"] += x.s_scale.T @ head.q[i]
                         d = x.p * x.slope
                         tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
-                        sum_.of_delta -= (d * saved.delta_shift[i, None]).T @ head.q[i]
+                        sum_.known -= (d * saved.delta_shift[i, None]).T @ head.q[i]
                         if softcap is not None:
                             tangents["cap"] += _tangent_of_cap(x, saved, i).T @ head.q[i]
                         if has_sinks:
@@ -453,7 +456,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     else:
         variance = variance + (RMS * unit * sum_.total) ** 2 * max(sum_.terms, 1) * sum_.copies
     total, near = scale * sum_.total, scale * sum_.near
-    rest = scale * np.where(np.isfinite(sum_.of_delta), sum_.of_delta, 0.0)
+    rest = scale * np.where(np.isfinite(sum_.known), sum_.known, 0.0)
     shift: Doubles | float = 0.0
     if sum_.cuts is not None:
         shift, variance = scale * sum_.cuts.shift, variance + sum_.cuts.variance
@@ -486,8 +489,10 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     # What the exponentials and the constants have in common.
     slack = abs(scale) * (kernel.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
     slack = unit * (slack + CONSTANTS * np.abs(total))
+    split = abs(scale) * sum(np.abs(x) for x in tangents.values())
+    slack += split_error(kernel.score_unit) * (split + np.abs(total))
     slack += abs(scale) * sum_.flushed + np.where(np.abs(total) < tiny, np.abs(total), 0.0)
-    slack += SLACK * np.abs(shift)
+    slack += allow(kernel.unit, shift)
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
     return RowErrors(*rows, apart, rest=rest, shift=shift)

@@ -26,16 +26,24 @@ class Format(NamedTuple):
         Exponent of the smallest normal number, 2^least.
     largest : float
         Largest finite number.
+    truncated : bool
+        Whether the digits after these are dropped, in place of a rounding to nearest.
     """
 
     digits: int
     least: int
     largest: float
+    truncated: bool = False
 
     @property
     def unit(self) -> float:
-        """Largest relative error of a rounding to nearest of a normal number, 2^-digits."""
-        return 2.0**-self.digits
+        """Largest relative error of a rounding of a normal number: 2^-digits to nearest."""
+        return 2.0 ** (self.truncated - self.digits)
+
+    @property
+    def to_integers(self) -> Any:
+        """What rounds multiples of the spacing."""
+        return np.trunc if self.truncated else np.rint
 
     @property
     def tiny(self) -> float:
@@ -51,7 +59,7 @@ class Format(NamedTuple):
         return normal if normal.ndim else normal[()]
 
     def round(self, x: Any) -> Doubles:
-        """Round to nearest, ties to even; what is too large becomes infinite."""
+        """Round to nearest, ties to even, or towards zero; what is too large becomes infinite."""
         if self.digits == 53:
             return np.asarray(x, np.float64)
         x = np.asarray(x, np.float64)
@@ -59,11 +67,11 @@ class Format(NamedTuple):
         if np.max(x, initial=0.0) < most and np.min(x, initial=0.0) > -most:  # the usual case
             step = self.spacing(x)
             near = np.asarray(x / step)
-            np.rint(near, out=near)
+            self.to_integers(near, out=near)
             near *= step
             return near
         step = self.spacing(np.where(np.isfinite(x), x, 0.0))
-        nearest: Doubles = np.rint(x / step) * step
+        nearest: Doubles = self.to_integers(x / step) * step
         return np.where(np.abs(nearest) > self.largest, np.copysign(np.inf, nearest), nearest)
 
     def holds(self, x: Any) -> npt.NDArray[np.bool_]:
@@ -77,6 +85,7 @@ FORMATS: Mapping[str, Format] = {
     "float64": Format(53, -1022, float(np.finfo(np.float64).max)),
     "float32": Format(24, -126, float(np.finfo(np.float32).max)),
     "tfloat32": Format(11, -126, (2 - 2.0**-10) * 2.0**127),
+    "tfloat32-truncated": Format(11, -126, (2 - 2.0**-10) * 2.0**127, True),
     "float16": Format(11, -14, 65504.0),
     "bfloat16": Format(8, -126, (2 - 2.0**-7) * 2.0**127),
     "float8_e4m3fn": Format(4, -6, 448.0),
@@ -101,7 +110,7 @@ def dtype_of(x: Any, name: str = "q") -> str:
     """Return the name of a floating-point dtype."""
     dtype = str(x.dtype).rpartition(".")[2]  # torch and others say where it is from
     if dtype not in FORMATS:
-        known = ", ".join(name for name in FORMATS if name != "tfloat32")
+        known = ", ".join(name for name in FORMATS if not name.startswith("tfloat32"))
         raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
     return dtype
 

@@ -254,17 +254,20 @@ class Problem(NamedTuple):
 
     def read_by(self, profile: Profile) -> Problem:
         """Round queries, keys and values as a profile does first."""
-        if profile.inputs is None:
+        if profile.reading is None:
             return self
-        return self.rounded(FORMATS[profile.inputs.replace("storage", self.storage)])
+        to, powers = profile.reading
+        return self.rounded(FORMATS[to.replace("storage", self.storage)], powers)
 
-    def rounded(self, to: Format) -> Problem:
-        """Round queries, keys and values; for 8 bits scale them to the range first."""
+    def rounded(self, to: Format, powers: tuple[float, float] = (0.0, 0.0)) -> Problem:
+        """Round queries and keys times powers of the scale, and values; 8 bits to their range."""
         if self.gradient is not None:
-            return self.gradient.rounded(to).problem(self.lead)._replace(blocks=self.blocks)
-        heads = [*np.ndindex(self.lead)]
+            gradient = self.gradient.rounded(to, powers)
+            return gradient.problem(self.lead)._replace(blocks=self.blocks)
+        heads, factors = [*np.ndindex(self.lead)], (abs(self.scale) ** x for x in (*powers, 0.0))
         to_read = {
-            name: _scaled_to(to, (self.read(index)[name] for index in heads)) for name in "qkv"
+            name: _scaled_to(to, (self.read(index)[name] for index in heads), by)
+            for name, by in zip("qkv", factors, strict=True)
         }
 
         def read(index: Index) -> Mapping[str, Any]:
@@ -274,13 +277,14 @@ class Problem(NamedTuple):
         return self._replace(read=read)
 
 
-def _scaled_to(to: Format, arrays: Iterable[Doubles]) -> Callable[[Doubles], Doubles]:
-    """Return what rounds arrays; for 8 bits it scales the largest to the range first."""
-    if to.digits > _DIGITS_OF_8_BITS:
-        return to.round
-    largest = max((float(np.max(np.abs(x), initial=0.0)) for x in arrays), default=0.0)
-    factor = to.largest / largest if largest else 1.0
-    return lambda x: to.round(x * factor) / factor
+def _scaled_to(
+    to: Format, arrays: Iterable[Doubles], factor: float = 1.0
+) -> Callable[[Doubles], Doubles]:
+    """Return what rounds arrays times a factor; for 8 bits it is to scale them to the range."""
+    if to.digits <= _DIGITS_OF_8_BITS:
+        largest = max((float(np.max(np.abs(x), initial=0.0)) for x in arrays), default=0.0)
+        factor = to.largest / largest if largest else 1.0
+    return to.round if factor in (0.0, 1.0) else lambda x: to.round(x * factor) / factor
 
 
 class Gradient(NamedTuple):
@@ -364,11 +368,11 @@ class Gradient(NamedTuple):
             gradient=self._replace(saved=saved),
         )
 
-    def rounded(self, to: Format) -> Gradient:
+    def rounded(self, to: Format, powers: tuple[float, float]) -> Gradient:
         """Round queries, keys and values; and derivatives to the output in products."""
         heads = np.ndindex(self.forward.lead)
         scaled = _scaled_to(to, (self.derivatives(index)[0] for index in heads))
-        return self._replace(forward=self.forward.rounded(to), products=scaled)
+        return self._replace(forward=self.forward.rounded(to, powers), products=scaled)
 
     def dealt(self) -> Gradient:
         """Deal keys to query heads in turn: other heads have a part in a gradient."""
@@ -436,16 +440,14 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
         key = slice(j, j + 1)
         mask_of_key = None if mask is None else mask[:, key]
         seen = band.visible(slice(0, len(x["q"])), key, None, np, mask_of_key)
-        finite["k"][j] |= seen is not None and not seen.any()
-        finite["v"][j] |= seen is not None and not seen.any()
-    for name in "qkv":
-        if not finite[name].all():
-            at = np.argwhere(~finite[name][:, None] & ~known[name])[0]
+        if seen is not None and not seen.any():
+            finite["k"][j] = finite["v"][j] = True
+    for name, whole in finite.items():
+        if not whole.all():
+            at = np.argwhere(~whole[:, None] & ~known[name])[0].tolist()
             where = "" if name == "q" else " where a query sees it"
-            raise ValueError(
-                f"`{name}` must be finite{where}, got {x[name][tuple(at)]} at "
-                f"{tuple(map(int, at))} of its head."
-            )
+            found = f"{x[name][tuple(at)]} at {tuple(at)}"
+            raise ValueError(f"`{name}` must be finite{where}, got {found} of its head.")
         every = known[name].all()
         x[name] = np.ascontiguousarray(x[name]) if every else np.where(known[name], x[name], 0.0)
     return x

@@ -8,7 +8,22 @@ from typing import Any, NamedTuple
 from ..arrays import checks
 from .formats import FORMATS, Format
 from .hardware import IEEE, UNITS, unit_for
-from .roundings import Roundings
+from .roundings import Roundings, is_power_of_two
+
+
+class Reading(NamedTuple):
+    """How a kernel reads queries, keys and values before it multiplies them.
+
+    Attributes
+    ----------
+    to : str
+        The type that they are rounded to; `storage` for that of the kernel.
+    powers : pair of float
+        Powers of the scale that queries and keys are multiplied by before.
+    """
+
+    to: str
+    powers: tuple[float, float]
 
 
 class Profile(NamedTuple):
@@ -16,7 +31,7 @@ class Profile(NamedTuple):
 
     A type is a name of a dtype (`float64`, `float32`, `tfloat32`, `float16`, `bfloat16`,
     `float8_e4m3fn` or `float8_e5m2`), `storage` for that of queries, keys and values, or None where
-    nothing is rounded.
+    nothing is rounded. To `tfloat32-truncated` numbers are not rounded: further digits are dropped.
 
     Attributes
     ----------
@@ -55,6 +70,8 @@ class Profile(NamedTuple):
     again : bool
         Whether a backward pass with `delta` of an output rounds weights before it multiplies them
         by their derivatives.
+    scale_first : pair of float
+        The scale to these powers is in queries and in keys before they are rounded to `inputs`.
     scaled : bool
         Whether derivatives to the scores are multiplied by the scale before they are rounded.
     parts : pair of int or None
@@ -87,6 +104,18 @@ class Profile(NamedTuple):
     by_head: bool = False
     again: bool = False
     scaled: bool = False
+    scale_first: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def reading(self) -> Reading | None:
+        """How queries, keys and values are read; None if they are multiplied as they are."""
+        return None if self.inputs is None else Reading(self.inputs, self.scale_first)
+
+    def differs(self, scale: float) -> bool:
+        """Tell whether a scale is rounded where a profile rounds its products."""
+        alone = self._replace(scaled=False, scale_first=(0.0, 0.0))
+        factors = (scale**x for x in ((1.0,) if self.scaled else self.scale_first))
+        return self == alone or self.again or not all(map(is_power_of_two, factors))
 
     def kernel(self, dtype: str) -> Roundings:
         """Look up the formats for a storage type."""
@@ -95,6 +124,8 @@ class Profile(NamedTuple):
             return None if name is None else FORMATS[dtype if name == "storage" else name]
 
         softmax, accumulate = of(self.softmax), of(self.accumulate)
+        unit = unit_for(self.accumulator, of(self.weights))
+        run = unit.run if unit is not None and unit.split and unit.run else self.run
         assert softmax is not None
         assert accumulate is not None
         return Roundings(
@@ -105,14 +136,14 @@ class Profile(NamedTuple):
             of(self.out),
             self.lanes,
             self.normalised,
-            self.run,
+            run,
             of(self.states),
             self.exp,
             of(self.d_weights),
             of(self.d_scores),
             self.delta != "weights",
             self.parts,
-            unit_for(self.accumulator, of(self.weights)),
+            unit,
             unit_for(self.accumulator, of(self.inputs or "storage")),
             self.by_head,
             self.delta == "unrounded",
@@ -127,6 +158,8 @@ _FUSED = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
 _FUSED_FAST = _FUSED._replace(exp=2048.0)
 _STEPWISE = Profile("storage", "storage", normalised=True, d_weights="storage", d_scores="storage")
 _TF32 = Profile(weights="tfloat32", inputs="tfloat32", d_scores="tfloat32", delta="out")
+_CUT = "tfloat32-truncated"
+_TF32_TRUNCATED = _TF32._replace(weights=_CUT, inputs=_CUT, d_scores=_CUT)
 _FP8_WEIGHTS = Profile(weights="float8_e4m3fn", d_scores="storage", delta="out")
 _FP8 = _FP8_WEIGHTS._replace(inputs="float8_e4m3fn", d_scores="float8_e5m2")
 _HALF_SUMS = Profile("float16", "float16", "float16", d_weights="float16", d_scores="float16")
@@ -158,6 +191,12 @@ PROFILES: Mapping[str, Profile] = {
     # Matrix units that round what they are given, in a fused kernel or step by step.
     "tf32": _TF32,
     "tf32-eager": _TF32._replace(**_EAGER),
+    # The same with the scale in queries, or its root in queries and keys; or without a rounding.
+    "tf32-scaled": _TF32._replace(scale_first=(1.0, 0.0)),
+    "tf32-scaled-eager": _TF32._replace(**_EAGER, scale_first=(1.0, 0.0)),
+    "tf32-roots-eager": _TF32._replace(**_EAGER, scale_first=(0.5, 0.5)),
+    "tf32-truncated": _TF32_TRUNCATED,
+    "tf32-truncated-eager": _TF32_TRUNCATED._replace(**_EAGER),
     "fp8-weights": _FP8_WEIGHTS,
     "fp8-weights-eager": _FP8_WEIGHTS._replace(**_EAGER),
     "fp8": _FP8,

@@ -112,8 +112,9 @@ class RowErrors(NamedTuple):
     apart : array, (b, d_v), or None
         Variance of what has no part in another element, of gradients.
     rest, lse_rest : arrays, (b, d_v) and (b,), or 0
-        What float64 leaves of the exact result, where a kernel sums in float64 itself; or what the
-        output that a backward pass was given, and is known, adds to gradients.
+        What float64 leaves of the exact result, where a kernel sums in float64 itself; what is
+        expected of digits that are dropped; and what the output that a backward pass was given
+        adds to gradients.
     shift : array, (b, d_v), or 0
         What a unit that cuts sums is expected to add to the result.
     """

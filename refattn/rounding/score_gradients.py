@@ -218,7 +218,7 @@ class _ScoreGradient(NamedTuple):
         variance = np.square(scaled_spacing(to, self.s, by))
         variance /= 12
         variance *= self.s != 0
-        bound = self.bound + scaled_spacing(to, most, by) / 2
+        bound = self.bound + scaled_spacing(to, most, by) / (1 if to.truncated else 2)
         if not abs(by) * np.max(most, initial=0.0) <= to.largest:
             bound = np.where(abs(by) * most > to.largest, math.inf, bound)
         return _ScoreGradient(

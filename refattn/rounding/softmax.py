@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ..arrays.library import Doubles
 from ..certified.pairs import Pair
-from .hardware import SLACK, CutSum, cut_error
+from .hardware import SLACK, CutSum, allow, cut_error, split_error
 from .head import (
     TILE_KEYS,
     ScoredRows,
@@ -70,7 +70,7 @@ def analyse_softmax(
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     top, log = law.share(exact)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
-    nearest = np.zeros((rows, d_v))
+    nearest, lost = np.zeros((2, rows, d_v))
     cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
     for tile in scan_tiles(head, i, _tile_keys(kernel, rows)):
         v = head.v[tile.keys]
@@ -79,13 +79,16 @@ def analyse_softmax(
             assert kernel.weights is not None
             step = kernel.weights.spacing(of.weights)
             near = of.weights / step
-            np.rint(near, out=near)
+            kernel.weights.to_integers(near, out=near)
             near *= step
             of = of._replace(step=step, near=near)
             nearest += near @ v
         else:
             nearest += rounded.weights(tile) @ v
         law.add(head, kernel, tile, i, of, v)
+        if kernel.weights is not None and kernel.weights.truncated:  # the mean of what is dropped
+            dropped = kernel.weights.spacing(of.shares if kernel.normalised else of.weights) / 2
+            lost += (dropped if kernel.normalised else of.keep_rounded(dropped)) @ v
         if cuts is not None:
             cuts.add(rounded.stored(tile) if of.near is None else of.near, v)
         for name, change in changes.items():
@@ -98,9 +101,11 @@ def analyse_softmax(
         shift, noise = cuts.shift / rounded.divisor, cuts.variance / rounded.divisor**2
         variance, least_favourable = variance + noise, least_favourable + noise
         nearest, bound = nearest + shift, bound + np.abs(shift)
+    rest = -lost / rounded.divisor
+    slack = allow(kernel.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
-    loose = (np.abs(nearest - exact.out - shift) > SURE * std) | law.tied(kernel)[:, None]
+    loose = (np.abs(nearest - exact.out - shift - rest) > SURE * std) | law.tied(kernel)[:, None]
     loose |= law.lost(kernel)
     spacing = np.zeros_like(exact.out)
     if kernel.out is not None:
@@ -113,9 +118,11 @@ def analyse_softmax(
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     lse_std, lse_bound = law.bound_lse(head, kernel, exact.lse)
     drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
-    slack = kernel.exp * law.common(exact.out)
+    unit = kernel.accumulate.unit
+    slack = slack + unit * kernel.exp * law.common(exact.out)
     if "scale" in tangents:
-        slack = slack + CONSTANTS * np.abs(tangents["scale"])
+        constants = CONSTANTS * unit + split_error(kernel.score_unit)
+        slack = slack + constants * np.abs(tangents["scale"])
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
     lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
@@ -134,9 +141,9 @@ def analyse_softmax(
         lse_bound,
         kernel.accumulate.unit * lse_slack,
         spacing,
-        kernel.accumulate.unit * slack + flushed + SLACK * np.abs(shift),
+        slack + flushed,
         tangents,
-        rest=out.lo,
+        rest=out.lo + rest,
         lse_rest=lse.lo,
         shift=shift,
     )
@@ -372,7 +379,7 @@ class _ErrorSums:
         if kernel.weights is None:
             return
         # Of shares with their errors, and over any maximum that was before.
-        smallest: Any = 2.0 ** (kernel.weights.least - kernel.weights.digits)
+        smallest: Any = kernel.weights.unit * kernel.weights.tiny
         if not kernel.normalised:  # in shares, the largest of which is not 1
             smallest = smallest * self.whole
         if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
@@ -408,7 +415,7 @@ class _ErrorSums:
         narrow *= narrow
         narrow /= 12
         narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
-        widest = size * (to.unit**2 / 3)
+        widest = size * (4.0**-to.digits / 3)
         least, last = np.min(weights), to.spacing(0.0)
         if least < to.tiny:
             np.maximum(widest, narrow, out=widest)
@@ -418,6 +425,8 @@ class _ErrorSums:
             flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
             self.flushed += flushed @ _add_ones(np.sqrt(squares))
         residual = (to.round(weights) if of.near is None else of.near) - weights
+        if to.truncated:
+            residual += of.keep_rounded(to.spacing(weights) / 2)
         self.together += np.sum(np.square(self.whole.T @ residual))
         alone = np.einsum("ij,ij->i", residual, residual)
         self.alone += np.vdot(alone, np.square(self.whole))

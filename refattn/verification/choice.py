@@ -11,7 +11,8 @@ from ..rounding.profiles import PROFILES, Profile, profile_of
 ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
-_WIDE_PROFILES = ("math", "serial", "flash", "tf32", "tf32-eager")
+_ALL_TF32 = tuple(x for x in PROFILES if x.startswith("tf32"))
+_WIDE_PROFILES = ("math", "serial", "flash", *_ALL_TF32)
 _DOUBLE_PROFILES = ("math64", "serial64")
 
 _PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
@@ -30,7 +31,7 @@ BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narro
 FAMILIES = (
     ("math", "serial", "flash", "upcast", "flash-fast", "recomputed", *_PARTS, *_DOUBLE_PROFILES),
     ("eager", "eager-narrow"),
-    ("tf32", "tf32-eager"),
+    _ALL_TF32,
     ("fp8", "fp8-eager"),
     ("fp8-weights", "fp8-weights-eager"),
     ("half-sums", "half-sums-eager"),

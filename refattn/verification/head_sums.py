@@ -242,9 +242,9 @@ class RowWeights:
         """Return them for queries, keys and values as a profile reads them."""
         kernel, problem = profile.kernel(self.dtype), self.problem.read_by(profile)
         products = problem.gradient is not None and kernel.products_matter
-        key = profile.inputs, problem.rows_apart(kernel), products
+        key = profile.reading, problem.rows_apart(kernel), products
         if key not in self.known:
-            self.known[key] = row_weights(problem, kernel, self.exact[profile.inputs])
+            self.known[key] = row_weights(problem, kernel, self.exact[profile.reading])
         return self.known[key]
 
 

@@ -100,6 +100,9 @@ class _Case:
     def __init__(self, part: Part, asked: _Asked) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
+        chosen = {
+            x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
+        }
         self.profiles = on_hardware(chosen, asked.hardware)
         if not part.problem.shares_keys:  # the same profile by two names
             self.profiles = {x: y._replace(by_head=False) for x, y in self.profiles.items()}
@@ -148,7 +151,7 @@ class _Case:
         every = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
-        look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.inputs])
+        look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.reading])
         if rows is not None:
             look = look._replace(enough=_SURELY_REJECTED)
         with np.errstate(all="ignore"):

@@ -205,7 +205,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         )
         return lambda: parts.append(part)
 
-    sweep(problem, dtype, profile, use, exact=known.exact[profile.inputs])
+    sweep(problem, dtype, profile, use, exact=known.exact[profile.reading])
     within, *arrays = zip(*parts, strict=True)
     return _Sample(all(within), *(np.concatenate(x) for x in arrays))
 

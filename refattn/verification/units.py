@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from ..rounding.hardware import IEEE, UNITS, Unit, name_units
+from ..rounding.hardware import IEEE, UNITS, Unit, allow, name_units
 from ..rounding.problems import Problem
 from ..rounding.profiles import Profile, profile_of
 from .evidence import log_chernoff
@@ -20,6 +20,7 @@ from .z_scores import subtract_rounding
 
 _BLOCKS, _FEW_ROWS, _ROWS = 4, 32, 128  # blocks that shifts are compared on, and rows of each
 _SURE = 6.0  # standard errors
+_NEAR_ENOUGH = 0.5  # of a shift on some rows, for all to be tried
 _UNKNOWN = 2.0  # standard error of the part of a shift from which on some more rows tell nothing
 _PASSED_OVER = 1e-9  # of a right profile to be passed over
 
@@ -37,6 +38,8 @@ class ShiftFit(NamedTuple):
         Whether the mean square of the rest of the errors is one that the profile may have.
     measured, predicted : float
         By what part of itself the result is too large.
+    allowed : float
+        The part of the shift by which it may be off.
     """
 
     share: float
@@ -45,11 +48,13 @@ class ShiftFit(NamedTuple):
     possible: bool
     measured: float
     predicted: float
+    allowed: float = 0.2
 
     @property
     def agrees(self) -> bool:
         """Whether the shift may be that of the errors, and all rows would show it."""
-        return self.least < 1 and abs(self.share - 1) < 0.5 + _SURE * self.error
+        off = max(self.allowed, _NEAR_ENOUGH) + _SURE * self.error
+        return self.least < 1 and abs(self.share - 1) < off
 
 
 def compare_shift(
@@ -81,6 +86,7 @@ def compare_shift(
         bool(log_chernoff(least / count, independent) > math.log(_PASSED_OVER)),
         (of_out + shift_of_out) / outs,
         shift_of_out / outs,
+        float(allow(kernel.unit, 1.0)),
     )
 
 
@@ -91,9 +97,24 @@ def list_units(
 
     For each unit those are the two tightest profiles that may explain the rest of the errors.
     """
-    names = [x for x, y in profiles.items() if y.accumulator is None and _list_units(y, dtype)]
-    if problem.kind != "scores" or not names:
+    if problem.kind != "scores":
         return []
+    alike: dict[tuple[str | None, ...], list[str]] = {}  # profiles, by what their units multiply
+    for name, profile in profiles.items():
+        if profile.accumulator is None and _list_units(profile, dtype):
+            alike.setdefault((profile.weights, profile.inputs), []).append(name)
+    found = (_list_fits(problem, numbers, dtype, profiles, x) for x in alike.values())
+    return [name for names in found for name in names]
+
+
+def _list_fits(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profiles: Mapping[str, Profile],
+    names: Sequence[str],
+) -> Iterator[str]:
+    """Name profiles of one kind with units whose shifts agree with the errors."""
 
     @cache
     def compare(name: str, hardware: str, rows: int = _ROWS) -> ShiftFit | None:
@@ -107,12 +128,10 @@ def list_units(
             fit = compare(names[0], hardware)
         if fit is not None and fit.agrees:
             fits[hardware] = fit
-    chosen: list[str] = []
     for hardware in sorted(fits, key=lambda x: abs(fits[x].share - 1)):
         rows = _ROWS if fits[hardware].error < _UNKNOWN else _FEW_ROWS
         possible = (x for x in names if (fit := compare(x, hardware, rows)) and fit.possible)
-        chosen += [f"{x}@{hardware}" for x in islice(possible, 2)]
-    return chosen
+        yield from (f"{x}@{hardware}" for x in islice(possible, 2))
 
 
 def _list_units(profile: Profile, dtype: str) -> dict[Unit, str]:
@@ -145,7 +164,8 @@ def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> 
     profile = profile_of(name)._replace(out=numbers.out_dtype)
     unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
     if unit is not None and fit is not None:
+        what = "products of float32 are made of three" if unit.split else "sums are truncated as"
         yield (
-            f"sums are truncated as by tensor cores of {name_units(unit)}: {-fit.measured:.2g} too "
-            f"small, predicted {-fit.predicted:.2g}"
+            f"{what} by tensor cores of {name_units(unit)}: {-fit.measured:.2g} too small, "
+            f"predicted {-fit.predicted:.2g}"
         )

@@ -41,6 +41,13 @@ def product(x, y, unit, total=None):
     return total
 
 
+def split_product(x, y):
+    """x times y in float32, in three products of TF32: of leading digits, and of those after."""
+    to = FORMATS["tfloat32-truncated"].round
+    (x1, x2), (y1, y2) = ((to(a), to(a - to(a))) for a in (x, y))
+    return single(single(x1 @ y2 + x2 @ y1) + x1 @ y1)
+
+
 def flash(case, dtype, unit, *, tile=64, running=True, out=None, weights=None):
     """Tiles of keys over the running maximum, or the true one; the normaliser is in float32.
 
@@ -57,7 +64,10 @@ def flash(case, dtype, unit, *, tile=64, running=True, out=None, weights=None):
         w, shrink = np.exp(part - safe), np.exp(np.where(np.isfinite(top), top, safe) - safe)
         total = total * shrink + w.sum(-1, keepdims=True, dtype=f32)
         w, found, far, top = to.round(w), single(found * shrink), single(far * shrink), new
-        found = found + w @ v if unit is None else product(w, v, unit, found)
+        if unit is not None and unit.split:
+            found = single(found + split_product(w, v))
+        else:
+            found = found + w @ v if unit is None else product(w, v, unit, found)
         terms += tile
         if unit is not None and unit.run is not None and terms >= unit.run:
             far, found, terms = single(far + found), 0 * found, 0
@@ -75,6 +85,18 @@ def backward(case, g, dtype, unit):
     sums = {"dq": (ds, case.k), "dk": (ds.T, case.q), "dv": (p.T, g)}
     found = {x: single(product(*of, unit)) * (1 if x == "dv" else factor) for x, of in sums.items()}
     return {"out": out} | {x: to.round(y) for x, y in found.items()}
+
+
+def split_backward(case, g):
+    """Output and gradients in float32, of products that are split."""
+    s = single(split_product(case.q, case.k.T) * case.factor)
+    w = single(np.exp(s - np.max(s, -1, keepdims=True)))
+    p = single(w / single(np.sum(w, -1, keepdims=True)))
+    out = split_product(p, case.v)
+    apart = single(split_product(g, case.v.T) - single(np.sum(g * out, -1, keepdims=True)))
+    ds, factor = single(p * apart), case.factor
+    found = {"dq": factor * split_product(ds, case.k), "dk": factor * split_product(ds.T, case.q)}
+    return {"out": out, "dv": split_product(p.T, g)} | {x: single(y) for x, y in found.items()}
 
 
 def single(x):

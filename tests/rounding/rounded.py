@@ -316,7 +316,21 @@ def quantised(to, *arrays):
 
 
 E4M3 = "float8_e4m3fn"
+CUT = "tfloat32-truncated"
 INPUTS = {"tf32": "tfloat32", "tf32-eager": "tfloat32", "fp8": E4M3, "fp8-eager": E4M3}
+INPUTS |= dict.fromkeys(("tf32-scaled", "tf32-scaled-eager", "tf32-roots-eager"), "tfloat32")
+INPUTS |= {"tf32-truncated": CUT, "tf32-truncated-eager": CUT}
+
+
+def read_as(name, q, k, *others, scale=None):
+    """Queries, keys and others in the type of a profile; the scale that is left, and its parts."""
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    a, b = (0.5, 0.5) if "roots" in name else (1.0, 0.0) if "scaled" in name else (0.0, 0.0)
+    q, k = ((factor**x * y.astype(f32)).astype(f32) for x, y in ((a, q), (b, k)))
+    read = quantised(FORMATS[INPUTS[name]], q, k, *others)
+    return read, factor if a == 0 else 1.0, (factor**a, factor**b)
+
+
 KERNELS = {
     "math": plain,
     "flash": flash,
@@ -330,6 +344,11 @@ KERNELS = {
     "fp8": partial(flash, weights=E4M3),
     "half-sums": half_sums,
     "tf32-eager": partial(plain, weights=True, of="tfloat32"),
+    "tf32-scaled": partial(flash, weights="tfloat32", tile=32),
+    "tf32-scaled-eager": partial(plain, weights=True, of="tfloat32"),
+    "tf32-roots-eager": partial(plain, weights=True, of="tfloat32"),
+    "tf32-truncated": partial(flash, weights=CUT, tile=32),
+    "tf32-truncated-eager": partial(plain, weights=True, of=CUT),
     "fp8-weights-eager": partial(plain, weights=True, of=E4M3),
     "fp8-eager": partial(plain, weights=True, of=E4M3),
     "half-sums-eager": partial(half_sums, normalised=True),
@@ -348,7 +367,7 @@ DTYPES = {
     "fp8-weights": ("bfloat16", "float16"),
     "fp8": ("bfloat16",),
     "half-sums": ("float16",),
-    "tf32-eager": ("float32",),
+    **{x: ("float32",) for x in INPUTS if x.startswith("tf32-")},
     "fp8-weights-eager": ("bfloat16", "float16"),
     "fp8-eager": ("bfloat16",),
     "half-sums-eager": ("float16",),
@@ -359,7 +378,8 @@ def of_heads(name, q, k, v, dtype, **options):
     """A kernel, or that of a name, on arrays (heads, n, d) with as many heads of keys or fewer."""
     share, kernel = len(q) // len(k), KERNELS.get(name, name)
     if name in INPUTS:
-        q, k, v = quantised(FORMATS[INPUTS[name]], q, k, v)
+        (q, k, v), scale, _ = read_as(name, q, k, v, scale=options.get("scale"))
+        options |= {"scale": scale}
 
     def case(h):
         given = {
@@ -458,6 +478,11 @@ BACKWARD = {
     "serial": Back(),
     "tf32": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
     "tf32-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
+    "tf32-scaled": Back(True, False, True, delta="out", types=("tfloat32", "tfloat32")),
+    "tf32-scaled-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
+    "tf32-roots-eager": Back(True, False, True, types=("tfloat32", "tfloat32")),
+    "tf32-truncated": Back(True, False, True, delta="out", types=(CUT, CUT)),
+    "tf32-truncated-eager": Back(True, False, True, types=(CUT, CUT)),
     "fp8-weights": Back(True, False, True, delta="out", types=(E4M3, None)),
     "fp8-weights-eager": Back(True, False, True, types=(E4M3, None)),
     "fp8": Back(True, False, True, delta="out", types=(E4M3, "float8_e5m2")),
@@ -594,8 +619,10 @@ def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
     Gradients in keys are rounded by head, and so are their sums if `by_head` is "each".
     """
     share, sinks, products = len(q) // len(k), options.pop("sinks", None), g
+    parts_of_scale = 1.0, 1.0
     if name in INPUTS:
-        q, k, v, products = quantised(FORMATS[INPUTS[name]], q, k, v, g)
+        read = read_as(name, q, k, v, g, scale=options.get("scale"))
+        (q, k, v, products), options["scale"], parts_of_scale = read
     found = []
     for h in range(len(q)):
         of_head = options | ({} if sinks is None else {"sinks": float(sinks[h])})
@@ -603,6 +630,8 @@ def made(name, q, k, v, g, dtype, wrong=RIGHT, by_head=True, **options):
         found.append(backward(name, case, g[h], dtype, wrong, products[h], by_head))
     out, dq, dk, dv = (np.stack(x) for x in zip(*found, strict=True))
     to = FORMATS[dtype]
+    if name in INPUTS:
+        dq, dk = (to.round(x * by) for x, by in zip((dq, dk), parts_of_scale, strict=True))
     parts = (np.moveaxis(x.reshape(len(k), share, *x.shape[1:]), 1, -1) for x in (dk, dv))
     of_sums = to.round if by_head == "each" else same
     dk, dv = (to.round(running(x, of_sums)) for x in parts)

@@ -870,7 +870,8 @@ def test_every_profile_of_a_backward_pass_is_simulated():
 def test_every_profile_that_rounds_weights_has_a_twin_step_by_step():
     """Fused kernels divide by the sum at the end, others before weights are rounded."""
     twins = {"flash": "upcast", "flash-fast": "upcast"}
-    twins |= {x: f"{x}-eager" for x in ("tf32", "fp8-weights", "fp8", "half-sums")}
+    of_types = ("tf32", "tf32-scaled", "tf32-truncated", "fp8-weights", "fp8", "half-sums")
+    twins |= {x: f"{x}-eager" for x in of_types}
     fused = {x for x, y in PROFILES.items() if y.weights is not None and not y.normalised}
     fused = {x for x in fused if PROFILES[x].inputs != "storage" and not PROFILES[x].by_head}
     assert fused == set(twins) | {x for x in BACKWARD if x[:6] == "flash-"}

@@ -12,7 +12,7 @@ from refattn.rounding.softmax import analyse_softmax
 from tests.rounding.cutting import add_group, flash, product
 from tests.rounding.rounded import Case, gradient, ratio
 
-HOPPER, EIGHT = UNITS["hopper"]
+HOPPER, EIGHT, HOPPER_32 = UNITS["hopper"]
 PAIRS = [
     *((x, y) for x in ("volta", "ampere", "hopper") for y in ("float16", "bfloat16")),
     ("hopper", "float8_e4m3fn"),
@@ -81,10 +81,13 @@ def test_units_of_formats():
     assert Unit(32, 13, 13) == EIGHT
     assert unit_of("ada", "float8_e5m2") == EIGHT
     assert unit_of("blackwell", "bfloat16") == HOPPER
-    for name, dtype in ((None, "float16"), ("ieee", "float16"), ("hopper", "float32")):
+    some = ((None, "float16"), ("ieee", "float16"), ("hopper", "float64"), ("volta", "float32"))
+    for name, dtype in some:
         assert unit_of(name, dtype) is None
+    assert unit_of("hopper", "float32").split
+    assert unit_of("hopper", "tfloat32-truncated") == HOPPER_32 == Unit(8, 25, 23)
     assert unit_of("ampere", "float8_e4m3fn") is None
-    assert unit_of("hopper", "tfloat32") is None
+    assert unit_of("hopper", "tfloat32") == HOPPER_32
     assert hardware.name_units(HOPPER) == "Hopper or Blackwell"
     assert hardware.name_units(EIGHT) == "Hopper or Ada"
     assert hardware.name_units(EIGHT._replace(run=128)) == "Hopper promoted"

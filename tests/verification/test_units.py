@@ -16,7 +16,7 @@ from refattn.rounding.profiles import profile_of
 from refattn.verification import findings, judging, tolerance, units
 from refattn.verification.findings import Numbers
 from refattn.verification.units import ShiftFit, compare_shift, list_units
-from tests.rounding.cutting import flash, product
+from tests.rounding.cutting import flash, product, split_backward
 from tests.rounding.rounded import Case
 from tests.rounding.test_hardware import PAIRS, VALUES, numbers
 
@@ -182,6 +182,25 @@ def test_gradients_of_a_unit():
     found = refattn.verify(**given, dtype=dtype, profile="flash")
     assert (found.verdict, found.hardware) == ("PASS", "hopper")
     assert refattn.verify(**given, dtype=dtype, profile="flash", hardware="ieee").verdict == "FAIL"
+
+
+@pytest.mark.long
+def test_products_of_float32_in_three_of_tf32():
+    """All are 2^-21 too small, in scores, values and gradients: no more than that passes."""
+    q, k, v = numbers(64, 512, "float32", "one sign", columns=32)
+    g = np.random.default_rng(5).standard_normal((64, 32)).astype(np.float32)
+    given = {"q": q, "k": k, "v": v}
+    found = split_backward(Case(**given), g)
+    out = flash(Case(**given), "float32", hardware.unit_for("hopper", FORMATS["float32"]))
+    for off, verdict in ((0.0, "PASS"), (4e-6, "FAIL")):
+        assert judged(given | {"out": (1 - off) * out}, "float32").verdict == verdict
+        for name in ("dq", "dk", "dv"):
+            wrong = found | {name: (1 - 5 * off) * found[name]}
+            got = judged(given | {"d_out": g} | wrong, "float32")
+            assert got.parts[name].verdict == verdict, str(got)
+    right = judged(given | {"out": out}, "float32")
+    assert (right.profile, right.hardware) == ("flash", "hopper")
+    assert any("made of three by tensor cores of Ampere and later" in x for x in right.remarks)
 
 
 def test_tolerances_have_the_drift():
