@@ -43,7 +43,17 @@ from ..arrays.library import Doubles
 from .formats import Format
 from .hardware import CutSum, allow, cut_error, split_error
 from .head import scan_tile
-from .roundings import BIAS, CONSTANTS, RMS, WORST, Roundings, RowErrors, sum_error, walk
+from .roundings import (
+    BIAS,
+    CONSTANTS,
+    RMS,
+    WORST,
+    Roundings,
+    RowErrors,
+    expect_loss,
+    sum_error,
+    walk,
+)
 from .saved import BLOCK_QUERIES, RUN_STEPS, BackwardHead, Saved, share_tile, unscale_rows
 from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
 
@@ -104,7 +114,7 @@ class _GradientSum:
         size = np.abs(x) @ sizes
         self.near += near @ y
         if self.dropped is not None:
-            self.known -= (np.sign(x) * self.dropped.spacing(x) / 2) @ y
+            self.known -= expect_loss(self.dropped, x) @ y
         if self.cuts is not None:
             self.cuts.add(near, y)
         self.sizes += size

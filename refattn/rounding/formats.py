@@ -41,6 +41,11 @@ class Format(NamedTuple):
         return 2.0 ** (self.truncated - self.digits)
 
     @property
+    def has_8_bits(self) -> bool:
+        """Whether these are floating-point numbers of 8 bits."""
+        return self.digits <= 4
+
+    @property
     def to_integers(self) -> Any:
         """What rounds multiples of the spacing."""
         return np.trunc if self.truncated else np.rint

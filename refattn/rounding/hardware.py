@@ -42,7 +42,6 @@ _TILE = 64  # products of a tile, at the most
 _SOME = 8  # products of a tile whose losses are computed, at the least
 _NEARLY_ZERO = 2.0**-100  # smaller numbers count as 0
 _FOUR_DIGITS = Format(4, -1000, math.inf)
-_EIGHT_BITS, _SIXTEEN_BITS = 4, 11  # digits of a format, at the most
 
 
 class Unit(NamedTuple):
@@ -113,9 +112,9 @@ def unit_for(name: Any, to: Format | None) -> Unit | None:
     narrow, eight, wide = UNITS[name]
     if to == FORMATS["float32"]:
         return None if wide is None else _THREE
-    if to.least == FORMATS["tfloat32"].least and to.digits == _SIXTEEN_BITS:
+    if to in (FORMATS["tfloat32"], FORMATS["tfloat32-truncated"]):
         return wide
-    return eight if to.digits <= _EIGHT_BITS else narrow
+    return eight if to.has_8_bits else narrow
 
 
 def name_units(unit: Unit) -> str:

@@ -33,7 +33,6 @@ Index = tuple[int, ...]  # of a head among the leading axes
 _Look = Callable[[Index, Roundings], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
-_DIGITS_OF_8_BITS = 4  # at most
 
 
 class Packed(NamedTuple):
@@ -281,10 +280,12 @@ def _scaled_to(
     to: Format, arrays: Iterable[Doubles], factor: float = 1.0
 ) -> Callable[[Doubles], Doubles]:
     """Return what rounds arrays times a factor; for 8 bits it is to scale them to the range."""
-    if to.digits <= _DIGITS_OF_8_BITS:
+    if to.has_8_bits:
         largest = max((float(np.max(np.abs(x), initial=0.0)) for x in arrays), default=0.0)
-        factor = to.largest / largest if largest else 1.0
-    return to.round if factor in (0.0, 1.0) else lambda x: to.round(x * factor) / factor
+        scale = to.largest / largest if largest else 1.0
+        return lambda x: to.round(x * scale) / scale
+    by, single = float(np.float32(factor)), FORMATS["float32"].round
+    return to.round if factor in (0.0, 1.0) else lambda x: to.round(single(x * by)) / factor
 
 
 class Gradient(NamedTuple):
@@ -401,7 +402,6 @@ def pose_gradients(
     """
     if problem.kind != "scores":
         raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
-
     for index in np.ndindex(problem.lead):
         check_all_hold("d_out", d_out(index), index, dtype)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
-from .formats import Format
+from .formats import FORMATS, Format
 from .hardware import Unit
 
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
@@ -141,6 +141,15 @@ class RowErrors(NamedTuple):
         """Return how far numbers are from the exact result, the rest and the shift of its unit."""
         errors: Doubles = got - self.out - self.rest - self.shift
         return errors
+
+
+def expect_loss(to: Format, x: Doubles) -> Doubles:
+    """Return what is dropped of numbers on average: half a spacing; of those above 1/2 it is known.
+
+    A weight that is nearly 1 is 1, and loses nothing, or nearly a whole spacing.
+    """
+    known = x - to.round(FORMATS["float32"].round(x))
+    return np.where(np.abs(x) > 0.5, known, np.sign(x) * to.spacing(x) / 2)
 
 
 def is_power_of_two(x: float) -> bool:

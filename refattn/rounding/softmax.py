@@ -44,6 +44,7 @@ from .roundings import (
     WORST,
     Roundings,
     RowErrors,
+    expect_loss,
     sum_error,
     walk,
 )
@@ -87,8 +88,7 @@ def analyse_softmax(
             nearest += rounded.weights(tile) @ v
         law.add(head, kernel, tile, i, of, v)
         if kernel.weights is not None and kernel.weights.truncated:  # the mean of what is dropped
-            dropped = kernel.weights.spacing(of.shares if kernel.normalised else of.weights) / 2
-            lost += (dropped if kernel.normalised else of.keep_rounded(dropped)) @ v
+            lost += expect_loss(kernel.weights, of.shares if kernel.normalised else of.weights) @ v
         if cuts is not None:
             cuts.add(rounded.stored(tile) if of.near is None else of.near, v)
         for name, change in changes.items():
