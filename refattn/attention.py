@@ -111,7 +111,8 @@ def attend(
 
     The last bits depend on the array library, and on NumPy on its BLAS and the processor; neither
     on the number of threads nor on the thread that calls. NumPy warns of nothing here, and
-    torch.autocast changes nothing.
+    torch.autocast changes nothing. JAX, whose default on GPUs is TF32, multiplies float32 in full
+    precision here; torch does too, unless `torch.backends.cuda.matmul.allow_tf32` is True.
 
     Blocks of keys are summed as by Milakov and Gimelshein, arXiv:1805.02867 (running maximum and
     rescaled sums), but as a balanced tree, so that rounding errors do not grow with m. On NumPy no

@@ -33,25 +33,29 @@ _AS_IT_IS = nullcontext()
 def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """Decorate a function to compute what is written, whatever the caller has set.
 
-    Overflow is an answer, of which NumPy does not warn, torch.autocast makes no products in
-    another precision than that of the arrays, and CuPy computes on the device of the first array.
+    Overflow is an answer, of which NumPy does not warn. Products have the precision of the arrays,
+    also under torch.autocast, and in JAX, whose default on GPUs and TPUs has fewer digits. CuPy
+    computes on the device of the first array.
     """
 
     @wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
-        with np.errstate(all="ignore"), _no_autocast(), _device_of((*args, *kwargs.values())):
+        with np.errstate(all="ignore"), _full_precision(), _device_of((*args, *kwargs.values())):
             return function(*args, **kwargs)
 
     return run
 
 
-def _no_autocast() -> AbstractContextManager[Any]:
-    """Switch off torch.autocast where it is on."""
+def _full_precision() -> AbstractContextManager[Any]:
+    """Switch off torch.autocast where it is on, and the short products of JAX (TF32 on GPUs)."""
     torch: Any = sys.modules.get("torch")
+    jax: Any = sys.modules.get("jax")
     stack = ExitStack()
     for kind in ("cpu", "cuda", "mps", "xpu") if hasattr(torch, "autocast") else ():
         if torch.is_autocast_enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
+    if hasattr(jax, "default_matmul_precision"):
+        stack.enter_context(jax.default_matmul_precision("highest"))
     return stack
 
 

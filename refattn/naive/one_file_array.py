@@ -6,7 +6,9 @@ others, such as torch and Dask, need array-api-compat.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any
 
@@ -16,11 +18,16 @@ Array = Any  # any array of a library with the array API; shapes are in the docs
 
 
 def as_written(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a function to give no warnings of NumPy: overflow is an answer."""
+    """Decorate a function to compute what is written.
+
+    Overflow is an answer, of which NumPy does not warn, and JAX makes products in full precision.
+    """
 
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with np.errstate(all="ignore"):
+        jax = sys.modules.get("jax")
+        full = jax.default_matmul_precision("highest") if jax else nullcontext()
+        with np.errstate(all="ignore"), full:
             return function(*args, **kwargs)
 
     return run
