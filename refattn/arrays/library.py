@@ -7,7 +7,7 @@ import operator
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
@@ -273,6 +273,18 @@ def rescale(x: Array, factor: Array) -> Array:
 def exp(x: Array, xp: Any) -> Array:
     """Exponentiate our own temporary `x`; in place on NumPy."""
     return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
+
+
+def exp_less(x: Array, y: Array, xp: Any) -> Array:
+    """Evaluate e^(x - y) of our own temporary `x`: in place on NumPy, in one kernel on CuPy."""
+    kernel = _exp_less() if is_cupy_array(x) else None
+    return exp(flush_small(less(x, y), xp), xp) if kernel is None else kernel(x, y)
+
+
+@cache
+def _exp_less() -> Any:
+    make = getattr(sys.modules["cupy"], "ElementwiseKernel", None)  # stand-ins may have none
+    return make and make("T x, T y", "T z", "z = exp(x - y)", "refattn_exp_less")
 
 
 def flush_small(x: Array, xp: Any) -> Array:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import operator
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-from .blocks import WHOLE, blocks, cache_sizes, part, tiles
-from .library import Array, Workspace, array_namespace, is_numpy_array
+from .blocks import WHOLE, blocks, cache_sizes, pairwise, part, tiles
+from .library import Array, Workspace, array_namespace, exp_less, is_numpy_array
 
 _TERMS = 64  # that one matrix product may add
 UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
 _FEW_PRODUCTS = 8  # products that are added in turn, of the 16 or 32 of a block and others
+_FEW_TERMS = 4  # products of which all may be held, however large they are
 _MOST_TERMS = _FEW_PRODUCTS * _FEW_PRODUCTS * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
 _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
@@ -54,17 +57,49 @@ def sum_of_products(
         return x @ y if out is None else np.matmul(x, y, out=out)
     if is_numpy_array(x):
         return _sum_in_cache(x, y, memory or Workspace(), out)
-    xp, (count, rest) = array_namespace(x, y), divmod(terms, _TERMS)
-    if rest:
-        split = count * _TERMS
-    elif count * columns > max(terms, columns):  # all at once would take more memory than `x`
-        split = count // 2 * _TERMS
-    else:
-        x = xp.reshape(x, (*x.shape[:-1], count, _TERMS))
-        y = xp.reshape(y, (*y.shape[:-2], count, _TERMS, columns))
-        return xp.sum(xp.moveaxis(x, -2, -3) @ y, axis=-3)
-    first = sum_of_products(x[..., :split], y[..., :split, :])
-    return first + sum_of_products(x[..., split:], y[..., split:, :])
+    xp, whole = array_namespace(x, y), terms // _TERMS * _TERMS
+    if whole < terms:
+        first = sum_of_products(x[..., :whole], y[..., :whole, :])
+        return first + x[..., whole:] @ y[..., whole:, :]
+    return _sum_of_cut(cut_terms(x, xp), _cut_rows(y, xp), xp)
+
+
+def cut_terms(x: Array, xp: Any) -> Array:
+    """View x, (..., n, terms), as what products of a few terms take, (..., count, n, few)."""
+    return xp.moveaxis(xp.reshape(x, (*x.shape[:-1], x.shape[-1] // _TERMS, _TERMS)), -2, -3)
+
+
+def _cut_rows(y: Array, xp: Any) -> Array:
+    return xp.reshape(y, (*y.shape[:-2], y.shape[-2] // _TERMS, _TERMS, y.shape[-1]))
+
+
+def _sum_of_cut(x: Array, y: Array, xp: Any) -> Array:
+    """Add products (..., count, n, few) @ (..., count, few, columns), in as much memory as these."""
+    count, least = x.shape[-3], min(x.shape[-2], y.shape[-1])
+    step = max(_FEW_TERMS, count * _TERMS // max(_TERMS, least))
+    some = (WHOLE, WHOLE)
+    parts = (
+        xp.sum(x[(..., i, *some)] @ y[(..., i, *some)], axis=-3) for i in blocks(0, count, step)
+    )
+    return pairwise(operator.add, parts, None)
+
+
+def sums_of_exponentials(scores: Array, base: Array, v: Array, xp: Any) -> tuple[Array, Array]:
+    """Sum values with weights e^(score - base), and the weights, in libraries other than NumPy.
+
+    The weights are written as products of a few terms take them, which saves a copy.
+    """
+    terms, cut = v.shape[-2], v.shape[-2] // _TERMS * _TERMS
+    if cut < terms and terms > _TERMS:
+        some = ((scores[..., j], v[..., j, :]) for j in (slice(0, cut), slice(cut, terms)))
+        first, last = (sums_of_exponentials(x, base, y, xp) for x, y in some)
+        return first[0] + last[0], first[1] + last[1]
+    if terms <= _TERMS:
+        weights = exp_less(scores, base, xp)
+        return weights @ v, xp.sum(weights, axis=-1, keepdims=True)
+    weights = exp_less(cut_terms(scores, xp), base[..., None, :, :], xp)
+    mass = xp.sum(xp.sum(weights, axis=-1, keepdims=True), axis=-3)
+    return _sum_of_cut(weights, _cut_rows(v, xp), xp), mass
 
 
 def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> Array:
