@@ -275,16 +275,21 @@ def exp(x: Array, xp: Any) -> Array:
     return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
 
 
-def exp_less(x: Array, y: Array, xp: Any) -> Array:
-    """Evaluate e^(x - y) of our own temporary `x`: in place on NumPy, in one kernel on CuPy."""
+def exp_less(x: Array, y: Array, xp: Any, most: float = math.inf) -> Array:
+    """Evaluate e^min(x - y, most) of our own temporary `x`: in place on NumPy, at once on CuPy."""
     kernel = _exp_less() if is_cupy_array(x) else None
-    return exp(flush_small(less(x, y), xp), xp) if kernel is None else kernel(x, y)
+    if kernel is not None:
+        return kernel(x, y, most)
+    x = less(x, y)
+    return exp(flush_small(x if most == math.inf else xp.minimum(x, most), xp), xp)
 
 
 @cache
 def _exp_less() -> Any:
-    make = getattr(sys.modules["cupy"], "ElementwiseKernel", None)  # stand-ins may have none
-    return make and make("T x, T y", "T z", "z = exp(x - y)", "refattn_exp_less")
+    """Make a kernel of CuPy, which keeps nan; None of a stand-in that has no compiler."""
+    make = getattr(sys.modules["cupy"], "ElementwiseKernel", None)
+    code = "T less = x - y; z = exp(less > most ? most : less)"
+    return make and make("T x, T y, T most", "T z", code, "refattn_exp_less")
 
 
 def flush_small(x: Array, xp: Any) -> Array:

@@ -52,7 +52,7 @@ def sum_of_products(
     A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
     all have one sign, and add up to 3 N / 16 eps.
     """
-    terms, columns = y.shape[-2:]
+    terms = y.shape[-2]
     if terms <= _TERMS:
         return x @ y if out is None else np.matmul(x, y, out=out)
     if is_numpy_array(x):
@@ -74,7 +74,7 @@ def _cut_rows(y: Array, xp: Any) -> Array:
 
 
 def _sum_of_cut(x: Array, y: Array, xp: Any) -> Array:
-    """Add products (..., count, n, few) @ (..., count, few, columns), in as much memory as these."""
+    """Add products (..., count, n, few) @ (..., count, few, columns), held in as much memory."""
     count, least = x.shape[-3], min(x.shape[-2], y.shape[-1])
     step = max(_FEW_TERMS, count * _TERMS // max(_TERMS, least))
     some = (WHOLE, WHOLE)
