@@ -12,13 +12,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
-from array_api_compat import is_cupy_array, is_dask_array, is_torch_array
+from array_api_compat import is_dask_array, is_torch_array
 from array_api_compat import numpy as _NUMPY_NAMESPACE
 
 # Lent to the package, of which no other module imports array_api_compat.
 device, to_device = array_api_compat.device, array_api_compat.to_device
 is_array_api_obj, is_jax_array = array_api_compat.is_array_api_obj, array_api_compat.is_jax_array
-is_numpy_array = array_api_compat.is_numpy_array
+is_numpy_array, is_cupy_array = array_api_compat.is_numpy_array, array_api_compat.is_cupy_array
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -275,21 +275,53 @@ def exp(x: Array, xp: Any) -> Array:
     return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
 
 
-def exp_less(x: Array, y: Array, xp: Any, most: float = math.inf) -> Array:
-    """Evaluate e^min(x - y, most) of our own temporary `x`: in place on NumPy, at once on CuPy."""
-    kernel = _exp_less() if is_cupy_array(x) else None
+def exp_less(x: Array, y: Array, xp: Any, most: float = math.inf, flush: bool = False) -> Array:
+    """Evaluate e^min(x - y, most) of our own temporary `x`: in place on NumPy, at once on CuPy.
+
+    What is small may be flushed, as `flush_small` does.
+    """
+    kernel = _cupy_kernel("exp_less") if is_cupy_array(x) else None
     if kernel is not None:
         return kernel(x, y, most)
     x = less(x, y)
-    return exp(flush_small(x if most == math.inf else xp.minimum(x, most), xp), xp)
+    x = x if most == math.inf else xp.minimum(x, most)
+    return exp(flush_small(x, xp) if flush else x, xp)
+
+
+def sum_pieces(x: Array, xp: Any) -> Array:
+    """Sum (..., count, n, w) over `count`, where CuPy takes twice the time of one pass."""
+    *lead, count, n, w = x.shape
+    kernel = _cupy_kernel("sum_pieces") if is_cupy_array(x) and count <= _MOST_PIECES else None
+    if kernel is None:
+        return xp.sum(x, axis=-3)
+    return kernel(x, count, n * w, xp.empty((*lead, n, w), dtype=x.dtype, device=device(x)))
+
+
+_MOST_PIECES = 512  # which are added in eights, as are these sums, and theirs
+_CUPY_KERNELS = {  # parameters, results, and what is done for each number i of these
+    "exp_less": ("T x, T y, T most", "T z", "T less = x - y; z = exp(less > most ? most : less)"),
+    "sum_pieces": (
+        "raw T x, int64 count, int64 size",
+        "T z",
+        """
+        const long long first = i / size * size * count + i % size;
+        T sum = 0, more = 0, few = 0;
+        for (long long piece = 0; piece < count; ++piece) {
+            few += x[first + piece * size];
+            if (piece % 8 == 7) { more += few; few = 0; }
+            if (piece % 64 == 63) { sum += more; more = 0; }
+        }
+        z = sum + (more + few);
+        """,
+    ),
+}
 
 
 @cache
-def _exp_less() -> Any:
-    """Make a kernel of CuPy, which keeps nan; None of a stand-in that has no compiler."""
+def _cupy_kernel(name: str) -> Any:
+    """Make a kernel of CuPy; None of a stand-in for it that compiles nothing."""
     make = getattr(sys.modules["cupy"], "ElementwiseKernel", None)
-    code = "T less = x - y; z = exp(less > most ? most : less)"
-    return make and make("T x, T y, T most", "T z", code, "refattn_exp_less")
+    return make and make(*_CUPY_KERNELS[name], "refattn_" + name)
 
 
 def flush_small(x: Array, xp: Any) -> Array:

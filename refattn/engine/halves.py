@@ -16,7 +16,7 @@ from ..arrays.library import Array, device, exp_less, times, traced_once
 from ..arrays.products import multiply, sum_of_products
 from .kernel import finite, log_sum_exp
 
-_PARTS = 4  # of a leaf for `log_kernel`
+_QUARTERS = 4  # parts of a leaf for `log_kernel`
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -27,9 +27,9 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
     """
 
     def of_leaves(x: Array, y: Array, known: Array | None) -> Array:
-        if traced_once(x) or x.shape[-2] <= _PARTS:  # JAX would compile each size by itself
+        if traced_once(x) or x.shape[-2] <= _QUARTERS:  # JAX would compile each size by itself
             return _log_pairs(x, y, known, xp)
-        x, known = (z if z is None else _cut(z, _PARTS, xp) for z in (x, known))
+        x, known = (z if z is None else _in_parts(z, _QUARTERS, xp) for z in (x, known))
         far, y = _log_far(x, y, known, xp)
         own = of_leaves(*(z if z is None else _as_leaves(z, xp) for z in (x, y, known)))
         return _joined(own, far, xp)
@@ -44,8 +44,8 @@ def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, A
     base for each sample, of all keys before it; what comes of later keys may be anything.
     """
     *lead, c = y.shape
-    parts = xp.moveaxis(xp.reshape(y, (*lead, _PARTS, c // _PARTS)), -2, -3)
-    place = xp.arange(_PARTS, device=device(y))
+    parts = xp.moveaxis(xp.reshape(y, (*lead, _QUARTERS, c // _QUARTERS)), -2, -3)
+    place = xp.arange(_QUARTERS, device=device(y))
     earlier = (place < place[:, None])[..., None]
     base = xp.max(xp.where(earlier, xp.max(parts, axis=-1)[..., None, :, :], -math.inf), axis=-2)
     late = x + base[..., None, :]
@@ -56,7 +56,7 @@ def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, A
     far = sum_of_products(exp_less(late, finite(base, xp), xp), early)
     some = xp.maximum(far, xp.finfo(far.dtype).smallest_normal)  # nothing beside the base
     far = base + xp.log(some)
-    return xp.reshape(far, (*far.shape[:-1], _PARTS, c // _PARTS)), parts
+    return xp.reshape(far, (*far.shape[:-1], _QUARTERS, c // _QUARTERS)), parts
 
 
 def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -100,7 +100,7 @@ def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]
 
 def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
     """Exponents of queries of the later half, and of keys of the earlier, from a common base."""
-    late, early = _cut(x, 2, xp)[..., 1, :, :], _cut(y, 2, xp)[..., 0, :, :]
+    late, early = _in_parts(x, 2, xp)[..., 1, :, :], _in_parts(y, 2, xp)[..., 0, :, :]
     base = xp.max(early, axis=-2, keepdims=True)
     return late + base, early - finite(base, xp)
 
@@ -109,7 +109,7 @@ def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
     return x if known is None else xp.where(known, x, -math.inf)
 
 
-def _cut(x: Array, parts: int, xp: Any) -> Array:
+def _in_parts(x: Array, parts: int, xp: Any) -> Array:
     """Cut leaves (..., T, c, w) into parts, (..., T, parts, c / parts, w)."""
     *lead, c, w = x.shape
     return xp.reshape(x, (*lead, parts, c // parts, w))
@@ -123,7 +123,7 @@ def _as_leaves(x: Array, xp: Any) -> Array:
 
 def _halved(x: Array, xp: Any) -> Array:
     """Cut leaves (..., T, c, w) into halves, (..., 2 T, c / 2, w)."""
-    return _as_leaves(_cut(x, 2, xp), xp)  # Dask cuts an axis, and joins two, in turn
+    return _as_leaves(_in_parts(x, 2, xp), xp)  # Dask cuts an axis, and joins two, in turn
 
 
 def _of_pairs(x: Array, xp: Any) -> Array:

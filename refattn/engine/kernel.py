@@ -22,6 +22,7 @@ from ..arrays.library import (
     device,
     exp,
     exp_less,
+    is_cupy_array,
     is_numpy_array,
     norm_bound,
     rescale,
@@ -87,6 +88,7 @@ def attend(
     band = options.band(n, m, causal)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block or block_shape(q, n, m)
+    columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
     budget = math.prod(block or block_shape(q))
     rows = max(1, min(n, rows))
     columns = max(1, min(m, band.columns(rows, columns)))
@@ -237,7 +239,7 @@ def weigh(
         return exp(scores, xp), _zero(scores.dtype)
     base = _base_of(scores, m, xp)
     base = base if bounded is None else xp.where(bounded, 0.0, base)
-    return exp_less(scores, finite(base, xp), xp), base
+    return exp_less(scores, finite(base, xp), xp, flush=True), base
 
 
 def _base_of(scores: Array, m: int, xp: Any) -> Array:

@@ -1,0 +1,128 @@
+"""Kernels that are written for CuPy, compiled for the host: what they do needs no GPU."""
+
+import ctypes
+import shutil
+import subprocess
+from functools import cache
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn.arrays import library
+
+COMPILER = shutil.which("c++")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(COMPILER is None, reason="there is no compiler of C++"),
+]
+NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
+
+
+def compiled(path, parameters, code, dtype):
+    """Compile a kernel, for arrays that are all read in order but where they are raw."""
+    types, listed, given = [], [], []
+    for *raw, kind, name in (x.split() for x in parameters.split(", ")):
+        if kind == "int64" or name == "most":  # a number
+            types.append(ctypes.c_int64 if kind == "int64" else NUMBERS[dtype])
+            listed.append(f"{kind.replace('int64', 'long long')} {name}")
+        else:
+            types.append(ctypes.c_void_p)
+            listed.append(f"const T *{name if raw else name + '_'}")
+            given.append("" if raw else f"const T {name} = {name}_[i];")
+    named = {"float32": "float", "float64": "double"}[dtype]
+    path.with_suffix(".cpp").write_text(
+        f"#include <cmath>\n#include <cstddef>\nusing std::exp;\ntypedef {named} T;\n"
+        f'extern "C" void run({", ".join(listed)}, T *z_, long long n) {{'
+        f"for (long long i = 0; i < n; ++i) {{ {''.join(given)} T &z = z_[i]; {code}; }} }}\n"
+    )
+    source, binary = map(str, (path.with_suffix(".cpp"), path.with_suffix(".so")))
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", binary, source], check=True)
+    run = ctypes.CDLL(binary).run
+    run.argtypes = [*types, ctypes.c_void_p, ctypes.c_int64]
+    return run
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    """A maker of kernels that take and return arrays of NumPy, or of the stand-in for CuPy."""
+
+    def make(parameters, results, code, name):
+        raw = ["raw" in x for x in parameters.split(", ")]
+        assert results == "T z"
+
+        @cache
+        def of_dtype(dtype):
+            return compiled(tmp_path / f"{name}_{dtype}", parameters, code, dtype)
+
+        def call(*args):
+            host = [getattr(x, "_a", x) for x in args]
+            inputs, outputs = host[: len(raw)], host[len(raw) :]
+            plain = [x for x, is_raw in zip(inputs, raw, strict=True) if not is_raw and np.ndim(x)]
+            shape = outputs[0].shape if outputs else np.broadcast_shapes(*(x.shape for x in plain))
+            out = np.empty(shape, inputs[0].dtype)
+            held = [
+                np.ascontiguousarray(x if is_raw else np.broadcast_to(x, shape))
+                if np.ndim(x)
+                else x
+                for x, is_raw in zip(inputs, raw, strict=True)
+            ]
+            pointers = (x.ctypes.data if np.ndim(x) else x for x in held)
+            of_dtype(str(out.dtype))(*pointers, out.ctypes.data, out.size)
+            return out
+
+        return call
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_exponentials_of_differences(kernel, dtype):
+    x = np.array([[0.0, 1.0, -200.0, np.nan], [-np.inf, np.inf, 2.0, 3.0]], dtype)
+    y = np.array([[1.0], [0.5]], dtype)
+    call = kernel(*library._CUPY_KERNELS["exp_less"], "exp_less")
+    for most in (np.inf, 0.0):
+        want = np.exp(np.minimum(x - y, most))
+        np.testing.assert_allclose(call(x, y, most), want, rtol=4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_sums_of_pieces(kernel, dtype):
+    call = kernel(*library._CUPY_KERNELS["sum_pieces"], "sum_pieces")
+    for count in (1, 7, 8, 64, 65, 130, 512):
+        x = np.random.default_rng(0).integers(-8, 9, (3, 2, count, 5, 4)).astype(dtype)
+        got = call(x, count, 20, np.empty((3, 2, 5, 4), dtype))
+        np.testing.assert_array_equal(got, np.sum(x, axis=-3))
+    x = np.full((1, 512, 1, 1), 1 + np.finfo(dtype).eps, dtype)  # all errors of one sign
+    got = call(x, 512, 1, np.empty((1, 1, 1), dtype))
+    assert abs(got[0, 0, 0] / 512 - x[0, 0, 0, 0]) <= 5 * np.finfo(dtype).eps
+
+
+def test_functions_on_cupy_call_them(kernel, monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    if not hasattr(cupy, "_ledger"):
+        pytest.skip("CuPy compiles them itself")
+    called = []
+
+    def make(*names):
+        call = kernel(*names)
+        return lambda *args: called.append(names[-1]) or cupy.asarray(call(*args))
+
+    monkeypatch.setattr(cupy, "ElementwiseKernel", make, raising=False)
+    monkeypatch.setattr(library, "_cupy_kernel", cache(library._cupy_kernel.__wrapped__))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, w)) for n, w in ((9, 3), (200, 3), (200, 70)))
+    omega = rng.standard_normal((80, 3))
+    for causal in (False, True):
+        for fn, more in (
+            (refattn.softmax_attention, {}),
+            (refattn.random_feature_attention, {"omega": omega}),
+        ):
+            called.clear()
+            options = {key: cupy.asarray(x) for key, x in more.items()}
+            out, pullback = refattn.vjp(fn, *map(cupy.asarray, (q, k, v)), causal=causal, **options)
+            want, of_numpy = refattn.vjp(fn, q, k, v, causal=causal, **more)
+            np.testing.assert_allclose(cupy.asnumpy(out), want, rtol=0, atol=1e-12)
+            for x, y in zip(pullback(out)[:3], of_numpy(want)[:3], strict=True):
+                np.testing.assert_allclose(cupy.asnumpy(x), y, rtol=0, atol=1e-12)
+            assert set(called) == {"refattn_exp_less", "refattn_sum_pieces"}, (fn, causal)
