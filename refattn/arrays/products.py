@@ -23,7 +23,6 @@ from .library import (
 _TERMS = 64  # that one matrix product may add
 UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
 _FEW_PRODUCTS = 8  # products that are added in turn, of the 16 or 32 of a block and others
-_FEW_TERMS = 4  # products of which all may be held, however large they are
 _MOST_TERMS = _FEW_PRODUCTS * _FEW_PRODUCTS * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
 _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
@@ -98,7 +97,7 @@ def _cut_rows(y: Array, xp: Any) -> Array:
 def _sum_of_cut(x: Array, y: Array, xp: Any) -> Array:
     """Add products (..., count, n, few) @ (..., count, few, columns), held in as much memory."""
     count, least = x.shape[-3], min(x.shape[-2], y.shape[-1])
-    step = max(_FEW_TERMS, count * _TERMS // max(_TERMS, least))
+    step = max(1, count * _TERMS // max(_TERMS, least))
     some = (WHOLE, WHOLE)
     parts = (
         sum_pieces(x[(..., i, *some)] @ y[(..., i, *some)], xp) for i in blocks(0, count, step)

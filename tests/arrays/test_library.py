@@ -112,7 +112,7 @@ def test_functions_on_cupy_call_them(kernel, monkeypatch):
     monkeypatch.setattr(library, "_cupy_kernel", cache(library._cupy_kernel.__wrapped__))
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, w)) for n, w in ((9, 3), (200, 3), (200, 70)))
-    omega = rng.standard_normal((80, 3))
+    omega = rng.standard_normal((130, 3))
     for causal in (False, True):
         for fn, more in (
             (refattn.softmax_attention, {}),
