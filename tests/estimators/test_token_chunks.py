@@ -10,8 +10,10 @@ from refattn.arrays.library import array_namespace
 from refattn.estimators.token_chunks import mean_of_chunks
 
 
-@pytest.mark.long("300-4", "301-2")
-@pytest.mark.parametrize(("n", "count"), [(12, 4), (13, 5), (300, 4), (301, 2)])
+@pytest.mark.parametrize(
+    ("n", "count"),
+    [(12, 4), (13, 5), *(pytest.param(*x, marks=pytest.mark.long) for x in ((300, 4), (301, 2)))],
+)
 def test_means_of_chunks(backend, n, count, monkeypatch):
     monkeypatch.setattr(blocks, "_OTHER_BLOCK", (4, 8))  # some chunks at a time
     x = np.random.default_rng(0).standard_normal((2, n, 3))
