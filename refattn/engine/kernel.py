@@ -373,8 +373,8 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
 
     They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
     """
-    many, d_v, one = 2.0 * v.shape[-2], v.shape[-1], xp.ones_like(weights[..., :1, :1])
-    seen = xp.where(visible, xp.where(weights > 0, one, many), 0.0)
+    many, d_v, one = 2.0 * v.shape[-2], v.shape[-1], xp.ones((), dtype=v.dtype, device=device(v))
+    seen = xp.where(weights > 0, one, xp.where(visible, many * one, 0.0))
     infinite = xp.concat([~(v < math.inf), ~(v > -math.inf)], axis=-1)
     counts = seen @ xp.astype(infinite, v.dtype)
     some, spoilt = counts > 0, counts >= many
@@ -420,7 +420,8 @@ def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
 def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
     base = xp.max(scores, axis=-1)
-    weights = xp.exp(scores - finite(base, xp)[..., None])
+    number = finite(base, xp)[..., None]
+    weights = exp_less(scores, number, xp) if is_cupy_array(scores) else xp.exp(scores - number)
     return _log_of_mass(xp.sum(weights, axis=-1), base, xp)[1]
 
 
