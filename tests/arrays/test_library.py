@@ -12,10 +12,7 @@ import refattn
 from refattn.arrays import library
 
 COMPILER = shutil.which("c++")
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(COMPILER is None, reason="there is no compiler of C++"),
-]
+compiles = pytest.mark.skipif(COMPILER is None, reason="there is no compiler of C++")
 NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
@@ -76,6 +73,8 @@ def kernel(tmp_path):
     return make
 
 
+@pytest.mark.long
+@compiles
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_exponentials_of_differences(kernel, dtype):
     x = np.array([[0.0, 1.0, -200.0, np.nan], [-np.inf, np.inf, 2.0, 3.0]], dtype)
@@ -86,6 +85,8 @@ def test_exponentials_of_differences(kernel, dtype):
         np.testing.assert_allclose(call(x, y, most), want, rtol=4 * np.finfo(dtype).eps)
 
 
+@pytest.mark.long
+@compiles
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_sums_of_pieces(kernel, dtype):
     call = kernel(*library._CUPY_KERNELS["sum_pieces"], "sum_pieces")
@@ -93,11 +94,13 @@ def test_sums_of_pieces(kernel, dtype):
         x = np.random.default_rng(0).integers(-8, 9, (3, 2, count, 5, 4)).astype(dtype)
         got = call(x, count, 20, np.empty((3, 2, 5, 4), dtype))
         np.testing.assert_array_equal(got, np.sum(x, axis=-3))
-    x = np.full((1, 512, 1, 1), 1 + np.finfo(dtype).eps, dtype)  # all errors of one sign
+    x = np.full((1, 512, 1, 1), 0.7, dtype)  # rounding errors of one sign
     got = call(x, 512, 1, np.empty((1, 1, 1), dtype))
     assert abs(got[0, 0, 0] / 512 - x[0, 0, 0, 0]) <= 5 * np.finfo(dtype).eps
 
 
+@pytest.mark.long
+@compiles
 def test_functions_on_cupy_call_them(kernel, monkeypatch):
     cupy = pytest.importorskip("cupy")
     if not hasattr(cupy, "_ledger"):
@@ -126,3 +129,10 @@ def test_functions_on_cupy_call_them(kernel, monkeypatch):
             for x, y in zip(pullback(out)[:3], of_numpy(want)[:3], strict=True):
                 np.testing.assert_allclose(cupy.asnumpy(x), y, rtol=0, atol=1e-12)
             assert set(called) == {"refattn_exp_less", "refattn_sum_pieces"}, (fn, causal)
+
+
+@pytest.mark.parametrize("count", [8, 100, 301, 512])
+def test_pieces_are_added_in_eights(backend, count):
+    x = np.full((2, count, 3, 1), 0.7)  # rounding errors of one sign
+    got = backend.call(lambda x: library.sum_pieces(x, library.array_namespace(x)), x)
+    np.testing.assert_allclose(got / count, x[:, 0], rtol=4 * np.finfo(float).eps)
