@@ -82,3 +82,24 @@ def test_memory_does_not_grow_with_heads(name, library, monkeypatch):
         peaks.append(found[0] - out.nbytes)
     print(name, library, [f"{x / 2**20:.2f} MiB" for x in peaks])
     assert peaks[2] - peaks[1] < out.nbytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "most"), [("exact", 60), ("LARA", 130), ("causal RFA", 300)])
+def test_few_kernels_of_a_gpu_and_no_wait(name, most):
+    cupy = pytest.importorskip("cupy")
+    if not hasattr(cupy, "_ledger"):
+        pytest.skip("the stand-in for CuPy counts kernels")
+    rng = np.random.default_rng(0)
+    q, k, v = (cupy.asarray(x) for x in rng.standard_normal((3, 1, 8192, 8), dtype="f"))
+    omega = cupy.asarray(rng.standard_normal((256, 8), dtype="f"))
+    calls = {
+        "exact": lambda: refattn.softmax_attention(q, k, v),
+        "LARA": lambda: refattn.linear_randomized_attention(q, k, v, omega=omega),
+        "causal RFA": lambda: refattn.random_feature_attention(q, k, v, omega=omega, causal=True),
+    }
+    with cupy._ledger.count() as counts:
+        calls[name]()
+    print(name, counts.launches, counts.uploads)
+    assert counts.launches <= most
+    assert counts.syncs == 0

@@ -7,18 +7,18 @@ import operator
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
-from array_api_compat import is_cupy_array, is_dask_array, is_torch_array
+from array_api_compat import is_dask_array, is_torch_array
 from array_api_compat import numpy as _NUMPY_NAMESPACE
 
 # Lent to the package, of which no other module imports array_api_compat.
 device, to_device = array_api_compat.device, array_api_compat.to_device
 is_array_api_obj, is_jax_array = array_api_compat.is_array_api_obj, array_api_compat.is_jax_array
-is_numpy_array = array_api_compat.is_numpy_array
+is_numpy_array, is_cupy_array = array_api_compat.is_numpy_array, array_api_compat.is_cupy_array
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -277,6 +277,65 @@ def rescale(x: Array, factor: Array) -> Array:
 def exp(x: Array, xp: Any) -> Array:
     """Exponentiate our own temporary `x`; in place on NumPy."""
     return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
+
+
+def exp_less(x: Array, y: Array, xp: Any, most: float = math.inf, flush: bool = False) -> Array:
+    """Evaluate e^min(x - y, most) of our own temporary `x`: in place on NumPy, at once on CuPy.
+
+    What is small may be flushed, as `flush_small` does.
+    """
+    kernel = _cupy_kernel("exp_less") if is_cupy_array(x) else None
+    if kernel is not None:
+        return kernel(x, y, most)
+    x = less(x, y)
+    x = x if most == math.inf else xp.minimum(x, most)
+    return exp(flush_small(x, xp) if flush else x, xp)
+
+
+def sum_pieces(x: Array, xp: Any) -> Array:
+    """Sum (..., count, n, w) over `count`, in eights: libraries may add all in turn.
+
+    CuPy would take twice the time of one pass.
+    """
+    *lead, count, n, w = x.shape
+    if count == 1:
+        return x[..., 0, :, :]
+    kernel = _cupy_kernel("sum_pieces") if is_cupy_array(x) and count <= _MOST_PIECES else None
+    if kernel is not None:
+        return kernel(x, count, n * w, xp.empty((*lead, n, w), dtype=x.dtype, device=device(x)))
+    if count <= 8:
+        return xp.sum(x, axis=-3)
+    if rest := count % 8:
+        last = xp.sum(x[..., count - rest :, :, :], axis=-3)
+        return sum_pieces(x[..., : count - rest, :, :], xp) + last
+    return sum_pieces(xp.sum(xp.reshape(x, (*lead, count // 8, 8, n, w)), axis=-3), xp)
+
+
+_MOST_PIECES = 512  # which are added in eights, as are these sums, and theirs
+_CUPY_KERNELS = {  # parameters, results, and what is done for each number i of these
+    "exp_less": ("T x, T y, T most", "T z", "T less = x - y; z = exp(less > most ? most : less)"),
+    "sum_pieces": (
+        "raw T x, int64 count, int64 size",
+        "T z",
+        """
+        const long long first = i / size * size * count + i % size;
+        T sum = 0, more = 0, few = 0;
+        for (long long piece = 0; piece < count; ++piece) {
+            few += x[first + piece * size];
+            if (piece % 8 == 7) { more += few; few = 0; }
+            if (piece % 64 == 63) { sum += more; more = 0; }
+        }
+        z = sum + (more + few);
+        """,
+    ),
+}
+
+
+@cache
+def _cupy_kernel(name: str) -> Any:
+    """Make a kernel of CuPy; None of a stand-in for it that compiles nothing."""
+    make = getattr(sys.modules["cupy"], "ElementwiseKernel", None)
+    return make and make(*_CUPY_KERNELS[name], "refattn_" + name)
 
 
 def flush_small(x: Array, xp: Any) -> Array:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import math
+import operator
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-from .blocks import WHOLE, blocks, cache_sizes, part, tiles
-from .library import Array, Workspace, array_namespace, is_numpy_array
+from .blocks import WHOLE, blocks, cache_sizes, pairwise, part, tiles
+from .library import (
+    Array,
+    Workspace,
+    array_namespace,
+    exp_less,
+    is_cupy_array,
+    is_numpy_array,
+    sum_pieces,
+)
 
 _TERMS = 64  # that one matrix product may add
 UNCUT = 128  # terms of a product of queries and keys that is not cut, which would take time
@@ -24,7 +34,7 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
     if y.shape[-2] > UNCUT:
         return sum_of_products(x, y, memory, out)
     if out is None:
-        return x @ y
+        return _of_rows(x, y) if is_cupy_array(x) and y.ndim == 2 else x @ y
     n, columns = out.shape[-2:]
     rows = _rows_of_product(n, columns, y.shape[-2]) if y.strides[-1] == y.itemsize else n
     if rows == n:
@@ -33,6 +43,12 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
     some = out.reshape((*out.shape[:-2], *cut, columns))
     np.matmul(x.reshape((*x.shape[:-2], *cut, x.shape[-1])), y[..., None, :, :], out=some)
     return out
+
+
+def _of_rows(x: Array, y: Array) -> Array:
+    """Multiply the rows of all heads at once, by one matrix: a batch would copy it for each."""
+    xp, shape = array_namespace(x), (math.prod(x.shape[:-1]), x.shape[-1])
+    return xp.reshape(xp.reshape(x, shape) @ y, (*x.shape[:-1], y.shape[-1]))
 
 
 def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
@@ -49,22 +65,62 @@ def sum_of_products(
     A plain product may add N terms in turn. Where these are nearly equal, its rounding errors may
     all have one sign, and add up to 3 N / 16 eps.
     """
-    terms, columns = y.shape[-2:]
+    terms = y.shape[-2]
     if terms <= _TERMS:
         return x @ y if out is None else np.matmul(x, y, out=out)
     if is_numpy_array(x):
         return _sum_in_cache(x, y, memory or Workspace(), out)
-    xp, (count, rest) = array_namespace(x, y), divmod(terms, _TERMS)
-    if rest:
-        split = count * _TERMS
-    elif count * columns > max(terms, columns):  # all at once would take more memory than `x`
-        split = count // 2 * _TERMS
-    else:
-        x = xp.reshape(x, (*x.shape[:-1], count, _TERMS))
-        y = xp.reshape(y, (*y.shape[:-2], count, _TERMS, columns))
-        return xp.sum(xp.moveaxis(x, -2, -3) @ y, axis=-3)
-    first = sum_of_products(x[..., :split], y[..., :split, :])
-    return first + sum_of_products(x[..., split:], y[..., split:, :])
+    xp, whole = array_namespace(x, y), terms // _TERMS * _TERMS
+    if whole < terms:
+        first = sum_of_products(x[..., :whole], y[..., :whole, :])
+        return first + x[..., whole:] @ y[..., whole:, :]
+    if _is_turned(x) and x.size > y.size:
+        x, y = xp.matrix_transpose(y), xp.matrix_transpose(x)
+        return xp.matrix_transpose(_sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp))
+    return _sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp)
+
+
+def _is_turned(x: Array) -> bool:
+    """Say whether columns follow each other in memory, which CuPy copies in a batch."""
+    return is_cupy_array(x) and x.strides[-2] < x.strides[-1]
+
+
+def _cut_terms(x: Array, xp: Any) -> Array:
+    """View x, (..., n, terms), as what products of a few terms take, (..., count, n, few)."""
+    return xp.moveaxis(xp.reshape(x, (*x.shape[:-1], x.shape[-1] // _TERMS, _TERMS)), -2, -3)
+
+
+def _cut_rows(y: Array, xp: Any) -> Array:
+    return xp.reshape(y, (*y.shape[:-2], y.shape[-2] // _TERMS, _TERMS, y.shape[-1]))
+
+
+def _sum_of_cut(x: Array, y: Array, xp: Any) -> Array:
+    """Add products (..., count, n, few) @ (..., count, few, columns), held in as much memory."""
+    count, least = x.shape[-3], min(x.shape[-2], y.shape[-1])
+    step = max(1, count * _TERMS // max(_TERMS, least))
+    some = (WHOLE, WHOLE)
+    parts = (
+        sum_pieces(x[(..., i, *some)] @ y[(..., i, *some)], xp) for i in blocks(0, count, step)
+    )
+    return pairwise(operator.add, parts, None)
+
+
+def sums_of_exponentials(scores: Array, base: Array, v: Array, xp: Any) -> tuple[Array, Array]:
+    """Sum values with weights e^(score - base), and the weights, in libraries other than NumPy.
+
+    The weights are written as products of a few terms take them, which saves a copy.
+    """
+    terms, cut = v.shape[-2], v.shape[-2] // _TERMS * _TERMS
+    if cut < terms and terms > _TERMS:
+        some = ((scores[..., j], v[..., j, :]) for j in (slice(0, cut), slice(cut, terms)))
+        first, last = (sums_of_exponentials(x, base, y, xp) for x, y in some)
+        return first[0] + last[0], first[1] + last[1]
+    if terms <= _TERMS:
+        weights = exp_less(scores, base, xp, flush=True)
+        return weights @ v, xp.sum(weights, axis=-1, keepdims=True)
+    weights = exp_less(_cut_terms(scores, xp), base[..., None, :, :], xp, flush=True)
+    mass = xp.sum(xp.sum(weights, axis=-1, keepdims=True), axis=-3)
+    return _sum_of_cut(weights, _cut_rows(v, xp), xp), mass
 
 
 def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> Array:

@@ -31,7 +31,7 @@ _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay i
 _FEWEST_SHARES = 2  # shares, at least, that heads are cut into for threads
 
 # Elsewhere a step is of so many leaves at once, of so many tokens.
-_LEAVES, _LEAF = 16, 256
+_LEAVES, _LEAF = 32, 256
 _TRACED_LEAVES = 64, 16  # short ones, as each size of halves would be compiled by itself
 
 

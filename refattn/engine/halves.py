@@ -12,38 +12,58 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.library import Array, device, times, traced_once
+from ..arrays.library import Array, device, exp_less, times, traced_once
 from ..arrays.products import multiply, sum_of_products
 from .kernel import finite, log_sum_exp
+
+_QUARTERS = 4  # parts of a leaf for `log_kernel`
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
     """Evaluate log sum_s e^(x_is + y_js) where j <= i, (..., T, c, c); not elsewhere.
 
     Exponents x of queries and y of keys are (..., T, c, S), as is `known`, the samples of a query.
+    Leaves are cut into quarters, which take fewer calls, each of which sees all keys before it.
     """
-    if traced_once(x):  # each size of halves would be compiled by itself
-        return _log_pairs(x, y, known, xp)
-    same = _same_halves(x, xp)
 
     def of_leaves(x: Array, y: Array, known: Array | None) -> Array:
-        if x.shape[-2] == 1:
+        if traced_once(x) or x.shape[-2] <= _QUARTERS:  # JAX would compile each size by itself
             return _log_pairs(x, y, known, xp)
-        late, early = _relative_to(x, y, known, xp)
-        base = xp.max(late, axis=-1, keepdims=True)
-        late = xp.exp(late - finite(base, xp))
-        far = sum_of_products(late, xp.matrix_transpose(xp.exp(early)))
-        own = of_leaves(*(z if z is None else _halved(z, xp) for z in (x, y, known)))
-        some = xp.maximum(far, xp.finfo(far.dtype).smallest_normal)  # nothing beside the base
-        return _joined(own, base + xp.log(some), same, xp)
+        x, known = (z if z is None else _in_parts(z, _QUARTERS, xp) for z in (x, known))
+        far, y = _log_far(x, y, known, xp)
+        own = of_leaves(*(z if z is None else _as_leaves(z, xp) for z in (x, y, known)))
+        return _joined(own, far, xp)
 
-    return of_leaves(x, y, known)
+    return of_leaves(x, xp.matrix_transpose(y), known)
+
+
+def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
+    """Do so for keys of earlier parts, (..., T, 4, h, 4, h); return the keys in parts.
+
+    Queries are (..., T, 4, h, S), keys (..., T, S, c), and then (..., T, 4, S, h). A part has a
+    base for each sample, of all keys before it; what comes of later keys may be anything.
+    """
+    *lead, c = y.shape
+    parts = xp.moveaxis(xp.reshape(y, (*lead, _QUARTERS, c // _QUARTERS)), -2, -3)
+    place = xp.arange(_QUARTERS, device=device(y))
+    earlier = (place < place[:, None])[..., None]
+    base = xp.max(xp.where(earlier, xp.max(parts, axis=-1)[..., None, :, :], -math.inf), axis=-2)
+    late = x + base[..., None, :]
+    early = exp_less(y[..., None, :, :], finite(base, xp)[..., None], xp, most=0.0)
+    if known is not None:  # where a sample has a nan, it is in `late` of those that know the sample
+        late, early = _from_known(late, known, xp), xp.where(xp.isnan(early), 0.0, early)
+    base = xp.max(late, axis=-1, keepdims=True)
+    far = sum_of_products(exp_less(late, finite(base, xp), xp), early)
+    some = xp.maximum(far, xp.finfo(far.dtype).smallest_normal)  # nothing beside the base
+    far = base + xp.log(some)
+    return xp.reshape(far, (*far.shape[:-1], _QUARTERS, c // _QUARTERS)), parts
 
 
 def _log_pairs(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
-    """Do as `log_kernel`, pair by pair and everywhere."""
+    """Do as `log_kernel`, pair by pair and everywhere; y is (..., T, S, c)."""
     known = None if known is None else known[..., :, None, :]
-    return log_sum_exp(_from_known(x[..., :, None, :] + y[..., None, :, :], known, xp), xp)
+    y = xp.matrix_transpose(y)[..., None, :, :]
+    return log_sum_exp(_from_known(x[..., :, None, :] + y, known, xp), xp)
 
 
 def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
@@ -53,7 +73,7 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
     """
     if x.shape[-2] == 1:
         return xp.exp(x + y) * products
-    late, early = map(xp.exp, _relative_to(x, y, None, xp))
+    late, early = map(xp.exp, _relative_to(x, y, xp))
     far, own = _cut_halves(products, xp)
     moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
     more = times(multiply(far, early), late)
@@ -62,47 +82,48 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
 
 def to_keys(x: Array, y: Array, products: Array, xp: Any) -> tuple[Array, Array]:
     """Sum the same over the queries; return also the kernels of pairs, as of `log_kernel`."""
-    same = _same_halves(x, xp)
 
     def of_leaves(x: Array, y: Array, products: Array) -> tuple[Array, Array]:
         if x.shape[-2] == 1:
             weights = xp.exp(x + y)
             return weights * products, xp.sum(weights, axis=-1, keepdims=True)
-        late, early = map(xp.exp, _relative_to(x, y, None, xp))
+        late, early = map(xp.exp, _relative_to(x, y, xp))
         far, own = _cut_halves(products, xp)
         moved, kernel = of_leaves(_halved(x, xp), _halved(y, xp), own)
         moved, more = _of_pairs(moved, xp), times(multiply(xp.matrix_transpose(far), late), early)
         moved = xp.concat([moved[..., 0, :, :] + more, moved[..., 1, :, :]], axis=-2)
-        return moved, _joined(kernel, multiply(late, xp.matrix_transpose(early)), same, xp)
+        far = multiply(late, xp.matrix_transpose(early))
+        return moved, _joined(kernel, far[..., None, :, None, :], xp)
 
     return of_leaves(x, y, products)
 
 
-def _relative_to(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, Array]:
+def _relative_to(x: Array, y: Array, xp: Any) -> tuple[Array, Array]:
     """Exponents of queries of the later half, and of keys of the earlier, from a common base."""
-    late, early = _half(x, 1, xp), _half(y, 0, xp)
+    late, early = _in_parts(x, 2, xp)[..., 1, :, :], _in_parts(y, 2, xp)[..., 0, :, :]
     base = xp.max(early, axis=-2, keepdims=True)
-    late, early = late + base, early - finite(base, xp)
-    if known is None:
-        return late, early
-    # Where a sample has a nan, it is in `late` of those that know the sample.
-    early = xp.where(xp.isnan(early), -math.inf, early)
-    return _from_known(late, _half(known, 1, xp), xp), early
+    return late + base, early - finite(base, xp)
 
 
 def _from_known(x: Array, known: Array | None, xp: Any) -> Array:
     return x if known is None else xp.where(known, x, -math.inf)
 
 
+def _in_parts(x: Array, parts: int, xp: Any) -> Array:
+    """Cut leaves (..., T, c, w) into parts, (..., T, parts, c / parts, w)."""
+    *lead, c, w = x.shape
+    return xp.reshape(x, (*lead, parts, c // parts, w))
+
+
+def _as_leaves(x: Array, xp: Any) -> Array:
+    """Put parts (..., T, parts, h, w) one after the other, (..., parts T, h, w)."""
+    *lead, count, parts, h, w = x.shape
+    return xp.reshape(x, (*lead, parts * count, h, w))
+
+
 def _halved(x: Array, xp: Any) -> Array:
     """Cut leaves (..., T, c, w) into halves, (..., 2 T, c / 2, w)."""
-    *lead, count, c, w = x.shape
-    x = xp.reshape(x, (*lead, count, 2, c // 2, w))  # Dask cuts an axis, and joins two, in turn
-    return xp.reshape(x, (*lead, 2 * count, c // 2, w))
-
-
-def _half(x: Array, which: int, xp: Any) -> Array:
-    return _of_pairs(_halved(x, xp), xp)[..., which, :, :]
+    return _as_leaves(_in_parts(x, 2, xp), xp)  # Dask cuts an axis, and joins two, in turn
 
 
 def _of_pairs(x: Array, xp: Any) -> Array:
@@ -119,12 +140,14 @@ def _cut_halves(pairs: Array, xp: Any) -> tuple[Array, Array]:
     return pairs[..., h:, :h], xp.reshape(own, (*lead, 2 * count, h, h))
 
 
-def _same_halves(x: Array, xp: Any) -> Array:
-    """Say of pairs (2, h, 2, h) whether both are in one half."""
-    return xp.eye(2, dtype=xp.bool, device=device(x))[:, None, :, None]
+def _joined(own: Array, far: Array, xp: Any) -> Array:
+    """Join pairs inside parts, (..., parts T, h, h), with those between them, to (..., T, c, c).
 
-
-def _joined(own: Array, far: Array, same: Array, xp: Any) -> Array:
-    """Join the pairs inside each half with those between the halves, to (..., T, c, c)."""
-    pairs = xp.where(same, _of_pairs(own, xp)[..., :, :, None, :], far[..., None, :, None, :])
-    return xp.reshape(pairs, (*pairs.shape[:-4], 2 * far.shape[-2], 2 * far.shape[-1]))
+    The latter are (..., T, parts, h, parts, h), or with 1 for `parts` the same for all.
+    """
+    count, h = far.shape[-5], far.shape[-1]
+    parts = own.shape[-3] // count
+    own = xp.reshape(own, (*own.shape[:-3], count, parts, h, 1, h))
+    same = xp.eye(parts, dtype=xp.bool, device=device(own))[:, None, :, None]
+    pairs = xp.where(same, own, far)
+    return xp.reshape(pairs, (*pairs.shape[:-4], parts * h, parts * h))

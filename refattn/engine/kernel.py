@@ -21,15 +21,15 @@ from ..arrays.library import (
     clip,
     device,
     exp,
-    flush_small,
+    exp_less,
+    is_cupy_array,
     is_numpy_array,
-    less,
     norm_bound,
     rescale,
     times,
     workspace,
 )
-from ..arrays.products import UNCUT, multiply, sum_of_products
+from ..arrays.products import UNCUT, multiply, sum_of_products, sums_of_exponentials
 from ..arrays.shown import held
 from ..arrays.threads import Tree, available, for_each
 from ..typing import ArrayT
@@ -88,6 +88,7 @@ def attend(
     band = options.band(n, m, causal)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     rows, columns = block or block_shape(q, n, m)
+    columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
     budget = math.prod(block or block_shape(q))
     rows = max(1, min(n, rows))
     columns = max(1, min(m, band.columns(rows, columns)))
@@ -135,6 +136,9 @@ def attend(
             bounded = None
             if norms is not None and visible is None:
                 bounded = _bounded(norms, reach(head, j, k_j, bias_j, v_j, xp), m)
+            if dropout is None and not is_numpy_array(q):
+                yield sum_scores(scores, v_j, visible, m, xp)
+                continue
             weights = weigh(scores, visible, m, xp, bounded)
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
@@ -233,10 +237,22 @@ def weigh(
         scores = xp.where(visible, scores, -math.inf)
     if bounded is not None and bounded.all():
         return exp(scores, xp), _zero(scores.dtype)
-    # Weights of which m sum to at most 1/2 keep sums of the largest finite values finite.
-    base = xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+    base = _base_of(scores, m, xp)
     base = base if bounded is None else xp.where(bounded, 0.0, base)
-    return exp(flush_small(less(scores, finite(base, xp)), xp), xp), base
+    return exp_less(scores, finite(base, xp), xp, flush=True), base
+
+
+def _base_of(scores: Array, m: int, xp: Any) -> Array:
+    """Weights of which m sum to at most 1/2 keep sums of the largest finite values finite."""
+    return xp.max(scores, axis=-1, keepdims=True) + math.log(2 * m)
+
+
+def sum_scores(scores: Array, v: Array, visible: Array | None, m: int, xp: Any) -> Sums:
+    """Sum values with the weights of scores (..., n, b) of some of m keys, our own."""
+    if visible is not None or is_numpy_array(scores):
+        return sum_values(*weigh(scores, visible, m, xp), v, visible, xp)
+    base = _base_of(scores, m, xp)
+    return Sums(*sums_of_exponentials(scores, finite(base, xp), v, xp), base)
 
 
 @cache
@@ -357,14 +373,14 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
 
     They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
     """
-    many = 2.0 * v.shape[-2]
-    seen = xp.where(visible, xp.where(weights > 0, xp.ones_like(weights), many), 0.0)
-    unknown = xp.isnan(v)
-    rise, fall = (seen @ xp.astype((v == x) | unknown, v.dtype) for x in (math.inf, -math.inf))
-    up, down = rise > 0, fall > 0
-    total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(rise)))
-    spoilt = (up & down) | (xp.maximum(rise, fall) >= many)
-    return xp.where(spoilt, math.nan, total)
+    many, d_v, one = 2.0 * v.shape[-2], v.shape[-1], xp.ones((), dtype=v.dtype, device=device(v))
+    seen = xp.where(weights > 0, one, xp.where(visible, many * one, 0.0))
+    infinite = xp.concat([~(v < math.inf), ~(v > -math.inf)], axis=-1)
+    counts = seen @ xp.astype(infinite, v.dtype)
+    some, spoilt = counts > 0, counts >= many
+    up, down = some[..., :d_v], some[..., d_v:]
+    total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(one)))
+    return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
 
 
 def combine(a: Sums, b: Sums, xp: Any) -> Sums:
@@ -372,7 +388,8 @@ def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     if a.base is b.base:
         return Sums(add(a.total, b.total), a.mass + b.mass, a.base)
     base = xp.maximum(a.base, b.base)
-    scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
+    number = finite(base, xp)
+    scale_a, scale_b = (xp.exp(x.base - number) for x in (a, b))
     total = add(rescale(a.total, scale_a), rescale(b.total, scale_b))
     return Sums(total, a.mass * scale_a + b.mass * scale_b, base)
 
@@ -403,7 +420,8 @@ def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
 def log_sum_exp(scores: Array, xp: Any) -> Array:
     """Reduce the last axis, which must not be empty."""
     base = xp.max(scores, axis=-1)
-    weights = xp.exp(scores - finite(base, xp)[..., None])
+    number = finite(base, xp)[..., None]
+    weights = exp_less(scores, number, xp) if is_cupy_array(scores) else xp.exp(scores - number)
     return _log_of_mass(xp.sum(weights, axis=-1), base, xp)[1]
 
 

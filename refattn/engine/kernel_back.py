@@ -26,7 +26,8 @@ from ..arrays.library import (
     array_namespace,
     as_written,
     device,
-    exp,
+    exp_less,
+    less,
     own_copy,
     square_norm,
     times,
@@ -119,13 +120,13 @@ def pull_attend(
         visible = band.visible(i, j, device(q), xp, masked)
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
-        weights = exp(add(scores, -finite(lse, xp)), xp)
+        weights = exp_less(scores, finite(lse, xp), xp)
         d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
         kept = weights
         if dropout is not None:
             factor = part(dropout, (*box, j))
             d_weights, kept = xp.where(factor == 0, 0.0, d_weights * factor), weights * factor
-        d_scores = times(add(d_weights, -delta), weights)
+        d_scores = times(less(d_weights, delta), weights)
         if visible is not None:  # nan in what is hidden goes no further
             kept, d_scores = (xp.where(visible, x, 0.0) for x in (kept, d_scores))
         d_products = d_scores

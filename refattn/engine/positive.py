@@ -34,8 +34,7 @@ from .kernel import (
     merge,
     normalise,
     split_ones,
-    sum_values,
-    weigh,
+    sum_scores,
     with_ones,
 )
 from .scores import causal_mask
@@ -208,8 +207,7 @@ class Positive(Arithmetic):
         xp, y, v = self.xp, keys.x, keys.v
         size = y.shape[-2]
         if not is_numpy_array(y):
-            weights = weigh(xp.matrix_transpose(y), mask, size, xp)
-            return _State(rest=normalise(sum_values(*weights, v, mask, xp), xp))
+            return _State(rest=normalise(sum_scores(xp.matrix_transpose(y), v, mask, size, xp), xp))
         if keys.plain and mask is None:
             return _State(sum_of_products(keys.values.mT, keys.ones, self.memory.keys))
         seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
@@ -220,8 +218,7 @@ class Positive(Arithmetic):
         rest = (seen & ~bounded).mT
         if not rest.any():
             return _State(sums)
-        others = sum_values(*weigh(y.mT, rest, size, np), v, rest, np)
-        return _State(sums, normalise(others, np))
+        return _State(sums, normalise(sum_scores(y.mT, v, rest, size, np), np))
 
     def join(self, a: _State, b: _State) -> _State:
         """Add what was seen of other keys."""
@@ -237,7 +234,7 @@ class Positive(Arithmetic):
             seen = xp.matrix_transpose(visible[..., -1:, :])  # by the last query
             y = xp.where(seen, keys.x, -math.inf)
             scores = log_kernel(queries.x, y, queries.known, xp)
-            yield sum_values(*weigh(scores, visible, most, xp), v, visible, xp)
+            yield sum_scores(scores, v, visible, most, xp)
             return
         keys = _of_known(keys, queries.x.shape[-1])
         products = sum_of_products(queries.values, keys.values.mT, self.memory.keys)
@@ -250,8 +247,7 @@ class Positive(Arithmetic):
             yield _plain_sums(sum_of_products(np.where(bounded, products, 0.0), keys.ones))
         rest = visible & ~bounded
         if rest.any():
-            weights = weigh(_log_products(queries, keys, products, rest), rest, most, np)
-            yield sum_values(*weights, v, rest, np)
+            yield sum_scores(_log_products(queries, keys, products, rest), v, rest, most, np)
 
     def read(self, queries: _Exponents, state: _State) -> Iterator[Sums]:
         """Read what samples have seen."""
@@ -263,12 +259,11 @@ class Positive(Arithmetic):
                 values = np.where(queries.bounded, values, 0.0)
                 f, lse = normalise(_plain_sums(bounded), np)
                 scores = np.where(queries.bounded, -math.inf, x + lse[..., None, :])
-                yield sum_values(*weigh(scores, None, size, np), f, None, np)
+                yield sum_scores(scores, f, None, size, np)
             yield _plain_sums(sum_of_products(values, bounded, self.memory.queries))
         if state.rest is not None:
             f, lse = state.rest.out[..., :size, :], state.rest.lse[..., None, :size]
-            weights = weigh(x + lse, queries.known, 2 * size, self.xp)
-            yield sum_values(*weights, f, queries.known, self.xp)
+            yield sum_scores(x + lse, f, queries.known, 2 * size, self.xp)
 
     def before(self, state: _State, leaves: _State) -> tuple[_State, _State]:
         """Find the states before each of many leaves, and after all."""
@@ -291,8 +286,7 @@ def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended,
     place, all_of_them = xp.arange(count, device=device(f)), slice(0, count)
     visible = causal_mask(all_of_them, all_of_them, 0, device(f), xp)
     visible = visible & ((place > 0) | (place[:, None] < count - 1))  # at last the T alone
-    weights = weigh(lse[..., None, :], visible, count, xp)
-    f, lse = normalise(sum_values(*weights, f, visible, xp), xp)
+    f, lse = normalise(sum_scores(lse[..., None, :], f, visible, count, xp), xp)
     f, lse = xp.moveaxis(f, -2, -3), xp.matrix_transpose(lse)
     before = Attended(f[..., :-1, :, :], lse[..., :-1, :])
     return before, Attended(f[..., -1, :, :], lse[..., -1, :])

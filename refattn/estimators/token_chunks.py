@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.blocks import block_shape, blocks, most_threads, put
-from ..arrays.library import Array, as_written, device
+from ..arrays.library import Array, as_written, constant, device, is_numpy_array
 from ..arrays.products import sum_of_products
 from ..arrays.threads import for_each
 from ..engine.hops import Keys
@@ -18,6 +18,8 @@ from ..engine.hops import Keys
 def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:
     """Average `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
     (n, d), size, home = x.shape[-2:], block_shape(x)[1], device(x)
+    if seen is None and not is_numpy_array(x):
+        return _means_of_rows(x, count, xp)
     if seen is None:
         chunk = xp.asarray(chunk_of(n, count), device=home)
     else:
@@ -45,6 +47,25 @@ def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:
     few = max(1, size // 2 * count // max(n, 1))
     for_each(lambda: write, blocks(0, count, few), most=most_threads(x, math.prod(x.shape)))
     return means
+
+
+def _means_of_rows(x: Array, count: int, xp: Any) -> Array:
+    """Do so in few products: shorter chunks are filled up with rows that have no share."""
+    *lead, n, d = x.shape
+    edges = -(-np.arange(count + 1) * n // count)
+    size, length = np.diff(edges)[:, None], -(-n // count)
+    if n % count == 0:
+        share = xp.full((1, length), 1 / length, dtype=x.dtype, device=device(x))
+        return sum_of_products(share, xp.reshape(x, (*lead, count, length, d)))[..., 0, :]
+    place = edges[:-1, None] + np.minimum(np.arange(length), size - 1)
+    place = xp.asarray(place, device=device(x))
+    share = constant((np.arange(length) < size) / size, x)[:, None, :]
+    few, means = max(1, math.prod(block_shape(x)) // max(1, math.prod(lead) * length * d)), []
+    for c in blocks(0, count, few):
+        rows = xp.take(x, xp.reshape(place[c, :], (-1,)), axis=-2)
+        rows = xp.reshape(rows, (*lead, c.stop - c.start, length, d))
+        means.append(sum_of_products(share[c, :, :], rows)[..., 0, :])
+    return xp.concat(means, axis=-2)
 
 
 def chunk_of(n: int, count: int) -> Any:

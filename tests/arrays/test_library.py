@@ -1,205 +1,143 @@
-"""JAX multiplies matrices with fewer digits than they have, on GPUs and TPUs, unless told not to.
+"""Kernels that are written for CuPy, compiled for the host: what they do needs no GPU."""
 
-On a CPU it does not; so each program is read, not run.
-"""
-
-import inspect
+import ctypes
+import shutil
+import subprocess
+from functools import cache
 
 import numpy as np
 import pytest
 
 import refattn
-from refattn import adapt, attention, diagnostics, features, kernels, moments, packed, sampling
-from refattn.arrays.library import as_written
-from refattn.attention import Attended
-from refattn.estimators import key_sampling
-from refattn.gradients import vjp
-from refattn.naive import one_file
-from tests.cases import differentiable, prepared, those
-from tests.streaming import cases as streams
+from refattn.arrays import library
 
-SIZES = pytest.mark.parametrize("size", [5, pytest.param(140, marks=pytest.mark.long)])
+COMPILER = shutil.which("c++")
+compiles = pytest.mark.skipif(COMPILER is None, reason="there is no compiler of C++")
+NUMBERS = {"float32": ctypes.c_float, "float64": ctypes.c_double}
 
 
-def precisions(fn, given):
-    """Of each product in the program of a function; the caller wants few digits."""
-    jax = pytest.importorskip("jax")
-    leaves, tree = jax.tree.flatten(given)
-    traced = [i for i, x in enumerate(leaves) if getattr(x, "dtype", None) in (np.float32, bool)]
-
-    def run(*arrays):
-        known = dict(zip(traced, arrays, strict=True))
-        held = [known.get(i, x) for i, x in enumerate(leaves)]
-        return fn(**jax.tree.unflatten(tree, held))
-
-    with jax.enable_x64(False), jax.default_matmul_precision("bfloat16"):
-        program = jax.make_jaxpr(run)(*(leaves[i] for i in traced))
-        assert jax.config.jax_default_matmul_precision == "bfloat16"  # as before
-    return list(products(program.jaxpr, jax.tree.leaves))
-
-
-def products(program, leaves):
-    """Those in loops, branches and functions, too."""
-    for step in program.eqns:
-        if step.primitive.name == "dot_general":
-            yield step.params["precision"]
-        for x in leaves(step.params, is_leaf=lambda x: hasattr(x, "eqns")):
-            inner = getattr(x, "jaxpr", x)
-            yield from products(inner, leaves) if hasattr(inner, "eqns") else ()
-
-
-def are_full(found):
-    return all(x is not None and [y.name for y in x] == ["HIGHEST"] * 2 for x in found)
-
-
-def assert_full(fn, given, least=1):
-    found = precisions(fn, given)
-    assert len(found) >= least
-    assert are_full(found), found
-
-
-# --- what is seen ---------------------------------------------------------------------------------
-
-
-WAYS = {
-    "plain": lambda jax, f: f,
-    "jit": lambda jax, f: jax.jit(f),
-    "vmap": lambda jax, f: lambda x: jax.vmap(f)(x[None]),
-    "grad": lambda jax, f: lambda x: jax.grad(lambda x: jax.numpy.sum(f(x)))(x),
-    "remat": lambda jax, f: jax.checkpoint(f),
-    "scan": lambda jax, f: lambda x: jax.lax.scan(lambda y, _: (f(y), None), x, length=3)[0],
-    "while": lambda jax, f: lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 9, f, x),
-    "cond": lambda jax, f: lambda x: jax.lax.cond(x[0, 0] > 0, f, lambda x: x, x),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_bare_product_is_seen(way):
-    jax, given = pytest.importorskip("jax"), {"x": np.ones((2, 2), np.float32)}
-    bare, full = (
-        precisions(WAYS[way](jax, f), given) for f in (lambda x: x @ x, as_written(lambda x: x @ x))
+def compiled(path, parameters, code, dtype):
+    """Compile a kernel, for arrays that are all read in order but where they are raw."""
+    types, listed, given = [], [], []
+    for *raw, kind, name in (x.split() for x in parameters.split(", ")):
+        if kind == "int64" or name == "most":  # a number
+            types.append(ctypes.c_int64 if kind == "int64" else NUMBERS[dtype])
+            listed.append(f"{kind.replace('int64', 'long long')} {name}")
+        else:
+            types.append(ctypes.c_void_p)
+            listed.append(f"const T *{name if raw else name + '_'}")
+            given.append("" if raw else f"const T {name} = {name}_[i];")
+    named = {"float32": "float", "float64": "double"}[dtype]
+    path.with_suffix(".cpp").write_text(
+        f"#include <cmath>\n#include <cstddef>\nusing std::exp;\ntypedef {named} T;\n"
+        f'extern "C" void run({", ".join(listed)}, T *z_, long long n) {{'
+        f"for (long long i = 0; i < n; ++i) {{ {''.join(given)} T &z = z_[i]; {code}; }} }}\n"
     )
-    assert len(bare) == len(full) > 0
-    assert not are_full(bare)
-    assert are_full(full)
+    source, binary = map(str, (path.with_suffix(".cpp"), path.with_suffix(".so")))
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", binary, source], check=True)
+    run = ctypes.CDLL(binary).run
+    run.argtypes = [*types, ctypes.c_void_p, ctypes.c_int64]
+    return run
 
 
-# --- attention ------------------------------------------------------------------------------------
+@pytest.fixture
+def kernel(tmp_path):
+    """A maker of kernels that take and return arrays of NumPy, or of the stand-in for CuPy."""
 
+    def make(parameters, results, code, name):
+        raw = ["raw" in x for x in parameters.split(", ")]
+        assert results == "T z"
 
-@pytest.mark.parametrize("way", ["fn", "formula"])
-@SIZES
-@those()
-def test_attention(name, size, way):
-    case, p, options = prepared(name, "grouped", size, size + 2, "keys", size > 9, dtype=np.float32)
-    given = dict(zip("qkv", p.arrays, strict=True)) | options | p.options
-    assert_full(lambda q, k, v, **options: getattr(case, way)(q, k, v, **options), given)
+        @cache
+        def of_dtype(dtype):
+            return compiled(tmp_path / f"{name}_{dtype}", parameters, code, dtype)
 
+        def call(*args):
+            host = [getattr(x, "_a", x) for x in args]
+            inputs, outputs = host[: len(raw)], host[len(raw) :]
+            plain = [x for x, is_raw in zip(inputs, raw, strict=True) if not is_raw and np.ndim(x)]
+            shape = outputs[0].shape if outputs else np.broadcast_shapes(*(x.shape for x in plain))
+            out = np.empty(shape, inputs[0].dtype)
+            held = [
+                np.ascontiguousarray(x if is_raw else np.broadcast_to(x, shape))
+                if np.ndim(x)
+                else x
+                for x, is_raw in zip(inputs, raw, strict=True)
+            ]
+            pointers = (x.ctypes.data if np.ndim(x) else x for x in held)
+            of_dtype(str(out.dtype))(*pointers, out.ctypes.data, out.size)
+            return out
 
-def test_the_file_of_a_formula():
-    name, scope = "random_feature_attention", {"__name__": "vendored"}
-    exec(compile(one_file.formulas([name]), "vendored.py", "exec"), scope)
-    assert_full(scope[name], {x: GIVEN[x] for x in ("q", "k", "v", "omega")}, least=2)
+        return call
 
-
-@pytest.mark.long("local", "local drawn", "lara drawn over queries", "lara drawn pairs")
-@pytest.mark.long("queries, centres", "eva", "eva mean", "eva published", "eva drawn")
-@SIZES
-@those("vjp")
-def test_pullbacks(name, size):
-    """They are called when `vjp` has returned."""
-    case, arrays, options, _ = differentiable(
-        name, "grouped", size, size + 2, "keys", size > 9, dtype=np.float32
-    )
-
-    def pull(**given):
-        out, pullback = vjp(case.fn, **given)
-        return pullback(out)
-
-    assert_full(pull, arrays | options, least=4)
+    return make
 
 
 @pytest.mark.long
-@those("vjp")
-def test_derivatives(name):
-    """As `test_jax_differentiates` takes them."""
-    jax = pytest.importorskip("jax")
-    case, arrays, options, _ = differentiable(name, n=5, m=7, dtype=np.float32)
-
-    def run(arrays, options):
-        def loss(given):
-            return jax.numpy.sum(case.fn(**given, **options))
-
-        return jax.jit(jax.vmap(jax.value_and_grad(loss)))(arrays)
-
-    several = {x: np.stack([y, y]) for x, y in arrays.items()}
-    assert_full(run, {"arrays": several, "options": options}, least=4)
+@compiles
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_exponentials_of_differences(kernel, dtype):
+    x = np.array([[0.0, 1.0, -200.0, np.nan], [-np.inf, np.inf, 2.0, 3.0]], dtype)
+    y = np.array([[1.0], [0.5]], dtype)
+    call = kernel(*library._CUPY_KERNELS["exp_less"], "exp_less")
+    for most in (np.inf, 0.0):
+        want = np.exp(np.minimum(x - y, most))
+        np.testing.assert_allclose(call(x, y, most), want, rtol=4 * np.finfo(dtype).eps)
 
 
-@pytest.mark.long("second", "given", "published", "local", "local of one", "taylor")
-@pytest.mark.parametrize("name", streams.CASES)
-def test_states(name):
-    def decode(q, k, v):
-        first, rest = (
-            streams.CASES[name].start(3, *(x[..., some, :] for x in (q, k, v)))
-            for some in (slice(0, 3), slice(3, 6))
-        )
-        merged = first.merge(rest).read(q)
-        return merged, streams.in_steps(name, 3, q, k, v, (3, 6))
-
-    arrays = (x.astype(np.float32) for x in streams.draw(0, 6))
-    assert_full(decode, dict(zip("qkv", arrays, strict=True)), least=4)
-
-
-# --- all other functions of arrays ----------------------------------------------------------------
+@pytest.mark.long
+@compiles
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_sums_of_pieces(kernel, dtype):
+    call = kernel(*library._CUPY_KERNELS["sum_pieces"], "sum_pieces")
+    for count in (1, 7, 8, 64, 65, 130, 512):
+        x = np.random.default_rng(0).integers(-8, 9, (3, 2, count, 5, 4)).astype(dtype)
+        got = call(x, count, 20, np.empty((3, 2, 5, 4), dtype))
+        np.testing.assert_array_equal(got, np.sum(x, axis=-3))
+    x = np.full((1, 512, 1, 1), 0.7, dtype)  # rounding errors of one sign
+    got = call(x, 512, 1, np.empty((1, 1, 1), dtype))
+    assert abs(got[0, 0, 0] / 512 - x[0, 0, 0, 0]) <= 5 * np.finfo(dtype).eps
 
 
-X = np.random.default_rng(0).standard_normal((2, 6, 4)).astype(np.float32)
-GIVEN = {  # by annotation, or by name
-    "Attended[ArrayT]": Attended(X, X[..., 0]), "Moments": moments.estimate(X),
-    "Iterable[Array]": [X, X], **dict.fromkeys(("q", "k", "v", "x", "y"), X),
-    **dict.fromkeys(("omega", "log_weights"), X[0]), "slopes": X[:, 0, 0],
-    **dict.fromkeys(("a", "b"), np.ones(4)), "degree": 2, "num_keys": 3, "num_samples": 2,
-    "function": refattn.softmax_attention, "functions": [lambda x: x * x],
-    **dict.fromkeys(("q_offsets", "k_offsets"), (0, 2)), "block_table": [[1, 0], [0, 1]],
-    **dict.fromkeys(("paged q", "k_pages", "v_pages"), X[..., None]), "lengths": [7, 3],
-}  # fmt: skip
-ON_HOST = {  # by NumPy
-    *("assess", "expected_log_excess", "fit", "gauge", "oprf", "optimal_gaussian", "pareto_k"),
-    *("saderf", "sderf", "summary"),
-}
-ELSEWHERE = {*ON_HOST, *refattn.__all__} - {"attend", "merge"}  # attention is above
-MODULES = (
-    adapt,
-    attention,
-    diagnostics,
-    features,
-    kernels,
-    key_sampling,
-    moments,
-    packed,
-    sampling,
-)
-OTHERS = {
-    f"{module.__name__.rpartition('.')[2]}.{x}": getattr(module, x)
-    for module in (*MODULES, refattn.naive)
-    for x in sorted({*module.__all__} - ELSEWHERE - {"draw"})  # which takes no arrays
-    if inspect.isfunction(getattr(module, x))
-}
+@pytest.mark.long
+@compiles
+def test_functions_on_cupy_call_them(kernel, monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    if not hasattr(cupy, "_ledger"):
+        pytest.skip("CuPy compiles them itself")
+    called = []
+
+    def make(*names):
+        call = kernel(*names)
+        return lambda *args: called.append(names[-1]) or cupy.asarray(call(*args))
+
+    monkeypatch.setattr(cupy, "ElementwiseKernel", make, raising=False)
+    monkeypatch.setattr(library, "_cupy_kernel", cache(library._cupy_kernel.__wrapped__))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, n, w)) for n, w in ((9, 3), (200, 3), (200, 70)))
+    omega = rng.standard_normal((130, 3))
+    for causal in (False, True):
+        for fn, more in (
+            (refattn.softmax_attention, {}),
+            (refattn.random_feature_attention, {"omega": omega}),
+        ):
+            called.clear()
+            options = {key: cupy.asarray(x) for key, x in more.items()}
+            out, pullback = refattn.vjp(fn, *map(cupy.asarray, (q, k, v)), causal=causal, **options)
+            want, of_numpy = refattn.vjp(fn, q, k, v, causal=causal, **more)
+            np.testing.assert_allclose(cupy.asnumpy(out), want, rtol=0, atol=1e-12)
+            for x, y in zip(pullback(out)[:3], of_numpy(want)[:3], strict=True):
+                np.testing.assert_allclose(cupy.asnumpy(x), y, rtol=0, atol=1e-12)
+            assert set(called) == {"refattn_exp_less", "refattn_sum_pieces"}, (fn, causal)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_others(name):
-    """With what they must be given; those of them that make no product may make one some day."""
-    fn, own = OTHERS[name], name.rpartition(".")[2]
-    taken = inspect.signature(fn).parameters.items()
-    given = {
-        x: GIVEN.get(f"{own} {x}", GIVEN.get(y.annotation, GIVEN.get(x)))
-        for x, y in taken
-        if y.default is y.empty and y.kind is not y.VAR_KEYWORD
-    }
-    assert_full(fn, given, least=0)
+@pytest.mark.parametrize("count", [8, 100, 301, 512])
+def test_pieces_are_added_in_eights(backend, count):
+    x = np.full((2, count, 3, 1), 0.7)  # rounding errors of one sign
 
+    @library.as_written
+    def total(x):
+        return library.sum_pieces(x, library.array_namespace(x))
 
-def test_others_make_products():
-    assert_full(OTHERS["kernels.estimate"], {x: GIVEN[x] for x in ("x", "y", "omega")})
+    got = backend.call(total, x)
+    np.testing.assert_allclose(got / count, x[:, 0], rtol=4 * np.finfo(float).eps)
