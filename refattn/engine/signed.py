@@ -57,8 +57,8 @@ from .kernel import (
 from .positive import base_of, hidden
 from .scores import causal_mask
 
-# Of tokens, which heads they are, and where features may be written on NumPy.
-FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
+# Of tokens, the other arrays of their heads, and where features may be written on NumPy.
+FeatureMap = Callable[[Array, tuple[Array, ...], Workspace | None], Features]
 
 _LEAF = 48  # tokens of a leaf on NumPy
 _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
@@ -66,11 +66,12 @@ _GROUP = 7  # states that are added in turn, before the sums of as many are, and
 
 
 class Signed(Arithmetic):
-    """Features of either sign, values times e^log_scale; `phi_q` and `phi_k` take tokens and heads.
+    """Features of either sign, values times e^log_scale, which `phi_q` and `phi_k` make of tokens.
 
-    What these are made of beside tokens is in `arrays`; only if the map `splits` is it given some
-    of the heads. The normaliser may vanish, so that all is in sums over a common base. Features of
-    queries are read no more once those of other queries are asked for, nor are those of keys.
+    What these are made of beside tokens, (..., rows, columns) for each head, is in `arrays`; only
+    if the map `splits` is it given some of the heads. The normaliser may vanish, so that all is in
+    sums over a common base. Features of queries are read no more once those of other queries are
+    asked for, nor are those of keys.
     """
 
     def __init__(
@@ -85,12 +86,11 @@ class Signed(Arithmetic):
     ) -> None:
         self.phi_q, self.phi_k, self.width, self.xp = phi_q, phi_k, width, xp
         self.arrays, self.splits, self.alike = arrays, splits, True
-        self.head: tuple[slice, ...] = ()
 
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
         some = copy(self)
-        some.head = head
+        some.arrays = tuple(part(x, (*head, WHOLE, WHOLE)) for x in self.arrays)
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
@@ -131,11 +131,11 @@ class Signed(Arithmetic):
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Make features of queries."""
-        return _Scaled(self._checked(self.phi_q(q, self.head, self.memory.queries).values))
+        return _Scaled(self._checked(self.phi_q(q, self.arrays, self.memory.queries).values))
 
     def keys(self, keys: Keys) -> _Scaled:
         """Make features of keys."""
-        values, log_scale = self.phi_k(keys.k, self.head, self.memory.keys)
+        values, log_scale = self.phi_k(keys.k, self.arrays, self.memory.keys)
         values = self._checked(values)
         # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of 0.
         # That of squares takes a quarter of the time.

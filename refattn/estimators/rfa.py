@@ -202,19 +202,16 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
     (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
-    weight = wave_weights(log_weight, xp)
-    whole = (WHOLE, WHOLE)
 
-    def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
-        omega_h = part(omega, (*head, *whole))
-        values, log_scale = features.trusted_waves(x * root, omega_h, True, xp)
-        return features.Features(values * part(weight, (*head, *whole)), log_scale)
+    def phi_q(x: Array, arrays: tuple[Array, ...], memory: Any) -> features.Features:
+        values, log_scale = features.trusted_waves(x * root, arrays[0], norms, xp)
+        return features.Features(values * arrays[1], log_scale)
 
-    def phi_k(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
-        omega_h = part(omega, (*head, *whole))
-        return features.trusted_waves(x * root, omega_h, norms, xp)
+    def phi_k(x: Array, arrays: tuple[Array, ...], memory: Any) -> features.Features:
+        return features.trusted_waves(x * root, arrays[0], norms, xp)
 
-    return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=(omega, weight))
+    arrays = (omega, wave_weights(log_weight, xp))
+    return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=arrays)
 
 
 def wave_weights(log_weight: Array, xp: Any) -> Array:
