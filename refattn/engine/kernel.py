@@ -24,7 +24,6 @@ from ..arrays.library import (
     flush_small,
     is_numpy_array,
     less,
-    norm_bound,
     rescale,
     times,
     workspace,
@@ -169,7 +168,7 @@ def attend(
     def worker() -> Callable[[tuple[Any, ...]], None]:
         memory = workspace(q)
         if memory is not None:  # as much as any block takes, not as much as the first
-            memory.empty("product", (budget,), q.dtype)
+            memory.room("product", (budget,), q.dtype)
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
@@ -208,7 +207,7 @@ def _join_column(
 ) -> Array:
     """Write rows with one more number each, on NumPy, into the memory of that name."""
     rows, d = x.shape[-2:]
-    joined = memory.empty(name, (*lead, rows, d + 1), x.dtype)
+    joined = memory.room(name, (*lead, rows, d + 1), x.dtype)
     joined[..., :-1], joined[..., -1] = x, column
     return joined
 
@@ -259,12 +258,7 @@ def sum_values(
     if dropout is not None:
         weights, kept = times(weights, dropout), dropout != 0
         visible = kept if visible is None else visible & kept
-    total = (
-        sum_of_products(weights, v, memory)
-        if visible is None
-        else sum_of_visible(weights, v, visible, xp)
-    )
-    return Sums(total, mass, base)
+    return Sums(sum_of_visible(weights, v, visible, xp, memory), mass, base)
 
 
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
@@ -285,6 +279,12 @@ class _Reach(NamedTuple):
 
     norm: Array  # largest |k|
     rest: Array  # largest |bias| and |log| of the largest values of columns
+
+
+def norm_bound(x: Array, xp: Any) -> Array:
+    """Bound |x| along the last axis, which is kept: squares may underflow to 0."""
+    lost = (x.shape[-1] * float(xp.finfo(x.dtype).smallest_normal)) ** 0.5
+    return xp.sqrt(xp.vecdot(x, x))[..., None] + lost
 
 
 def _reach(k: Array, bias: Array | None, v: Array, xp: Any) -> _Reach:
@@ -336,16 +336,21 @@ def _largest_of_columns(v: Array, xp: Any) -> Array:
 
 
 def sum_of_visible(
-    weights: Array, v: Array, visible: Array, xp: Any, *, signed: bool = False
+    weights: Array,
+    v: Array,
+    visible: Array | None,
+    xp: Any,
+    memory: Workspace | None = None,
+    *,
+    signed: bool = False,
 ) -> Array:
     """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
 
-    No weight is negative unless `signed`.
+    All are visible if that is None. No weight is negative unless `signed`.
     """
-    finite = xp.isfinite(v)
-    if is_numpy_array(v) and finite.all():
-        return sum_of_products(weights, v)
-    total = sum_of_products(weights, xp.where(finite, v, 0.0))
+    if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
+        return sum_of_products(weights, v, memory)
+    total = sum_of_products(weights, xp.where(xp.isfinite(v), v, 0.0))
     if signed:
         total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0), xp)
         visible = visible & (weights >= 0)

@@ -339,7 +339,7 @@ def exponents(
     if v is not None:
         ones = with_ones(v if plain else np.where(bounded, v, 0.0), np, memory)
     if plain:
-        out = None if memory is None else memory.empty("features", x.shape, x.dtype)
+        out = None if memory is None else memory.room("features", x.shape, x.dtype)
         values, base = np.exp(x, out=out), np.zeros_like(x[..., :1])
         return _Exponents(x, None, values, base, bounded, v, ones, True)
     base = np.where(bounded, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))

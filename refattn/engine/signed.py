@@ -325,7 +325,7 @@ def _sums_in_groups(first: Array, sums: Array, memory: Workspace) -> tuple[Array
     """Do the same for sums (..., T, F, w) without a base, which are overwritten: to the bit."""
     lead, count = np.broadcast_shapes(sums.shape[:-3], first.shape[:-2]), sums.shape[-3]
     _add_up(sums)
-    before = memory.empty("before", (*lead, count, *sums.shape[-2:]), sums.dtype)
+    before = memory.room("before", (*lead, count, *sums.shape[-2:]), sums.dtype)
     before[..., 0, :, :] = first
     np.add(sums[..., :-1, :, :], first[..., None, :, :], out=before[..., 1:, :, :])
     return before, sums[..., -1, :, :].copy()
