@@ -8,8 +8,7 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .heads import broadcast_to
-from .library import Array
+from .library import Array, array_namespace
 
 
 def shared(
@@ -39,7 +38,7 @@ def shared(
     checks.broadcasts(name, omega, (*outer, samples, d), "(..., S, d)")
     checks.broadcasts("log_weight", log_weight, (*outer, samples), "(..., S)")
     shape = (*shape_of(log_weight)[:-1], samples)
-    return omega, broadcast_to(log_weight, shape)
+    return omega, array_namespace(omega).broadcast_to(log_weight, shape)
 
 
 def of_queries(omega: Any, q: Array, outer: tuple[int, ...]) -> Array:

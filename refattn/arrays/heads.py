@@ -30,11 +30,6 @@ def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
     return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
 
-def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """View an array as one of a larger shape."""
-    return array_namespace(x).broadcast_to(x, shape)
-
-
 def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
     """Give an array, which may be on the host, another shape."""
     return array_namespace(x).reshape(x, shape)

@@ -222,9 +222,13 @@ class Workspace:
         return held[:size].reshape(shape)
 
 
-def workspace(like: Array) -> Workspace | None:
-    """A workspace, where there is use for it."""
-    return Workspace() if is_numpy_array(like) else None
+def workspace(like: Array, product: int = 0) -> Workspace | None:
+    """A workspace, where there is use for it, with room for a product of so many numbers."""
+    if not is_numpy_array(like):
+        return None
+    memory = Workspace()
+    memory.room("product", (product,), like.dtype)
+    return memory
 
 
 def add(x: Array, y: Array) -> Array:

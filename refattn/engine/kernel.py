@@ -10,7 +10,17 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ..arrays.blocks import (
+    WHOLE,
+    block_shape,
+    blocks,
+    buffers,
+    most_threads,
+    pairwise,
+    part,
+    put,
+    tiles,
+)
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -84,18 +94,17 @@ def attend(
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     softcap, sinks, slopes, dropout = options[2:]
-    band = options.band(n, m, causal)
-    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
-    rows, columns = block or block_shape(q, n, m)
-    budget = math.prod(block or block_shape(q))
-    rows = max(1, min(n, rows))
-    columns = max(1, min(m, band.columns(rows, columns)))
-
-    reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
     of_keys = key_bias is not None or (bias is not None and bias.shape[-2:-1] == (1,))
-    outer = broadcast_lead(k, v, bias if of_keys else None)
     plain = mask is None and slopes is None and dropout is None and (bias is None or of_keys)
+    lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
+    outer = broadcast_lead(k, v, bias if of_keys else None)
     own = len(lead) - len(outer)
+    out, lse = buffers(q, v, lead, xp)
+    budget = math.prod(block or block_shape(q))
+    rows, columns = block or block_shape(q, n, m)
+    rows, band = max(1, min(n, rows)), options.band(n, m, causal)
+    columns = max(1, min(m, band.columns(rows, columns)))
+    reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
 
     def reach(head: tuple[slice, ...], j: slice, *keys: Any) -> _Reach:
         at = (*(h.start for h, n in zip(head[own:], outer, strict=True) if n != 1), j.start, j.stop)
@@ -121,7 +130,9 @@ def attend(
             bias_j = None if bias is None else part(bias, (*head, i, j))
             if key_bias is not None:
                 bias_j = key_bias(k_j)[..., None, :]
-            k_of = _with_bias(k_j, bias_j, memory) if joined else k_j
+            k_of = k_j  # or with one more term of products with [q_i, 1]
+            if joined:
+                k_of = _join_column("keys", k_j, bias_j[..., 0, :], memory or Workspace())
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
@@ -138,7 +149,6 @@ def attend(
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
-    out, lse = buffers(q, v, lead, xp)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
     nothing = Sums(zero, zero, zero - math.inf)
 
@@ -166,9 +176,7 @@ def attend(
             yield from ((box, tree, place, keys) for place, keys in enumerate(spans))
 
     def worker() -> Callable[[tuple[Any, ...]], None]:
-        memory = workspace(q)
-        if memory is not None:  # as much as any block takes, not as much as the first
-            memory.room("product", (budget,), q.dtype)
+        memory = workspace(q, budget)  # as much as any block takes, not as much as the first
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
@@ -193,32 +201,16 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
 
 
 def _may_be_joined(q: Array) -> bool:
-    """Say whether `_with_bias` pays, for one more term of products that are not cut."""
+    """Say whether it pays to join keys and their bias, if products of one more term are not cut."""
     return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
 
 
-def _with_bias(k: Array, bias: Any, memory: Workspace | None) -> Array:
-    """Join keys and their bias (..., 1, b): it is one more term of products with [q_i, 1]."""
-    return _join_column("keys", k, bias[..., 0, :], memory or Workspace(), broadcast_lead(k, bias))
-
-
-def _join_column(
-    name: str, x: Array, column: Any, memory: Workspace, lead: tuple[int, ...]
-) -> Array:
+def _join_column(name: str, x: Array, column: Any, memory: Workspace) -> Array:
     """Write rows with one more number each, on NumPy, into the memory of that name."""
-    rows, d = x.shape[-2:]
-    joined = memory.room(name, (*lead, rows, d + 1), x.dtype)
+    shape = (*np.broadcast_shapes(x.shape[:-1], np.shape(column)), x.shape[-1] + 1)
+    joined = memory.room(name, shape, x.dtype)
     joined[..., :-1], joined[..., -1] = x, column
     return joined
-
-
-def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> Attended:
-    """Make room for the result, (..., n, d_v) and (..., n)."""
-    shape, d_v = (*lead, q.shape[-2]), v.shape[-1]
-    lse = xp.empty(shape, dtype=q.dtype, device=device(q))
-    if d_v == 0 and not is_numpy_array(q):  # Dask divides by the size of an empty array
-        return Attended(xp.broadcast_to(q[..., :0], (*shape, 0)), lse)
-    return Attended(xp.empty((*shape, d_v), dtype=q.dtype, device=device(q)), lse)
 
 
 def weigh(
@@ -264,7 +256,7 @@ def sum_values(
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
-        return _join_column("ones", v, 1.0, memory, v.shape[:-2])
+        return _join_column("ones", v, 1.0, memory)
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 
@@ -370,6 +362,18 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
     total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(rise)))
     spoilt = (up & down) | (xp.maximum(rise, fall) >= many)
     return xp.where(spoilt, math.nan, total)
+
+
+def hidden(products: Array, visible: Array) -> Array:
+    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
+    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
+    return np.multiply(products, visible, out=products if fits else None)
+
+
+def base_of(some: Array, like: Array) -> Array:
+    """0 where there are some keys, else -inf, in the dtype of `like`."""
+    zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
+    return np.where(some, zero, nothing)
 
 
 def combine(a: Sums, b: Sums, xp: Any) -> Sums:

@@ -15,6 +15,7 @@ from ..arrays.blocks import (
     WHOLE,
     block_shape,
     blocks,
+    buffers,
     most_threads,
     pairwise,
     part,
@@ -47,14 +48,14 @@ from .hops import Keys
 from .kernel import (
     Attended,
     Sums,
-    buffers,
+    base_of,
     combine,
     finite,
+    hidden,
     split_ones,
     sum_of_visible,
     with_ones,
 )
-from .positive import base_of, hidden
 from .scores import causal_mask
 
 # Of tokens, the other arrays of their heads, and where features may be written on NumPy.
@@ -105,21 +106,21 @@ class Signed(Arithmetic):
         """Say whether a step is cut into leaves."""
         return True
 
+    def nothing(self, keys: Keys) -> Totals:
+        """Sum over none of the keys."""
+        (k, v, *_), options = keys, {"dtype": keys.k.dtype, "device": device(keys.k)}
+        total = self.xp.zeros((*_lead(k, v), self.width, v.shape[-1] + 1), **options)
+        return Totals(total, self.xp.full((*_lead(k, v), 1, 1), -math.inf, **options))
+
     def start(self, keys: Keys) -> Totals:
         """Sum over keys before the first query."""
-        (k, v, *_), xp = keys, self.xp
-        lead, options = _lead(k, v), {"dtype": k.dtype, "device": device(k)}
-        nothing = Totals(
-            xp.zeros((*lead, self.width, v.shape[-1] + 1), **options),
-            xp.full((*lead, 1, 1), -math.inf, **options),
-        )
 
         def states() -> Iterator[Totals]:
-            for j in blocks(0, k.shape[-2], self.block(k, v)):
+            for j in blocks(0, keys.k.shape[-2], self.block(keys.k, keys.v)):
                 some = keys.tokens(j.start, j.stop)
                 yield self.accumulate(self.keys(some), some.mask)
 
-        totals: Totals = pairwise(self.join, states(), nothing)
+        totals: Totals = pairwise(self.join, states(), self.nothing(keys))
         return totals
 
     def block(self, x: Array, v: Array) -> int:
@@ -281,20 +282,19 @@ def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     """Evaluate all pairs, where each query sees other keys."""
     xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], keys.lead(q)
     mask: Array = keys.mask
-    features = arithmetic.part(tuple(slice(0, length) for length in lead))
     out, _ = buffers(q, keys.v, lead, xp)
-    size = features.block(q, keys.v)
-    join, nothing = partial(combine, xp=xp), features.start(keys.tokens(0, 0))
+    size = arithmetic.block(q, keys.v)
+    join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys)
     for i in blocks(0, n, size):
-        rows = features.queries(q[..., i, :], i)
-        (sums,) = features.read(rows, nothing)
+        rows = arithmetic.queries(q[..., i, :], i)
+        (sums,) = arithmetic.read(rows, nothing)
         for j in blocks(0, max(0, min(m, i.stop + m - n)) if causal else m, size):
             visible = mask[..., i, j]
             if causal:
                 visible = visible & causal_mask(i, j, m - n, device(q), xp)
-            some = features.keys(keys.tokens(j.start, j.stop))
-            sums = reduce(join, [sums, *features.pairs(rows, some, visible)])
-        out = put(out, (*(WHOLE,) * len(lead), i, WHOLE), features.finish(sums).out)
+            some = arithmetic.keys(keys.tokens(j.start, j.stop))
+            sums = reduce(join, [sums, *arithmetic.pairs(rows, some, visible)])
+        out = put(out, (*(WHOLE,) * len(lead), i, WHOLE), arithmetic.finish(sums).out)
     return out
 
 

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple, get_args
 
 from .. import sampling
 from ..arrays import checks, frequencies, proposals, qkv
-from ..arrays.blocks import WHOLE, put, tiles
+from ..arrays.blocks import WHOLE, buffers, put, tiles
 from ..arrays.library import Array
-from ..engine.kernel import buffers
 from ..typing import Coupling
 
 _HEADS = 16  # at once, which threads share

@@ -145,7 +145,7 @@ def random_feature_attention(
     if features == "trigonometric":
         waves = trigonometric(inputs, square_norms is None)
         return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, waves, causal))
-    return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal).out)
+    return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal, inputs.xp).out)
 
 
 class RfaInputs(NamedTuple):
@@ -289,7 +289,7 @@ def importance_ratio(inputs: RfaInputs, causal: bool) -> Ratio:
     """Compute the factor by which importance sampling multiplies RFA."""
     q, keys, samples, root, xp, _ = inputs
     k, v, mask, _ = keys
-    done = two_hops(q, samples, keys, causal)
+    done = two_hops(q, samples, keys, causal, xp)
     exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
     empty = exact.lse == -math.inf
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
