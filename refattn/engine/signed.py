@@ -258,23 +258,18 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     lead, n = keys.lead(q), q.shape[-2]
     out, _ = buffers(q, keys.v, lead, arithmetic.xp)
 
-    def worker() -> Callable[[tuple[slice, ...]], None]:
-        mine = arithmetic.alone(q)
-
-        def attend_head(head: tuple[slice, ...]) -> None:
-            nonlocal out
-            features, keys_h = mine.part(head), keys.part(head)
-            q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h)
-            for i in blocks(0, n, features.block(q_h, keys_h.v)):
-                (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
-                out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
-
-        return attend_head
+    def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
+        nonlocal out
+        features, keys_h = mine.part(head), keys.part(head)
+        q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h)
+        for i in blocks(0, n, features.block(q_h, keys_h.v)):
+            (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
+            out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
 
     heads = list(heads_at_once(lead, q, (1, 1), arithmetic))
     work = math.prod(lead) * (n + keys.k.shape[-2]) * arithmetic.width
     most = most_threads(q, work) if len(heads) > 1 else 0
-    for_each(worker, heads, most=most)
+    for_each(lambda: partial(attend_head, arithmetic.alone(q)), heads, most=most)
     return out
 
 

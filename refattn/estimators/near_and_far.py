@@ -17,15 +17,7 @@ from .. import sampling
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part
 from ..arrays.heads import group_heads
-from ..arrays.library import (
-    Array,
-    as_written,
-    constant,
-    device,
-    reverse,
-    root_scale,
-    square_norm,
-)
+from ..arrays.library import Array, as_written, constant, device, reverse, root_scale, square_norm
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample
 from ..engine.kernel import Attended, attend, merge
