@@ -127,7 +127,7 @@ def attend(
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
-            bias_j = None if bias is None else part(bias, (*head, i, j))
+            bias_j: Any = None if bias is None else part(bias, (*head, i, j))
             if key_bias is not None:
                 bias_j = key_bias(k_j)[..., None, :]
             k_of = k_j  # or with one more term of products with [q_i, 1]

@@ -22,6 +22,7 @@ from ..arrays.blocks import (
     put,
     put_quotient,
 )
+from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
@@ -109,8 +110,8 @@ class Signed(Arithmetic):
     def nothing(self, keys: Keys) -> Totals:
         """Sum over none of the keys."""
         (k, v, *_), options = keys, {"dtype": keys.k.dtype, "device": device(keys.k)}
-        total = self.xp.zeros((*_lead(k, v), self.width, v.shape[-1] + 1), **options)
-        return Totals(total, self.xp.full((*_lead(k, v), 1, 1), -math.inf, **options))
+        total = self.xp.zeros((*broadcast_lead(k, v), self.width, v.shape[-1] + 1), **options)
+        return Totals(total, self.xp.full((*broadcast_lead(k, v), 1, 1), -math.inf, **options))
 
     def start(self, keys: Keys) -> Totals:
         """Sum over keys before the first query."""
@@ -125,7 +126,7 @@ class Signed(Arithmetic):
 
     def block(self, x: Array, v: Array) -> int:
         """Say of how many tokens features are held at once."""
-        row = max(1, math.prod(_lead(x, v)) * self.width)
+        row = max(1, math.prod(broadcast_lead(x, v)) * self.width)
         if is_numpy_array(x):  # half a step: values and products beside them stay in the cache
             return max(16, chunk_size(x) // (2 * row))
         return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
@@ -212,11 +213,6 @@ class Signed(Arithmetic):
     def normaliser(self, sums: Sums) -> Array:
         """Take the sum of weights, 1 where no key was seen."""
         return self.xp.where(sums.base == -math.inf, 1.0, sums.mass)
-
-
-def _lead(x: Array, v: Array) -> tuple[int, ...]:
-    """Broadcast the leading axes of some tokens and their values."""
-    return np.broadcast_shapes(tuple(x.shape[:-2]), tuple(v.shape[:-2]))
 
 
 class _Scaled(NamedTuple):

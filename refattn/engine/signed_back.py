@@ -368,7 +368,8 @@ class _Heads:
             if causal:
                 self.forth(i, past)
             else:
-                queries, x = self.queries_of(i, past.state)
+                queries = self.arithmetic.queries(self.q[..., i, :], self.head, i, self.xp)
+                queries, x = self.scaled(queries, self.cotangents[..., i, :], i, past.state)
                 moved = queries.pull_pairs(x, past.state)
                 _give_taken(self.give, 0, i, queries.pull(moved))
                 later.add(queries.sums(x))
@@ -395,11 +396,6 @@ class _Heads:
             return keys
         seen = self.xp.matrix_transpose(self.mask[..., j])
         return keys._replace(log=self.xp.where(seen, keys.log, -math.inf))
-
-    def queries_of(self, i: slice, before: Totals) -> tuple[Mapped, Array]:
-        """Make features of queries, and what they bring to pairs."""
-        queries = self.arithmetic.queries(self.q[..., i, :], self.head, i, self.xp)
-        return self.scaled(queries, self.cotangents[..., i, :], i, before)
 
     def scaled(
         self,

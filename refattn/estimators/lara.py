@@ -439,13 +439,9 @@ class _GrowingSamples(Positive):
         if not is_numpy_array(q):
             yield from blocks(0, q.shape[-2], size)
             return
-        edges = self._first(np.arange(self.options.proposals + 1))
-        for start, stop in pairwise(edges):
+        count = self.options.proposals
+        for start, stop in pairwise(-(-np.arange(count + 1) * len(self.chunk) // count)):
             yield from blocks(int(start), int(stop), size)
-
-    def _first(self, chunk: Any) -> Any:
-        """First query of a chunk."""
-        return -(-chunk * len(self.chunk) // self.options.proposals)
 
     def queries(self, q: Array, i: slice) -> Any:
         """Features of queries, for the samples that they know."""

@@ -124,7 +124,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
         yield Candidate(words, number, share=share)
-    d_v, d = gradient.forward.shape[2], _query_columns(gradient)
+    d_v, first = gradient.forward.shape[2], gradient.forward.read((0,) * len(gradient.forward.lead))
+    d = first["q"].shape[-1]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
         text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
@@ -203,11 +204,6 @@ def _lose_queries(x: BackwardHead, y: Kept, tile: slice) -> tuple[BackwardHead, 
     kept[tile] = False
     lse = np.where(kept, y.lse, math.inf)
     return x, y._replace(lse=lse)
-
-
-def _query_columns(gradient: Gradient) -> int:
-    shape: int = gradient.forward.read((0,) * len(gradient.forward.lead))["q"].shape[-1]
-    return shape
 
 
 def _cut_columns(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept]:
