@@ -109,9 +109,9 @@ class Signed(Arithmetic):
 
     def nothing(self, keys: Keys) -> Totals:
         """Sum over none of the keys."""
-        (k, v, *_), options = keys, {"dtype": keys.k.dtype, "device": device(keys.k)}
-        total = self.xp.zeros((*broadcast_lead(k, v), self.width, v.shape[-1] + 1), **options)
-        return Totals(total, self.xp.full((*broadcast_lead(k, v), 1, 1), -math.inf, **options))
+        lead, options = keys.lead(), {"dtype": keys.k.dtype, "device": device(keys.k)}
+        total = self.xp.zeros((*lead, self.width, keys.v.shape[-1] + 1), **options)
+        return Totals(total, self.xp.full((*lead, 1, 1), -math.inf, **options))
 
     def start(self, keys: Keys) -> Totals:
         """Sum over keys before the first query."""
