@@ -227,7 +227,8 @@ def workspace(like: Array, product: int = 0) -> Workspace | None:
     if not is_numpy_array(like):
         return None
     memory = Workspace()
-    memory.room("product", (product,), like.dtype)
+    if product:
+        memory.room("product", (product,), like.dtype)
     return memory
 
 

@@ -121,8 +121,8 @@ class Signed(Arithmetic):
                 some = keys.tokens(j.start, j.stop)
                 yield self.accumulate(self.keys(some), some.mask)
 
-        totals: Totals = pairwise(self.join, states(), self.nothing(keys))
-        return totals
+        totals: Totals | None = pairwise(self.join, states(), None)
+        return totals or self.nothing(keys)
 
     def block(self, x: Array, v: Array) -> int:
         """Say of how many tokens features are held at once."""
