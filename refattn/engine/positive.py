@@ -321,10 +321,7 @@ def _bounded_rows(v: Array) -> Array:
 
 
 def exponents(
-    x: Array,
-    v: Array | None = None,
-    known: Array | None = None,
-    memory: Workspace | None = None,
+    x: Array, v: Array | None = None, known: Array | None = None, memory: Workspace | None = None
 ) -> _Exponents:
     """Evaluate e^x of tokens, with values if they are keys; large values are not bounded."""
     if not is_numpy_array(x):

@@ -302,12 +302,7 @@ def _draw_around(centres: Array, z: Array, repeats: int, xp: Any) -> Array:
 
 
 def _from_sequence(
-    proposals: Sequence[Any],
-    omega: Any,
-    z: Any,
-    repeats: int,
-    lead: tuple[int, ...],
-    d: int,
+    proposals: Sequence[Any], omega: Any, z: Any, repeats: int, lead: tuple[int, ...], d: int
 ) -> tuple[Any, Any, Any]:
     """Frequencies from a list of Gaussians, with the logs of `_log_own` and `_log_mixture`."""
     sampling.check_gaussians("centres", proposals)

@@ -258,11 +258,7 @@ class Backward:
     """The parts of one backward pass, with what they are computed from."""
 
     def __init__(
-        self,
-        parts: Mapping[str, Part],
-        profile: Profile,
-        dtype: str,
-        where: Mapping[str, Index],
+        self, parts: Mapping[str, Part], profile: Profile, dtype: str, where: Mapping[str, Index]
     ) -> None:
         self.gradients = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
         self.from_out = profile.delta == "out"
@@ -398,11 +394,7 @@ def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, lis
 
 
 def explain_backward(
-    parts: Mapping[str, Part],
-    failed: Mapping[str, Index],
-    profile: Profile,
-    dtype: str,
-    own: bool,
+    parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
 ) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[str]]]:
     """Return alternatives that explain the gradients that failed, the samples, and what they show.
 
