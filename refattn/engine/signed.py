@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -67,6 +68,7 @@ _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
 
+@dataclass(eq=False)
 class Signed(Arithmetic):
     """Features of either sign, values times e^log_scale, which `phi_q` and `phi_k` make of tokens.
 
@@ -76,18 +78,14 @@ class Signed(Arithmetic):
     asked for, nor are those of keys.
     """
 
-    def __init__(
-        self,
-        phi_q: FeatureMap,
-        phi_k: FeatureMap,
-        width: int,
-        *,
-        xp: Any,
-        arrays: tuple[Array, ...] = (),
-        splits: bool = True,
-    ) -> None:
-        self.phi_q, self.phi_k, self.width, self.xp = phi_q, phi_k, width, xp
-        self.arrays, self.splits, self.alike = arrays, splits, True
+    phi_q: FeatureMap
+    phi_k: FeatureMap
+    width: int
+    xp: Any  # the array namespace
+    arrays: tuple[Array, ...] = ()
+    splits: bool = True
+
+    alike = True  # steps differ in their tokens only
 
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
@@ -111,22 +112,17 @@ Pull = Callable[[Array, Array | None], TakenByTokens]
 PulledMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
 
 
+@dataclass(eq=False)
 class SignedBack:
     """Features of either sign, of any map that has a pullback; a scale of queries cancels."""
 
-    bases = 1
+    phi_q: PulledMap
+    phi_k: PulledMap
+    width: int
+    parameters: tuple[Array, ...] = ()
+    splits: bool = True
 
-    def __init__(
-        self,
-        phi_q: PulledMap,
-        phi_k: PulledMap,
-        width: int,
-        parameters: tuple[Array, ...] = (),
-        *,
-        splits: bool = True,
-    ) -> None:
-        self.phi_q, self.phi_k, self.width, self.splits = phi_q, phi_k, width, splits
-        self.parameters = parameters
+    bases = 1
 
     def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
         """Make features of queries, without their scale."""
