@@ -105,10 +105,10 @@ class Signed(Arithmetic):
         """Say whether a step is cut into leaves."""
         return True
 
-    def nothing(self, keys: Keys) -> Totals:
-        """Sum over none of the keys."""
-        lead, options = keys.lead(), {"dtype": keys.k.dtype, "device": device(keys.k)}
-        total = self.xp.zeros((*lead, self.width, keys.v.shape[-1] + 1), **options)
+    def nothing(self, v: Array, lead: tuple[int, ...]) -> Totals:
+        """Sum over no keys, whose values would be like `v`."""
+        options = {"dtype": v.dtype, "device": device(v)}
+        total = self.xp.zeros((*lead, self.width, v.shape[-1] + 1), **options)
         return Totals(total, self.xp.full((*lead, 1, 1), -math.inf, **options))
 
     def start(self, keys: Keys) -> Totals:
@@ -120,7 +120,7 @@ class Signed(Arithmetic):
                 yield self.accumulate(self.keys(some), some.mask)
 
         totals: Totals | None = pairwise(self.join, states(), None)
-        return totals or self.nothing(keys)
+        return totals or self.nothing(keys.v, keys.lead())
 
     def block(self, x: Array, v: Array) -> int:
         """Say of how many tokens features are held at once."""
@@ -273,7 +273,7 @@ def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     mask: Array = keys.mask
     out, _ = buffers(q, keys.v, lead, xp)
     size = arithmetic.block(q, keys.v)
-    join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys)
+    join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys.v, lead)
     for i in blocks(0, n, size):
         rows = arithmetic.queries(q[..., i, :], i)
         (sums,) = arithmetic.read(rows, nothing)
