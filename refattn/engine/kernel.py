@@ -130,9 +130,7 @@ def attend(
             bias_j: Any = None if bias is None else part(bias, (*head, i, j))
             if key_bias is not None:
                 bias_j = key_bias(k_j)[..., None, :]
-            k_of = k_j  # or with one more term of products with [q_i, 1]
-            if joined:
-                k_of = _join_column("keys", k_j, bias_j[..., 0, :], memory or Workspace())
+            k_of = _with_bias(k_j, bias_j[..., 0, :], memory or Workspace()) if joined else k_j
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
@@ -201,14 +199,18 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
 
 
 def _may_be_joined(q: Array) -> bool:
-    """Say whether it pays to join keys and their bias, if products of one more term are not cut."""
+    """Say whether `_with_bias` pays, for one more term of products that are not cut."""
     return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
 
 
-def _join_column(name: str, x: Array, column: Any, memory: Workspace) -> Array:
-    """Write rows with one more number each, on NumPy, into the memory of that name."""
-    shape = (*np.broadcast_shapes(x.shape[:-1], np.shape(column)), x.shape[-1] + 1)
-    joined = memory.room(name, shape, x.dtype)
+def _with_bias(k: Array, bias: Array, memory: Workspace) -> Array:
+    """Join keys and their bias (..., b): it is one more term of products with [q_i, 1]."""
+    rows = np.broadcast_shapes(k.shape[:-1], bias.shape)
+    return _join_column(memory.room("keys", (*rows, k.shape[-1] + 1), k.dtype), k, bias)
+
+
+def _join_column(joined: Array, x: Array, column: Any) -> Array:
+    """Write rows with one more number each, on NumPy."""
     joined[..., :-1], joined[..., -1] = x, column
     return joined
 
@@ -256,7 +258,8 @@ def sum_values(
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
-        return _join_column("ones", v, 1.0, memory)
+        room = memory.room("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
+        return _join_column(room, v, 1.0)
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 
