@@ -528,12 +528,7 @@ def seconds_of_exact(q: Floats, k: Floats, v: Floats, draws: int) -> float:
     return (draws + 5) * share * _time_once(lambda draw: softmax_attention(*few[:3]))
 
 
-def _estimate_seconds(
-    inputs: Inputs,
-    cases: _Cases,
-    draws: int,
-    queries: int | None,
-) -> float:
+def _estimate_seconds(inputs: Inputs, cases: _Cases, draws: int, queries: int | None) -> float:
     """Estimate the time of a comparison, with that of exact attention."""
     n, total = inputs.q.shape[-2], seconds_of_exact(*inputs[:3], draws)
     taken = places(n, queries or QUADRATIC_QUERIES)

@@ -291,7 +291,7 @@ def _rooms(memory: Workspace | None, x: Array) -> tuple[Array | None, Array | No
     """Room for the features of `x`, and for what these are made of."""
     if memory is None:
         return None, None
-    return memory.empty("features", x.shape, x.dtype), memory.empty("parts", x.shape, x.dtype)
+    return memory.room("features", x.shape, x.dtype), memory.room("parts", x.shape, x.dtype)
 
 
 @as_written

@@ -16,14 +16,9 @@ from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
-from .arrays import checks, matrices, proposals, qkv
+from .arrays import checks, frequencies, matrices, qkv
 from .arrays.heads import group_with_lead, head_counts
-from .arrays.library import (
-    Array,
-    Doubles,
-    as_written,
-    constant,
-)
+from .arrays.library import Array, Doubles, as_written, constant
 from .arrays.products import multiply
 from .arrays.shown import held
 from .engine.targets import Targets
@@ -162,10 +157,10 @@ class Gaussian:
     def gauges(self, q: Array, k: Array) -> tuple[Array, Array] | None:
         """Return what `change_gauge` multiplies rows of queries and of keys by: A^T and A^{-1}."""
         _, lead = qkv.check(q, k, k)
-        proposals.over("proposal", self, q.shape[-1])
+        frequencies.over("proposal", self, q.shape[-1])
         if self.gauge is None:
             return None
-        proposals.batch("proposal", self.gauge.shape[:-2], lead)
+        frequencies.batch("proposal", self.gauge.shape[:-2], lead)
         inverse = np.linalg.inv(self.gauge)
         heads, groups = head_counts(q, k, k)
         if min(heads, groups) > 1 and self.gauge.shape[:-2][-1:] == (heads,):
@@ -380,7 +375,7 @@ def draw(
         raise TypeError(
             f"`proposal` must be a Gaussian, a Mixture or None, got {type(proposal).__name__}."
         )
-    proposals.over("proposal", proposal, d)
+    frequencies.over("proposal", proposal, d)
     if not proposal.has_finite_variance():
         warnings.warn(
             "The covariance of `proposal` is not above I/2: importance weights have infinite "

@@ -53,9 +53,6 @@ def __dir__() -> list[str]:
 
 _Triple = tuple[Floats, Floats, Floats]
 
-_Drawer = Callable[[np.random.Generator, tuple[int, ...]], tuple[Floats, ...]]
-
-
 _STORED_AS = {"bfloat16": "float32"}  # NumPy has no such type
 
 
@@ -197,7 +194,8 @@ def draw_qkv(
     if case == "sample":
         arrays = tuple(_take_sample(x, shape) for x in load_sample())
     else:
-        arrays = _DRAWERS[case](rng, (2, 64, 32) if shape is None else tuple(map(int, shape)))
+        drawn = rng.standard_normal((3, *((2, 64, 32) if shape is None else map(int, shape))))
+        arrays = _DRAWN[case](*drawn)
     q, k, v = (FORMATS[dtype].round(x).astype(_STORED_AS.get(dtype, dtype)) for x in arrays)
     return q, k, v
 
@@ -258,44 +256,19 @@ def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
         yield q, k, v
 
 
-def _draw_normal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    return tuple(rng.standard_normal((3, *shape)))
-
-
-def _draw_large(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _draw_normal(rng, shape)
-    return 12 * q, 12 * k, v
-
-
-def _draw_shifted(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _draw_normal(rng, shape)
-    return q / 4 + 6, k / 2 + 24, v
-
-
-def _draw_negative(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _draw_normal(rng, shape)
-    return q / 4 + 12, k / 8 - 12, v
-
-
-def _draw_equal(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _draw_normal(rng, shape)
-    return q, np.broadcast_to(k.reshape(-1, shape[-1])[0], shape), v
-
-
-def _draw_outlier(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, ...]:
-    q, k, v = _draw_normal(rng, shape)
-    q, at = np.abs(q) + 4, shape[-2] // 2
+def _put_outlier(q: Floats, k: Floats, v: Floats) -> _Triple:
+    q, at = np.abs(q) + 4, k.shape[-2] // 2
     k[..., at, :], v[..., at, :] = 16, 1000
     return q, k, v
 
 
-_DRAWERS: dict[str, _Drawer] = {
-    "normal": _draw_normal,
-    "large": _draw_large,
-    "shifted": _draw_shifted,
-    "negative": _draw_negative,
-    "equal": _draw_equal,
-    "outlier": _draw_outlier,
+_DRAWN: dict[str, Callable[[Floats, Floats, Floats], _Triple]] = {  # of normal numbers
+    "normal": lambda q, k, v: (q, k, v),
+    "large": lambda q, k, v: (12 * q, 12 * k, v),
+    "shifted": lambda q, k, v: (q / 4 + 6, k / 2 + 24, v),
+    "negative": lambda q, k, v: (q / 4 + 12, k / 8 - 12, v),
+    "equal": lambda q, k, v: (q, np.broadcast_to(k.reshape(-1, k.shape[-1])[0], k.shape), v),
+    "outlier": _put_outlier,
 }
 
 

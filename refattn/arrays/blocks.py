@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .heads import broadcast_to
-from .library import Array, array_namespace, is_jax_array, is_numpy_array
+from .library import Array, array_namespace, device, is_jax_array, is_numpy_array
 from .threads import architecture
 
 WHOLE = slice(None)  # of an axis
@@ -94,13 +93,21 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     return x[(..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))]
 
 
+def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> tuple[Array, Array]:
+    """Make room for the results of attention, (..., n, d_v) and (..., n)."""
+    shape, d_v, options = (*lead, q.shape[-2]), v.shape[-1], {"dtype": q.dtype, "device": device(q)}
+    if d_v == 0 and not is_numpy_array(q):  # Dask divides by the size of an empty array
+        return xp.broadcast_to(q[..., :0], (*shape, 0)), xp.empty(shape, **options)
+    return xp.empty((*shape, d_v), **options), xp.empty(shape, **options)
+
+
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
     shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
     if 0 in shape:
         return out
     if values.shape != shape:
-        values = broadcast_to(values, shape)
+        values = array_namespace(values).broadcast_to(values, shape)
     if is_jax_array(out):
         return out.at[index].set(values)
     out[index] = values

@@ -1,4 +1,4 @@
-"""Checks of frequencies: they are brought to the library of the queries."""
+"""Checks of frequencies, brought to the library of the queries, and of proposals, their laws."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .heads import broadcast_to
-from .library import Array
+from .library import Array, array_namespace
 
 
 def shared(
@@ -39,7 +38,7 @@ def shared(
     checks.broadcasts(name, omega, (*outer, samples, d), "(..., S, d)")
     checks.broadcasts("log_weight", log_weight, (*outer, samples), "(..., S)")
     shape = (*shape_of(log_weight)[:-1], samples)
-    return omega, broadcast_to(log_weight, shape)
+    return omega, array_namespace(omega).broadcast_to(log_weight, shape)
 
 
 def of_queries(omega: Any, q: Array, outer: tuple[int, ...]) -> Array:
@@ -91,3 +90,22 @@ def samples_of_each(samples: int, count: int) -> int:
             f"got {samples} frequencies."
         )
     return samples // count
+
+
+def over(name: str, proposal: Any, d: int) -> None:
+    """Check that a proposal is for frequencies of length d."""
+    if proposal.d != d:
+        raise ValueError(f"`{name}` must be over vectors of length d = {d}, got {proposal.d}.")
+
+
+def batch(name: str, shape: tuple[int, ...], outer: tuple[int, ...]) -> None:
+    """Check that a batch of proposals broadcasts to the leading axes of q, k and v."""
+    try:
+        fits = np.broadcast_shapes(shape, outer) == outer
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"`{name}` must broadcast to the leading axes of `q`, `k` and `v`, {outer}, "
+            f"got a batch of shape {shape}."
+        )

@@ -30,16 +30,6 @@ def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
     return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
 
-def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """View an array as one of a larger shape."""
-    return array_namespace(x).broadcast_to(x, shape)
-
-
-def _reshape(x: Array, shape: tuple[int, ...]) -> Array:
-    """Give an array, which may be on the host, another shape."""
-    return array_namespace(x).reshape(x, shape)
-
-
 def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list[Array], Any]:
     """Give query heads that share a key head an axis of their own, so that they broadcast.
 
@@ -55,10 +45,11 @@ def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list
         if x is None or x.ndim < 3:
             return x
         inner = (groups, heads // groups) if x.shape[-3] == heads else (x.shape[-3], 1)
-        return _reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
+        return array_namespace(x).reshape(x, (*x.shape[:-3], *inner, *x.shape[-2:]))
 
     def join(x: Array, core: int = 2) -> Array:
-        return _reshape(x, (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :]))
+        shape = (*x.shape[: x.ndim - core - 2], heads, *x.shape[x.ndim - core :])
+        return array_namespace(x).reshape(x, shape)
 
     return [split(x) for x in (q, k, v, *more)], join
 

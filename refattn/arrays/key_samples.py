@@ -8,7 +8,7 @@ import numpy as np
 
 from . import checks, qkv
 from .checks import shape_of
-from .heads import broadcast_to, head_counts
+from .heads import head_counts
 from .library import Array, array_namespace, device, host_values, is_numpy_array
 
 
@@ -58,4 +58,4 @@ def check_samples(
     if log_p.ndim > 1 and len(np.shape(indices)) < len(shape):
         log_p = log_p[..., None, :]
     checks.broadcasts("log_probability", log_p, shape, "the shape of `indices`")
-    return at, broadcast_to(log_p, shape)
+    return at, array_namespace(log_p).broadcast_to(log_p, shape)

@@ -206,12 +206,6 @@ def add_rows(x: Array, indices: Array, count: int, xp: Any) -> Array:
     return xp.reshape(xp.where(some, xp.take(rows, last, axis=0), 0.0), (*lead, count, d))
 
 
-def norm_bound(x: Array, xp: Any) -> Array:
-    """Bound |x| along the last axis, which is kept: squares may underflow to 0."""
-    lost = (x.shape[-1] * float(xp.finfo(x.dtype).smallest_normal)) ** 0.5
-    return xp.sqrt(xp.vecdot(x, x))[..., None] + lost
-
-
 def root_scale(scale: float | None, q: Array) -> Array:
     """Take the square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
@@ -223,7 +217,7 @@ class Workspace:
     def __init__(self) -> None:
         self._held: dict[str, Array] = {}
 
-    def empty(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+    def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array in the memory of that name, which is read no more once it is asked for again."""
         size = math.prod(shape)
         held = self._held.get(name)
@@ -232,9 +226,14 @@ class Workspace:
         return held[:size].reshape(shape)
 
 
-def workspace(like: Array) -> Workspace | None:
-    """A workspace, where there is use for it."""
-    return Workspace() if is_numpy_array(like) else None
+def workspace(like: Array, product: int = 0) -> Workspace | None:
+    """A workspace, where there is use for it, with room for a product of so many numbers."""
+    if not is_numpy_array(like):
+        return None
+    memory = Workspace()
+    if product:
+        memory.room("product", (product,), like.dtype)
+    return memory
 
 
 def add(x: Array, y: Array) -> Array:

@@ -30,7 +30,7 @@ _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
 
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
     """Multiply matrices, in a workspace in the memory of that name."""
-    out = None if memory is None else memory.empty(name, _product_shape(x, y), x.dtype)
+    out = None if memory is None else memory.room(name, _product_shape(x, y), x.dtype)
     if y.shape[-2] > UNCUT:
         return sum_of_products(x, y, memory, out)
     if out is None:
@@ -134,7 +134,7 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
     fit = 2 ** math.floor(math.log2(max(1, _CACHE_BYTES // (size * x.dtype.itemsize))))
     rows = max(1, min(n, max(_CACHE_ROWS, fit)))
     heads = max(1, min(math.prod(lead), fit // rows))
-    products = memory.empty("products", (heads * rows * size,), x.dtype)
+    products = memory.room("products", (heads * rows * size,), x.dtype)
     if rows == n and heads == math.prod(lead) and width == columns:
         _sum_of_part(x, y, out, products)
         return out

@@ -10,7 +10,7 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .heads import broadcast_lead, broadcast_to, head_counts
+from .heads import broadcast_lead, head_counts
 from .library import Array, array_namespace, is_numpy_array
 
 
@@ -127,7 +127,7 @@ def key_rows(mask: Array | None, k: Array) -> Array | None:
     if mask is None:
         return None
     outer = (1,) if mask.ndim < 2 else shape_of(mask)[:-1]
-    return broadcast_to(mask, (*outer, k.shape[-2]))
+    return array_namespace(mask).broadcast_to(mask, (*outer, k.shape[-2]))
 
 
 def one_row(mask: Array | None, k: Array) -> Array | None:

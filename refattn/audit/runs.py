@@ -94,9 +94,7 @@ def _fails(call: Callable[[], Any]) -> str:
 
 
 def _study(
-    substitute: Substitute,
-    track: Callable[[Sequence[Any]], Iterable[Any]],
-    runs: Sequence[TestRun],
+    substitute: Substitute, track: Callable[[Sequence[Any]], Iterable[Any]], runs: Sequence[TestRun]
 ) -> Audit:
     """Run tests as they are, and then with each trial; it passes if all do."""
 

@@ -284,10 +284,7 @@ def audit(
 
 
 def conclude(
-    cases: Sequence[Case],
-    passes: Passes,
-    *,
-    track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    cases: Sequence[Case], passes: Passes, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter
 ) -> Audit:
     """Try the trivial outputs, the catalogue, and bugs of a size."""
     case = max(cases, key=lambda x: x.exact["out"].size)

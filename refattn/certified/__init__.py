@@ -42,12 +42,7 @@ and raise RuntimeError with what failed.
 """
 
 from .assumptions import self_test
-from .attention import (
-    attend,
-    random_feature_attention,
-    softmax_attention,
-    softmax_gradients,
-)
+from .attention import attend, random_feature_attention, softmax_attention, softmax_gradients
 from .pairs import Pair
 from .results import Bound, Certified, Gradients, Rounded
 

@@ -61,7 +61,7 @@ def _read_qkv(
 @estimators_option(
     f"all, or some of {', '.join(COMMON)}, ... (see refattn check --list).  "
     "[default: rfa-iid,rfa-orthogonal,rfa-adapted,lara-own,lara-balance,ra,eva; "
-    "all with --measure]",
+    "all with --measure]"
 )
 @click.option(
     "--draws",

@@ -173,8 +173,7 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         ),
         "window": _of_tag("window", absent=True),
         "lse": _option(
-            "base of the log normaliser it returns, of scaled, biased scores",
-            {"e": "", "2": ""},
+            "base of the log normaliser it returns, of scaled, biased scores", {"e": "", "2": ""}
         ),
         "lse_empty": _option(
             "that of a query that sees no key",

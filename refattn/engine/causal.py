@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
 from ..arrays.library import (
     Array,
     Workspace,
@@ -23,7 +23,7 @@ from ..arrays.library import (
 )
 from ..arrays.threads import available, for_each
 from .hops import Keys, concatenate, joined
-from .kernel import Attended, Sums, buffers, combine
+from .kernel import Attended, Sums, combine
 from .scores import causal_mask
 
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache

@@ -10,7 +10,17 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, most_threads, pairwise, part, put, tiles
+from ..arrays.blocks import (
+    WHOLE,
+    block_shape,
+    blocks,
+    buffers,
+    most_threads,
+    pairwise,
+    part,
+    put,
+    tiles,
+)
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
@@ -24,7 +34,6 @@ from ..arrays.library import (
     exp_less,
     is_cupy_array,
     is_numpy_array,
-    norm_bound,
     rescale,
     times,
     workspace,
@@ -85,19 +94,18 @@ def attend(
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     softcap, sinks, slopes, dropout = options[2:]
-    band = options.band(n, m, causal)
+    of_keys = key_bias is not None or (bias is not None and bias.shape[-2:-1] == (1,))
+    plain = mask is None and slopes is None and dropout is None and (bias is None or of_keys)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
+    outer = broadcast_lead(k, v, bias if of_keys else None)
+    own = len(lead) - len(outer)
+    out, lse = buffers(q, v, lead, xp)
+    budget = math.prod(block or block_shape(q))
     rows, columns = block or block_shape(q, n, m)
     columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
-    budget = math.prod(block or block_shape(q))
-    rows = max(1, min(n, rows))
+    rows, band = max(1, min(n, rows)), options.band(n, m, causal)
     columns = max(1, min(m, band.columns(rows, columns)))
-
     reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
-    of_keys = key_bias is not None or (bias is not None and bias.shape[-2:-1] == (1,))
-    outer = broadcast_lead(k, v, bias if of_keys else None)
-    plain = mask is None and slopes is None and dropout is None and (bias is None or of_keys)
-    own = len(lead) - len(outer)
 
     def reach(head: tuple[slice, ...], j: slice, *keys: Any) -> _Reach:
         at = (*(h.start for h, n in zip(head[own:], outer, strict=True) if n != 1), j.start, j.stop)
@@ -120,10 +128,10 @@ def attend(
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
-            bias_j = None if bias is None else part(bias, (*head, i, j))
+            bias_j: Any = None if bias is None else part(bias, (*head, i, j))
             if key_bias is not None:
                 bias_j = key_bias(k_j)[..., None, :]
-            k_of = _with_bias(k_j, bias_j, memory) if joined else k_j
+            k_of = _with_bias(k_j, bias_j[..., 0, :], memory or Workspace()) if joined else k_j
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
@@ -143,7 +151,6 @@ def attend(
             kept = None if dropout is None else part(dropout, (*head, i, j))
             yield sum_values(*weights, v_j, visible, xp, memory, kept)
 
-    out, lse = buffers(q, v, lead, xp)
     zero = xp.zeros((1, 1), dtype=q.dtype, device=device(q))
     nothing = Sums(zero, zero, zero - math.inf)
 
@@ -171,9 +178,7 @@ def attend(
             yield from ((box, tree, place, keys) for place, keys in enumerate(spans))
 
     def worker() -> Callable[[tuple[Any, ...]], None]:
-        memory = workspace(q)
-        if memory is not None:  # as much as any block takes, not as much as the first
-            memory.empty("product", (budget,), q.dtype)
+        memory = workspace(q, budget)  # as much as any block takes, not as much as the first
 
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
@@ -202,28 +207,16 @@ def _may_be_joined(q: Array) -> bool:
     return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
 
 
-def _with_bias(k: Array, bias: Any, memory: Workspace | None) -> Array:
-    """Join keys and their bias (..., 1, b): it is one more term of products with [q_i, 1]."""
-    return _join_column("keys", k, bias[..., 0, :], memory or Workspace(), broadcast_lead(k, bias))
+def _with_bias(k: Array, bias: Array, memory: Workspace) -> Array:
+    """Join keys and their bias (..., b): it is one more term of products with [q_i, 1]."""
+    rows = np.broadcast_shapes(k.shape[:-1], bias.shape)
+    return _join_column(memory.room("keys", (*rows, k.shape[-1] + 1), k.dtype), k, bias)
 
 
-def _join_column(
-    name: str, x: Array, column: Any, memory: Workspace, lead: tuple[int, ...]
-) -> Array:
-    """Write rows with one more number each, on NumPy, into the memory of that name."""
-    rows, d = x.shape[-2:]
-    joined = memory.empty(name, (*lead, rows, d + 1), x.dtype)
+def _join_column(joined: Array, x: Array, column: Any) -> Array:
+    """Write rows with one more number each, on NumPy."""
     joined[..., :-1], joined[..., -1] = x, column
     return joined
-
-
-def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> Attended:
-    """Make room for the result, (..., n, d_v) and (..., n)."""
-    shape, d_v = (*lead, q.shape[-2]), v.shape[-1]
-    lse = xp.empty(shape, dtype=q.dtype, device=device(q))
-    if d_v == 0 and not is_numpy_array(q):  # Dask divides by the size of an empty array
-        return Attended(xp.broadcast_to(q[..., :0], (*shape, 0)), lse)
-    return Attended(xp.empty((*shape, d_v), dtype=q.dtype, device=device(q)), lse)
 
 
 def weigh(
@@ -275,18 +268,14 @@ def sum_values(
     if dropout is not None:
         weights, kept = times(weights, dropout), dropout != 0
         visible = kept if visible is None else visible & kept
-    total = (
-        sum_of_products(weights, v, memory)
-        if visible is None
-        else sum_of_visible(weights, v, visible, xp)
-    )
-    return Sums(total, mass, base)
+    return Sums(sum_of_visible(weights, v, visible, xp, memory), mass, base)
 
 
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
-        return _join_column("ones", v, 1.0, memory, v.shape[:-2])
+        room = memory.room("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
+        return _join_column(room, v, 1.0)
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 
@@ -301,6 +290,12 @@ class _Reach(NamedTuple):
 
     norm: Array  # largest |k|
     rest: Array  # largest |bias| and |log| of the largest values of columns
+
+
+def norm_bound(x: Array, xp: Any) -> Array:
+    """Bound |x| along the last axis, which is kept: squares may underflow to 0."""
+    lost = (x.shape[-1] * float(xp.finfo(x.dtype).smallest_normal)) ** 0.5
+    return xp.sqrt(xp.vecdot(x, x))[..., None] + lost
 
 
 def _reach(k: Array, bias: Array | None, v: Array, xp: Any) -> _Reach:
@@ -352,16 +347,21 @@ def _largest_of_columns(v: Array, xp: Any) -> Array:
 
 
 def sum_of_visible(
-    weights: Array, v: Array, visible: Array, xp: Any, *, signed: bool = False
+    weights: Array,
+    v: Array,
+    visible: Array | None,
+    xp: Any,
+    memory: Workspace | None = None,
+    *,
+    signed: bool = False,
 ) -> Array:
     """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
 
-    No weight is negative unless `signed`.
+    All are visible if that is None. No weight is negative unless `signed`.
     """
-    finite = xp.isfinite(v)
-    if is_numpy_array(v) and finite.all():
-        return sum_of_products(weights, v)
-    total = sum_of_products(weights, xp.where(finite, v, 0.0))
+    if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
+        return sum_of_products(weights, v, memory)
+    total = sum_of_products(weights, xp.where(xp.isfinite(v), v, 0.0))
     if signed:
         total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0), xp)
         visible = visible & (weights >= 0)
@@ -381,6 +381,18 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
     up, down = some[..., :d_v], some[..., d_v:]
     total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(one)))
     return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
+
+
+def hidden(products: Array, visible: Array) -> Array:
+    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
+    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
+    return np.multiply(products, visible, out=products if fits else None)
+
+
+def base_of(some: Array, like: Array) -> Array:
+    """0 where there are some keys, else -inf, in the dtype of `like`."""
+    zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
+    return np.where(some, zero, nothing)
 
 
 def combine(a: Sums, b: Sums, xp: Any) -> Sums:

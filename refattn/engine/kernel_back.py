@@ -33,7 +33,7 @@ from ..arrays.library import (
     times,
     workspace,
 )
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.products import multiply
 from ..arrays.threads import Sequencer, for_each
 from .kernel import Attended, finite, sum_of_visible
 from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
@@ -132,10 +132,11 @@ def pull_attend(
         d_products = d_scores
         if steep is not None:  # of what is hidden it may be nan
             d_products = d_scores * (steep if visible is None else xp.where(visible, steep, 0.0))
-        by_key = None if visible is None else xp.matrix_transpose(visible)
-        d_q = _sum_rows(d_products, k_j, visible, xp, memory)
-        d_k = _sum_rows(xp.matrix_transpose(d_products), q_i, by_key, xp, memory)
-        d_v = _sum_rows(xp.matrix_transpose(kept), g, by_key, xp, memory)
+        turned = xp.matrix_transpose
+        by_key = None if visible is None else turned(visible)
+        d_q = sum_of_visible(d_products, k_j, visible, xp, memory, signed=True)
+        d_k = sum_of_visible(turned(d_products), q_i, by_key, xp, memory, signed=True)
+        d_v = sum_of_visible(turned(kept), g, by_key, xp, memory, signed=True)
         if half is not None:
             column = xp.sum(d_scores, axis=-2)[..., None]
             d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
@@ -210,12 +211,3 @@ def _pull_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None,
     weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
     d_sinks = xp.where(weights == 0, 0.0, -weights * pull_normaliser(d_out, done.out, d_lse, xp))
     return sum_to(d_sinks[..., None], sinks.shape)
-
-
-def _sum_rows(
-    weights: Array, x: Array, visible: Array | None, xp: Any, memory: Workspace | None
-) -> Array:
-    """Sum rows of x with weights that are 0 where hidden."""
-    if visible is None:
-        return sum_of_products(weights, x, memory)
-    return sum_of_visible(weights, x, visible, xp, signed=True)

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
 from ..arrays.library import (
     Array,
     Workspace,
     add,
-    array_namespace,
     as_written,
     device,
     exp,
@@ -28,8 +27,9 @@ from .hops import Keys, Samples, concatenate, joined, read, sample
 from .kernel import (
     Attended,
     Sums,
-    buffers,
+    base_of,
     finite,
+    hidden,
     log_sum_exp,
     merge,
     normalise,
@@ -43,7 +43,7 @@ _STEP = 128  # tokens of a step on NumPy, twice what one sum of products adds
 
 
 @as_written
-def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
+def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool, xp: Any) -> Attended:
     """Let queries attend to samples that attend to the keys they see; `lse` lacks -|q|^2/2."""
     if keys.differ:
 
@@ -53,9 +53,9 @@ def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool) -> Attended:
             return Attended(out[..., 0, :], lse[..., 0])
 
         omega = samples.omega[..., None, :, :]
-        return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal)
+        return per_query(read_own, q, Samples(omega, samples.log_weight), keys, causal, xp)
     if causal:
-        return causal_attention(q, keys, Positive(samples))
+        return causal_attention(q, keys, Positive(samples, xp))
     return read(q, samples, sample(samples.omega, keys))
 
 
@@ -65,10 +65,10 @@ def per_query(
     samples: Samples,
     keys: Keys,
     causal: bool,
+    xp: Any,
 ) -> Attended:
     """Make the first hop with samples or keys of each query's own, then `read`."""
-    xp, num_samples = array_namespace(q), samples.omega.shape[-2]
-    lead = lead_of_each(q, samples, keys)
+    lead, num_samples = lead_of_each(q, samples, keys), samples.omega.shape[-2]
     out, lse = buffers(q, keys.v, lead, xp)
     for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
         f, log_z = sample(flat, seen)
@@ -101,8 +101,6 @@ def tiles_of_queries(
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
         c, box = i.stop - i.start, (*head, i)
         some = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
-        of_each = xp.broadcast_to(some.omega, (*some.omega.shape[:-3], c, num_samples, d))
-        flat = joined(of_each, xp)
         k, v, _, half = keys.part(tuple(head))
         seen = None if keys.mask is None else part(keys.mask, (*box, WHOLE))
         if causal:
@@ -111,7 +109,8 @@ def tiles_of_queries(
         if seen is not None and c > 1:  # the rows of a query's samples
             seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
             seen = joined(seen, xp)
-        yield box, some, flat, Keys(k, v, seen, half)
+        of_each = xp.broadcast_to(some.omega, (*some.omega.shape[:-3], c, num_samples, d))
+        yield box, some, joined(of_each, xp), Keys(k, v, seen, half)
 
 
 class _Exponents(NamedTuple):
@@ -153,8 +152,8 @@ class Positive(Arithmetic):
 
     splits = True
 
-    def __init__(self, samples: Samples) -> None:
-        self.samples, self.xp = samples, array_namespace(samples.omega)
+    def __init__(self, samples: Samples, xp: Any) -> None:
+        self.samples, self.xp = samples, xp
         self.alike = samples.log_weight.shape[-2] == 1  # whether steps differ in their tokens only
         self.width = samples.omega.shape[-2]
         self.arrays: tuple[Array, ...] = samples
@@ -316,10 +315,7 @@ def _bounded_rows(v: Array) -> Array:
 
 
 def exponents(
-    x: Array,
-    v: Array | None = None,
-    known: Array | None = None,
-    memory: Workspace | None = None,
+    x: Array, v: Array | None = None, known: Array | None = None, memory: Workspace | None = None
 ) -> _Exponents:
     """Evaluate e^x of tokens, with values if they are keys; large values are not bounded."""
     if not is_numpy_array(x):
@@ -333,7 +329,7 @@ def exponents(
     if v is not None:
         ones = with_ones(v if plain else np.where(bounded, v, 0.0), np, memory)
     if plain:
-        out = None if memory is None else memory.empty("features", x.shape, x.dtype)
+        out = None if memory is None else memory.room("features", x.shape, x.dtype)
         values, base = np.exp(x, out=out), np.zeros_like(x[..., :1])
         return _Exponents(x, None, values, base, bounded, v, ones, True)
     base = np.where(bounded, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
@@ -354,18 +350,6 @@ def _of_known(keys: _Exponents, known: int) -> _Exponents:
 def _plain_sums(totals: Array) -> Sums:
     """Split sums (..., d_v + 1) that need no base; of no key where the mass is 0."""
     return split_ones(totals, base_of(totals[..., -1:] != 0, totals))
-
-
-def hidden(products: Array, visible: Array) -> Array:
-    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
-    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
-    return np.multiply(products, visible, out=products if fits else None)
-
-
-def base_of(some: Array, like: Array) -> Array:
-    """0 where there are some keys, else -inf, in the dtype of `like`."""
-    zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
-    return np.where(some, zero, nothing)
 
 
 def _log_products(queries: _Exponents, keys: _Exponents, products: Array, rest: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from copy import copy
+from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -15,12 +16,14 @@ from ..arrays.blocks import (
     WHOLE,
     block_shape,
     blocks,
+    buffers,
     most_threads,
     pairwise,
     part,
     put,
     put_quotient,
 )
+from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
@@ -47,50 +50,47 @@ from .hops import Keys
 from .kernel import (
     Attended,
     Sums,
-    buffers,
+    base_of,
     combine,
     finite,
+    hidden,
     split_ones,
     sum_of_visible,
     with_ones,
 )
-from .positive import base_of, hidden
 from .scores import causal_mask
 
-# Of tokens, which heads they are, and where features may be written on NumPy.
-FeatureMap = Callable[[Array, tuple[slice, ...], Workspace | None], Features]
+# Of tokens, the other arrays of their heads, and where features may be written on NumPy.
+FeatureMap = Callable[[Array, tuple[Array, ...], Workspace | None], Features]
 
 _LEAF = 48  # tokens of a leaf on NumPy
 _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
 
+@dataclass(eq=False)
 class Signed(Arithmetic):
-    """Features of either sign, values times e^log_scale; `phi_q` and `phi_k` take tokens and heads.
+    """Features of either sign, values times e^log_scale, which `phi_q` and `phi_k` make of tokens.
 
-    What these are made of beside tokens is in `arrays`; only if the map `splits` is it given some
-    of the heads. The normaliser may vanish, so that all is in sums over a common base. Features of
-    queries are read no more once those of other queries are asked for, nor are those of keys.
+    What these are made of beside tokens, (..., rows, columns) for each head, is in `arrays`; only
+    if the map `splits` is it given some of the heads. The normaliser may vanish, so that all is in
+    sums over a common base. Features of queries are read no more once those of other queries are
+    asked for, nor are those of keys.
     """
 
-    def __init__(
-        self,
-        phi_q: FeatureMap,
-        phi_k: FeatureMap,
-        width: int,
-        *,
-        xp: Any,
-        arrays: tuple[Array, ...] = (),
-        splits: bool = True,
-    ) -> None:
-        self.phi_q, self.phi_k, self.width, self.xp = phi_q, phi_k, width, xp
-        self.arrays, self.splits, self.alike = arrays, splits, True
-        self.head: tuple[slice, ...] = ()
+    phi_q: FeatureMap
+    phi_k: FeatureMap
+    width: int
+    xp: Any  # the array namespace
+    arrays: tuple[Array, ...] = ()
+    splits: bool = True
+
+    alike = True  # steps differ in their tokens only
 
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
         some = copy(self)
-        some.head = head
+        some.arrays = tuple(part(x, (*head, WHOLE, WHOLE)) for x in self.arrays)
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
@@ -105,37 +105,37 @@ class Signed(Arithmetic):
         """Say whether a step is cut into leaves."""
         return True
 
+    def nothing(self, v: Array, lead: tuple[int, ...]) -> Totals:
+        """Sum over no keys, whose values would be like `v`."""
+        options = {"dtype": v.dtype, "device": device(v)}
+        total = self.xp.zeros((*lead, self.width, v.shape[-1] + 1), **options)
+        return Totals(total, self.xp.full((*lead, 1, 1), -math.inf, **options))
+
     def start(self, keys: Keys) -> Totals:
         """Sum over keys before the first query."""
-        (k, v, *_), xp = keys, self.xp
-        lead, options = _lead(k, v), {"dtype": k.dtype, "device": device(k)}
-        nothing = Totals(
-            xp.zeros((*lead, self.width, v.shape[-1] + 1), **options),
-            xp.full((*lead, 1, 1), -math.inf, **options),
-        )
 
         def states() -> Iterator[Totals]:
-            for j in blocks(0, k.shape[-2], self.block(k, v)):
+            for j in blocks(0, keys.k.shape[-2], self.block(keys.k, keys.v)):
                 some = keys.tokens(j.start, j.stop)
                 yield self.accumulate(self.keys(some), some.mask)
 
-        totals: Totals = pairwise(self.join, states(), nothing)
-        return totals
+        totals: Totals | None = pairwise(self.join, states(), None)
+        return totals or self.nothing(keys.v, keys.lead())
 
     def block(self, x: Array, v: Array) -> int:
         """Say of how many tokens features are held at once."""
-        row = max(1, math.prod(_lead(x, v)) * self.width)
+        row = max(1, math.prod(broadcast_lead(x, v)) * self.width)
         if is_numpy_array(x):  # half a step: values and products beside them stay in the cache
             return max(16, chunk_size(x) // (2 * row))
         return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Make features of queries."""
-        return _Scaled(self._checked(self.phi_q(q, self.head, self.memory.queries).values))
+        return _Scaled(self._checked(self.phi_q(q, self.arrays, self.memory.queries).values))
 
     def keys(self, keys: Keys) -> _Scaled:
         """Make features of keys."""
-        values, log_scale = self.phi_k(keys.k, self.head, self.memory.keys)
+        values, log_scale = self.phi_k(keys.k, self.arrays, self.memory.keys)
         values = self._checked(values)
         # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of 0.
         # That of squares takes a quarter of the time.
@@ -213,11 +213,6 @@ class Signed(Arithmetic):
         return self.xp.where(sums.base == -math.inf, 1.0, sums.mass)
 
 
-def _lead(x: Array, v: Array) -> tuple[int, ...]:
-    """Broadcast the leading axes of some tokens and their values."""
-    return np.broadcast_shapes(tuple(x.shape[:-2]), tuple(v.shape[:-2]))
-
-
 class _Scaled(NamedTuple):
     """Features of tokens, values times e^log_scale; a factor on queries cancels."""
 
@@ -257,23 +252,18 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     lead, n = keys.lead(q), q.shape[-2]
     out, _ = buffers(q, keys.v, lead, arithmetic.xp)
 
-    def worker() -> Callable[[tuple[slice, ...]], None]:
-        mine = arithmetic.alone(q)
-
-        def attend_head(head: tuple[slice, ...]) -> None:
-            nonlocal out
-            features, keys_h = mine.part(head), keys.part(head)
-            q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h)
-            for i in blocks(0, n, features.block(q_h, keys_h.v)):
-                (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
-                out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
-
-        return attend_head
+    def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
+        nonlocal out
+        features, keys_h = mine.part(head), keys.part(head)
+        q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h)
+        for i in blocks(0, n, features.block(q_h, keys_h.v)):
+            (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
+            out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
 
     heads = list(heads_at_once(lead, q, (1, 1), arithmetic))
     work = math.prod(lead) * (n + keys.k.shape[-2]) * arithmetic.width
     most = most_threads(q, work) if len(heads) > 1 else 0
-    for_each(worker, heads, most=most)
+    for_each(lambda: partial(attend_head, arithmetic.alone(q)), heads, most=most)
     return out
 
 
@@ -281,20 +271,19 @@ def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     """Evaluate all pairs, where each query sees other keys."""
     xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], keys.lead(q)
     mask: Array = keys.mask
-    features = arithmetic.part(tuple(slice(0, length) for length in lead))
     out, _ = buffers(q, keys.v, lead, xp)
-    size = features.block(q, keys.v)
-    join, nothing = partial(combine, xp=xp), features.start(keys.tokens(0, 0))
+    size = arithmetic.block(q, keys.v)
+    join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys.v, lead)
     for i in blocks(0, n, size):
-        rows = features.queries(q[..., i, :], i)
-        (sums,) = features.read(rows, nothing)
+        rows = arithmetic.queries(q[..., i, :], i)
+        (sums,) = arithmetic.read(rows, nothing)
         for j in blocks(0, max(0, min(m, i.stop + m - n)) if causal else m, size):
             visible = mask[..., i, j]
             if causal:
                 visible = visible & causal_mask(i, j, m - n, device(q), xp)
-            some = features.keys(keys.tokens(j.start, j.stop))
-            sums = reduce(join, [sums, *features.pairs(rows, some, visible)])
-        out = put(out, (*(WHOLE,) * len(lead), i, WHOLE), features.finish(sums).out)
+            some = arithmetic.keys(keys.tokens(j.start, j.stop))
+            sums = reduce(join, [sums, *arithmetic.pairs(rows, some, visible)])
+        out = put(out, (*(WHOLE,) * len(lead), i, WHOLE), arithmetic.finish(sums).out)
     return out
 
 
@@ -325,7 +314,7 @@ def _sums_in_groups(first: Array, sums: Array, memory: Workspace) -> tuple[Array
     """Do the same for sums (..., T, F, w) without a base, which are overwritten: to the bit."""
     lead, count = np.broadcast_shapes(sums.shape[:-3], first.shape[:-2]), sums.shape[-3]
     _add_up(sums)
-    before = memory.empty("before", (*lead, count, *sums.shape[-2:]), sums.dtype)
+    before = memory.room("before", (*lead, count, *sums.shape[-2:]), sums.dtype)
     before[..., 0, :, :] = first
     np.add(sums[..., :-1, :, :], first[..., None, :, :], out=before[..., 1:, :, :])
     return before, sums[..., -1, :, :].copy()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
@@ -111,22 +112,17 @@ Pull = Callable[[Array, Array | None], TakenByTokens]
 PulledMap = Callable[[Array, tuple[slice, ...]], tuple[Features, Pull]]
 
 
+@dataclass(eq=False)
 class SignedBack:
     """Features of either sign, of any map that has a pullback; a scale of queries cancels."""
 
-    bases = 1
+    phi_q: PulledMap
+    phi_k: PulledMap
+    width: int
+    parameters: tuple[Array, ...] = ()
+    splits: bool = True
 
-    def __init__(
-        self,
-        phi_q: PulledMap,
-        phi_k: PulledMap,
-        width: int,
-        parameters: tuple[Array, ...] = (),
-        *,
-        splits: bool = True,
-    ) -> None:
-        self.phi_q, self.phi_k, self.width, self.splits = phi_q, phi_k, width, splits
-        self.parameters = parameters
+    bases = 1
 
     def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
         """Make features of queries, without their scale."""
@@ -368,7 +364,8 @@ class _Heads:
             if causal:
                 self.forth(i, past)
             else:
-                queries, x = self.queries_of(i, past.state)
+                queries = self.arithmetic.queries(self.q[..., i, :], self.head, i, self.xp)
+                queries, x = self.scaled(queries, self.cotangents[..., i, :], i, past.state)
                 moved = queries.pull_pairs(x, past.state)
                 _give_taken(self.give, 0, i, queries.pull(moved))
                 later.add(queries.sums(x))
@@ -395,11 +392,6 @@ class _Heads:
             return keys
         seen = self.xp.matrix_transpose(self.mask[..., j])
         return keys._replace(log=self.xp.where(seen, keys.log, -math.inf))
-
-    def queries_of(self, i: slice, before: Totals) -> tuple[Mapped, Array]:
-        """Make features of queries, and what they bring to pairs."""
-        queries = self.arithmetic.queries(self.q[..., i, :], self.head, i, self.xp)
-        return self.scaled(queries, self.cotangents[..., i, :], i, before)
 
     def scaled(
         self,

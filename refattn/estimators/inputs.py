@@ -9,10 +9,9 @@ from inspect import signature
 from typing import Any, NamedTuple, get_args
 
 from .. import sampling
-from ..arrays import checks, frequencies, proposals, qkv
-from ..arrays.blocks import WHOLE, put, tiles
+from ..arrays import checks, frequencies, qkv
+from ..arrays.blocks import WHOLE, buffers, put, tiles
 from ..arrays.library import Array
-from ..engine.kernel import buffers
 from ..typing import Coupling
 
 _HEADS = 16  # at once, which threads share
@@ -28,7 +27,7 @@ def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
 def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tuple[Array, Array]:
     """Put queries and keys into the gauge of the proposal, if it has one; its batch must fit."""
     if isinstance(proposal, sampling.Gaussian | sampling.Mixture):
-        proposals.batch("proposal", proposal.lead, lead)
+        frequencies.batch("proposal", proposal.lead, lead)
     if not isinstance(proposal, sampling.Gaussian):
         return q, k
     return proposal.change_gauge(q, k)

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
 from ..arrays.heads import group_with_lead
 from ..arrays.library import (
     Array,
@@ -27,7 +27,7 @@ from ..arrays.library import (
 from ..arrays.products import multiply
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
-from ..engine.kernel import Attended, attend, buffers, log_sum_exp
+from ..engine.kernel import Attended, attend, log_sum_exp
 from ..engine.positive import Positive, exponents, two_hops
 from ..typing import ArrayT, Weighting
 from .inputs import change_gauge, check_call
@@ -151,7 +151,7 @@ def attend_prepared(inputs: LaraInputs, causal: bool) -> Attended:
     if weighting not in ("own", "balance"):
         return query_weighted(inputs, made.omega, query_weights(inputs, made))
     samples = Samples(inputs.root * made.omega, proposal_weights(made, weighting)[..., None, :])
-    return two_hops(inputs.q, samples, inputs.keys, False)
+    return two_hops(inputs.q, samples, inputs.keys, False, inputs.xp)
 
 
 class LaraInputs(NamedTuple):
@@ -302,12 +302,7 @@ def _draw_around(centres: Array, z: Array, repeats: int, xp: Any) -> Array:
 
 
 def _from_sequence(
-    proposals: Sequence[Any],
-    omega: Any,
-    z: Any,
-    repeats: int,
-    lead: tuple[int, ...],
-    d: int,
+    proposals: Sequence[Any], omega: Any, z: Any, repeats: int, lead: tuple[int, ...], d: int
 ) -> tuple[Any, Any, Any]:
     """Frequencies from a list of Gaussians, with the logs of `_log_own` and `_log_mixture`."""
     sampling.check_gaussians("centres", proposals)
@@ -393,7 +388,7 @@ def query_weighted(inputs: LaraInputs, omega: Array, weights: QueryWeights) -> A
         samples = Samples(part(omega, box), weights_h.log(weights_h.of(t)))
         if states is None:
             seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, WHOLE)))
-            done = two_hops(q_i, samples, seen, False)
+            done = two_hops(q_i, samples, seen, False, inputs.xp)
         else:
             f = Attended(part(states.out, box), part(states.lse, (*head, WHOLE)))
             done = read(q_i, samples, f)
@@ -439,13 +434,9 @@ class _GrowingSamples(Positive):
         if not is_numpy_array(q):
             yield from blocks(0, q.shape[-2], size)
             return
-        edges = self._first(np.arange(self.options.proposals + 1))
-        for start, stop in pairwise(edges):
+        count = self.options.proposals
+        for start, stop in pairwise(-(-np.arange(count + 1) * len(self.chunk) // count)):
             yield from blocks(int(start), int(stop), size)
-
-    def _first(self, chunk: Any) -> Any:
-        """First query of a chunk."""
-        return -(-chunk * len(self.chunk) // self.options.proposals)
 
     def queries(self, q: Array, i: slice) -> Any:
         """Features of queries, for the samples that they know."""

@@ -129,13 +129,13 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
     width = check_features(feature_map(row), row, xp).values.shape[-1]
     trusted = next((fast for map, fast in _ELEMENTWISE if map is feature_map), None)
 
-    def phi(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
+    def phi(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
         if trusted is None:
             return check_features(feature_map(x), x, xp)
         return _scale_rows(trusted(x, xp, memory=memory), xp)
 
-    def phi_q(x: Array, head: tuple[slice, ...], memory: Workspace | None) -> Features:
-        values, log_scale = phi(x, head, memory)
+    def phi_q(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
+        values, log_scale = phi(x, _, memory)
         # A map may write the features of keys where it has written these.
         return Features(values if trusted else 1.0 * values, log_scale)
 

@@ -17,17 +17,9 @@ from .. import sampling
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, block_shape, blocks, part
 from ..arrays.heads import group_heads
-from ..arrays.library import (
-    Array,
-    as_written,
-    constant,
-    device,
-    reverse,
-    root_scale,
-    square_norm,
-)
+from ..arrays.library import Array, as_written, constant, device, reverse, root_scale, square_norm
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
-from ..engine.hops import Keys, Samples, sample
+from ..engine.hops import Keys, sample
 from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops
 from ..engine.scores import Options
@@ -475,10 +467,6 @@ class Field(NamedTuple):
     causal: bool
     turned: bool = False  # whether the last tokens are the first
 
-    def attend(self, samples: Samples) -> Attended:
-        """Read the keys."""
-        return self.turn(two_hops(self.q, samples, self.keys, self.causal))
-
     def turn(self, done: Attended) -> Attended:
         """Queries the other way round, if they are."""
         if not self.turned:
@@ -513,7 +501,7 @@ def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
     done = attend_in_bands(q, keys.k, keys.v, **options)
     of_query = lacking(q, root, samples.omega.shape[-2], xp)
     for field in _far_fields(q, keys, causal, sides, xp):
-        out, lse = field.attend(samples)
+        out, lse = field.turn(two_hops(field.q, samples, field.keys, field.causal, xp))
         far.append((field, Attended(out, lse - of_query)))
         done = merge(done, far[-1][1])
     return Local(done, of_query, far)

@@ -213,9 +213,9 @@ def mean_of_states(inputs: RfaInputs, causal: bool) -> Array:
         return Attended(undo_overflow(xp.sum(share, axis=-2), largest, xp=xp), states.lse[..., 0])
 
     if alike(samples, keys, causal):
-        out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal).out
+        out = per_query(mean_of, q[..., : min(1, n), :], samples, keys, causal, xp).out
         return xp.repeat(out, max(1, n), axis=-2)
-    return per_query(mean_of, q, samples, keys, causal).out
+    return per_query(mean_of, q, samples, keys, causal, xp).out
 
 
 def alike(samples: Samples, keys: Keys, causal: bool) -> bool:

@@ -145,7 +145,7 @@ def random_feature_attention(
     if features == "trigonometric":
         waves = trigonometric(inputs, square_norms is None)
         return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, waves, causal))
-    return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal).out)
+    return inputs.ungroup(two_hops(inputs.q, inputs.samples, inputs.keys, causal, inputs.xp).out)
 
 
 class RfaInputs(NamedTuple):
@@ -202,19 +202,16 @@ def trigonometric(inputs: RfaInputs, norms: bool) -> Signed:
     Without `norms` those of the keys count as equal, and cancel: any constant will do.
     """
     (omega, log_weight), root, xp = inputs.samples, inputs.root, inputs.xp
-    weight = wave_weights(log_weight, xp)
-    whole = (WHOLE, WHOLE)
 
-    def phi_q(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
-        omega_h = part(omega, (*head, *whole))
-        values, log_scale = features.trusted_waves(x * root, omega_h, True, xp)
-        return features.Features(values * part(weight, (*head, *whole)), log_scale)
+    def phi_q(x: Array, arrays: tuple[Array, ...], memory: Any) -> features.Features:
+        values, log_scale = features.trusted_waves(x * root, arrays[0], norms, xp)
+        return features.Features(values * arrays[1], log_scale)
 
-    def phi_k(x: Array, head: tuple[slice, ...], memory: Any) -> features.Features:
-        omega_h = part(omega, (*head, *whole))
-        return features.trusted_waves(x * root, omega_h, norms, xp)
+    def phi_k(x: Array, arrays: tuple[Array, ...], memory: Any) -> features.Features:
+        return features.trusted_waves(x * root, arrays[0], norms, xp)
 
-    return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=(omega, weight))
+    arrays = (omega, wave_weights(log_weight, xp))
+    return Signed(phi_q, phi_k, 2 * omega.shape[-2], xp=xp, arrays=arrays)
 
 
 def wave_weights(log_weight: Array, xp: Any) -> Array:
@@ -292,7 +289,7 @@ def importance_ratio(inputs: RfaInputs, causal: bool) -> Ratio:
     """Compute the factor by which importance sampling multiplies RFA."""
     q, keys, samples, root, xp, _ = inputs
     k, v, mask, _ = keys
-    done = two_hops(q, samples, keys, causal)
+    done = two_hops(q, samples, keys, causal, xp)
     exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
     empty = exact.lse == -math.inf
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))

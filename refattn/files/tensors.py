@@ -13,14 +13,7 @@ import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.library import Doubles, Floats
-from ..arrays.stored import (
-    INTEGER,
-    SCALES,
-    expand_scale,
-    list_types,
-    mask_of_members,
-    storage_type,
-)
+from ..arrays.stored import INTEGER, SCALES, expand_scale, list_types, mask_of_members, storage_type
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences

@@ -10,12 +10,7 @@ from ..engine import kernel_back
 from ..engine.hops import joined
 from ..engine.kernel import Attended
 from ..engine.kernel_back import Cotangents, zeros_of
-from ..estimators.few_keys import (
-    KeysOfQueries,
-    SampledKeyInputs,
-    attend_samples,
-    prepare_samples,
-)
+from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs, attend_samples, prepare_samples
 from .rules import sources_of, with_pullback
 
 

@@ -308,7 +308,7 @@ def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `random_feature_attention` back: hop 2, then hop 1."""
     inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
     sources = sources_of(q, k, v, options, inputs.xp)
-    q, keys, samples, root, _, ungroup = inputs
+    q, keys, samples, root, xp, ungroup = inputs
     if options["features"] == "trigonometric":
         norms = options["square_norms"] is None
         raw = linear_attention(q, keys, rfa.trigonometric(inputs, norms), causal)
@@ -319,7 +319,7 @@ def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
             return *pulled[:3], *pulled.parameters
 
         return with_pullback(raw, ungroup, sources, pull_waves)
-    done = two_hops(q, samples, keys, causal)
+    done = two_hops(q, samples, keys, causal, xp)
 
     def pull(d_out: Array) -> Any:
         pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, d_out)

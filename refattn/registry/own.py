@@ -56,13 +56,7 @@ def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
     """The estimator with its proposal fitted first, by a function of `adapt`."""
 
     def run(
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        rng: Any = None,
-        scale: float | None = None,
-        **options: Any,
+        q: Array, k: Array, v: Array, *, rng: Any = None, scale: float | None = None, **options: Any
     ) -> Array:
         from .. import adapt  # it imports SciPy
 

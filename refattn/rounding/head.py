@@ -152,10 +152,7 @@ ExactRows = Mapping[Any, ScoredRows]  # by head, and first and last row of a blo
 
 
 def attend_rows(
-    head: SoftmaxHead,
-    i: slice,
-    to: Callable[[Doubles], Doubles] | None,
-    size: int = 4 * TILE_KEYS,
+    head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | None, size: int = 4 * TILE_KEYS
 ) -> ScoredRows:
     """Attend with scores that are exact, or rounded by `to`, to so many keys at a time."""
     m, rows = head.k.shape[0], i.stop - i.start

@@ -216,16 +216,12 @@ def gaussian_estimates(
         return GaussianEstimates(0.0, 0.0, 0.0, 0.0, 0.0)
     total = np.sum(np.trace(scatter, axis1=-2, axis2=-1))
     return GaussianEstimates(
-        each=suite_p([ks(column, _uniform) for column in u.T]),
-        pooled=ks(u.ravel(), _uniform),
+        each=suite_p([ks(column, lambda x: x) for column in u.T]),
+        pooled=ks(u.ravel(), lambda x: x),
         location=float(special.chdtrc(d, square_sum(z.sum(0)) / r)),
         dispersion=chi2_two_sided(square_sum(z), r * d),
         trace=chi2_two_sided(float(total), r * d * (count - 1)),
     )
-
-
-def _uniform(u: Any) -> Any:
-    return u
 
 
 def _whiten(means: Any, covs: Any, count: int, mean: Any, cov: Any, ddof: int) -> tuple[Any, Any]:

@@ -25,14 +25,7 @@ from ..estimators.near_and_far import (
     squared,
     summaries_of,
 )
-from .state import (
-    KeysAndValues,
-    check_keys,
-    check_queries,
-    check_same,
-    check_states,
-    copy_array,
-)
+from .state import KeysAndValues, check_keys, check_queries, check_same, check_states, copy_array
 
 
 @dataclass(frozen=True, eq=False)

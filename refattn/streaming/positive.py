@@ -8,7 +8,7 @@ import numpy as np
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, root_scale
+from ..arrays.library import Array, array_namespace, as_written, constant, root_scale
 from ..arrays.shown import held
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, read, sample
@@ -125,7 +125,7 @@ class PositiveState:
         )
         past = Attended(f, log_z[..., 0, :])
         root = root_scale(self.scale, q)
-        features = Positive(Samples(root * omega, log_weight))
+        features = Positive(Samples(root * omega, log_weight), array_namespace(q))
         keys = Keys(k, v, half=root * root / 2)
         out, lse = causal_attention(q, keys, features, past)
         return Attended(ungroup(out), ungroup(lse, 1))

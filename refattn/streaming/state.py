@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
-from ..arrays.library import (
-    Array,
-    array_namespace,
-    as_written,
-    is_array_api_obj,
-    is_numpy_array,
-)
+from ..arrays.library import Array, array_namespace, as_written, is_array_api_obj, is_numpy_array
 
 
 class KeysAndValues:

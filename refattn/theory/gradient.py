@@ -91,18 +91,14 @@ def gradient_law(
         g = cotangent[some.index]
         u = np.sum(some.values * g[..., None], axis=1)
         ways = some.head.rotate(problem.ways(some.index[:-1]).T).T  # (d, d), in columns
-        for row, at in enumerate(_query_indices(some.index)):
+        *head, queries = some.index
+        for row, i in enumerate(range(queries.start, queries.stop)):
+            at = (*head, i)
             if np.any(np.isfinite(some.scores[row])):
                 bias[at], variance[at], weight[at] = _sum_query(some, ways, row, u[row])
     bias, variance = (problem.ungroup(x) / num_features for x in (bias, variance))
     law = Law(bias, variance, num_features / problem.ungroup(weight, core=1))
     return law.in_units(problem.unit)
-
-
-def _query_indices(index: Any) -> list[Any]:
-    """List the indices of the queries of a block."""
-    *head, rows = index
-    return [(*head, i) for i in range(rows.start, rows.stop)]
 
 
 def _sum_query(some: PairWeights, ways: Doubles, row: int, u: Doubles) -> tuple[Any, Any, Any]:

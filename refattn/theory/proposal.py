@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import proposals
+from ..arrays import frequencies
 from ..arrays.library import Doubles
 from ..sampling import Gaussian
 
@@ -26,7 +26,7 @@ class SquaredWeights:
                 f"{type(proposal).__name__}."
             )
         if proposal is not None:
-            proposals.over("proposal", proposal, d)
+            frequencies.over("proposal", proposal, d)
         self.rotated = proposal is not None and proposal.cov is not None
         self.standard = proposal is None or not (
             np.any(proposal.mean) or (self.rotated and np.any(proposal.cov != np.eye(d)))

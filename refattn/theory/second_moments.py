@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import checks, matrices, proposals, qkv
+from ..arrays import checks, frequencies, matrices, qkv
 from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import group_with_lead, head_counts
 from ..arrays.library import Doubles
@@ -55,7 +55,7 @@ class KernelAttention:
         root = q.shape[-1] ** -0.25 if scale is None else math.sqrt(scale)
         self.proposal = proposal
         if isinstance(proposal, Gaussian):
-            proposals.batch("proposal", proposal.lead, lead)
+            frequencies.batch("proposal", proposal.lead, lead)
             q, k = proposal.change_gauge(q, k)
         self.root, self.lead = root, qkv.lead(q, k, v)
         q, k = q * root, k * root

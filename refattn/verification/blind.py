@@ -23,15 +23,6 @@ _AS_ROUNDED = 0.5, 1.5  # mean squares of z where a profile explains errors
 _DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
 
 
-def _mean_values(head: SoftmaxHead, i: slice) -> Doubles:
-    """Give all keys that are seen the same weight."""
-    return exact_rows(head._replace(q=0 * head.q, bias=None), i)
-
-
-def _halve_scale(head: SoftmaxHead, i: slice) -> Doubles:
-    return exact_rows(head._replace(scale=head.scale / 2), i)
-
-
 def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
     """Hide the last keys."""
     n, m = len(head.q), head.k.shape[0]
@@ -42,8 +33,8 @@ def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
 
 OUTPUTS: Mapping[str, Callable[[SoftmaxHead, slice], Doubles]] = {
     "zeros": lambda head, i: np.zeros((i.stop - i.start, head.v.shape[-1])),
-    "mean of v": _mean_values,
-    "half the scale": _halve_scale,
+    "mean of v": lambda head, i: exact_rows(head._replace(q=0 * head.q, bias=None), i),
+    "half the scale": lambda head, i: exact_rows(head._replace(scale=head.scale / 2), i),
     "the last keys lost": _lose_tile,
 }
 

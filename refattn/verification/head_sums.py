@@ -166,7 +166,7 @@ class HeadSums:
         free = np.zeros(len(rows.out), bool)
         for trivial in (0.0, np.mean(v, 0)) if v.size else ():
             off = trivial - rows.out
-            another = _length_of_rows(off) > _ANOTHER * _length_of_rows(rows.spacing)
+            another = _row_norms(off) > _ANOTHER * _row_norms(rows.spacing)
             free |= another & np.all((low <= off) & (off <= high), -1)
         return [(*index, int(x)) for x in np.flatnonzero(free & np.any(v)) + i.start]
 
@@ -327,7 +327,3 @@ def _find_largest(x: Doubles, index: Index, i: slice) -> tuple[float, Index]:
         return 0.0, ()
     row, column = np.unravel_index(int(np.argmax(x)), x.shape)
     return float(x[row, column]), (*index, i.start + int(row), int(column))
-
-
-def _length_of_rows(x: Doubles) -> Doubles:
-    return np.asarray(np.sqrt(np.sum(np.square(x), -1)))

@@ -425,9 +425,11 @@ def catalogue(problem: Problem) -> Iterator[Defect]:
     """List mistakes that kernels are known for, as far as the problem can show them; first none."""
     yield Defect("none")
     for by in (3e-4, 1e-3, 3e-3, 1e-2):
-        yield Defect("scale times", f"{1 + by:g}", partial(_multiply_scale, 1 + by))
+        scale = problem.scale * (1 + by)
+        yield Defect("scale times", f"{1 + by:g}", partial(Problem._replace, scale=scale))
     for value in (1.443, 1.44):
-        yield Defect("log2(e) as", f"{value}", partial(_multiply_scale, value * math.log(2)))
+        scale = problem.scale * (value * math.log(2))
+        yield Defect("log2(e) as", f"{value}", partial(Problem._replace, scale=scale))
     yield from _list_key_defects(problem)
     yield from _list_convention_defects(problem)
     for size in (1e-4, 1e-3, 1e-2):
@@ -472,21 +474,13 @@ def _list_convention_defects(problem: Problem) -> Iterator[Defect]:
         yield Defect("window ends early, by", "1", lambda x: x._replace(window=(left - 1, right)))
     if problem.softcap is None:
         for cap in (50.0, 30.0):
-            yield Defect("softcap of", f"{cap:g}", partial(_replace_cap, cap))
+            yield Defect("softcap of", f"{cap:g}", partial(Problem._replace, softcap=cap))
     else:
-        yield Defect("softcap left out", "", partial(_replace_cap, None))
+        yield Defect("softcap left out", "", partial(Problem._replace, softcap=None))
     first = problem.read((0,) * len(problem.lead))
     for name in ("mask", "bias", "sinks"):
         if name in first:
             yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
-
-
-def _multiply_scale(by: float, problem: Problem) -> Problem:
-    return problem._replace(scale=problem.scale * by)
-
-
-def _replace_cap(cap: float | None, problem: Problem) -> Problem:
-    return problem._replace(softcap=cap)
 
 
 def _move_edge(edge: npt.NDArray[np.bool_], problem: Problem) -> Problem:

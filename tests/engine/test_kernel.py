@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from scipy.special import logsumexp
 
 from refattn import Attended, attend, merge, naive, softmax_attention
-from refattn.arrays.library import norm_bound
 from refattn.engine import kernel
-from refattn.engine.kernel import _bounded, _may_be_bounded, _reach
+from refattn.engine.kernel import _bounded, _may_be_bounded, _reach, norm_bound
 from tests import reference
 from tests.problems import draw, dtypes, seeds, tolerance, with_norm
 from tests.reference import CONTRACT

@@ -30,7 +30,8 @@ def test_lara_with_delta_weights_is_ra():
     omega = sampling.draw_target(q, k, num_samples=1, rng=1)
     delta = np.where(np.eye(4, dtype=bool), 0.0, -np.inf)
     keys = hops.Keys(k, v, half=0.5 * 3.0**-0.5)
-    lara = positive.two_hops(q, hops.Samples(3.0**-0.25 * omega[:, 0], delta), keys, False).out
+    samples = hops.Samples(3.0**-0.25 * omega[:, 0], delta)
+    lara = positive.two_hops(q, samples, keys, False, np).out
     np.testing.assert_allclose(lara, refattn.randomized_attention(q, k, v, omega=omega), atol=1e-14)
 
 

@@ -69,7 +69,8 @@ class Grid:
         self.names = ["\n" * (tallest - x.count("\n")) + x for x in names]
         self.rows = [[x.cell(row) for x in self.columns] for row in table.rows]
         values = [[x.value(row) for row in table.rows] for x in self.columns]
-        self.left = [i == 0 or _is_text(x) for i, x in enumerate(values)]
+        texts = [all(isinstance(x, str | None) for x in column) for column in values]
+        self.left = [i == 0 or text for i, text in enumerate(texts)]
         self.widths = [
             max(cell_len(line) for row in (self.names, *self.rows) for line in row[i].split("\n"))
             for i in range(len(names))
@@ -129,10 +130,6 @@ class Grid:
 
     def markdown(self) -> str:
         return markdown(self.names, self.rows, self.left)
-
-
-def _is_text(values: Sequence[Any]) -> bool:
-    return all(isinstance(x, str | None) for x in values)
 
 
 def _last(cell: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> A
         _ask_one_by_one,
         _split_values,
     ):
-        call = _wrap_step(step, adapter, call)
+        call = partial(step, adapter, call)
     return call(arrays, options)
 
 
@@ -66,10 +67,6 @@ def in_place(adapter: Any, arrays: Any, options: Keywords) -> Keywords:
     elif tokens(adapter, n, m) != (n, m):
         raise Beyond("self_attention" if adapter["self_attention"] else "multiple_of")
     return options
-
-
-def _wrap_step(step: Callable[..., Any], adapter: Any, call: Function) -> Function:
-    return lambda arrays, options: step(adapter, call, arrays, options)
 
 
 def head_size(adapter: Any, d: int) -> int:
@@ -278,12 +275,7 @@ def copies(adapter: Any, n: int, m: int, options: Keywords) -> int:
     if options.get("causal") or "mask" in options:
         return 1
     most = n + int(adapter["multiple_of"])
-    return next(r for r in range(1, most + 1) if _takes_keys_so_many(adapter, n, m * r))
-
-
-def _takes_keys_so_many(adapter: Any, n: int, m: int) -> bool:
-    """Return whether so many keys are taken, with queries added."""
-    return tokens(adapter, n, m)[1] == m
+    return next(r for r in range(1, most + 1) if tokens(adapter, n, m * r)[1] == m * r)
 
 
 def _add_causal_tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:

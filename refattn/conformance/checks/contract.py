@@ -12,14 +12,7 @@ import numpy as np
 
 from ..candidate.failures import Failure
 from .cases import layouts
-from .trials import (
-    CheckRun,
-    add_check,
-    again,
-    attends,
-    comparable_ways,
-    ways_to_call,
-)
+from .trials import CheckRun, add_check, again, attends, comparable_ways, ways_to_call
 
 
 @add_check

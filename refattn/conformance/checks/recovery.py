@@ -143,7 +143,7 @@ def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
     length = np.sum(z * z, -1)
     p = stats.ks(length, laws.chi2(d).cdf, error=min(1.0, 2 * delta * d))
     keep_p(t, f"{label}lengths", p, n, stats.ks)
-    p = d * min(_p_of_mean(z[:, i], error) for i in range(d))
+    p = d * min(stats.normal_mean(x - np.clip(np.mean(x), -error, error)) for x in z.T)
     keep_p(t, f"{label}means", min(1.0, p), n, stats.normal_mean, tries=d)
     keep_p(t, f"{label}scale", p_of_scale(z, error), n * d, stats.normal_scale)
     pairs = list(combinations(range(d), 2))
@@ -178,11 +178,6 @@ def p_of_scale(z: Floats, error: float) -> float:
     if np.sum(low * low) <= size.size <= np.sum(high * high):
         return 1.0
     return max(stats.normal_scale(low), stats.normal_scale(high))
-
-
-def _p_of_mean(z: Floats, error: float) -> float:
-    """Return the p-value of the mean of normal numbers that are off by `error`."""
-    return stats.normal_mean(z - np.clip(np.mean(z), -error, error))
 
 
 def _p_of_ties(z: Floats, error: float) -> float:

@@ -18,13 +18,7 @@ from ...arrays.library import Floats
 from ..candidate.failures import Failure
 from ..candidate.limits import Keywords
 from ..truth.reference import tolerance
-from .recovery import (
-    check_normal,
-    draw_results,
-    keep_p,
-    recover_frequency,
-    recovery_error,
-)
+from .recovery import check_normal, draw_results, keep_p, recover_frequency, recovery_error
 from .trials import CheckRun, add_check
 
 

@@ -18,14 +18,7 @@ from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords, nearest_head_size
 from ..truth.reference import CONTRACT, largest_exponent, of_function, terms, tolerance
 from .cases import OPTIONS, Mask, covering, in_time, levels, problem_of, try_cases
-from .trials import (
-    CheckRun,
-    add_check,
-    add_condition,
-    attends,
-    evaluated,
-    stabilised,
-)
+from .trials import CheckRun, add_check, add_condition, attends, evaluated, stabilised
 
 
 def random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> Mask:

@@ -13,11 +13,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..candidate.limits import Keywords
 from ..truth.reference import FEATURE_MAPS
-from .trials import (
-    CheckRun,
-    add_check,
-    add_condition,
-)
+from .trials import CheckRun, add_check, add_condition
 
 _SHAPES = (  # n, m, d, samples, leading axes
     (1, 1, 1, 1, ()),

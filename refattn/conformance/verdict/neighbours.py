@@ -107,7 +107,7 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         value = _SWAPPED[adapter["layout"]]
         yield _Neighbour("layout", value, _declare(adapter, {"layout": value}))
     if adapter.record.takes("scale"):
-        d = head_size(adapter, _asked_size(adapter))
+        d = head_size(adapter, nearest_head_size(adapter, 6))
         for value, scale in (("1/sqrt(d)", None), ("1", 1.0), ("1/d", 1 / d)):
             if scale != adapter["scale"]:
                 yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}))
@@ -142,14 +142,10 @@ def _interleave(call: Callable[..., Any], problem: Question) -> Any:
     return out[..., np.argsort(order), :, :]
 
 
-def _asked_size(adapter: Adapter) -> int:
-    return nearest_head_size(adapter, 6)
-
-
 def _problems(t: CheckRun) -> Iterator[Question]:
     """Yield small problems that tell conventions apart, the simplest first."""
     adapter = t.adapter
-    (n, m, d), lead = t.fit(3, 5, _asked_size(adapter)), adapter.lead(2, 2)
+    (n, m, d), lead = t.fit(3, 5, nearest_head_size(adapter, 6)), adapter.lead(2, 2)
     arrays, options = t.problem(n, m, d, 4, lead=lead)
     yield arrays, options
     if adapter.can("causal") and not adapter.has("proposals"):

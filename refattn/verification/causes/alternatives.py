@@ -172,7 +172,8 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 text = f"the window reaches {side + by} to the {words}, not {side}"
                 yield Alternative(text, problem._replace(window=change(side + by)))
     if left is not None or right is not None:
-        yield rule("all queries have the window of the last query", lambda x: band(_at_end(x)))
+        words = "all queries have the window of the last query"
+        yield rule(words, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
         if n != m:
             words = "the window is counted from the first key"
             yield rule(words, lambda x: band(x._replace(n=x.m)))
@@ -198,10 +199,6 @@ def _show_blocks(x: Place, size: int, last: int) -> Seen:
     level = x.i + x.m - x.n
     seen: Seen = x.j <= level // size * size + last
     return seen
-
-
-def _at_end(x: Place) -> Place:
-    return x._replace(i=0 * x.i + x.n - 1)
 
 
 def _list_masks(problem: Problem) -> Iterator[Alternative]:
@@ -381,7 +378,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
 
         yield Alternative(f"rows are those of {words}", problem, move=of_query)
     if len(problem.lead) and problem.lead[-1] > 1:
-        yield Alternative("keys are read in reverse order", _reversed(problem, "k"))
+        reverse = problem.replaced("k", lambda _, x: x[::-1])
+        yield Alternative("keys are read in reverse order", reverse)
     if n == m:
         yield Alternative("q and k are exchanged", _exchanged(problem))
     if _width(problem, "k") == _width(problem, "v"):
@@ -482,10 +480,6 @@ def _with_arrays_of(problem: Problem, names: str, at: Callable[[Index], Index]) 
         return {**problem.read(index), **{x: other[x] for x in names}}
 
     return problem._replace(read=read)
-
-
-def _reversed(problem: Problem, name: str) -> Problem:
-    return problem.replaced(name, lambda _, x: x[::-1])
 
 
 def _exchanged(problem: Problem) -> Problem:

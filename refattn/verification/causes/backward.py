@@ -124,7 +124,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
         yield Candidate(words, number, share=share)
-    d_v, d = gradient.forward.shape[2], _query_columns(gradient)
+    d_v, first = gradient.forward.shape[2], gradient.forward.read((0,) * len(gradient.forward.lead))
+    d = first["q"].shape[-1]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
         text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
@@ -205,11 +206,6 @@ def _lose_queries(x: BackwardHead, y: Kept, tile: slice) -> tuple[BackwardHead, 
     return x, y._replace(lse=lse)
 
 
-def _query_columns(gradient: Gradient) -> int:
-    shape: int = gradient.forward.read((0,) * len(gradient.forward.lead))["q"].shape[-1]
-    return shape
-
-
 def _cut_columns(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept]:
     kept = np.arange(x.head.v.shape[-1]) < width
     return x._replace(head=x.head._replace(v=np.where(kept, x.head.v, 0.0))), y
@@ -262,11 +258,7 @@ class Backward:
     """The parts of one backward pass, with what they are computed from."""
 
     def __init__(
-        self,
-        parts: Mapping[str, Part],
-        profile: Profile,
-        dtype: str,
-        where: Mapping[str, Index],
+        self, parts: Mapping[str, Part], profile: Profile, dtype: str, where: Mapping[str, Index]
     ) -> None:
         self.gradients = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
         self.from_out = profile.delta == "out"
@@ -402,11 +394,7 @@ def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, lis
 
 
 def explain_backward(
-    parts: Mapping[str, Part],
-    failed: Mapping[str, Index],
-    profile: Profile,
-    dtype: str,
-    own: bool,
+    parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
 ) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[str]]]:
     """Return alternatives that explain the gradients that failed, the samples, and what they show.
 

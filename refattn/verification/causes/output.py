@@ -29,15 +29,7 @@ from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
 from .sequences import list_skipped
-from .slips import (
-    NORMALISERS,
-    PARTS,
-    list_cuts,
-    list_fills,
-    list_lost_tiles,
-    list_slips,
-    sum_tiles,
-)
+from .slips import NORMALISERS, PARTS, list_cuts, list_fills, list_lost_tiles, list_slips, sum_tiles
 from .wrong_rows import (
     FAR,
     Sample,

@@ -59,10 +59,7 @@ def explain(
 
 
 def explain_gradients(
-    parts: Mapping[str, Part],
-    verdicts: Mapping[str, Verdict],
-    profile: ProfileChoice,
-    forward: str,
+    parts: Mapping[str, Part], verdicts: Mapping[str, Verdict], profile: ProfileChoice, forward: str
 ) -> dict[str, Verdict]:
     """Give the verdicts on failed gradients their suspects; that on the output is `forward`."""
     failed = [name for name, x in verdicts.items() if x.verdict == "FAIL"]

@@ -262,11 +262,12 @@ def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Altern
         ("{} is added to the scores of hidden keys", True),
     ):
         text = f"{words}, not -inf"
-        yield text, partial(_hide_by, problem, added)
 
+        def hide_by(fill: float, added: bool = added) -> Alternative:
+            change = partial(_fill_hidden, problem, fill=fill, added=added)
+            return Alternative("", problem, answer=change)
 
-def _hide_by(problem: Problem, added: bool, fill: float) -> Alternative:
-    return Alternative("", problem, answer=partial(_fill_hidden, problem, fill=fill, added=added))
+        yield text, hide_by
 
 
 def _cap_after_bias(head: SoftmaxHead, cap: float) -> Result:
