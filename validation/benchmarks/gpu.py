@@ -46,7 +46,7 @@ CHECKED = 64  # queries of the first head that are compared with float64 on the 
 SCORES = 2**28  # that the roofline holds at once
 
 BLOCKS = ((2048, 2048), (8192, 2048), (8192, 8192), (16384, 4096), (32768, 8192))
-STEPS = ((8, 16), (32, 16), (64, 16), (16, 32), (32, 32), (8, 64))
+STEPS = ((8, 256), (16, 256), (32, 256), (64, 256), (32, 128), (16, 512))
 
 
 class Unavailable(click.ClickException):
