@@ -142,10 +142,12 @@ def _next_multiple(adapter: Any, count: int) -> int:
 
 
 def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """Leave out what a candidate has settled by itself; this is the innermost step."""
+    """Leave out what a candidate has settled, and give masks its axes; the innermost step."""
     settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
     if adapter["causal_only"] and "causal" not in adapter.capabilities:
         settled.add("causal")
+    if adapter["mask_axes"] == "2" and "mask" in options:
+        options = options | {"mask": np.atleast_2d(options["mask"])}
     return call(*arrays, **{k: x for k, x in options.items() if k not in settled})
 
 

@@ -135,6 +135,18 @@ def test_conventions_of_windows_are_declared():
     assert Adapter(len, "softmax", ["window"], {"window": tag}).declared == {"window": tag}
 
 
+def test_masks_of_one_axis_are_not_for_those_who_refuse_them():
+    def attention(q, k, v, *, mask=None):
+        assert mask is None or mask.ndim > 1
+        return refattn.softmax_attention(q, k, v, mask=mask)
+
+    verdicts = [
+        check(of(attention, "softmax", "mask", mask_axes=axes), checks=["mask_broadcasts"]).verdict
+        for axes in ("1", "2")
+    ]
+    assert verdicts == ["FAIL", "PASS"]
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_bundles_are_of_known_tags(name):
     assert set(SPECS[name]) <= set(TAGS)
