@@ -203,13 +203,17 @@ def _print_answer(answer: Answer, kind: str) -> None:
         answer.show(Page(markdown=kind == "markdown"))
 
 
+def other_layout(layout: str) -> str:
+    """Return the layout with heads and tokens exchanged."""
+    return {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
+
+
 def many_heads(heads: int, tokens: int, layout: str) -> None:
     """Warn of more heads than tokens: the axes may be in the other order."""
-    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
     if heads > tokens:
         notice(
             f"warning: {heads} heads of {tokens} tokens in layout {layout} "
-            f"looks transposed; if so, pass --layout {other}"
+            f"looks transposed; if so, pass --layout {other_layout(layout)}"
         )
 
 

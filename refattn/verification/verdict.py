@@ -22,6 +22,7 @@ _DEFECTS = {
 }
 
 _LARGER = "give larger q or k, or numbers in more digits"
+_NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
 _OF_PLACES = ("mean square of tiles", "mean square of heads")
@@ -139,6 +140,19 @@ class Verdict(NamedTuple):
         if self.verdict == "UNDERPOWERED":
             text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
+
+    def in_layout(self, layout: str, transposed: Verdict) -> Verdict:
+        """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
+        share = 1.0
+        if transposed.verdict == "FAIL":
+            share -= (transposed.z.rms / self.z.rms) ** 2 if self.z.rms > 0 else 1.0
+        if self.verdict != "FAIL" or not share > _NEARLY_ALL:
+            return self
+        text = f"the arrays look transposed: pass --layout {layout}"
+        cause = Suspect("layout", math.nan, math.nan, math.nan, share, text)
+        rest = [] if transposed.verdict == "PASS" else self.suspects
+        parts = {x: y.in_layout(layout, transposed.parts[x]) for x, y in self.parts.items()}
+        return self._replace(suspects=[cause, *rest], parts=parts)
 
     def __str__(self) -> str:
         """Put the verdict into words."""
@@ -278,6 +292,8 @@ def _say_what_next(verdict: Verdict) -> str:
         return f"more rows, or {_LARGER.removeprefix('give ')}"
     if not verdict.suspects:
         return "compare the rows above with exact attention; --plot draws the worst head"
+    if verdict.suspects[0].name == "layout":
+        return "pass that option"
     if verdict.suspects[0].name == "convention":
         return "look for this cause in the kernel; if it is intended, pass verify the same option"
     return "look for this cause in the kernel; --verbose lists all tests"
