@@ -187,6 +187,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     }
     yield f"{verdict.verdict}: {words[verdict.verdict]}"
     failed = verdict.verdict == "FAIL"
+    questions = [x for x in verdict.remarks if x.endswith("?")] if failed else []
+    yield from (f"  {x}" for x in questions)
     if failed:
         yield from _write_causes(verdict, verbose)
         if verdict.place:
@@ -200,7 +202,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     )
     if failed:
         yield from _write_tests(verdict, verbose)
-    yield from (f"  {x}" for x in verdict.remarks[: None if verbose else _REMARKS])
+    others = [x for x in verdict.remarks if x not in questions]
+    yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
         yield from _write_power(verdict, one)
     rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]

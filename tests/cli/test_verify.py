@@ -436,3 +436,12 @@ def test_the_layout_is_the_first_cause_where_it_explains_the_error(wrong):
     assert (line in result.stdout) == (wrong != "noise")
     assert ("  or: " in result.stdout) <= (wrong != "")
     assert ("  next: pass that option" in result.stdout) == (wrong != "noise")
+
+
+def test_float32_arrays_that_hold_bfloat16_numbers_are_said_to():
+    q, k, v = sample()
+    out = FORMATS["bfloat16"].round(refattn.softmax_attention(q, k, v))
+    result = run(save("x.npz", {"q": q, "k": k, "v": v, "out": out}, "float32"))
+    assert result.exit_code == 0
+    introduction = " ".join(result.stdout.splitlines()[:3])
+    assert "bfloat16 (float32 arrays that hold bfloat16 numbers) softmax" in introduction
