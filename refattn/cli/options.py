@@ -86,6 +86,11 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
             chosen.append(ESTIMATORS[name].name)
         else:
             hint = close(name, ["all", *_aliased()])
+            if ":" in name:
+                hint = (
+                    " To add your own: refattn.registry.register, in a package with an entry point "
+                    "of the group refattn.estimators (guide: Add an estimator)."
+                )
             raise click.BadParameter(
                 f"must be all or of {', '.join(COMMON)}, ... (all: refattn check --list), "
                 f"got {name!r}.{hint}"

@@ -202,7 +202,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     )
     if failed:
         yield from _write_tests(verdict, verbose)
-    others = [x for x in verdict.remarks if x not in questions]
+    said = {*questions, *(x.text for x in verdict.suspects)}
+    others = [x for x in verdict.remarks if x not in said]
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
         yield from _write_power(verdict, one)
