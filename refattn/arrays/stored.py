@@ -14,6 +14,7 @@ INTEGER = "int8"
 SCALES = {name: f"{name}_scale" for name in "qkv"}  # of the array, in files and calls
 TYPED = ("q", "k", "v", "out", "weights")  # what a type may be given of
 EIGHT_BITS = (INTEGER, "float8_e4m3fn", "float8_e5m2")
+NARROW = ("bfloat16", "float16")  # of which wider arrays may hold the numbers
 
 
 def list_types(dtype: Any, known: Collection[str]) -> dict[str, str]:

@@ -247,7 +247,7 @@ def audit(
     Returns
     -------
     Audit
-        The bugs that pass, and the tolerance that would reject them.
+        The bugs that pass, with their errors, and the tolerance that a correct kernel needs.
 
     Raises
     ------

@@ -59,10 +59,10 @@ def audit_command(
 
     TEST is FILE.py::TEST of pytest, a script, or MODULE:FUNCTION. It is run as it is, and then with
     the output of --kernel replaced by that of each known bug, with the kernel's own roundings: what
-    still passes is listed, with the tolerance that would reject it. Other results of the kernel
-    stay as they are. Without --kernel, TEST is a function that returns (inputs, compare), as for
-    refattn.testing.audit. Exit status 1 means that the test accepts a trivial output, such as
-    zeros.
+    still passes is listed, with its largest error: an atol below it, with rtol 0, would reject it.
+    Other results of the kernel stay as they are. Without --kernel, TEST is a function that returns
+    (inputs, compare), as for refattn.testing.audit. Exit status 1 means that the test accepts a
+    trivial output, such as zeros.
     """
     from ..audit.runs import audit_test
 

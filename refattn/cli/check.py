@@ -340,7 +340,9 @@ def _import_target(target: str) -> Any:
         for part in name.split("."):
             target_object = getattr(target_object, part)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import {target!r}: {said(error)}") from None
+        file = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        hint = f". Did you mean {file}:{name}?" if module.endswith(".py") else ""
+        raise ValueError(f"cannot import {target!r}: {said(error)}{hint}") from None
     except BaseException as error:  # also SystemExit and the like
         kind = type(error).__name__
         raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None

@@ -86,6 +86,11 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
             chosen.append(ESTIMATORS[name].name)
         else:
             hint = close(name, ["all", *_aliased()])
+            if ":" in name:
+                hint = (
+                    " To add your own: refattn.registry.register, in a package with an entry point "
+                    "of the group refattn.estimators (guide: Add an estimator)."
+                )
             raise click.BadParameter(
                 f"must be all or of {', '.join(COMMON)}, ... (all: refattn check --list), "
                 f"got {name!r}.{hint}"
@@ -203,13 +208,17 @@ def _print_answer(answer: Answer, kind: str) -> None:
         answer.show(Page(markdown=kind == "markdown"))
 
 
+def other_layout(layout: str) -> str:
+    """Return the layout with heads and tokens exchanged."""
+    return {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
+
+
 def many_heads(heads: int, tokens: int, layout: str) -> None:
     """Warn of more heads than tokens: the axes may be in the other order."""
-    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
     if heads > tokens:
         notice(
             f"warning: {heads} heads of {tokens} tokens in layout {layout} "
-            f"looks transposed; if so, pass --layout {other}"
+            f"looks transposed; if so, pass --layout {other_layout(layout)}"
         )
 
 

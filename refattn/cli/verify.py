@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from .options import (
     many_heads,
     needed,
     one_line,
+    other_layout,
     plot_option,
     profile_option,
     publish,
@@ -205,7 +207,21 @@ def _foresee(
     return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words
 
 
-def _judge_file(
+def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
+    """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
+    judged = _judge_layout(path, layout=layout, **options)
+    tensors, verdict, (n, m, _) = judged.tensors, judged.verdict, judged.problem.shape
+    looks_transposed = tensors.sequences is None and tensors.lead[-1:] > (max(n, m),)
+    if verdict.verdict != "FAIL" or not looks_transposed:
+        return judged
+    other = other_layout(layout)
+    with suppress(TypeError, ValueError):  # shapes that have no such layout
+        transposed = _judge_layout(path, layout=other, **options).verdict
+        return judged._replace(verdict=verdict.in_layout(other, transposed))
+    return judged
+
+
+def _judge_layout(
     path: Path,
     *,
     dtype: Any,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,15 @@ import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.library import Doubles, Floats
-from ..arrays.stored import INTEGER, SCALES, expand_scale, list_types, mask_of_members, storage_type
+from ..arrays.stored import (
+    INTEGER,
+    NARROW,
+    SCALES,
+    expand_scale,
+    list_types,
+    mask_of_members,
+    storage_type,
+)
 from . import safetensors
 from .arrays import INSTALL, must_hold, read_file, read_npz
 from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
@@ -53,6 +62,8 @@ class Tensors:
     dtypes : dict of str
         What each array holds: the type in the file or, if that is float32 or float64 and all its
         numbers are of it, the narrower one given; "bool" for the mask.
+    stored : dict of str
+        The type of each array in the file.
     scales : dict of arrays
         What q, k and v are multiplied by, where the file has it, with all axes of the array.
     shapes : dict of tuple
@@ -79,6 +90,7 @@ class Tensors:
         self.path, self.sequences = path, sequences
         self.dtype = storage_type(dtypes)
         self.dtypes = {name: x for name, x in dtypes.items() if name in views}
+        self.stored = {name: x.dtype.name for name, x in views.items()}
         self.scales = scales
         self.shapes = {name: x.shape for name, x in views.items()}
         self.lead = lead
@@ -324,12 +336,21 @@ def _check_numbers(name: str, x: Floats) -> None:
 
 
 def _assume_narrow(arrays: Mapping[str, Floats]) -> dict[str, str]:
-    """Return types of arrays; where q is wider than out but holds such numbers, that of out."""
+    """Return types of arrays; where q is wider than out but holds such numbers, that of out.
+
+    If q, k, v and out are wide and hold only numbers of a narrower type, it is that of all.
+    """
     dtypes = {name: x.dtype.name for name, x in arrays.items()}
-    out = _number_type(dtypes.get("out", "float64"))
-    if out.itemsize > 2 or not _rounded_to(arrays["q"], out):
-        return dtypes
-    return dtypes | {name: out.name for name in "qkv" if _rounded_to(arrays[name], out)}
+    given = {name: arrays[name] for name in ("q", "k", "v", "out") if name in arrays}
+    wide = dtypes.get("out", "float64") in _WIDE
+    for name in NARROW if wide else (dtypes["out"],):
+        with suppress(ValueError):  # ml_dtypes, which float32 does not need
+            to = _number_type(name)
+            held = {x: name for x, y in given.items() if _rounded_to(y, to)}
+            enough = len(held) == 4 and all(x.size for x in given.values())
+            if "q" in held and (enough or not wide):
+                return dtypes | held
+    return dtypes
 
 
 def _rounded_to(x: Floats, number_type: np.dtype[Any]) -> bool:

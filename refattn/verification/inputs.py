@@ -10,7 +10,15 @@ import numpy as np
 
 from ..arrays import checks
 from ..arrays.library import Doubles, to_host
-from ..arrays.stored import EIGHT_BITS, INTEGER, SCALES, expand_scale, list_types, storage_type
+from ..arrays.stored import (
+    EIGHT_BITS,
+    INTEGER,
+    NARROW,
+    SCALES,
+    expand_scale,
+    list_types,
+    storage_type,
+)
 from ..rounding.formats import FORMATS, STORED, check_all_hold, dtype_of, widen
 from ..rounding.profiles import PROFILES
 from .choice import BACKWARD_PROFILES, is_narrow, usual_profiles
@@ -52,7 +60,8 @@ def read_inputs(
         types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
     if dtype is None and out is not None:
         checks.is_array("out", out)
-        types |= assume_narrow(own, dtype_of(out, "out"), raw)
+        stored = own | {"out": dtype_of(out, "out")}
+        types |= assume_narrow(stored, raw | {"out": widen("out", out)})
     types = own | types
     unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
     numbers = dict(raw)
@@ -73,19 +82,24 @@ def _own_type(name: str, x: Any) -> str:
     return INTEGER if is_integer else dtype_of(x, name)
 
 
-def assume_narrow(
-    own: Mapping[str, str], out: str, arrays: Mapping[str, Doubles]
-) -> dict[str, str]:
+def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict[str, str]:
     """Take the type of the output for that of queries in a wider array that hold its numbers.
 
-    So are keys and values taken, where they hold such numbers, too.
+    So are keys and values taken, where they hold such numbers, too. If all are wide and hold only
+    numbers of a narrower type, it is taken for theirs.
     """
-    narrow = STORED[out]
-    held = {
-        name: STORED[own[name]].digits > narrow.digits and bool(np.all(narrow.holds(x)))
-        for name, x in arrays.items()
-    }
-    return {name: out for name, x in held.items() if x} if is_narrow(out) and held["q"] else {}
+    wide = not is_narrow(own["out"])
+    for name in NARROW if wide else (own["out"],):
+        to = STORED[name]
+        held = {
+            x: name
+            for x, y in arrays.items()
+            if STORED[own[x]].digits > to.digits and np.all(to.holds(y))
+        }
+        enough = len(held) == len(arrays) and all(x.size for x in arrays.values())
+        if "q" in held and (enough or not wide):
+            return {x: name for x in held if x != "out"}
+    return {}
 
 
 def name_profiles(

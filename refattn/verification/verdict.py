@@ -22,6 +22,7 @@ _DEFECTS = {
 }
 
 _LARGER = "give larger q or k, or numbers in more digits"
+_NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
 _OF_PLACES = ("mean square of tiles", "mean square of heads")
@@ -140,6 +141,19 @@ class Verdict(NamedTuple):
             text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
+    def in_layout(self, layout: str, transposed: Verdict) -> Verdict:
+        """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
+        share = 1.0
+        if transposed.verdict == "FAIL":
+            share -= (transposed.z.rms / self.z.rms) ** 2 if self.z.rms > 0 else 1.0
+        if self.verdict != "FAIL" or not share > _NEARLY_ALL:
+            return self
+        text = f"the arrays look transposed: pass --layout {layout}"
+        cause = Suspect("layout", math.nan, math.nan, math.nan, share, text)
+        rest = [] if transposed.verdict == "PASS" else self.suspects
+        parts = {x: y.in_layout(layout, transposed.parts[x]) for x, y in self.parts.items()}
+        return self._replace(suspects=[cause, *rest], parts=parts)
+
     def __str__(self) -> str:
         """Put the verdict into words."""
         return self.write()
@@ -173,6 +187,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     }
     yield f"{verdict.verdict}: {words[verdict.verdict]}"
     failed = verdict.verdict == "FAIL"
+    questions = [x for x in verdict.remarks if x.endswith("?")] if failed else []
+    yield from (f"  {x}" for x in questions)
     if failed:
         yield from _write_causes(verdict, verbose)
         if verdict.place:
@@ -186,7 +202,9 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     )
     if failed:
         yield from _write_tests(verdict, verbose)
-    yield from (f"  {x}" for x in verdict.remarks[: None if verbose else _REMARKS])
+    said = {*questions, *(x.text for x in verdict.suspects)}
+    others = [x for x in verdict.remarks if x not in said]
+    yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
         yield from _write_power(verdict, one)
     rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
@@ -278,6 +296,8 @@ def _say_what_next(verdict: Verdict) -> str:
         return f"more rows, or {_LARGER.removeprefix('give ')}"
     if not verdict.suspects:
         return "compare the rows above with exact attention; --plot draws the worst head"
+    if verdict.suspects[0].name == "layout":
+        return "pass that option"
     if verdict.suspects[0].name == "convention":
         return "look for this cause in the kernel; if it is intended, pass verify the same option"
     return "look for this cause in the kernel; --verbose lists all tests"

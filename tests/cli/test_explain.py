@@ -5,6 +5,7 @@ import pytest
 from refattn.conformance import CHECKS
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.verdict import explanations
+from refattn.rounding import PROFILES
 from tests.cli.running import run, shown
 
 
@@ -40,11 +41,21 @@ def test_every_name_is_in_one_group():
         ("softmax-gqa-interleaved", "what to do: compare yours with `python -m refattn.naive`"),
         ("performer", "test yours: refattn check MODULE:CALLABLE --estimator performer"),
         ("law", "severity law, of a failure: random draws have the wrong distribution."),
+        ("lara", "it is called as: fn(q, k, v, num_proposals=, seed=)"),
+        ("softmax", "it is called as: fn(q, k, v) test"),
+        ("flash", "profile flash, of refattn verify: a fused kernel: "),
+        ("bound", "bound: a test of verify: no error exceeds its proven bound"),
+        ("UNDERPOWERED", "UNDERPOWERED: a verdict: no test failed, but"),
         ("performer", "estimator rfa-orthogonal, performer, favor: "),
     ],
 )
 def test_explanations(name, words):
     assert words in " ".join(shown("explain", name).split())
+
+
+def test_every_profile_is_explained():
+    for name in PROFILES:
+        assert explanations.explain(name)[-1].startswith(f"profile {name}, of refattn verify: ")
 
 
 def test_a_name_that_nothing_has():

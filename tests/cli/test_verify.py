@@ -418,3 +418,30 @@ def test_packed_sequences_in_words():
     assert "mask" not in result.output
     assert "transposed" not in result.output
     assert report("x.safetensors --causal")["causal"]
+
+
+@pytest.mark.parametrize("wrong", ["", "wrong row", "noise"])
+def test_the_layout_is_the_first_cause_where_it_explains_the_error(wrong):
+    """Transposed, the right output passes, a wrong one is much nearer, and noise is no nearer."""
+    rng = np.random.default_rng(4)
+    q, k, v = (rng.standard_normal((2, 4, 40, 16)).astype(np.float32) for _ in "qkv")
+    out = refattn.softmax_attention(q, k, v)
+    out[:, :, 0] *= 1.0001 if wrong == "wrong row" else 1.0
+    out = rng.standard_normal(out.shape) if wrong == "noise" else out
+    arrays = {"q": q, "k": k, "v": v, "out": out}
+    save("x.npz", {x: np.swapaxes(y, 1, 2) for x, y in arrays.items()}, "float32")
+    result = run("x.npz")
+    assert result.exit_code == 1
+    line = "  cause: the arrays look transposed: pass --layout bnhd (explains "
+    assert (line in result.stdout) == (wrong != "noise")
+    assert ("  or: " in result.stdout) <= (wrong != "")
+    assert ("  next: pass that option" in result.stdout) == (wrong != "noise")
+
+
+def test_float32_arrays_that_hold_bfloat16_numbers_are_said_to():
+    q, k, v = sample()
+    out = FORMATS["bfloat16"].round(refattn.softmax_attention(q, k, v))
+    result = run(save("x.npz", {"q": q, "k": k, "v": v, "out": out}, "float32"))
+    assert result.exit_code == 0
+    introduction = " ".join(result.stdout.splitlines()[:3])
+    assert "bfloat16 (float32 arrays that hold bfloat16 numbers) softmax" in introduction

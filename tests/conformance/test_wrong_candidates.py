@@ -1,6 +1,7 @@
 """Wrong candidates fail the checks that are for their mistake, and the report says where."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -125,6 +126,25 @@ def test_defects_fail(mutant, name, monkeypatch):
     report = check(catalogued(mutant.name), checks=[name], level=level, rng=1)
     assert report.verdict == "FAIL", str(report)
     assert report.results[0].reproducer
+
+
+@pytest.mark.long
+def test_the_own_proposal_of_lara_is_told_from_the_mixture():
+    """The distribution functions are .12 apart; 2,000 seeds show .083: power > .99."""
+    own = candidates.seeded(partial(refattn.linear_randomized_attention, weighting="own"))
+    report = check(
+        own, estimator="lara", tags={"centres": "chunks"}, checks=["proposal_average"], rng=3
+    )
+    assert report.verdict == "FAIL"
+
+
+def test_a_verdict_on_lara_says_that_weights_and_centres_were_not_tested():
+    def limits(*capabilities, **tags):
+        return {*conformance.Adapter(len, "lara", capabilities, tags).limits}
+
+    assert limits() == {"centres=own"}
+    assert limits("omega") == limits(centres="chunks") - {"centres=chunks"} == set()
+    assert limits("omega_only") == {"omega_only"}
 
 
 # Those that are written here, of which `wrong_candidates.txt` is the table.

@@ -149,6 +149,28 @@ def test_a_cache_that_is_given_in_float32(as_float32):
     assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "bfloat16")
 
 
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, dtype, wide):
+    """Unless one of them holds others, or the type is given."""
+    rng, to = np.random.default_rng(1), FORMATS[dtype].round
+    q, k, v = (to(x) for x in rng.standard_normal((3, 2, M, 16)))
+    out = kernel("flash", q, k, v, dtype)
+    given = {x: y.astype(wide) for x, y in {"q": q, "k": k, "v": v, "out": out}.items()}
+    np.savez(tmp_path / "file.npz", **given)
+    tensors = open_tensors(tmp_path / "file.npz")
+    assert {*tensors.dtypes.values()} == {tensors.dtype} == {dtype}
+    assert {*tensors.stored.values()} == {np.dtype(wide).name}
+    found = verify(**given)
+    assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", dtype)
+    own = np.dtype(wide).name
+    assert verify(**given, dtype=own).dtype == own
+    for name in given:
+        other = given | {name: given[name] * wide(1.01)}
+        np.savez(tmp_path / "other.npz", **other)
+        assert open_tensors(tmp_path / "other.npz").dtype == verify(**other).dtype == own
+
+
 def test_queries_in_float32_beside_keys_in_float16():
     """They may be rounded to float16 as well, which is what TF32 keeps of them."""
     rng, to = np.random.default_rng(1), FORMATS["float16"].round

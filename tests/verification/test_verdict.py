@@ -285,7 +285,7 @@ DEFECTS = {
     "no rescaling": (lambda: run(rescale=False), {}, True, ""),
     "columns": (lambda: run()[..., [1, 0, *range(2, 32)]], {}, True, ""),
     "NaN": (lambda: changed(run(), np.s_[1, 5, 3], lambda x: math.nan), {}, True, ""),
-    "zeros": (lambda: 0 * run(), {}, True, "times what it should be"),
+    "zeros": (lambda: 0 * run(), {}, True, "the output is 0 everywhere"),
     "transposed": (lambda: np.swapaxes(run(), 1, 2).reshape(2, 128, 32), {}, True, ""),
     "one number": (lambda: changed(run(), np.s_[1, 7, 9], lambda x: 1.02 * x), {}, False, ""),
     "row of the next": (lambda: run()[:, [*range(7), 8, *range(8, 128)]], {}, True, ""),
@@ -423,6 +423,8 @@ def test_remarks():
     text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6)"
     assert found.remarks == [text]
     assert judged(0 * out).remarks == ["the output is 0 everywhere"]
+    causes = [[x.text for x in judged(x * out).suspects] for x in (0.0, np.nan)]
+    assert causes == [["the output is 0 everywhere"], ["256 of 256 rows hold NaN or infinity"]]
 
 
 def test_verdicts_can_be_pickled():

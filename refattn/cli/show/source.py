@@ -39,6 +39,8 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
         del given["mask"]  # which is made of them
     shapes = ", ".join(f"{name} {x}{differing.get(name, '')}" for name, x in given.items())
     rounded = f" rounded to {dtype}" if tensors.dtype != dtype else ""
+    if (stored := tensors.stored["q"]) != tensors.dtypes["q"]:
+        rounded = f" ({stored} arrays that hold {tensors.dtypes['q']} numbers){rounded}"
     band = problem if problem.packed is None else problem.packed
     said = [
         CALLED[problem.kind],

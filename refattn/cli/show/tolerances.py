@@ -8,7 +8,7 @@ from ...arrays.tables import digits
 from ...arrays.words import portable, to_json
 from ...files.tensors import Tensors
 from ...rounding.problems import Problem
-from ...verification.tolerance import LEVEL, Tolerance
+from ...verification.tolerance import LEVEL, USUAL, Tolerance
 from .page import Page
 from .source import introduction, source_of
 
@@ -31,7 +31,9 @@ def print_tolerance(
         page.say("drift: share of the result that truncated sums lose; all tolerances include it")
     if tolerance.power[0].given > 1:
         atol, rtol = map(digits, tolerance.given)
-        page.say(f"the given tolerance (atol {atol}, rtol {rtol}) would reject a correct kernel")
+        usual = tolerance.given == USUAL.get(tolerance.dtype)
+        name = "torch's default" if usual else "the given tolerance"
+        page.say(f"{name} (atol {atol}, rtol {rtol}) would reject a correct kernel")
     if not verbose:
         page.say("--verbose: the atol of each head, and which known bugs the tolerance lets pass")
         return

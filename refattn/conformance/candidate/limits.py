@@ -22,6 +22,7 @@ Function = Callable[..., Any]
 Arrays = tuple[Floats, ...]
 Keywords = dict[str, Any]
 
+_USUAL_LOGIT = {"float64": 300.0, "float16": 5.0}
 _FAR_BELOW = -1e4  # where elu + 1 and ReLU are 0, in every dtype
 _OF_FREQUENCIES = ("omega", "centres", "mean", "cov")  # options whose last axis is d
 _QUERY_AXES = {"omega": -3, "indices": -2, "log_probability": -2}  # axes where each has its own
@@ -111,18 +112,23 @@ def shrink(adapter: Any, q: Floats, k: Floats) -> float:
 
 
 def sizes(adapter: Any, arrays: Arrays) -> str:
-    """Describe how long queries and keys are, and which `max_logit` leaves them out.
+    """Describe how long queries and keys are, and a `max_logit` that leaves them out.
+
+    Exponentials of the usual value, 300 in float64, are well within the range of the dtype.
 
     >>> from refattn.conformance import Adapter
     >>> sizes(Adapter(len, "rfa"), (np.ones((2, 4)), np.full((3, 4), 55.0)))
-    'queries of length 2 and keys of length 110 (a tag max_logit below 3.03e+03 leaves them out)'
+    'queries of length 2 and keys of length 110 (a tag max_logit=300 leaves them out)'
     """
     words = [
         f"{name} of length {_longest(np.asarray(x, float)):.3g}"
         for name, x in zip(("queries", "keys"), arrays, strict=False)
     ]
-    least = largest_logit(adapter, arrays)
-    return f"{' and '.join(words)} (a tag max_logit below {least:.3g} leaves them out)"
+    largest, usual = largest_logit(adapter, arrays), _USUAL_LOGIT.get(adapter["dtype"], 40.0)
+    if not math.isfinite(largest):  # of masked numbers: no size is the reason
+        return " and ".join(words)
+    most = min(usual, 0.9 * largest)
+    return f"{' and '.join(words)} (a tag max_logit={most:.3g} leaves them out)"
 
 
 def _longest(x: Floats) -> float:
@@ -139,10 +145,12 @@ def _next_multiple(adapter: Any, count: int) -> int:
 
 
 def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
-    """Leave out what a candidate has settled by itself; this is the innermost step."""
+    """Leave out what a candidate has settled, and give masks its axes; the innermost step."""
     settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
     if adapter["causal_only"] and "causal" not in adapter.capabilities:
         settled.add("causal")
+    if adapter["mask_axes"] == "2" and "mask" in options:
+        options = options | {"mask": np.atleast_2d(options["mask"])}
     return call(*arrays, **{k: x for k, x in options.items() if k not in settled})
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
+from ...rounding.profiles import PROFILES, Profile
 from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS
 from ..checks.trials import CHECKS, Check
@@ -23,6 +24,28 @@ _LAYERS = {
 }
 _OF_DRAWS = "how the function draws: the distribution, the coupling, and what a seed changes"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
+_OF_VERIFY = {  # tests and verdicts
+    "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
+    "largest z": "a test of verify: the largest error over its standard deviation",
+    "mean square": "a test of verify: the mean of squares of errors over standard deviations",
+    "mean square of tiles": "the same for the rows of a tile, of 16 or more queries",
+    "mean square of heads": "the same for the rows of a head",
+    "likelihood": "a test of verify: another profile is much likelier than this one",
+    "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
+    "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
+    "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation would have passed, too",
+}
+_PROFILES = {  # by the first word of their names
+    "math": "everything but the result is in float32 (or float64)",
+    "serial": "as math, and sums add one term after the other",
+    "recomputed": "as math, and the backward pass computes weights again from log normalisers",
+    "flash": "a fused kernel: weights over the largest are rounded, sums are not",
+    "upcast": "scores and softmax are in float32, then probabilities are rounded",
+    "eager": "step by step: scores and probabilities are rounded to the storage type",
+    "tf32": "matrix units round what they multiply to TF32",
+    "fp8": "weights, or all that is multiplied, are rounded to 8 bits",
+    "half": "sums of products are kept in float16",
+}
 _FEW = 4  # known bugs that are listed for a check
 
 
@@ -37,7 +60,8 @@ def kills() -> dict[str, dict[str, list[str]]]:
 def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
-    return list(dict.fromkeys([*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]))
+    found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]
+    return list(dict.fromkeys([*found, *_OF_VERIFY, *PROFILES]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -79,6 +103,10 @@ def explain(name: str) -> list[str]:
             lines.append(f"  declare it: refattn check MODULE:CALLABLE --{kind} {name}{value}")
     if name in SEVERITIES:
         lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
+    if name in PROFILES:
+        lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
+    if name in _OF_VERIFY:
+        lines.append(f"{name}: {_OF_VERIFY[name]}.")
     if not lines:
         hint = close(name, names())
         known = "reports name known bugs, and refattn check --list prints all other names"
@@ -137,4 +165,15 @@ def _explain_estimator(name: str) -> Iterator[str]:
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
     yield f"estimator {', '.join((record.name, *record.aliases))}: {summary}"
     yield from (f"  {trait}: {TRAITS[trait]}" for trait in record.traits)
+    drawn = [f"{record.size}="] * (record.size is not None) + ["seed="] * record.has("random")
+    yield f"  it is called as: fn({', '.join([*record.arrays, *drawn])})"
     yield f"  test yours: refattn check MODULE:CALLABLE --estimator {name}"
+
+
+def _describe_profile(name: str) -> str:
+    """Say what a kernel of a profile rounds, with the fields of `rounding.Profile`."""
+    profile = PROFILES[name]
+    changed = (x for x in profile._fields if getattr(profile, x) != getattr(Profile(), x))
+    fields = ", ".join(f"{x}={getattr(profile, x)}" for x in changed)
+    kind = name.partition("-")[0].removesuffix("64")
+    return _PROFILES[kind] + f" ({fields})" * bool(fields)

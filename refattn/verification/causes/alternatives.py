@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
+from ...arrays.stored import NARROW
 from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
 from ..findings import describe_span, place
@@ -53,7 +54,7 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
 
 def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
     """Say if queries, keys and values look like those of a narrower type."""
-    for name in ("bfloat16", "float16"):
+    for name in NARROW:
         to = FORMATS[name]
         heads = (problem.read(index) for index in np.ndindex(problem.lead))
         if to.digits < FORMATS[dtype].digits and all(

@@ -47,7 +47,7 @@ def explain(
     found, sample = explain_output(problem, numbers, profiles, *rest)
     if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
         fits = []
-    suspects = order_suspects(found, fits)
+    suspects = name_trivial(verdict) or order_suspects(found, fits)
     at = describe_place(problem, sample)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     holds = any(x.name == "convention" for x in suspects)
@@ -74,7 +74,7 @@ def explain_gradients(
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
-        suspects = order_suspects(
+        suspects = name_trivial(verdict) or order_suspects(
             named.get(name, []), name_factors(problem, tidy_fits(verdict, "out"))
         )
         where = describe_place(problem, samples[name])
@@ -89,6 +89,14 @@ def explain_gradients(
         remarks = [*nan, *([] if suspects else seen[name]), *verdict.remarks]
         explained[name] = explained[name]._replace(remarks=remarks)
     return explained
+
+
+def name_trivial(verdict: Verdict) -> list[Suspect]:
+    """Name what is the cause before all others: results that are all 0, or NaN in every row."""
+    found = (
+        re.match(r".* is 0 everywhere|(\d+) of \1 rows hold NaN.*", x) for x in verdict.remarks
+    )
+    return [as_suspect(x.group().partition(", the first")[0], 1.0, "trivial") for x in found if x]
 
 
 def failed_part(tests: Sequence[Finding], alpha: float) -> str:

@@ -24,6 +24,7 @@ from .sampled import (
 from .slips import TILE_SIZES
 
 _MOST_SKIPPED = 64  # sequences, at most, of which each may be skipped
+_MOST_BORDERS = 16  # between sequences, at most, of which each may be wrong alone
 _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
 
 
@@ -135,9 +136,21 @@ def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
             (" of k and v", queries, of_keys),
         ):
             yield f"cu_seqlens{text} are 1 too {words}", Bounds.of(x, y)
+    yield from _list_borders(queries, keys)
     count = len(queries) - 1
     even = [np.arange(count + 1) * (x[-1] // count) for x in (queries, keys)]
     yield f"all {count} sequences are of one length", Bounds.of(*even)
+
+
+def _list_borders(queries: Numbers1D, keys: Numbers1D) -> Iterator[tuple[str, Bounds]]:
+    """List offsets of which one, between sequences, is off by one or left out."""
+    inner = range(1, len(keys) - 1) if len(keys) > 3 else ()  # of one, all are wrong
+    for at in inner[:_MOST_BORDERS]:
+        border = f"entry {at} of cu_seqlens ({keys[at]})"
+        yield f"{border} is left out", Bounds.of(*(np.delete(x, at) for x in (queries, keys)))
+        step = np.eye(len(keys), dtype=keys.dtype)[at]
+        for by, words in ((1, "large"), (-1, "small")):
+            yield f"{border} is 1 too {words}", Bounds.of(queries + by * step, keys + by * step)
 
 
 def _by_longest(packed: Packed, right: Bounds) -> Numbers1D:

@@ -18,6 +18,7 @@ from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, 
 from .wrong_rows import Sampled, differ, divide
 
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
+_ODD_TILES = (48, 96)  # the same, more seldom
 PARTS = (2, 3, 4, 6, 8, 16)
 LOST_TILES = TILE_SIZES[::-1]
 _ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
@@ -28,7 +29,7 @@ _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in f
 def list_slips(problem: Problem) -> Iterator[Alternative]:
     """List kernels that compute in the wrong way."""
     keys = problem.shape[1]
-    for size in (x for x in TILE_SIZES if x < keys):
+    for size in (x for x in (*TILE_SIZES, *_ODD_TILES) if x < keys):
         for words, of_sum, of_out in (
             ("the running sums are", 0.0, 0.0),
             ("the running output is", 1.0, 0.0),

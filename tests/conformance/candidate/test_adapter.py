@@ -13,7 +13,7 @@ import refattn
 from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, Failure, check, checks_of
 from refattn.conformance.candidate.failures import Beyond
 from refattn.conformance.candidate.libraries import lay_out
-from refattn.conformance.candidate.limits import largest_logit, shrink
+from refattn.conformance.candidate.limits import largest_logit, shrink, sizes
 from tests.conformance.candidates import (
     SEES,
     attending,
@@ -133,6 +133,34 @@ def test_names_are_strings():
 def test_conventions_of_windows_are_declared():
     tag = "exclusive, top-left"
     assert Adapter(len, "softmax", ["window"], {"window": tag}).declared == {"window": tag}
+
+
+def test_masks_of_one_axis_are_not_for_those_who_refuse_them():
+    def attention(q, k, v, *, mask=None):
+        assert mask is None or mask.ndim > 1
+        return refattn.softmax_attention(q, k, v, mask=mask)
+
+    verdicts = [
+        check(of(attention, "softmax", "mask", mask_axes=axes), checks=["mask_broadcasts"]).verdict
+        for axes in ("1", "2")
+    ]
+    assert verdicts == ["FAIL", "PASS"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "length", "words"),
+    [
+        ("float64", 40.0, "max_logit=300 "),
+        ("float32", 40.0, "max_logit=40 "),
+        ("float64", 10.0, "max_logit=45 "),
+        ("float64", np.inf, ""),
+    ],
+)
+def test_the_limit_that_is_suggested_leaves_out_all_sizes_that_overflow(dtype, length, words):
+    q, k = np.zeros((1, 1)), np.full((1, 1), length)
+    got = sizes(of(len, "rfa", dtype=dtype), (q, k))
+    assert words in got
+    assert ("max_logit" in got) == bool(words)
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from refattn.conformance import check
@@ -50,6 +51,34 @@ def test_a_wrong_norm_of_keys_is_named_without_frequencies(name):
     assert any(s.startswith(f"{name} (the same weights of long") for s in named(report))
     trial = CheckRun(of(wide, "rfa"), "diagnosis", 0)
     assert suspects.weighing_keys_alike(trial) == []  # right
+
+
+def own_performer(norm=True, half=True):
+    def attention(q, k, v, *, num_features, seed):
+        omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
+        x, y = (z * q.shape[-1] ** -0.25 for z in (q, k))
+        phi = [np.exp(z @ omega.T - (z * z).sum(-1, keepdims=True) / 2 * half) for z in (x, y)]
+        weights = phi[0] @ np.swapaxes(phi[1], -1, -2)
+        return weights @ v / (weights.sum(-1, keepdims=True) if norm else k.shape[-2])
+
+    return of(attention, "rfa", max_logit=300.0)
+
+
+def test_keys_that_weigh_as_they_are_to_are_like_no_mistake():
+    """Without a normaliser no bug of the catalogue has these numbers, and none is named."""
+    trials = (CheckRun(own_performer(norm=False), "diagnosis", seed) for seed in range(9))
+    assert [x for trial in trials for x in suspects.weighing_keys_alike(trial)] == []
+
+
+def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
+    """Without the norms frequencies look longer: bugs of the draw fail the same laws."""
+    monkeypatch.setitem(runner.LEVELS, "quick", 300)
+    monkeypatch.setattr(suspects, "_same_laws", lambda *x: [(entry("rfa-fixed-norms"), "")])
+    names = ["one_function", "long_vectors"]
+    report = check(own_performer(half=False), checks=names, rng=0)
+    assert failures(report) == {*names}
+    assert all("the same weights of long keys" in words for words in named(report))
+    assert any("rfa-key-norm-dropped" in words for words in named(report))
 
 
 def test_one_failed_law_is_no_pattern(monkeypatch):

@@ -160,6 +160,8 @@ CASES = {
         softcap=8.0), "the soft cap is"),
     "not rescaled": (lambda: given(in_tiles(S, V, 16, 0, 0)),
         "the running sums are not rescaled when the maximum grows (tiles of 16 keys)"),
+    "48 not rescaled": (lambda: given(in_tiles(S, V, 48, 0, 0)),
+        "the running sums are not rescaled when the maximum grows (tiles of 48 keys)"),
     "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
         "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
     "from 0": (far_below, "the running maximum starts at 0"),

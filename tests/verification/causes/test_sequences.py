@@ -41,6 +41,13 @@ def shifted(by):
     return np.array([0, *(OF_K[1:-1] + by), M])
 
 
+def of_moved(at, by):
+    """Let each token see the keys of its sequence, if one border is off in q and in k."""
+    step = by * np.eye(5, dtype=int)[at]
+    of_k = OF_K + step
+    return see(of_k[:-1], of_k[1:], at=sequences_of(OF_Q + step, ROW[:, 0]))
+
+
 def far(level):
     return np.abs(J - ROW - np.broadcast_to(level, 4)[AT, None])
 
@@ -68,6 +75,10 @@ CASES = {
     "of k": (see(at=sequences_of(OF_K, ROW[:, 0])), False, "cu_seqlens of k are used for q"),
     "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
     "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
+    "one too large": (of_moved(1, 1), False, "entry 1 of cu_seqlens (17) is 1 too large"),
+    "one too small": (of_moved(3, -1), False, "entry 3 of cu_seqlens (52) is 1 too small"),
+    "one left out": (see(BEGIN[[0, 1, 1, 3]], END[[0, 2, 2, 3]]), False,
+        "entry 2 of cu_seqlens (22) is left out"),
     "first keys": (see(0, END - BEGIN), False, "of each sequence are read from the first key"),
     "first keys, causal": (see(0, END - BEGIN, LEVEL - BEGIN), True, "are read from the first key"),
     "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
