@@ -19,6 +19,7 @@ from .trial import passes
 from .z_scores import mean_square
 
 _LOST_KEYS = 64  # keys
+_MEAN_OF_V = "mean of v"
 _AS_ROUNDED = 0.5, 1.5  # mean squares of z where a profile explains errors
 _DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
 
@@ -33,7 +34,7 @@ def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
 
 OUTPUTS: Mapping[str, Callable[[SoftmaxHead, slice], Doubles]] = {
     "zeros": lambda head, i: np.zeros((i.stop - i.start, head.v.shape[-1])),
-    "mean of v": lambda head, i: exact_rows(head._replace(q=0 * head.q, bias=None), i),
+    _MEAN_OF_V: lambda head, i: exact_rows(head._replace(q=0 * head.q, bias=None), i),
     "half the scale": lambda head, i: exact_rows(head._replace(scale=head.scale / 2), i),
     "the last keys lost": _lose_tile,
 }
@@ -84,6 +85,19 @@ def list_blind(
     sweep(problem, dtype, profile, add)
     with np.errstate(all="ignore"):
         return [name for name, sums in tried.items() if passes(sums, alpha)]
+
+
+def mark_right_mean(problem: Problem, blind: Sequence[str]) -> list[str]:
+    """Say that the mean of v is right, where scores are not 0 but the same for all keys."""
+    if _MEAN_OF_V not in blind:
+        return [*blind]
+    heads = (problem.read(index) for index in np.ndindex(problem.lead))
+    is_right = all(
+        "bias" not in x and np.any(x["q"]) and np.any(x["k"]) and np.all(x["k"] == x["k"][:1])
+        for x in heads
+    )
+    right = f"{_MEAN_OF_V} (right: all keys are the same)"
+    return [right if is_right and x == _MEAN_OF_V else x for x in blind]
 
 
 def list_ignored(

@@ -47,7 +47,7 @@ import numpy as np
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .blind import list_blind, list_ignored
+from .blind import list_blind, list_ignored, mark_right_mean
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
 from .choice import (
@@ -249,7 +249,7 @@ class _Case:
                 *_suspect_float32(problem, numbers, dtype, self.alpha),
             ]
         else:
-            blind = self._list_blind(self.profiles[name])
+            blind = mark_right_mean(problem, self._list_blind(self.profiles[name]))
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)

@@ -34,6 +34,15 @@ def test_the_mean_of_values_where_scores_are_small():
     assert words in str(found)
 
 
+@pytest.mark.parametrize("size", [1.0, 0.0])
+def test_the_mean_of_values_is_right_where_keys_are_the_same(size):
+    """But not where they are 0, as if they had been lost."""
+    q, k, v = sample([0, 5])
+    found = judged(q, size * k[:, :1].repeat(k.shape[1], 1), v)
+    assert found.verdict == ("PASS" if size else "UNDERPOWERED")
+    assert ("mean of v (right: all keys are the same)" in found.blind) == bool(size)
+
+
 def test_zeros_where_values_are_0():
     q, k, v = sample([0])
     found = judged(q, k, 0 * v)
