@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -10,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays.library import Doubles
 from ..rounding.hardware import IEEE, UNITS, Unit, allow, name_units
-from ..rounding.problems import Problem
+from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile, profile_of
 from .evidence import log_chernoff
 from .findings import Numbers
@@ -40,6 +42,8 @@ class ShiftFit(NamedTuple):
         By what part of itself the result is too large.
     allowed : float
         The part of the shift by which it may be off.
+    apart : float
+        By how much more than by chance the share of a head is another.
     """
 
     share: float
@@ -49,12 +53,13 @@ class ShiftFit(NamedTuple):
     measured: float
     predicted: float
     allowed: float = 0.2
+    apart: float = 0.0
 
     @property
     def agrees(self) -> bool:
         """Whether the shift may be that of the errors, and all rows would show it."""
         off = max(self.allowed, _NEAR_ENOUGH) + _SURE * self.error
-        return self.least < 1 and abs(self.share - 1) < off
+        return self.least < 1 and abs(self.share - 1) < off and self.apart < _NEAR_ENOUGH
 
 
 def compare_shift(
@@ -62,7 +67,7 @@ def compare_shift(
 ) -> ShiftFit | None:
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
-    sums, rows = np.zeros(7), 0
+    sums: dict[Index, Doubles] = defaultdict(lambda: np.zeros(8))  # by head
     some = choose_compared(problem).items()  # of gradients, in the heads that are known best
     for index, i in problem.few_items(_BLOCKS) if problem.gradient is None else some:
         i = slice(i.start, min(i.stop, i.start + rows_of_block))
@@ -73,20 +78,29 @@ def compare_shift(
             e, s, out = (np.where(known, y / x.std, 0.0) for y in (errors, x.shift, x.out))
             z = np.where(known, subtract_rounding(errors, x) / x.worst, 0.0)
         products = (e * s, s * s, e * e, e * out, s * out, out * out, z * z)
-        sums, rows = sums + [np.sum(x) for x in products], rows + len(out)
-    both, shifts, square, of_out, shift_of_out, outs, least = sums.tolist()
+        sums[index] += [*map(np.sum, products), len(out)]
+
+    def share(both: float, shifts: float, square: float, *_: float) -> tuple[float, float]:
+        """Return the part of the shift, and its standard error."""
+        return 1 + both / shifts, math.sqrt(square / (_[-1] * problem.shape[2]) / shifts)
+
+    whole = np.sum([*sums.values()], 0).tolist() if sums else [0.0] * 8
+    _, shifts, _, of_out, shift_of_out, outs, least, rows = whole
     if not shifts or not outs:
         return None
+    part, error = share(*whole)
+    of_heads = [share(*x.tolist()) for x in sums.values() if x[1]]
     count, every = rows * problem.shape[2], math.prod(problem.lead) * problem.shape[0]
     independent = rows if problem.rows_apart(kernel) else 0
     return ShiftFit(
-        1 + both / shifts,
-        math.sqrt(square / count / shifts),
+        part,
+        error,
         math.sqrt(rows / every / shifts),
         bool(log_chernoff(least / count, independent) > math.log(_PASSED_OVER)),
         (of_out + shift_of_out) / outs,
         shift_of_out / outs,
         float(allow(kernel.unit, 1.0)),
+        max(abs(x - part) - _SURE * y for x, y in of_heads),
     )
 
 
