@@ -87,7 +87,7 @@ def test_a_bare_product_is_seen(way):
 # --- attention ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["fn", "formula"])
+@pytest.mark.parametrize("way", ["fn", pytest.param("formula", marks=pytest.mark.long)])
 @SIZES
 @those()
 def test_attention(name, size, way):
@@ -102,8 +102,7 @@ def test_the_file_of_a_formula():
     assert_full(scope[name], {x: GIVEN[x] for x in ("q", "k", "v", "omega")}, least=2)
 
 
-@pytest.mark.long("local", "local drawn", "lara drawn over queries", "lara drawn pairs")
-@pytest.mark.long("queries, centres", "eva", "eva mean", "eva published", "eva drawn")
+@pytest.mark.long
 @SIZES
 @those("vjp")
 def test_pullbacks(name, size):
@@ -136,7 +135,7 @@ def test_derivatives(name):
     assert_full(run, {"arrays": several, "options": options}, least=4)
 
 
-@pytest.mark.long("second", "given", "published", "local", "local of one", "taylor")
+@pytest.mark.long
 @pytest.mark.parametrize("name", streams.CASES)
 def test_states(name):
     def decode(q, k, v):
