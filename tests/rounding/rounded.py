@@ -326,7 +326,8 @@ def read_as(name, q, k, *others, scale=None):
     """Queries, keys and others in the type of a profile; the scale that is left, and its parts."""
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     a, b = (0.5, 0.5) if "roots" in name else (1.0, 0.0) if "scaled" in name else (0.0, 0.0)
-    q, k = ((factor**x * y.astype(f32)).astype(f32) for x, y in ((a, q), (b, k)))
+    if a:
+        q, k = ((factor**x * y.astype(f32)).astype(np.float64) for x, y in ((a, q), (b, k)))
     read = quantised(FORMATS[INPUTS[name]], q, k, *others)
     return read, factor if a == 0 else 1.0, (factor**a, factor**b)
 
