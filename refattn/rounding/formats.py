@@ -27,7 +27,7 @@ class Format(NamedTuple):
     largest : float
         Largest finite number.
     truncated : bool
-        Whether the digits after these are dropped, in place of a rounding to nearest.
+        Whether further digits are dropped; otherwise numbers are rounded to nearest.
     """
 
     digits: int

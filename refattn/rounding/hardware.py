@@ -90,7 +90,7 @@ _AMPERE_32, _HOPPER_32 = Unit(4, 24, 23), Unit(8, 25, 23)  # of TF32
 _THREE = Unit(8, 25, 23, 32, split=True)  # products of TF32 for one of float32
 
 # For factors of 16 bits, of 8, and in TF32; None where sums are rounded, or where there is no such
-# unit. What is said of Hopper was measured on an H100.
+# unit. Those of Hopper were measured on an H100.
 UNITS: Mapping[str, tuple[Unit | None, Unit | None, Unit | None]] = {
     "hopper": (_HOPPER, _EIGHT, _HOPPER_32),
     # Sums that are added in float32: of 128 products in kernels, of 512 where cuBLAS splits a sum.

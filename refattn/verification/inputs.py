@@ -83,10 +83,10 @@ def _own_type(name: str, x: Any) -> str:
 
 
 def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict[str, str]:
-    """Take the type of the output for that of queries in a wider array that hold its numbers.
+    """Find wide arrays that hold only numbers of a narrow type, and give them that type.
 
-    So are keys and values taken, where they hold such numbers, too. If all are wide and hold only
-    numbers of a narrower type, it is taken for theirs.
+    It is the type of the output if queries hold its numbers; keys and values get it where they hold
+    them, too. If the output is wide, all four must hold numbers of a narrow type.
     """
     wide = not is_narrow(own["out"])
     for name in NARROW if wide else (own["out"],):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..rounding.hardware import IEEE, UNITS, Unit, allow, name_units
+from ..rounding.hardware import IEEE, SLACK, UNITS, Unit, allow, name_units
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile, profile_of
 from .evidence import log_chernoff
@@ -52,7 +52,7 @@ class ShiftFit(NamedTuple):
     possible: bool
     measured: float
     predicted: float
-    allowed: float = 0.2
+    allowed: float = SLACK
     apart: float = 0.0
 
     @property
@@ -80,16 +80,17 @@ def compare_shift(
         products = (e * s, s * s, e * e, e * out, s * out, out * out, z * z)
         sums[index] += [*map(np.sum, products), len(out)]
 
-    def share(both: float, shifts: float, square: float, *_: float) -> tuple[float, float]:
+    def share(of: Doubles) -> tuple[float, float]:
         """Return the part of the shift, and its standard error."""
-        return 1 + both / shifts, math.sqrt(square / (_[-1] * problem.shape[2]) / shifts)
+        both, shifts, square, *_, rows = of.tolist()
+        return 1 + both / shifts, math.sqrt(square / (rows * problem.shape[2]) / shifts)
 
-    whole = np.sum([*sums.values()], 0).tolist() if sums else [0.0] * 8
-    _, shifts, _, of_out, shift_of_out, outs, least, rows = whole
+    whole = sum(sums.values(), np.zeros(8))
+    _, shifts, _, of_out, shift_of_out, outs, least, rows = whole.tolist()
     if not shifts or not outs:
         return None
-    part, error = share(*whole)
-    of_heads = [share(*x.tolist()) for x in sums.values() if x[1]]
+    part, error = share(whole)
+    of_heads = [share(x) for x in sums.values() if x[1]]
     count, every = rows * problem.shape[2], math.prod(problem.lead) * problem.shape[0]
     independent = rows if problem.rows_apart(kernel) else 0
     return ShiftFit(

@@ -189,7 +189,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_others(name):
-    """With what they must be given; those of them that make no product may make one some day."""
+    """With the arguments they require; functions without a product today are tried as well."""
     fn, own = OTHERS[name], name.rpartition(".")[2]
     taken = inspect.signature(fn).parameters.items()
     given = {

@@ -124,7 +124,7 @@ recovered_values | random-features | draws precise features=positive
 feature_average | random-features | bound lawful
   | the average over many features has the distribution of its coupling, and the right mean
 own_law | random | bound precise -random-features -target -proposals
-  | over many seeds, results have the distribution that those of the estimator have
+  | over many seeds, results have the distribution of the estimator
 unseen_law | random | law -precise -lawful/-random-features
   | results reveal how the frequencies are distributed
 log_normalisers | exact | attends lse | lse is the log of the sum of e^score

@@ -358,8 +358,9 @@ def two_proposals(t: CheckRun) -> None:
 def proposal_average(t: CheckRun) -> None:
     """Weights at C = 3 against the distribution of the package's own (DKWM).
 
-    Each chunk lies about a point of an axis of its own, where the weights by the own proposal and
-    by the mixture differ most: their distribution functions are at least 0.12 apart.
+    The tokens of each chunk are near one point, on an axis of its own. There the weights by a
+    chunk's own proposal and by the mixture differ most: their distribution functions are at least
+    0.12 apart.
     """
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)
     points = np.repeat(np.diag([1.1, 0.9, 0.7, 0.0])[:3], m // 3, 0)
