@@ -72,9 +72,10 @@ _GROUP = 7  # states that are added in turn, before the sums of as many are, and
 class Signed(Arithmetic):
     """Features of either sign, values times e^log_scale, which `phi_q` and `phi_k` make of tokens.
 
-    The maps also read `arrays`, (..., rows, columns) for each head; if the map `splits`, it is called
-    with some of the heads. The normaliser may vanish, so that all is in sums over a common base.
-    Features of queries may be overwritten by those of other queries, and features of keys likewise.
+    The maps also read `arrays`, (..., rows, columns) for each head; if the map `splits`, it is
+    called with some of the heads. The normaliser may vanish, so that all is in sums over a common
+    base. Features of queries may be overwritten by those of other queries, and features of keys
+    likewise.
     """
 
     phi_q: FeatureMap
