@@ -13,8 +13,8 @@ from .options import (
     Answer,
     causal_option,
     examples,
+    file_option,
     format_option,
-    json_option,
     one_line,
     publish,
     scale_option,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @scale_option
 @click.option("--verbose", is_flag=True, help="Name also the bugs that are not counted.")
 @format_option
-@json_option("Write everything that was tried and found.")
+@file_option("json", "Write everything that was tried and found.")
 def audit_command(
     test: str,
     kernel: str | None,

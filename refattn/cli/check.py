@@ -22,10 +22,11 @@ from .options import (
     Unusable,
     alpha_option,
     examples,
+    file_option,
     format_option,
     installed,
+    needed,
     one_line,
-    output,
     publish,
     seed_or_random,
     words_of,
@@ -41,18 +42,11 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 _ROOM = 24  # characters beside a word, at least, or its meaning is below it
 
 
-def _conformance() -> Any:
-    """Import the package of the checks, only if it is needed."""
-    from .. import conformance
-
-    return conformance
-
-
 def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     """Print the names that `check` knows, with their meanings, or the table of conventions."""
     if not asked or context.resilient_parsing:
         return
-    from .. import conformance
+    conformance = needed("conformance")
     from ..conformance.candidate.tags import write_tag
 
     page = limit() or 100
@@ -137,26 +131,26 @@ def _describe_estimator(record: Estimator) -> str:
 )
 @click.option(
     "--estimator",
-    shell_complete=words_of(lambda: _conformance().ESTIMATORS),
+    shell_complete=words_of(lambda: needed("conformance").ESTIMATORS),
     help="Which estimator it implements: softmax, rfa, performer, lara, ra, eva, linear, ...  "
     "[default: softmax, if it takes q, k, v alone]",
 )
 @click.option(
     *("--capability", "capabilities"),
     multiple=True,
-    shell_complete=words_of(lambda: _conformance().CAPABILITIES),
+    shell_complete=words_of(lambda: needed("conformance").CAPABILITIES),
     help="A feature it supports (see --list); repeatable.",
 )
 @click.option(
     *("--tag", "tags"),
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=words_of(lambda: [f"{tag}=" for tag in _conformance().TAGS]),
+    shell_complete=words_of(lambda: [f"{tag}=" for tag in needed("conformance").TAGS]),
     help="A convention or limit of the implementation (see --list); repeatable.",
 )
 @click.option(
     "--spec",
-    shell_complete=words_of(lambda: _conformance().SPECS),
+    shell_complete=words_of(lambda: needed("conformance").SPECS),
     help="Conventions of a well-known function; see --list-specs.",
 )
 @click.option(
@@ -168,24 +162,9 @@ def _describe_estimator(record: Estimator) -> str:
 )
 @alpha_option("implementation")
 @format_option
-@click.option(
-    *("--json", "json_path"),
-    metavar="OUT.json",
-    callback=output(".json"),
-    help="Write the report as JSON.",
-)
-@click.option(
-    *("--junit", "junit_path"),
-    metavar="OUT.xml",
-    callback=output(".xml"),
-    help="Write the report as JUnit XML.",
-)
-@click.option(
-    *("--html", "html_path"),
-    metavar="OUT.html",
-    callback=output(".html"),
-    help="Write the report as a standalone page.",
-)
+@file_option("json", "Write the report as JSON.")
+@file_option("junit", "Write the report as JUnit XML.", [".xml"])
+@file_option("html", "Write the report as a standalone page.")
 @click.option(
     "--seed",
     default="0",
@@ -196,7 +175,7 @@ def _describe_estimator(record: Estimator) -> str:
 @click.option(
     *("--check", "names"),
     multiple=True,
-    shell_complete=words_of(lambda: _conformance().CHECKS),
+    shell_complete=words_of(lambda: needed("conformance").CHECKS),
     help="Run this check only; repeatable.",
 )
 @click.option(

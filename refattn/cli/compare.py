@@ -13,13 +13,12 @@ from .options import (
     COMMON,
     Answer,
     causal_option,
-    dtype_option,
     estimators_option,
     examples,
     features_option,
     file_argument,
+    file_option,
     format_option,
-    json_option,
     layout_option,
     many_heads,
     one_line,
@@ -68,7 +67,11 @@ def _read_qkv(
     type=click.IntRange(1, 10**6),
     help="Independent draws to average over.  [default: 3, or 4 with --measure]",
 )
-@dtype_option("float32 for float16 and bfloat16, else as they are")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float64"]),
+    help="Cast the arrays first.  [default: float32 for float16 and bfloat16, else as they are]",
+)
 @click.option("--seed", default=0, show_default=True, type=int, callback=seed, help="Random seed.")
 @scale_option
 @causal_option
@@ -100,7 +103,7 @@ def _read_qkv(
     help="With --target, shrink the covariances; use it if there are fewer rows than d^2.",
 )
 @format_option
-@json_option("Write all numbers, of every head and draw.")
+@file_option("json", "Write all numbers, of every head and draw.")
 @plot_option("Plot error against S; with --target, the spectra of the covariances too.")
 def compare(
     file: Path | None,

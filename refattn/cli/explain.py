@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
-from .options import Unusable, examples, words_of
+from .options import Unusable, examples, needed, words_of
 from .show.page import hanging, limit
 from .streams import unread
 
-
-def _names() -> list[str]:
-    """Return all names that can be explained."""
-    from ..conformance.verdict.explanations import names
-
-    return names()
+_EXPLANATIONS = "conformance.verdict.explanations"
 
 
 @click.command(
     epilog=examples("refattn explain frequency_law", "refattn explain softmax-scale-missing")
 )
-@click.argument("name", shell_complete=words_of(_names))
+@click.argument("name", shell_complete=words_of(lambda: needed(_EXPLANATIONS).names()))
 def explain(name: str) -> None:
     """Explain a name in a report: a check, a known bug, an estimator, a capability, a tag, ...
 
@@ -29,10 +22,8 @@ def explain(name: str) -> None:
     For a known bug, print what it does, the lines that it changes, and the checks that detect it.
     Reports print names of known bugs, and `refattn check --list` all other names.
     """
-    from ..conformance.verdict.explanations import explain as explained
-
     try:
-        lines: Any = explained(name)
+        lines: list[str] = needed(_EXPLANATIONS).explain(name)
     except ValueError as error:
         raise Unusable(str(error)) from None
     with unread():

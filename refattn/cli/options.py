@@ -258,42 +258,31 @@ def alpha_option(who: str) -> Callable[[Any], Any]:
 scale_option = click.option("--scale", type=float, help="Factor on q . k.  [default: 1/sqrt(d)]")
 
 
-def dtype_option(default: str) -> Callable[[Any], Any]:
+def file_option(form: str, content: str, suffixes: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Make the option of a file that is written, with a suffix of these or named as its form."""
+    suffixes = suffixes or (f".{form}",)
     return click.option(
-        "--dtype",
-        type=click.Choice(["float32", "float64"]),
-        help=f"Cast the arrays first.  [default: {default}]",
-    )
-
-
-def json_option(content: str) -> Callable[[Any], Any]:
-    return click.option(
-        *("--json", "json_path"), metavar="OUT.json", callback=output(".json"), help=content
+        *(f"--{form}", f"{form}_path"),
+        metavar=f"OUT{suffixes[0]}",
+        callback=output(*suffixes),
+        help=content,
     )
 
 
 def plot_option(content: str) -> Callable[[Any], Any]:
-    return click.option(
-        *("--plot", "plot_path"),
-        metavar="OUT.png",
-        callback=output(*FIGURE_FORMATS),
-        help=f"{content} The suffix may also be .svg or .pdf.",
-    )
-
-
-def _parse_side(side: str) -> int | None:
-    """Parse how far a window reaches; nothing and -1 are no limit."""
-    return None if side in ("", "-1") else int(side)
+    content += " The suffix may also be .svg or .pdf."
+    return file_option("plot", content, FIGURE_FORMATS)
 
 
 def _parse_window(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[int | None, int | None] | None:
-    """Parse two numbers of keys, of which one or both may be left out."""
+    """Parse two numbers of keys; nothing and -1 are no limit."""
     if value is None:
         return None
     try:
-        left, right = (_parse_side(side.strip()) for side in value.split(","))
+        sides = map(str.strip, value.split(","))
+        left, right = (None if side in ("", "-1") else int(side) for side in sides)
         if min(left or 0, right or 0) < 0:
             raise ValueError
     except ValueError:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import click
@@ -85,12 +84,7 @@ class Work:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
     def estimated(self, seconds: float, words: str = "") -> None:
@@ -171,8 +165,7 @@ def _announced(checks: Sequence[Any], most: float) -> Iterator[Any]:
         if silent and time.monotonic() - start > _SOON:
             silent = False
             text = f"estimated time: at most {spell(most)} (--time-limit sets it)\n"
-            with suppress(OSError):
-                os.write(2, text.encode())
+            _write(text)
         yield check
 
 
@@ -182,6 +175,10 @@ def _counted(checks: Iterable[Any], count: int) -> Iterator[Any]:
     for number, check in enumerate(checks, 1):
         if time.monotonic() - said > _EVERY:
             said = time.monotonic()
-            with suppress(OSError):
-                os.write(2, f"check {number} of {count}: {check.name}\n".encode())
+            _write(f"check {number} of {count}: {check.name}\n")
         yield check
+
+
+def _write(text: str) -> None:
+    with suppress(OSError):
+        os.write(2, text.encode())

@@ -17,9 +17,9 @@ from .options import (
     causal_option,
     examples,
     file_argument,
+    file_option,
     format_option,
     hardware_option,
-    json_option,
     known_option,
     layout_option,
     many_heads,
@@ -143,7 +143,7 @@ def _parse_types(
 @alpha_option("kernel")
 @click.option("--verbose", is_flag=True, help="Print all causes, all failed tests, and remarks.")
 @format_option
-@json_option("Write the verdict; for several files, a list.")
+@file_option("json", "Write the verdict; for several files, a list.")
 @plot_option("Plot each error of the worst head divided by its standard deviation.")
 @click.pass_context
 def verify(
@@ -290,7 +290,7 @@ def _judge_layout(
 @layout_option
 @click.option("--verbose", is_flag=True, help="Also print each head, and simulate known bugs.")
 @format_option
-@json_option("Write all numbers, of every head.")
+@file_option("json", "Write all numbers, of every head.")
 def tolerance_command(
     file: Path | None,
     dtype: str | None,

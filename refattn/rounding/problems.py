@@ -105,6 +105,11 @@ class Problem(NamedTuple):
         return "the output" if self.gradient is None else self.gradient.of
 
     @property
+    def first(self) -> Mapping[str, Any]:
+        """The arrays of the first head; none if there is no head."""
+        return {} if 0 in self.lead else self.read((0,) * len(self.lead))
+
+    @property
     def rows(self) -> str:
         """What the rows of the result belong to."""
         return "queries" if self.gradient is None or self.gradient.of == "dq" else "keys"
@@ -214,18 +219,23 @@ class Problem(NamedTuple):
 
         return self._replace(read=read)
 
+    def with_arrays_of(self, names: Iterable[str], at: Callable[[Index], Index]) -> Problem:
+        """Read some arrays of another head."""
+
+        def read(index: Index) -> Mapping[str, Any]:
+            other = self.read(at(index))
+            return {**self.read(index), **{x: other[x] for x in names}}
+
+        return self._replace(read=read)
+
     def dealt(self) -> Problem:
         """Deal heads of keys to query heads in turn, not to groups of neighbours."""
         if self.gradient is not None:
             return self.gradient.dealt().problem(self.lead)._replace(blocks=self.blocks)
         heads, keys = self.lead[-1], self.key_heads
         assert keys is not None
-
-        def read(index: Index) -> Mapping[str, Any]:
-            other = self.read((*index[:-1], index[-1] % keys * (heads // keys)))
-            return {**self.read(index), "k": other["k"], "v": other["v"]}
-
-        return self._replace(read=read)
+        share = heads // keys
+        return self.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
 
     def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
         """Add one more mask."""
@@ -242,8 +252,8 @@ class Problem(NamedTuple):
         """Name each option that was given, with the problem that is left without it."""
         if self.softcap is not None:
             yield "soft cap", self._replace(softcap=None)
-        arrays = self.read((0,) * len(self.lead)) if 0 not in self.lead else {}
-        yield from ((name, self.without(name)) for name in ("bias", "mask") if name in arrays)
+        given = (name for name in ("bias", "mask") if name in self.first)
+        yield from ((name, self.without(name)) for name in given)
         if self.has_sinks:
             yield "sinks", self.without("sinks")
         if self.causal:

@@ -12,15 +12,14 @@ from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
-from ..rounding.problems import check_holds, pose_arrays, pose_gradients
+from ..rounding.problems import check_holds, pose_arrays
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
 from .empty_rows import EMPTY_ROWS, settle
-from .findings import Numbers, Part
 from .inputs import name_profiles, read_inputs, unlimited, widest
 from .judging import judge_all
-from .reading import kind_of
+from .reading import gather_parts, kind_of
 from .verdict import Verdict
 
 
@@ -183,30 +182,19 @@ def verify(
     if "out" in inputs.types and "out" in got:
         types["out"] = inputs.types["out"]
         check_all_hold("out", got["out"], (), types["out"])
-    parts: dict[str, Part] = {}
-    if "out" in got:
-        parts["out"] = Part(problem, Numbers(got["out"].__getitem__, types["out"]))
-    if "lse" in got:
-        if problem.kind != "scores" or "out" not in got:
-            raise ValueError("`lse` must come with `out`, of softmax attention.")
-        numbers = parts["out"].numbers
-        numbers = numbers._replace(lse=got["lse"].__getitem__, lse_dtype=types["lse"])
-        parts["out"] = Part(problem, numbers)
-    results: dict[str, Any] = {x: got[x].shape for x in ("dq", "dk", "dv") if x in got}
-    if results:
-        if "d_out" not in got:
-            raise ValueError(f"`{next(iter(results))}` must come with `d_out`, got None.")
-        read = got["out"].__getitem__ if "out" in got else None
-        written = widest(types.get("out", storage), storage)
-        backward = pose_gradients(problem, results, got["d_out"].__getitem__, read, written)
-        for name, one in backward.items():
-            parts[name] = Part(one, Numbers(got[name].__getitem__, types[name]))
-    if not parts:
+    if "lse" in got and (problem.kind != "scores" or "out" not in got):
+        raise ValueError("`lse` must come with `out`, of softmax attention.")
+    gradients = [x for x in ("dq", "dk", "dv") if x in got]
+    if gradients and "d_out" not in got:
+        raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
+    if not gradients and "out" not in got:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
+    shapes = {x: y.shape for x, y in got.items()}
+    parts = gather_parts(problem, {x: y.__getitem__ for x, y in got.items()}, types, shapes)
     names: ProfileChoice = profile
     if profile is None:
         scaled = any(x is not None for x in scales.values())
-        names = name_profiles(inputs.types, storage, scaled, bool(results))
+        names = name_profiles(inputs.types, storage, scaled, bool(gradients))
     return judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
 
 

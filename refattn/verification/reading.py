@@ -30,6 +30,7 @@ from ..rounding.problems import (
 from .findings import Numbers, Part
 from .inputs import unlimited, widest
 
+_GRADIENTS = ("dq", "dk", "dv")
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 
 
@@ -127,35 +128,38 @@ def list_judged() -> list[str]:
 
 def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     """Read the results in a file: the output, with log normalisers, and gradients."""
-    shapes = tensors.shapes
-    names = [x for x in ("dq", "dk", "dv") if x in shapes]
-    if "out" not in shapes and not names:
+    names = [x for x in ("out", *_GRADIENTS) if x in tensors.shapes]
+    if not names:
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
             f"{str(tensors.path)!r} has none."
         )
-    results_of_file: dict[str, Part] = {}
-    if "out" in shapes:
-        lse = "lse" in shapes and problem.kind == "scores"
-        numbers = Numbers(
-            partial(tensors.read, "out"),
-            _storage_type(tensors, "out"),
-            partial(tensors.read, "lse") if lse else None,
-            _storage_type(tensors, "lse") if lse else "float32",
-        )
-        results_of_file["out"] = Part(problem, numbers)
-    if names:
-        out = partial(tensors.read, "out") if "out" in shapes else None
-        d_out = partial(tensors.read, "d_out")
-        dtype = tensors.dtype
-        if "out" in shapes:
-            dtype = widest(results_of_file["out"].numbers.out_dtype, dtype)
-        results: dict[str, Any] = {name: shapes[name] for name in names}
-        backward = pose_gradients(problem, results, d_out, out, dtype)
-        for name, one in backward.items():
-            read = partial(tensors.part, name)
-            results_of_file[name] = Part(one, Numbers(read, _storage_type(tensors, name)))
-    return results_of_file
+    if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
+        names.append("lse")
+    types = {x: _storage_type(tensors, x) for x in names}
+    read = {
+        x: partial(tensors.part if x in _GRADIENTS else tensors.read, x) for x in tensors.shapes
+    }
+    return gather_parts(problem, read, types, tensors.shapes)
+
+
+def gather_parts(
+    problem: Problem,
+    read: Mapping[str, Callable[[Index], Any]],
+    types: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, Part]:
+    """Gather what is judged: an output, with log normalisers if they have a type, and gradients."""
+    parts: dict[str, Part] = {}
+    if "out" in types:
+        lse = (read["lse"], types["lse"]) if "lse" in types else ()
+        parts["out"] = Part(problem, Numbers(read["out"], types["out"], *lse))
+    gradients = {x: shapes[x] for x in _GRADIENTS if x in types}
+    if gradients:
+        dtype = widest(types.get("out", problem.storage), problem.storage)
+        backward = pose_gradients(problem, gradients, read["d_out"], read.get("out"), dtype)
+        parts |= {x: Part(y, Numbers(read[x], types[x])) for x, y in backward.items()}
+    return parts
 
 
 def _storage_type(tensors: Tensors, name: str) -> str:

@@ -477,9 +477,8 @@ def _list_convention_defects(problem: Problem) -> Iterator[Defect]:
             yield Defect("softcap of", f"{cap:g}", partial(Problem._replace, softcap=cap))
     else:
         yield Defect("softcap left out", "", partial(Problem._replace, softcap=None))
-    first = problem.read((0,) * len(problem.lead))
     for name in ("mask", "bias", "sinks"):
-        if name in first:
+        if name in problem.first:
             yield Defect(f"{name} left out", "", partial(Problem.without, name=name))
 
 

@@ -76,7 +76,7 @@ def list_alternatives(problem: Problem) -> Iterator[Alternative]:
 
 def _list_options(problem: Problem) -> Iterator[Alternative]:
     """List the same problem with another option, each one that is given left out first."""
-    arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
+    arrays = problem.first
     d = arrays["q"].shape[-1] if arrays else 1
     for name, other in problem.leave_out():
         yield Alternative(_WITHOUT[name], other)
@@ -139,31 +139,23 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     n, m, _ = problem.shape
     band, (left, right) = show_band(problem), problem.window
 
-    def rule(text: str, seen: Callable[[Place], Seen]) -> Alternative:
-        return Alternative(text, problem, seen)
-
     is_causal = problem.causal or right == 0
     if problem.kind == "scores" and right is None:
         reach = "" if problem.causal else "attention is causal, and "
-        low = problem.window[0]
         for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
-            yield rule(f"{reach}a query {words}", partial(_show_reach, left=low, right=by))
+            seen = partial(_show_reach, left=left, right=by)
+            yield Alternative(f"{reach}a query {words}", problem, seen)
         if n != m:
             for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
                 text = f"attention is causal from the {words} key"
                 text += " (query i sees key j if j <= i)" if words == "first" else ""
-                seen = partial(_show_reach, left=low, right=-shift)
-                yield rule(text, seen)
-        for size in _BLOCKS:
-            if size < max(n, m):
-                yield rule(
-                    f"{reach}queries of a block of {size} see all keys of the block",
-                    partial(_show_blocks, size=size, last=size - 1),
-                )
-                yield rule(
-                    f"{reach}queries of a block of {size} see the keys before the block only",
-                    partial(_show_blocks, size=size, last=-1),
-                )
+                seen = partial(_show_reach, left=left, right=-shift)
+                yield Alternative(text, problem, seen)
+        for size in (x for x in _BLOCKS if x < max(n, m)):
+            theirs = {"all keys of the block": size - 1, "the keys before the block only": -1}
+            for words, last in theirs.items():
+                text = f"{reach}queries of a block of {size} see {words}"
+                yield Alternative(text, problem, partial(_show_blocks, size=size, last=last))
     for side, words, change in (
         (left, "left", lambda x: (x, right)),
         (right, "right", lambda x: (left, x)),
@@ -174,10 +166,10 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 yield Alternative(text, problem._replace(window=change(side + by)))
     if left is not None or right is not None:
         words = "all queries have the window of the last query"
-        yield rule(words, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
+        yield Alternative(words, problem, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
         if n != m:
             words = "the window is counted from the first key"
-            yield rule(words, lambda x: band(x._replace(n=x.m)))
+            yield Alternative(words, problem, lambda x: band(x._replace(n=x.m)))
     if left is not None and right is not None and left != right and not is_causal:
         text = "the sides of the window are exchanged"
         yield Alternative(text, problem._replace(window=(right, left)))
@@ -204,7 +196,7 @@ def _show_blocks(x: Place, size: int, last: int) -> Seen:
 
 def _list_masks(problem: Problem) -> Iterator[Alternative]:
     """List what may be done with a mask or a bias, and a bias that is not given."""
-    arrays = problem.read((0,) * len(problem.lead)) if _has_heads(problem) else {}
+    arrays = problem.first
     n, m, _ = problem.shape
     for name in ("mask", "bias"):
         if name not in arrays or (name == "mask" and problem.packed is not None):
@@ -229,7 +221,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     if "bias" in arrays:
         text = "the bias is also multiplied by the scale"
         yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
-    if problem.kind == "scores" and _has_heads(problem):
+    if problem.kind == "scores" and arrays:
         for words, power in _SLOPES.items():
             slopes = partial(_slope_of_head, problem, power)
             if not _is_multiple(problem, slopes):  # of which the factor is fitted
@@ -318,13 +310,13 @@ def list_families(
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
-    if problem.kind != "scores" or not _has_heads(problem):
+    if problem.kind != "scores" or not problem.first:
         return
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
     if problem.softcap is not None:
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
     yield "the soft cap is {}", cap, caps
-    if "bias" in problem.read((0,) * len(problem.lead)):
+    if "bias" in problem.first:
         starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
         yield "the bias counts {} times", count_bias, starts
 
@@ -336,6 +328,10 @@ def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
 
 def _take_from(problem: Problem, name: str, at: Any, index: Index, _: Any) -> Any:
     return problem.read(at(index))[name]
+
+
+def _own(index: Index) -> Index:
+    return index
 
 
 def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
@@ -358,7 +354,7 @@ def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Inde
 
 def _list_places(problem: Problem) -> Iterator[Alternative]:
     """List other heads, queries and keys that may be read."""
-    if not _has_heads(problem):
+    if not problem.first:
         return
     n, m, _ = problem.shape
     if problem.key_heads is not None:
@@ -371,7 +367,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(f"the output is that of {words}", problem, move=of_head)
         for names in ("kv", "k", "v"):
             called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
-            yield Alternative(f"{called} are those of {words}", _with_arrays_of(problem, names, at))
+            other = problem.with_arrays_of(names, at)
+            yield Alternative(f"{called} are those of {words}", other)
     for words, by in (("the query before", -1), ("the next query", 1)):
 
         def of_query(rows: Rows, by: int = by) -> Rows:
@@ -382,12 +379,15 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
     if n == m:
-        yield Alternative("q and k are exchanged", _exchanged(problem))
-    if _width(problem, "k") == _width(problem, "v"):
+        turned = problem.replaced("q", partial(_take_from, problem, "k", _own))
+        turned = turned.replaced("k", partial(_take_from, problem, "q", _own))
+        yield Alternative("q and k are exchanged", turned)
+    d, d_v = (problem.first[x].shape[-1] for x in "kv")
+    if d == d_v:
         for words, name, other in (("keys", "v", "k"), ("values", "k", "v")):
-            taken = problem.replaced(name, partial(_take_from, problem, other, lambda x: x))
+            taken = problem.replaced(name, partial(_take_from, problem, other, _own))
             yield Alternative(f"{words} are read in place of {name}", taken)
-    for width in sorted({x for x in (16, 32, 64, 128, 256) if x < _width(problem, "k")}):
+    for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
     yield from _list_strides(problem)
@@ -396,11 +396,6 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
 
 def _cut(_: Index, x: Any, width: int) -> Any:
     return np.where(np.arange(x.shape[-1]) < width, x, 0.0)
-
-
-def _width(problem: Problem, name: str) -> int:
-    width: int = problem.read((0,) * len(problem.lead))[name].shape[-1]
-    return width
 
 
 def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
@@ -419,15 +414,14 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
         for names, called in (("kv", ""), ("v", ", in values alone"), ("k", ", in keys alone")):
             if words != f"h % {keys}" or names != "kv":
                 text = f"query head h shares key head {words}{called}"
-                yield Alternative(text, _with_arrays_of(problem, names, at))
+                yield Alternative(text, problem.with_arrays_of(names, at))
 
 
 def _list_strides(problem: Problem) -> Iterator[Alternative]:
     """List arrays that are read with the strides of another layout."""
     heads = problem.lead[-1] if problem.lead else 1
     for name, called in (("v", "values"), ("k", "keys"), ("q", "queries")):
-        arrays = problem.read((0,) * len(problem.lead))
-        rows, width = arrays[name].shape
+        rows, width = problem.first[name].shape
         text = f"{called} are read with other strides, as"
         turned = problem.replaced(name, lambda _, x: x.reshape(x.shape[::-1]).T)
         yield Alternative(f"{text} ({width}, {rows}) in place of ({rows}, {width})", turned)
@@ -473,23 +467,3 @@ def _list_narrow(problem: Problem) -> Iterator[Alternative]:
 
 def _round(to: Format, _: Index, x: Any) -> Any:
     return to.round(x)
-
-
-def _with_arrays_of(problem: Problem, names: str, at: Callable[[Index], Index]) -> Problem:
-    def read(index: Index) -> Mapping[str, Any]:
-        other = problem.read(at(index))
-        return {**problem.read(index), **{x: other[x] for x in names}}
-
-    return problem._replace(read=read)
-
-
-def _exchanged(problem: Problem) -> Problem:
-    def read(index: Index) -> Mapping[str, Any]:
-        x = problem.read(index)
-        return {**x, "q": x["k"], "k": x["q"]}
-
-    return problem._replace(read=read)
-
-
-def _has_heads(problem: Problem) -> bool:
-    return 0 not in problem.lead

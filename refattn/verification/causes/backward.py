@@ -124,8 +124,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             yield Candidate(x.text, number, True, share=share)
         words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
         yield Candidate(words, number, share=share)
-    d_v, first = gradient.forward.shape[2], gradient.forward.read((0,) * len(gradient.forward.lead))
-    d = first["q"].shape[-1]
+    d, d_v = gradient.forward.first["q"].shape[-1], gradient.forward.shape[2]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
         text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
@@ -158,15 +157,13 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
         yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
         for i in range(most):
             at = f"query head {i} of {most} that share a key head"
-            yield Candidate(
-                f"only {at} has part", share=partial(_weigh_heads, at=i, own=1.0, rest=0.0)
-            )
-            yield Candidate(
-                f"{at} has no part", share=partial(_weigh_heads, at=i, own=0.0, rest=1.0)
-            )
-            yield Candidate(
-                f"{at} counts twice", share=partial(_weigh_heads, at=i, own=2.0, rest=1.0)
-            )
+            for words, own_part, rest in (
+                (f"only {at} has part", 1.0, 0.0),
+                (f"{at} has no part", 0.0, 1.0),
+                (f"{at} counts twice", 2.0, 1.0),
+            ):
+                weigh = partial(_weigh_heads, at=i, own=own_part, rest=rest)
+                yield Candidate(words, share=weigh)
     n, m, _ = gradient.forward.shape
     for other in ("dq", "dk", "dv"):
         if other != gradient.of and n == m and most == 1:

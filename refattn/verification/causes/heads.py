@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from ...arrays.library import Doubles
 from ...rounding.problems import Index, Problem
+from ..findings import place
 from .sampled import Alternative
 from .wrong_rows import Sample, differ, divide
 
@@ -37,33 +38,28 @@ def list_exchanged(
             nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
         moved = {x: y for x, y in nearest.items() if x != y}
         if moved:
-            text = ", ".join(f"{_call(x)} has that of {_call(y)}" for x, y in moved.items())
+            called = (f"head {place(x)} has that of head {place(y)}" for x, y in moved.items())
             alternative = take(partial(_follow_move, moved))
-            yield alternative._replace(text=f"heads have {words} of others: {text}")
+            yield alternative._replace(text=f"heads have {words} of others: {', '.join(called)}")
 
 
 def _list_arrays(
     problem: Problem,
 ) -> Iterator[tuple[str, Callable[[Callable[[Index], Index]], Alternative]]]:
     """List what may be of another head, and how the kernel computes that takes it so."""
-    arrays = problem.read((0,) * len(problem.lead))
 
     def moved(at: Callable[[Index], Index]) -> Alternative:
         return Alternative("", problem, move=lambda rows: rows._replace(at=at(rows.at)))
 
-    def taken(at: Callable[[Index], Index], names: str | tuple[str, ...]) -> Alternative:
-        def read(index: Index) -> Mapping[str, Any]:
-            other = problem.read(at(index))
-            return {**problem.read(index), **{x: other[x] for x in names}}
-
-        return Alternative("", problem._replace(read=read))
+    def taken(at: Callable[[Index], Index], names: Iterable[str]) -> Alternative:
+        return Alternative("", problem.with_arrays_of(names, at))
 
     yield "the output", moved
     for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
         yield words, partial(taken, names=names)
     n, m, _ = problem.shape
     for name in ("mask", "bias", "sinks"):
-        if name in arrays and (name == "sinks" or n * m <= _COMPARED_PAIRS):
+        if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
             yield f"the {name}", partial(taken, names=(name,))
 
 
@@ -71,17 +67,12 @@ def _follow_move(moved: Mapping[Index, Index], index: Index) -> Index:
     return moved.get(index, index)
 
 
-def _call(index: Index) -> str:
-    return f"head {index[0] if len(index) == 1 else index}"
-
-
 def list_of_heads(
     problem: Problem,
 ) -> Iterator[tuple[str, Callable[[Mapping[Index, float]], Alternative], tuple[float, ...]]]:
     """List kernels with a number for each head that is fitted, and where fits start."""
     n, m, _ = problem.shape
-    arrays = problem.read((0,) * len(problem.lead))
-    few = n * m <= _COMPARED_PAIRS
+    has_bias, few = "bias" in problem.first, n * m <= _COMPARED_PAIRS
 
     def count_sink(c: Mapping[Index, float]) -> Alternative:
         def change(at: Index, x: Any) -> Any:
@@ -97,13 +88,13 @@ def list_of_heads(
 
     if problem.has_sinks:
         yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
-    if "bias" in arrays and few:
+    if has_bias and few:
         yield "the bias counts {} times", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
-    elif "bias" not in arrays and few:
+    elif few:
         yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
 
 
 def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
     """Write the number of each head into a sentence."""
-    words = [f"{x:.4g} (head {at[0] if len(at) == 1 else at})" for at, x in numbers.items()]
+    words = [f"{x:.4g} (head {place(at)})" for at, x in numbers.items()]
     return text.format(", ".join(words))

@@ -78,7 +78,7 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     if packed.causal:
         seen = partial(_show, right, packed._replace(causal=False))
         yield Alternative("attention is not causal", problem, seen, among=False)
-    if "bias" in problem.read((0,) * len(problem.lead)):
+    if "bias" in problem.first:
         for words, bounds in _list_levels(packed, right):
             move = partial(_move_bias, right, bounds)
             yield Alternative(f"the bias is {words}", problem, bias=move)

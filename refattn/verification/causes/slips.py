@@ -73,10 +73,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         fill = partial(_fill_hidden, problem, fill=-problem.softcap)
         text = "hidden keys have the score -cap (the cap is applied after the mask)"
         yield Alternative(text, problem, answer=fill)
-        bias = problem.read((0,) * len(problem.lead)) if 0 not in problem.lead else {}
-        if "bias" in bias:
-            capped = partial(_cap_after_bias, cap=problem.softcap)
-            without = problem._replace(softcap=None)
+        if "bias" in problem.first:
+            capped = partial(_map_scores, change=partial(_cap, problem.softcap))
             yield Alternative("the cap is applied after the bias", without, compute=capped)
     for size in (128, 256):
         yield Alternative(
@@ -105,6 +103,18 @@ def _over(scores: Doubles, top: Doubles) -> Doubles:
     """Compute weights over the largest."""
     safe = np.where(np.isfinite(top), top, 0.0)
     return np.asarray(np.exp(scores - safe[:, None]))
+
+
+def _weigh(scores: Doubles) -> tuple[Doubles, Doubles]:
+    """Compute weights over the largest, and the largest scores."""
+    top = np.max(scores, -1, initial=-math.inf)
+    return _over(scores, top), top
+
+
+def _mean(scores: Doubles, v: Doubles) -> Result:
+    """Compute the mean of the values by these scores."""
+    w, top = _weigh(scores)
+    return _result(w @ v, np.sum(w, -1), top)
 
 
 def _result(out: Doubles, total: Doubles, top: Doubles) -> Result:
@@ -220,9 +230,7 @@ def _overflow(head: SoftmaxHead) -> Result:
 
 
 def _leave_sink_out(head: SoftmaxHead) -> Result:
-    s = score_all(head)
-    top = np.max(s, -1)
-    w = _over(s, top)
+    w, top = _weigh(score_all(head))
     return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
 
 
@@ -235,12 +243,13 @@ _CAPS: Mapping[str, Callable[[float, Doubles], Doubles]] = {
 }
 
 
+def _cap(cap: float, s: Doubles) -> Doubles:
+    return cap * np.tanh(s / cap)
+
+
 def _map_scores(head: SoftmaxHead, change: Callable[[Doubles], Doubles]) -> Result:
     s = score_all(head)
-    s = np.where(np.isfinite(s), change(_finite(s)), s)
-    top = np.max(s, -1, initial=-math.inf)
-    w = _over(s, top)
-    return _result(w @ head.v, np.sum(w, -1), top)
+    return _mean(np.where(np.isfinite(s), change(_finite(s)), s), head.v)
 
 
 def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:
@@ -248,41 +257,24 @@ def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False)
     head = take_rows(problem, rows)
     s = score_all(head._replace(mask=None))
     s = np.where(np.isfinite(score_all(head)), s, s + fill if added else fill)
-    top = np.max(s, -1, initial=-math.inf)
-    w = _over(s, top)
-    return _result(w @ head.v, np.sum(w, -1), top)
+    return _mean(s, head.v)
 
 
 def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
     """List kernels that hide keys by a number, which is fitted."""
-    has_mask = 0 not in problem.lead and "mask" in problem.read((0,) * len(problem.lead))
-    if not (has_mask or problem.causal or problem.window != (None, None)):
+    if not ("mask" in problem.first or problem.causal or problem.window != (None, None)):
         return
-    for words, added in (
-        ("hidden keys have the score {}", False),
-        ("{} is added to the scores of hidden keys", True),
-    ):
-        text = f"{words}, not -inf"
 
-        def hide_by(fill: float, added: bool = added) -> Alternative:
-            change = partial(_fill_hidden, problem, fill=fill, added=added)
-            return Alternative("", problem, answer=change)
+    def hide_by(fill: float, added: bool) -> Alternative:
+        answer = partial(_fill_hidden, problem, fill=fill, added=added)
+        return Alternative("", problem, answer=answer)
 
-        yield text, hide_by
-
-
-def _cap_after_bias(head: SoftmaxHead, cap: float) -> Result:
-    s = score_all(head)
-    s = np.where(np.isfinite(s), cap * np.tanh(s / cap), s)
-    top = np.max(s, -1)
-    w = _over(s, top)
-    return _result(w @ head.v, np.sum(w, -1), top)
+    yield "hidden keys have the score {}, not -inf", partial(hide_by, added=False)
+    yield "{} is added to the scores of hidden keys, not -inf", partial(hide_by, added=True)
 
 
 def _saturate(head: SoftmaxHead, most: float) -> Result:
-    s = score_all(head)
-    top = np.max(s, -1)
-    w = _over(s, top)
+    w, top = _weigh(score_all(head))
     return _result(w @ head.v, np.minimum(np.sum(w, -1), most), top)
 
 
@@ -315,8 +307,7 @@ def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternat
     It is that by which some wrong rows are nearest, in multiples of `sizes`.
     """
     head = Alternative("", problem).head(x.rows)
-    s = score_all(head)
-    w, keys = _over(s, np.max(s, -1, initial=-math.inf)), head.keys
+    (w, _), keys = _weigh(score_all(head)), head.keys
     for turn in (1, -1):
         weights, values = w[:, :keys][:, ::turn], head.v[:keys][::turn]
         total, out = np.sum(w[:, keys:], -1, keepdims=True), np.zeros((len(w), 1, values.shape[-1]))
@@ -336,8 +327,7 @@ def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternat
 
 def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
     """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
-    s = score_all(head)
-    w = _over(s, np.max(s, -1, initial=-math.inf))
+    w, _ = _weigh(score_all(head))
     total, out = np.sum(w, -1), w @ head.v
     for size in (x for x in LOST_TILES if x < head.keys):
         for j in blocks(0, head.keys, size):
@@ -350,9 +340,7 @@ def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
 
 
 def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
-    s = score_all(head)
-    top = np.max(s, -1, initial=-math.inf)
-    w = _over(s, top)
+    w, top = _weigh(score_all(head))
     out = w @ head.v + of_out * (w[:, j] @ head.v[j])
     return _result(out, np.sum(w, -1) + of_sum * np.sum(w[:, j], -1), top)
 
