@@ -427,8 +427,8 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
         What to subtract from queries and keys, for example their means, in their coordinates.
         Leading axes broadcast to those of `q` and of `k`: where query heads share a key head, `a`
         may still differ between them.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
+    scale
+        As in `fit`.
 
     Returns
     -------

@@ -362,12 +362,8 @@ def measure(
 
     Parameters
     ----------
-    q : NumPy array, shape (..., n, d), float32 or float64
-        Queries.
-    k : NumPy array, shape (..., m, d), dtype of `q`
-        Keys.
-    v : NumPy array, shape (..., m, d_v), dtype of `q`
-        Values.
+    q, k, v : NumPy arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        Queries, keys and values, all float32 or all float64.
     estimators : iterable of str
         Names of `registry.ESTIMATORS` that stand for softmax attention, see `names`.
     sizes : sequence of int

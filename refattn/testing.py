@@ -286,17 +286,15 @@ def assert_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel gives such an output, for tests of kernels.
 
-    You choose no tolerance: the error that rounding allows is computed from the arrays.
+    You choose no tolerance: the error that rounding allows is computed from the arrays. It raises
+    and warns as `assert_attention_close` does.
 
     Parameters
     ----------
     got : array, shape (..., n, d_v)
         Output of the kernel.
-    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        Inputs of the kernel, of NumPy, torch, JAX or any array API library.
-    dtype : str, optional
-        Storage type of the kernel, that of `q` by default: `bfloat16`, `float16`, `float32`, ...
-        Arrays of a wider type must hold numbers of it.
+    q, k, v, dtype
+        As in `assert_attention_close`; arrays of a wider type must hold numbers of `dtype`.
     profile : str or Profile, optional
         What the kernel rounds; by default an output passes if one of the usual profiles allows it.
     alpha : float
@@ -305,19 +303,6 @@ def assert_close(
         Log normalisers of the kernel.
     **options
         As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `sinks`, ...
-
-    Raises
-    ------
-    AssertionError
-        If the verdict is FAIL, with its text: where the errors are largest, and known bugs that
-        explain them.
-    TypeError, ValueError
-        If an argument is unusable.
-
-    Warns
-    -----
-    UserWarning
-        If the verdict is UNDERPOWERED, with its text: a wrong kernel would also have passed.
 
     Examples
     --------

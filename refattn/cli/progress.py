@@ -48,17 +48,11 @@ def spell(seconds: float) -> str:
 
 
 class Work:
-    """A piece of work that says how far it is.
+    """A piece of work, named by a word, that says how far it is.
 
     On a terminal there is a bar with the time so far, and else a line now and then; what is
-    estimated to take over `LONG` seconds is announced on both.
-
-    Parameters
-    ----------
-    description : str
-        What is done, in a word.
-    total : int
-        How many parts it has, if they are counted by `tick`; more may follow.
+    estimated to take over `LONG` seconds is announced on both. If its parts, `total` or more, are
+    counted, it is by `tick`.
     """
 
     def __init__(self, description: str, total: int = 0) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ..arrays import qkv
+from ..arrays import checks, qkv
 from ..arrays.library import Floats
 from ..arrays.words import said
 from . import safetensors
@@ -34,31 +34,11 @@ def find_sample() -> Path:
 def load_qkv(
     path: Path, dtype: str | None = None, *, required: str = "qkv", layout: str = "bhnd"
 ) -> tuple[dict[str, Floats], str]:
-    """Read and check q, k and v.
+    """Read and check q, k and, if the file has it, v; return them, and the dtype of q in the file.
 
-    Parameters
-    ----------
-    path : Path
-        File of type .npz (not pickled) or .safetensors.
-    dtype : {"float32", "float64"}, optional
-        Cast floating-point arrays to this; without it float16 and bfloat16 become float32.
-    required : {"qkv", "qk"}
-        Names of the arrays that must be there.
-    layout : {"bhnd", "bnhd"}
-        Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d).
-
-    Returns
-    -------
-    arrays : dict of arrays
-        q, k and, if the file has it, v, heads before tokens. All float32 or all float64, finite,
-        with shapes that match.
-    stored : str
-        The dtype of q in the file.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the file cannot be used.
+    The file is an .npz (not pickled) or .safetensors; it must have the arrays that are `required`.
+    Arrays are all float32 or all float64, finite, of shapes that match, with heads before tokens.
+    Floating-point ones are cast to `dtype`; without it float16 and bfloat16 become float32.
     """
     arrays, stored = read_file(path, {".npz": _read_npz_qkv, ".safetensors": _read_tensor_qkv})
     must_hold(path, arrays, required)
@@ -70,7 +50,7 @@ def load_qkv(
         with np.errstate(over="ignore"):
             arrays = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in arrays.items()}
     if layout == "bnhd":
-        arrays = {name: put_heads_first(name, x) for name, x in arrays.items()}
+        arrays = {x: np.ascontiguousarray(put_heads_first(x, y)) for x, y in arrays.items()}
     q, k = arrays["q"], arrays["k"]
     try:
         qkv.check(q, k, arrays.get("v", k))
@@ -105,21 +85,17 @@ def _refuse_mixed(stored: Mapping[str, str]) -> None:
             )
 
 
-def put_heads_first(name: str, x: Floats) -> Floats:
-    """Undo the layout (..., tokens, heads, size)."""
-    if x.ndim < 3:
-        raise ValueError(f"`{name}` must have axes (..., n, h, d) in bnhd, got shape {x.shape}.")
-    return np.ascontiguousarray(np.swapaxes(x, -2, -3))
+def put_heads_first(name: str, x: Any) -> Any:
+    """View an array of layout (..., tokens, heads, size) with heads before tokens."""
+    checks.is_array(name, x)
+    core, axes = (1, "n, h") if name == "lse" else (2, "n, h, d")
+    if x.ndim <= core:
+        raise ValueError(f"`{name}` must have axes (..., {axes}) in bnhd, got shape {x.shape}.")
+    return np.swapaxes(x, -core, -core - 1)
 
 
 def read_file(path: Path, readers: Mapping[str, Callable[[Path], _Read]]) -> _Read:
-    """Read a file by the reader of its suffix, .npz or .safetensors.
-
-    Raises
-    ------
-    ValueError
-        If there is no such reader, or the file cannot be read.
-    """
+    """Read a file by the reader of its suffix, .npz or .safetensors."""
     if path.suffix.lower() not in readers:
         raise ValueError(f"FILE must end in .npz or .safetensors, got {str(path)!r}.")
     try:

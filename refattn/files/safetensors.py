@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,13 +33,7 @@ class Tensor(NamedTuple):
         return np.dtype(_NUMPY_TYPES[self.dtype]).name if self.dtype in _NUMPY_TYPES else self.dtype
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """Copy the numbers; those in bfloat16 into float32, which has them all.
-
-        Raises
-        ------
-        TypeError
-            If neither is their dtype one that NumPy has.
-        """
+        """Copy the numbers; those in bfloat16 into float32, which has them all."""
         if self.dtype == _BFLOAT16:  # the upper half of a float32
             return (self.view("<u2").astype(np.uint32) << 16).view(np.float32)
         if self.dtype not in _NUMPY_TYPES:
@@ -56,14 +49,7 @@ def map_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[s
     """Map the tensors of a file into memory, and read its metadata.
 
     The safetensors package checks the file, but gives NumPy neither parts of tensors in 8 bits
-    nor, without another package, any in bfloat16.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If safetensors is not installed.
-    ValueError
-        If the file is damaged.
+    nor, without another package, any in bfloat16. A damaged file is a ValueError.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -84,22 +70,11 @@ def map_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[s
 
 
 def read_tensors(
-    path: str | os.PathLike[str], names: Iterable[str] | None = None
+    path: str | os.PathLike[str],
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, str]]:
-    """Read the tensors of a file, or those of the names that it has, and its metadata.
+    """Read the tensors of a file, and its metadata.
 
     Tensors in bfloat16 come in float32.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If safetensors is not installed.
-    TypeError
-        If a tensor is of a dtype that NumPy does not have, and not in bfloat16.
-    ValueError
-        If the file is damaged.
     """
     tensors, metadata = map_tensors(path)
-    return {
-        name: tensors[name].numbers(name) for name in names or sorted(tensors) if name in tensors
-    }, metadata
+    return {name: tensors[name].numbers(name) for name in sorted(tensors)}, metadata

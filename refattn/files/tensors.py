@@ -24,7 +24,7 @@ from ..arrays.stored import (
     storage_type,
 )
 from . import safetensors
-from .arrays import INSTALL, must_hold, read_file, read_npz
+from .arrays import INSTALL, must_hold, put_heads_first, read_file, read_npz
 from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
 
 _Shape = tuple[int, ...]
@@ -127,10 +127,6 @@ class Tensors:
             numbers: Floats = np.array(x, dtype, ndmin=self._cores[name])
         return numbers * self.scales[name][index] if name in self.scales else numbers
 
-    def read_all(self, head: _Shape) -> dict[str, Floats]:
-        """Read what a query head uses of every array, by name."""
-        return {name: self.read(name, head) for name in self.shapes}
-
 
 def open_tensors(
     path: str | os.PathLike[str],
@@ -165,11 +161,6 @@ def open_tensors(
         Names of which the file must have at least one; none, if it is empty.
     per_query : bool
         Whether `omega` has frequencies of each query's own, (..., n, S, d), not (..., S, d).
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the file cannot be used: one line says which array, the rule, and what was found.
     """
     types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
@@ -209,7 +200,7 @@ def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles
             shape = arrays[name].shape
             scale = expand_scale(name, arrays[called].astype(np.float64), shape, layout)
             whole = np.broadcast_to(scale, shape)
-            scales[name] = whole if layout == "bhnd" else _view_heads_first(name, whole)
+            scales[name] = whole if layout == "bhnd" else put_heads_first(name, whole)
     return scales
 
 
@@ -270,22 +261,11 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """View arrays of a layout with heads before tokens."""
     if layout == "bhnd":
         return dict(arrays)
-    views = {name: _view_heads_first(name, x) for name, x in arrays.items()}
+    views = {x: y if x in _FIRST else put_heads_first(x, y) for x, y in arrays.items()}
     rows = views["q"].shape[-3:-1]
     if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
         views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)
     return views
-
-
-def _view_heads_first(name: str, x: Any) -> Any:
-    """Undo the layout (..., tokens, heads, size)."""
-    checks.is_array(name, x)
-    if name in _FIRST:
-        return x
-    core, axes = (1, "n, h") if name == "lse" else (2, "n, h, d")
-    if x.ndim <= core:
-        raise ValueError(f"`{name}` must have axes (..., {axes}) in bnhd, got shape {x.shape}.")
-    return np.swapaxes(x, -core, -core - 1)
 
 
 def _check_shapes(views: Mapping[str, Floats], per_query: bool) -> _Shape:

@@ -213,18 +213,14 @@ def study(
 
     Parameters
     ----------
-    q : NumPy array, shape (..., n, d), float32 or float64
-        Queries.
-    k : NumPy array, shape (..., m, d), dtype of `q`
-        Keys.
+    q, k, scale
+        As in `compare.measure`.
     v : NumPy array, shape (..., m, d_v), dtype of `q`, optional
         Values, for the errors and what they say of S.
     sizes : sequence of int
         Numbers S of features or samples.
     target : float
         Relative error to be reached.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default.
     shrink : bool, default False
         Shrink the covariances, for fewer rows than d^2.
     track : callable

@@ -188,12 +188,8 @@ def plan(
 
     Parameters
     ----------
-    q : NumPy array, shape (..., n, d), float32 or float64
-        Queries.
-    k : NumPy array, shape (..., m, d), dtype of `q`
-        Keys.
-    v : NumPy array, shape (..., m, d_v), dtype of `q`
-        Values.
+    q, k, v, seed, scale
+        As in `compare.measure`.
     estimators : iterable of str, optional
         Names as in `compare.measure`; all by default.
     target : float
@@ -202,10 +198,6 @@ def plan(
         No larger S is tried; 4 max(n, m) by default.
     draws : int
         Independent draws of random numbers at each S, at least 2.
-    seed : int
-        Draws have seeds as in `compare.measure`.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default.
 
     Returns
     -------

@@ -51,6 +51,7 @@ from .roundings import (
     Roundings,
     RowErrors,
     expect_loss,
+    round_bound,
     sum_error,
     walk,
 )
@@ -270,13 +271,6 @@ def _variances_of_scores(
     return variances
 
 
-def _block_tokens(kernel: Roundings, of: str) -> tuple[int, Format | None]:
-    """Return the tokens of a block, and what the sum is rounded to after each."""
-    if kernel.parts is None:
-        return _SUM_TOKENS, None
-    return kernel.parts[of == "dq"], kernel.out
-
-
 def analyse_gradient(
     backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, rows: slice
 ) -> RowErrors:
@@ -285,14 +279,7 @@ def analyse_gradient(
     Several heads share keys and values; their gradients are sums over all of them.
     """
     cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
-    parts = [_analyse_rows(backs, kernel, of, i) for i in cut]
-
-    def join(x: Sequence[Any]) -> Any:
-        if isinstance(x[0], dict):
-            return {name: np.concatenate([y[name] for y in x]) for name in x[0]}
-        return np.concatenate(x) if isinstance(x[0], np.ndarray) else x[0]
-
-    return RowErrors(*(join(x) for x in zip(*parts, strict=True)))
+    return RowErrors.join([_analyse_rows(backs, kernel, of, i) for i in cut])
 
 
 def _analyse_rows(
@@ -309,7 +296,9 @@ def _analyse_rows(
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, softcap is not None, has_sinks)
     tangents = {x: np.zeros_like(sum_.total) for x in names}
-    size, to = _block_tokens(kernel, of)
+    size, to = _SUM_TOKENS, None  # tokens of a block, and what the sum is rounded to after each
+    if kernel.parts is not None:
+        size, to = kernel.parts[of == "dq"], kernel.out
     for back, saved in backs:
         head = back.head
         sum_.restart()
@@ -488,9 +477,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     if kernel.out is not None:
         spacing = kernel.out.spacing(total + rest)
         variance, worst = (x + np.square(spacing) / 12 for x in (variance, worst))
-        bound = bound + kernel.out.spacing(np.abs(total) + bound) / 2
-        near = kernel.out.round(near)
-        bound = np.where(np.abs(total) + bound > kernel.out.largest, math.inf, bound)
+        bound, near = round_bound(kernel.out, total, bound), kernel.out.round(near)
     loose |= np.isinf(bound) | ~np.isfinite(near)
     near = np.where(loose, total + shift, near)
     std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))

@@ -15,6 +15,12 @@ _NUMPY_DTYPES = ("float16", "float32", "float64")
 _EXPONENT = np.int64(0x7FF << 52)
 
 
+def leading_power(x: Any) -> Doubles:
+    """Return the power of two at or below |x|; 0 for 0."""
+    bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT
+    return np.asarray(bits.view(np.float64))
+
+
 class Format(NamedTuple):
     """Binary floating-point numbers with subnormal ones, as far as float64 holds them.
 
@@ -57,8 +63,7 @@ class Format(NamedTuple):
 
     def spacing(self, x: Any) -> Doubles:
         """Return the distance of neighbouring numbers in the binade of x."""
-        bits = np.asarray(x, np.float64).view(np.int64) & _EXPONENT  # the power of two below
-        normal = np.asarray(bits.view(np.float64))
+        normal = leading_power(x)
         np.maximum(normal, 2.0**self.least, out=normal)
         normal *= 2.0 ** (1 - self.digits)
         return normal if normal.ndim else normal[()]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.library import Doubles
-from .formats import FORMATS, Format
+from .formats import FORMATS, Format, leading_power
 
 # The share of a shift by which it may be off for all elements alike, which every test allows. In a
 # tile u is that of its middle. A tile is at most an eighth of the products before it, so that a sum
@@ -182,7 +182,7 @@ class CutSum:
         after = before + more / groups
         terms = x[:, :some, None].astype(np.float32) * y[:some].astype(np.float32)
         largest = np.maximum(np.abs(before), np.max(np.abs(terms), 1))
-        unit = np.maximum(_leading(largest), _NEARLY_ZERO) * 2.0**-self.unit.aligned
+        unit = np.maximum(leading_power(largest), _NEARLY_ZERO) * 2.0**-self.unit.aligned
         terms *= (1 / unit).astype(np.float32)[:, None]
         cut = np.trunc(terms)
         lost = terms - cut
@@ -191,7 +191,7 @@ class CutSum:
         seen = some / count * np.maximum(np.count_nonzero(x, 1), 1)[:, None]
         loss = np.sum(lost, 1) + rest * (np.sum(np.abs(lost), 1) / seen)
         sign = np.sign(after)
-        last = np.maximum(_leading(after) * 2.0**-self.unit.kept / unit, 1.0)
+        last = np.maximum(leading_power(after) * 2.0**-self.unit.kept / unit, 1.0)
         above = np.mod(sign * np.sum(cut[:, :group], 1), last)
         shift = -unit * (loss + groups * sign * above)
         # Of losses that are uniform, of as many terms and again of those that stand for others.
@@ -214,9 +214,3 @@ def find_scale(x: Doubles) -> float:
         if scale > 0 and np.allclose(_FOUR_DIGITS.round(x / scale), x / scale, 2.0**-40, 0.0):
             return scale
     return 1.0
-
-
-def _leading(x: Doubles) -> Doubles:
-    """Return the power of two at or below |x|; 0 for 0."""
-    bits = np.ascontiguousarray(x, np.float64).view(np.int64) & np.int64(0x7FF << 52)
-    return np.asarray(bits.view(np.float64))

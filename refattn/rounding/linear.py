@@ -199,10 +199,9 @@ def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
     parts, sums = [], head.keys.value.shape[-1] * (2 * head.v.shape[-1] + 1)
     for block in blocks(i.start, i.stop, max(1, min(64, _STATE_NUMBERS // max(sums, 1)))):
         first = max(0, min(m, block.start + 1 + m - n))
-        before = FeatureErrors(*(x[:first] for x in head.keys))
+        before = head.keys.rows(slice(first))
         known = [x.T @ y for x, y in _list_columns(before, head.v[:first])]
-        last = max(first, min(m, block.stop + m - n))
-        more = slice(first, last)
+        more = slice(first, max(first, min(m, block.stop + m - n)))
         fresh = [
             np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
             for x, y in _list_columns(head.keys.rows(more), head.v[more])
@@ -215,13 +214,7 @@ def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
         rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), kernel, m)
         empty = (seen + first <= 0)[:, None]
         parts.append(rows._replace(out=np.where(empty, 0.0, rows.out)))
-    fields = [
-        x for x in RowErrors._fields if x != "tangents" and x not in RowErrors._field_defaults
-    ]
-    joined: dict[str, Any] = {
-        x: np.concatenate([getattr(part, x) for part in parts]) for x in fields
-    }
-    return RowErrors(**joined, tangents={})
+    return RowErrors.join(parts)
 
 
 def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:

@@ -38,48 +38,24 @@ _BLOCK_ROWS = 256  # queries of a block
 class Packed(NamedTuple):
     """Sequences one after another, of which each sees itself: the mask says so.
 
-    Attributes
-    ----------
-    queries, keys : arrays
-        Where each begins, and the end of the last.
-    causal, window
-        As in `predict`, of each sequence: its last query is level with its last key.
+    Conventions are as in `predict`, of each: its last query is level with its last key.
     """
 
-    queries: npt.NDArray[np.int64]
+    queries: npt.NDArray[np.int64]  # where each begins, and the end of the last
     keys: npt.NDArray[np.int64]
     causal: bool
     window: tuple[int | None, int | None]
 
 
 class Problem(NamedTuple):
-    """Softmax attention with its conventions, of which heads are read one by one.
+    """Softmax attention with its conventions, as in `predict`, of which heads are read one by one.
 
-    Attributes
-    ----------
-    lead : tuple of int
-        Leading axes of the result.
-    shape : tuple of int
-        Numbers of queries, of keys, and of columns of the values.
-    read : callable
-        Gives the arrays of a head by name, in float64: q, k, v and, where there are, bias, mask and
-        sinks, (1, 1).
-    scale, causal, window, softcap
-        As in `predict`.
-    has_sinks : bool
-        Whether heads have a sink.
-    key_heads : int or None
-        The number of heads of keys where query heads share these in groups.
-    blocks : tuple or None
-        The heads and rows that are looked at; None for all.
-    storage : str
-        The type to which profiles with inputs of type `storage` round what they read.
-    packed : Packed or None
-        The sequences, if there are several.
+    `read` gives the arrays of a head by name, in float64: q, k, v and, where there are, bias, mask
+    and sinks, (1, 1).
     """
 
-    lead: tuple[int, ...]
-    shape: tuple[int, int, int]
+    lead: tuple[int, ...]  # leading axes of the result
+    shape: tuple[int, int, int]  # queries, keys, and columns of the values
     read: Callable[[Index], Mapping[str, Any]]
     scale: float
     causal: bool
@@ -89,10 +65,10 @@ class Problem(NamedTuple):
     kind: str = "scores"
     gradient: Gradient | None = None
     has_sinks: bool = False
-    key_heads: int | None = None
-    blocks: tuple[tuple[Index, slice], ...] | None = None
-    storage: str = "float64"
-    packed: Packed | None = None
+    key_heads: int | None = None  # heads of keys where query heads share these in groups
+    blocks: tuple[tuple[Index, slice], ...] | None = None  # that are looked at; None for all
+    storage: str = "float64"  # what profiles with inputs of type `storage` round these to
+    packed: Packed | None = None  # the sequences, if there are several
 
     @property
     def is_mean(self) -> bool:
@@ -299,34 +275,19 @@ def _scaled_to(
 
 
 class Gradient(NamedTuple):
-    """The gradient of softmax attention in queries, keys or values.
+    """The gradient of softmax attention in queries, keys or values: "dq", "dk" or "dv".
 
-    Attributes
-    ----------
-    of : {"dq", "dk", "dv"}
-        Which one.
-    forward : Problem
-        What the output is of.
-    derivatives : callable
-        Gives, for a query head, the derivative to the output, and the output or None.
-    heads : dict
-        The query heads that have a part in each head of the gradient.
-    has_out : bool
-        Whether there is an output.
-    columns : int
-        Columns of the gradient.
-    products : callable or None
-        Rounds derivatives to the output before they are multiplied.
+    For a query head `derivatives` gives the derivative to the output, and the output or None.
     """
 
     of: str
-    forward: Problem
+    forward: Problem  # what the output is of
     derivatives: Callable[[Index], tuple[Doubles, Doubles | None]]
-    heads: Mapping[Index, Sequence[Index]]
+    heads: Mapping[Index, Sequence[Index]]  # query heads with a part in each of the gradient
     has_out: bool
-    columns: int
+    columns: int  # of the gradient
     saved: Callable[[Index, Roundings], Any] = lambda index, kernel: None
-    products: Callable[[Doubles], Doubles] | None = None
+    products: Callable[[Doubles], Doubles] | None = None  # rounds derivatives before products
 
     def back(self, head: Index) -> BackwardHead:
         """Read a query head with the derivative to its output."""

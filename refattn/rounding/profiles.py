@@ -10,6 +10,8 @@ from .formats import FORMATS, Format
 from .hardware import IEEE, UNITS, unit_for
 from .roundings import Roundings, is_power_of_two
 
+_TYPES = ["scores", "weights", "softmax", "accumulate", "out", "states", "d_weights", "d_scores"]
+
 
 class Reading(NamedTuple):
     """How a kernel reads queries, keys and values before it multiplies them.
@@ -123,32 +125,16 @@ class Profile(NamedTuple):
         def of(name: str | None) -> Format | None:
             return None if name is None else FORMATS[dtype if name == "storage" else name]
 
-        softmax, accumulate = of(self.softmax), of(self.accumulate)
         unit = unit_for(self.accumulator, of(self.weights))
         run = unit.run if unit is not None and unit.split and unit.run else self.run
-        assert softmax is not None
-        assert accumulate is not None
+        same = {x: getattr(self, x) for x in Profile._fields if x in Roundings._fields}
+        formats: dict[str, Any] = {x: of(same[x]) for x in _TYPES}
         return Roundings(
-            of(self.scores),
-            of(self.weights),
-            softmax,
-            accumulate,
-            of(self.out),
-            self.lanes,
-            self.normalised,
-            run,
-            of(self.states),
-            self.exp,
-            of(self.d_weights),
-            of(self.d_scores),
-            self.delta != "weights",
-            self.parts,
-            unit,
-            unit_for(self.accumulator, of(self.inputs or "storage")),
-            self.by_head,
-            self.delta == "unrounded",
-            self.again,
-            self.scaled,
+            **(same | formats | {"run": run}),
+            delta_of_out=self.delta != "weights",
+            unit=unit,
+            score_unit=unit_for(self.accumulator, of(self.inputs or "storage")),
+            unrounded=self.delta == "unrounded",
         )
 
 

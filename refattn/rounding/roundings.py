@@ -8,6 +8,7 @@ and for its leading digits the law of Benford is taken, that is `RMS` units.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +142,25 @@ class RowErrors(NamedTuple):
         """Return how far numbers are from the exact result, the rest and the shift of its unit."""
         errors: Doubles = got - self.out - self.rest - self.shift
         return errors
+
+    @classmethod
+    def join(cls, parts: Sequence[RowErrors]) -> RowErrors:
+        """Put the rows of parts below each other; numbers are those of the first part."""
+
+        def below(x: Sequence[Any]) -> Any:
+            if isinstance(x[0], dict):
+                return {name: np.concatenate([y[name] for y in x]) for name in x[0]}
+            return np.concatenate(x) if isinstance(x[0], np.ndarray) else x[0]
+
+        return cls(*map(below, zip(*parts, strict=True)))
+
+
+def round_bound(to: Format | None, out: Doubles, bound: Doubles) -> Doubles:
+    """Add the rounding of the result to a bound."""
+    if to is None:
+        return bound
+    bound = bound + to.spacing(np.abs(out) + bound) / 2
+    return np.where(np.abs(out) + bound > to.largest, math.inf, bound)
 
 
 def expect_loss(to: Format, x: Doubles) -> Doubles:

@@ -45,6 +45,7 @@ from .roundings import (
     Roundings,
     RowErrors,
     expect_loss,
+    round_bound,
     sum_error,
     walk,
 )
@@ -112,7 +113,7 @@ def analyse_softmax(
         spacing = kernel.out.spacing(exact.out)
         rounding = np.square(spacing) / 12
         std, worst = np.sqrt(variance + rounding), np.sqrt(least_favourable + rounding)
-        bound = _round_bound(kernel, exact.out, bound)
+        bound = round_bound(kernel.out, exact.out, bound)
         nearest = kernel.out.round(nearest)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
@@ -163,7 +164,7 @@ def bound_softmax(
         of = _Shares.of(tile, top, law.whole)
         sizes = np.abs(head.v[tile.keys])
         law.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
-    return exact.out, _round_bound(kernel, exact.out, law.bound(head, kernel, exact.out))
+    return exact.out, round_bound(kernel.out, exact.out, law.bound(head, kernel, exact.out))
 
 
 def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: RowErrors) -> Doubles:
@@ -187,14 +188,6 @@ def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: Row
         step = to.spacing(of.weights) * np.exp(top - lse) * (of.weights == largest)
         spared += of.keep_rounded(np.square(step) / 12) @ np.square(head.v[tile.keys])
     return spared
-
-
-def _round_bound(kernel: Roundings, out: Doubles, bound: Doubles) -> Doubles:
-    """Add the rounding of the result to a bound."""
-    if kernel.out is None:
-        return bound
-    bound = bound + kernel.out.spacing(np.abs(out) + bound) / 2
-    return np.where(np.abs(out) + bound > kernel.out.largest, math.inf, bound)
 
 
 class NearestWeights:

@@ -137,15 +137,7 @@ class Known(NamedTuple):
         t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
         total, std = _remove_rounding(t, u)[0], np.sqrt(variance)
         known = (std > 0) & np.isfinite(std)
-        beyond = np.maximum(np.abs(total) - slack, 0.0)
-        statistic = np.where(known, beyond / np.where(known, std, 1.0), 0.0)
-        size = np.where(g > 0, g, 1.0)
-        return Estimate(
-            np.where(g > 0, total / size, 0.0),
-            np.where(g > 0, std / size, math.inf),
-            np.minimum(math.log(2) - statistic**2 / 2, 0.0),
-            statistic,
-        )
+        return Estimate.of(total, np.where(known, std, 0.0), std, g, slack)
 
 
 class Estimate(NamedTuple):
@@ -155,6 +147,16 @@ class Estimate(NamedTuple):
     error: Any
     log_p: Any
     statistic: Any
+
+    @classmethod
+    def of(cls, total: Any, root: Any, std: Any, g: Any, slack: Any) -> Estimate:
+        """Divide sums by a root, for the test, and by the square of the direction, for the size."""
+        beyond = np.maximum(np.abs(total) - slack, 0.0)
+        statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
+        size = np.where(g > 0, g, 1.0)
+        log_p = np.minimum(math.log(2) - statistic**2 / 2, 0.0)
+        value, error = np.where(g > 0, total / size, 0.0), np.where(g > 0, std / size, math.inf)
+        return cls(value, error, log_p, statistic)
 
 
 def symmetric_test(rows: Tally) -> Estimate:
@@ -168,13 +170,9 @@ def symmetric_test(rows: Tally) -> Estimate:
     t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
     total, share = _remove_rounding(t, u)
     root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
-    beyond = np.maximum(np.abs(total) - slack, 0.0)
-    statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
-    size = np.where(g > 0, g, 1.0)
-    value = np.where(g > 0, total / size, 0.0)
+    value = np.where(g > 0, total / np.where(g > 0, g, 1.0), 0.0)
     rest = root * root - 2 * value * (tg - share * ug) + value * value * gg
-    error = np.where(g > 0, np.sqrt(np.maximum(rest, 0.0)) / size, math.inf)
-    return Estimate(value, error, np.minimum(math.log(2) - statistic**2 / 2, 0.0), statistic)
+    return Estimate.of(total, root, np.sqrt(np.maximum(rest, 0.0)), g, slack)
 
 
 def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:

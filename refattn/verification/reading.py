@@ -30,7 +30,7 @@ from ..rounding.problems import (
 from .findings import Numbers, Part
 from .inputs import unlimited, widest
 
-_GRADIENTS = ("dq", "dk", "dv")
+_BACKWARD = ("dq", "dk", "dv")
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
 
 
@@ -128,7 +128,7 @@ def list_judged() -> list[str]:
 
 def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     """Read the results in a file: the output, with log normalisers, and gradients."""
-    names = [x for x in ("out", *_GRADIENTS) if x in tensors.shapes]
+    names = [x for x in ("out", *_BACKWARD) if x in tensors.shapes]
     if not names:
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
@@ -137,9 +137,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")
     types = {x: _storage_type(tensors, x) for x in names}
-    read = {
-        x: partial(tensors.part if x in _GRADIENTS else tensors.read, x) for x in tensors.shapes
-    }
+    read = {x: partial(tensors.part if x in _BACKWARD else tensors.read, x) for x in tensors.shapes}
     return gather_parts(problem, read, types, tensors.shapes)
 
 
@@ -154,7 +152,7 @@ def gather_parts(
     if "out" in types:
         lse = (read["lse"], types["lse"]) if "lse" in types else ()
         parts["out"] = Part(problem, Numbers(read["out"], types["out"], *lse))
-    gradients = {x: shapes[x] for x in _GRADIENTS if x in types}
+    gradients = {x: shapes[x] for x in _BACKWARD if x in types}
     if gradients:
         dtype = widest(types.get("out", problem.storage), problem.storage)
         backward = pose_gradients(problem, gradients, read["d_out"], read.get("out"), dtype)

@@ -439,12 +439,13 @@ def catalogue(problem: Problem) -> Iterator[Defect]:
             "added to the normaliser", f"{size:g}", change=partial(_add_to_normaliser, size)
         )
     for by in (3e-4, 1e-3, 3e-3):
-        yield Defect("output times", f"{1 + by:g}", change=partial(_multiply_output, 1 + by))
+        yield Defect("output times", f"{1 + by:g}", change=lambda x, *_, c=1 + by: c * x)
     tile = min(64, problem.shape[0])
     for by in (3e-3, 1e-2, 3e-2):
         words = f"{tile} queries of a head times"
         yield Defect(words, f"{1 + by:g}", change=partial(_multiply_tile, 1 + by, tile))
-    yield Defect("output truncated, not rounded", round=_truncate)
+    text = "output truncated, not rounded"
+    yield Defect(text, round=lambda to, x: to._replace(truncated=True).round(x))
     yield Defect("weights in float8_e4m3fn", weights="float8_e4m3fn")
 
 
@@ -520,21 +521,12 @@ def _add_to_normaliser(
     return np.asarray(out / (1 + size * share))
 
 
-def _multiply_output(by: float, out: Doubles, *_: Any) -> Doubles:
-    return by * out
-
-
 def _multiply_tile(
     by: float, size: int, out: Doubles, rows: RowErrors, index: Index, i: slice
 ) -> Doubles:
     """Multiply the output of the first queries of the first head."""
     inside = (np.arange(i.start, i.stop) < size) & (not any(index))
     return np.where(inside[:, None], by * out, out)
-
-
-def _truncate(to: Format, x: Doubles) -> Doubles:
-    step = to.spacing(x)
-    return np.asarray(np.trunc(x / step) * step)
 
 
 def _try_defect(

@@ -16,7 +16,7 @@ from ..rounding.problems import Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
 from .directions import SCORE_CHANGES, explain_size, give_error
-from .evidence import Evidence, Known, log_chernoff, log_quadratic
+from .evidence import Estimate, Evidence, Known, log_chernoff, log_quadratic
 from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
 from .head_sums import ONE_PERCENT, HeadSums
 from .looks import Look, choose_loud, choose_loudest
@@ -179,14 +179,12 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         means = means / np.where(counts > 0, counts, 1.0)
         log_p = log_chernoff(means, counts)
         head, tile = (int(x) for x in np.unravel_index(int(np.argmin(log_p)), log_p.shape))
-        index = _name_head(errors.problem, int(head))
-        rest = f"{errors.problem.rows} {tile * size} to {min(n, (tile + 1) * size) - 1}"
-        yield _Outcome(
-            f"mean square of tiles of {size}" if size < n else "mean square of heads",
-            _correct_for_tries(float(log_p[head, tile]), log_p.size),
-            float(means[head, tile]),
-            ", ".join(x for x in (index, rest if size < n else "") if x) or "all",
-        )
+        name, words = "mean square of heads", _name_head(errors.problem, head) or "all"
+        if size < n:
+            name = f"mean square of tiles of {size}"
+            words = _name_tile(errors.problem, head, tile * size, min(n, (tile + 1) * size))
+        chance = _correct_for_tries(float(log_p[head, tile]), log_p.size)
+        yield _Outcome(name, chance, float(means[head, tile]), words)
     means = errors.column / np.where(errors.column_rows > 0, errors.column_rows, 1.0)
     log_p = log_chernoff(means, errors.column_rows)
     column = int(np.argmin(log_p))
@@ -224,11 +222,9 @@ def _test_loud_tiles(errors: HeadSums, problem: Problem, kernel: Roundings) -> I
             covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
             total = means[head, tile] * size * problem.shape[2]
             log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
-            where = f"{problem.rows} {i.start} to {i.stop - 1}"
-            words = ", ".join(x for x in (_name_head(problem, head), where) if x)
-            tried.append(
-                _Outcome("sum of squares of a tile", log_p, float(means[head, tile]), words)
-            )
+            words = _name_tile(problem, head, i.start, i.stop)
+            mean = float(means[head, tile])
+            tried.append(_Outcome("sum of squares of a tile", log_p, mean, words))
     if tried:
         best = min(tried, key=lambda x: x.log_p)
         yield best._replace(log_p=_correct_for_tries(best.log_p, count))
@@ -275,23 +271,12 @@ def _test_tiles(errors: HeadSums) -> Iterator[_Outcome]:
         if size == n or not heads:
             continue
         t, u, g, slack, weights = (_cut_tiles(x, size) for x in (*sums, errors.weights))
-        tiles = Evidence.of(t, u, g, slack, weights)
-        test = tiles.test()
-        count += test.log_p.size
-        explained = np.square(test.value) * tiles.best.g
-        at = np.unravel_index(int(np.argmax(explained)), explained.shape)
-        value, error, log_p, statistic, most = (
-            float(x[at]) for x in (test.value, test.error, test.log_p, test.statistic, explained)
-        )
-        head, tile = map(int, at)
-        where = f"{errors.problem.rows} {tile * size} to {min(n, (tile + 1) * size) - 1}"
-        words = (
-            explain_size(errors.problem, "factor")(value, error),
-            _name_head(errors.problem, head),
-            where,
-        )
-        text = ", ".join(x for x in words if x)
-        tried.append(_Outcome("factor of a tile", log_p, statistic, text, value, error, most))
+        (head, tile), most, explained, tiles = _find_most(Evidence.of(t, u, g, slack, weights))
+        count += tiles
+        size_of = explain_size(errors.problem, "factor")(most.value, most.error)
+        where = _name_tile(errors.problem, head, tile * size, min(n, (tile + 1) * size))
+        test = most.log_p, most.statistic, f"{size_of}, {where}", most.value, most.error
+        tried.append(_Outcome("factor of a tile", *test, explained))
     if tried:
         best = max(tried, key=lambda x: x.explained)
         yield best._replace(log_p=_correct_for_tries(best.log_p, count))
@@ -336,35 +321,36 @@ def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
     for name, rows in (("key", errors.keys.over(0)), ("key" + _OF_HEAD, errors.keys))[
         : 1 + (heads > 1)
     ]:
-        tried = rows.test()
-        log_p = np.atleast_2d(tried.log_p)
-        explained = np.atleast_2d(np.square(tried.value) * rows.best.g)
-        head, key = np.unravel_index(int(np.argmax(explained)), log_p.shape)
-        value, error, statistic, size = (
-            float(np.atleast_2d(x)[head, key])
-            for x in (tried.value, tried.error, tried.statistic, rows.best.g)
-        )
+        (head, key), most, explained, count = _find_most(rows)
+        value, error = most.value, most.error
         called = "the sink" if key == errors.problem.shape[1] else f"key {key}"
         words = (
             f"{called} is missing: {give_error(value, error)} of its weight"
             if value > 0
             else f"{called} counts {give_error(1 - value, error)} times"
         )
-        where = f", {_name_head(errors.problem, int(head))}" if name != "key" else ""
-        yield _Outcome(
-            name,
-            _correct_for_tries(float(log_p[head, key]), log_p.size),
-            statistic,
-            words + where,
-            value,
-            error,
-            value * value * size,
-        )
+        where = f", {_name_head(errors.problem, head)}" if name != "key" else ""
+        log_p = _correct_for_tries(most.log_p, count)
+        yield _Outcome(name, log_p, most.statistic, words + where, value, error, explained)
+
+
+def _find_most(rows: Evidence) -> tuple[tuple[int, int], Estimate, float, int]:
+    """Find what explains most, of (heads, ...): its place, estimate and share, and count all."""
+    tried = rows.test()
+    explained = np.atleast_2d(np.square(tried.value) * rows.best.g)
+    head, at = map(int, np.unravel_index(int(np.argmax(explained)), explained.shape))
+    most = Estimate(*(float(np.atleast_2d(x)[head, at]) for x in tried))
+    return (head, at), most, float(explained[head, at]), explained.size
 
 
 def _correct_for_tries(log_p: float, tries: float) -> float:
     """Correct for many tries, by Bonferroni."""
     return min(log_p + math.log(max(tries, 1.0)), 0.0)
+
+
+def _name_tile(problem: Problem, head: int, start: int, stop: int) -> str:
+    rows = f"{problem.rows} {start} to {stop - 1}"
+    return f"{_name_head(problem, head)}, {rows}" if problem.lead else rows
 
 
 def _name_head(problem: Problem, number: int) -> str:

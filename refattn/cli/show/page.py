@@ -51,15 +51,7 @@ def limit() -> int | None:
 
 
 class Grid:
-    """The cells of a table as a page has them.
-
-    Parameters
-    ----------
-    table : Table
-        Its columns that pages have are there.
-    broken : bool
-        Whether names are broken where they have an underscore.
-    """
+    """The cells of a table as a page has them, with names broken at underscores if asked."""
 
     def __init__(self, table: Table, *, broken: bool = False) -> None:
         self.columns = [x for x in table.columns if x.show is not None]

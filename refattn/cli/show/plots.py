@@ -286,6 +286,15 @@ def _set_axes(
         axes.grid(True)
 
 
+def _set_numbers(axes: Any, low: float, high: float, named: bool = True) -> None:
+    """Make a logarithmic axis with a grid and round numbers."""
+    ticks = style.decades(low, high)
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    axes.set_yticks(ticks, [style.number(x) if named else "" for x in ticks])
+    axes.yaxis.minorticks_off()
+
+
 def _set_sizes(axes: Any, sizes: Sequence[int]) -> None:
     """Make an axis of S, with ticks at those that were used."""
     axes.set_xscale("log")
@@ -403,14 +412,7 @@ def _plot_spectra(panels: Sequence[Any], profile: Advice) -> None:
         axes.set_title(f"{_THINGS.get(name, name)}:\n{said}", fontsize=7)
         axes.set_xlabel("rank of the eigenvalue")
         if known.size:
-            low, high = float(known.min()) / 1.3, 1.3 * float(known.max())
-            ticks = style.decades(low, high)
-            axes.set_yscale("log")
-            axes.set_ylim(low, high)
-            axes.set_yticks(
-                ticks, [style.number(x) for x in ticks] if i == 0 else [""] * len(ticks)
-            )
-            axes.yaxis.minorticks_off()
+            _set_numbers(axes, float(known.min()) / 1.3, 1.3 * float(known.max()), i == 0)
         axes.grid(True)
     panels[0].set_ylabel("eigenvalue of the covariance,\nin kernel coordinates")
 
@@ -427,13 +429,8 @@ def _plot_predictions(axes: Any, profile: Advice) -> None:
         )
         curves[name] = [x for x in triples if math.isfinite(x[1])]
     errors = [error for points in curves.values() for _, error, _ in points if error > 0]
-    low, high = min(errors, default=0.1) / 1.5, 1.5 * max(errors, default=1.0)
     _set_sizes(axes, profile.sizes)
-    axes.set_yscale("log")
-    axes.set_ylim(low, high)
-    ticks = style.decades(low, high)
-    axes.set_yticks(ticks, [style.number(x) for x in ticks])
-    axes.yaxis.minorticks_off()
+    _set_numbers(axes, min(errors, default=0.1) / 1.5, 1.5 * max(errors, default=1.0))
     axes.grid(True)
     axes.set_title("errors by the formulas", fontsize=7)
     axes.set(xlabel="number of features or samples S", ylabel="relative error, mean over heads")

@@ -367,8 +367,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(f"the output is that of {words}", problem, move=of_head)
         for names in ("kv", "k", "v"):
             called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
-            other = problem.with_arrays_of(names, at)
-            yield Alternative(f"{called} are those of {words}", other)
+            taken = problem.with_arrays_of(names, at)
+            yield Alternative(f"{called} are those of {words}", taken)
     for words, by in (("the query before", -1), ("the next query", 1)):
 
         def of_query(rows: Rows, by: int = by) -> Rows:

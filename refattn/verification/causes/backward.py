@@ -36,6 +36,7 @@ from .wrong_rows import (
     measure_unit,
     row_sizes,
     stay_wrong,
+    thin,
 )
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
@@ -257,26 +258,20 @@ class Backward:
     def __init__(
         self, parts: Mapping[str, Part], profile: Profile, dtype: str, where: Mapping[str, Index]
     ) -> None:
-        self.gradients = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
+        read = {name: x.problem.read_by(profile).gradient for name, x in parts.items()}
+        self.gradients = {name: x for name, x in read.items() if x is not None}
         self.from_out = profile.delta == "out"
         self.known: dict[tuple[Index, int, bool], tuple[BackwardHead, Kept]] = {}
-        first = next(iter(self.gradients.values()))
-        assert first is not None
-        self.forward = _list_forward(first)
+        self.forward = _list_forward(next(iter(self.gradients.values())))
         self.samples = {
             name: self._draw(name, x, profile, dtype, where[name]) for name, x in parts.items()
         }
-
-    def gradient(self, of: str) -> Gradient:
-        found = self.gradients[of]
-        assert found is not None
-        return found
 
     def _keep(self, of: str, index: Index, number: int, own: bool) -> tuple[BackwardHead, Kept]:
         """Compute what the forward pass leaves, of the problem or of an alternative."""
         key = index, number if own else -1, own
         if key not in self.known:
-            gradient = self.gradient(of)
+            gradient = self.gradients[of]
             head, (d_out, out) = gradient.forward.head(index), gradient.derivatives(index)
             n = len(head.q)
             if own:
@@ -292,7 +287,7 @@ class Backward:
 
     def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:
         """Compute a gradient for some rows of a head."""
-        gradient = self.gradient(of)
+        gradient = self.gradients[of]
         wanted = one.of or of
         total: Any = 0.0
         share = count_once if wanted == "dq" else one.share  # each query has one head
@@ -349,7 +344,7 @@ class Backward:
             z = np.abs(divide(differ(got, exact), unit * row_sizes(exact)))
             most = np.max(z, -1, initial=0.0)
             doubtful = np.flatnonzero((most > _WRONG_FROM) & (most < _MAY_CANCEL))
-            for row in _thin(doubtful, _LOOKED_AGAIN):
+            for row in thin(doubtful, _LOOKED_AGAIN):
                 law = read.analyse(index, profile.kernel(dtype), slice(row, row + 1))
                 z[row] = np.minimum(z[row], np.abs(divide(got[row] - exact[row], law.std[0])))
             far[at] = np.max(z, -1, initial=0.0)
@@ -361,21 +356,14 @@ class Backward:
         for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
             bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _WRONG_FROM)
             inside = np.flatnonzero(near[at] & (far[at] <= _WRONG_FROM))
-            some = {
-                *_thin(bad, _WRONG_ROWS),
-                *_thin(good, _RIGHT_ROWS),
-                *_thin(inside, _RIGHT_ROWS),
-            }
+            right_rows = (*thin(good, _RIGHT_ROWS), *thin(inside, _RIGHT_ROWS))
+            some = {*thin(bad, _WRONG_ROWS), *right_rows}
             rows = Rows(heads[at], np.array(sorted(some)), np.arange(0))
             if some:
                 mark = wrong[at, rows.queries] if wrong.any() else np.ones(len(some), bool)
                 i = rows.queries
                 taken.append(Sampled(rows, part.numbers.out(heads[at])[i], None, mark, near[at, i]))
         return Sample(taken, unit, wrong, columns, int(np.sum(~np.isnan(far))))
-
-
-def _thin(x: Any, most: int) -> Any:
-    return x if len(x) <= most else x[np.unique(np.linspace(0, len(x) - 1, most).astype(int))]
 
 
 def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, list[Doubles]]:
@@ -404,7 +392,7 @@ def explain_backward(
     }
     found: list[Held] = []
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
-    first = back.gradient(max(parts, key=lambda of: of != "dq"))
+    first = back.gradients[max(parts, key=lambda of: of != "dq")]
     n, m, _ = first.forward.shape
     for one in list_candidates(first, own):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:

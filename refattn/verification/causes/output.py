@@ -249,10 +249,8 @@ class Trials:
         for parts in (x for x in PARTS if x < keys and self.problem.kind == "scores"):
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
-                yield (
-                    f"that of the {words} of {parts} parts of the keys",
-                    partial(_of_keys, given, j),
-                )
+                text = f"that of the {words} of {parts} parts of the keys"
+                yield text, partial(_of_keys, given, j)
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
                 yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result

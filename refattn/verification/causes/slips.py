@@ -15,7 +15,7 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
 from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
-from .wrong_rows import Sampled, differ, divide
+from .wrong_rows import Sampled, differ, divide, finite
 
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
 _ODD_TILES = (48, 96)  # the same, more seldom
@@ -74,7 +74,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         text = "hidden keys have the score -cap (the cap is applied after the mask)"
         yield Alternative(text, problem, answer=fill)
         if "bias" in problem.first:
-            capped = partial(_map_scores, change=partial(_cap, problem.softcap))
+            capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
             yield Alternative("the cap is applied after the bias", without, compute=capped)
     for size in (128, 256):
         yield Alternative(
@@ -105,15 +105,15 @@ def _over(scores: Doubles, top: Doubles) -> Doubles:
     return np.asarray(np.exp(scores - safe[:, None]))
 
 
-def _weigh(scores: Doubles) -> tuple[Doubles, Doubles]:
+def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
     """Compute weights over the largest, and the largest scores."""
     top = np.max(scores, -1, initial=-math.inf)
     return _over(scores, top), top
 
 
-def _mean(scores: Doubles, v: Doubles) -> Result:
+def _attend_by(scores: Doubles, v: Doubles) -> Result:
     """Compute the mean of the values by these scores."""
-    w, top = _weigh(scores)
+    w, top = _weigh_scores(scores)
     return _result(w @ v, np.sum(w, -1), top)
 
 
@@ -155,16 +155,12 @@ def merge_parts(
     return attend(head)._replace(out=np.sum(weights[..., None] * outs, 0))
 
 
-def _finite(x: Doubles) -> Doubles:
-    return np.where(np.isfinite(x), x, 0.0)
-
-
 _MERGES: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
     "equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
     "their maxima in place of their log normalisers": lambda lse, top: np.exp(top - np.max(top, 0)),
     "weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
-    "their log normalisers as weights": lambda lse, top: _finite(lse),
-    "the sums of weights over their own maxima": lambda lse, top: np.exp(_finite(lse - top)),
+    "their log normalisers as weights": lambda lse, top: finite(lse),
+    "the sums of weights over their own maxima": lambda lse, top: np.exp(finite(lse - top)),
 }
 
 
@@ -230,7 +226,7 @@ def _overflow(head: SoftmaxHead) -> Result:
 
 
 def _leave_sink_out(head: SoftmaxHead) -> Result:
-    w, top = _weigh(score_all(head))
+    w, top = _weigh_scores(score_all(head))
     return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
 
 
@@ -243,13 +239,13 @@ _CAPS: Mapping[str, Callable[[float, Doubles], Doubles]] = {
 }
 
 
-def _cap(cap: float, s: Doubles) -> Doubles:
+def _cap_scores(cap: float, s: Doubles) -> Doubles:
     return cap * np.tanh(s / cap)
 
 
 def _map_scores(head: SoftmaxHead, change: Callable[[Doubles], Doubles]) -> Result:
     s = score_all(head)
-    return _mean(np.where(np.isfinite(s), change(_finite(s)), s), head.v)
+    return _attend_by(np.where(np.isfinite(s), change(finite(s)), s), head.v)
 
 
 def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:
@@ -257,7 +253,7 @@ def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False)
     head = take_rows(problem, rows)
     s = score_all(head._replace(mask=None))
     s = np.where(np.isfinite(score_all(head)), s, s + fill if added else fill)
-    return _mean(s, head.v)
+    return _attend_by(s, head.v)
 
 
 def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
@@ -274,7 +270,7 @@ def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Altern
 
 
 def _saturate(head: SoftmaxHead, most: float) -> Result:
-    w, top = _weigh(score_all(head))
+    w, top = _weigh_scores(score_all(head))
     return _result(w @ head.v, np.minimum(np.sum(w, -1), most), top)
 
 
@@ -307,7 +303,7 @@ def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternat
     It is that by which some wrong rows are nearest, in multiples of `sizes`.
     """
     head = Alternative("", problem).head(x.rows)
-    (w, _), keys = _weigh(score_all(head)), head.keys
+    (w, _), keys = _weigh_scores(score_all(head)), head.keys
     for turn in (1, -1):
         weights, values = w[:, :keys][:, ::turn], head.v[:keys][::turn]
         total, out = np.sum(w[:, keys:], -1, keepdims=True), np.zeros((len(w), 1, values.shape[-1]))
@@ -327,7 +323,7 @@ def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternat
 
 def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
     """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
-    w, _ = _weigh(score_all(head))
+    w, _ = _weigh_scores(score_all(head))
     total, out = np.sum(w, -1), w @ head.v
     for size in (x for x in LOST_TILES if x < head.keys):
         for j in blocks(0, head.keys, size):
@@ -340,7 +336,7 @@ def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
 
 
 def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
-    w, top = _weigh(score_all(head))
+    w, top = _weigh_scores(score_all(head))
     out = w @ head.v + of_out * (w[:, j] @ head.v[j])
     return _result(out, np.sum(w, -1) + of_sum * np.sum(w[:, j], -1), top)
 

@@ -162,8 +162,7 @@ def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_])
     most = max(_FEWEST_ROWS, _CONFIRMED_PAIRS // max(len(heads) * max(n, m), 1))
     found = []
     for at in heads:
-        i = np.flatnonzero(wrong[at])
-        i = i[np.unique(np.linspace(0, len(i) - 1, min(most, len(i))).astype(int))]
+        i = thin(np.flatnonzero(wrong[at]), most)
         index, every = problem.index_of(at), np.ones(len(i), bool)
         lse = None if numbers.lse is None else numbers.lse(index)[i]
         rows = Rows(index, i, np.arange(m))
@@ -242,10 +241,10 @@ def measure_unit(problem: Problem, profile: Profile, dtype: str) -> float:
 
 def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
     """Take so many of the places, of few heads and evenly."""
-    heads = np.unique(places[:, 0])
-    if len(heads) > _HEADS:
-        kept = heads[np.linspace(0, len(heads) - 1, _HEADS).astype(int)]
-        places = places[np.isin(places[:, 0], kept)]
-    if len(places) <= most:
-        return places
-    return np.asarray(places[np.unique(np.linspace(0, len(places) - 1, most).astype(int))])
+    heads = thin(np.unique(places[:, 0]), _HEADS)
+    return np.asarray(thin(places[np.isin(places[:, 0], heads)], most))
+
+
+def thin(x: Any, most: int) -> Any:
+    """Take at most so many, evenly."""
+    return x if len(x) <= most else x[np.unique(np.linspace(0, len(x) - 1, most).astype(int))]
