@@ -160,20 +160,10 @@ def one_line(plotting: bool) -> Iterator[None]:
 
 
 class Answer(NamedTuple):
-    """The result of a command, in every format.
-
-    Attributes
-    ----------
-    show : callable
-        Prints it on a page.
-    tables : callable
-        Its rows, for one flat table.
-    to_json : callable
-        It as JSON.
-    """
+    """The result of a command, in every format."""
 
     show: Callable[[Page], None]
-    tables: Callable[[], Sequence[Table]]
+    tables: Callable[[], Sequence[Table]]  # its rows, for one flat table
     to_json: Callable[[], str]
 
 

@@ -27,13 +27,9 @@ SEQUENCE_ARRAYS = (*OFFSETS, TABLE, *LENGTHS)
 class Sequences(NamedTuple):
     """Sequences of their own length.
 
-    Attributes
-    ----------
-    last_key : array
-        Number of the key that is level with each query, for causal attention and windows, among
-        all keys: shape (tokens,), or (batch, n) with blocks.
-    offsets : pair of arrays or None
-        Where each sequence begins among queries and among keys, and their ends; None with blocks.
+    The last key is the number of the key that is level with each query, for causal attention and
+    windows, among all keys: shape (tokens,), or (batch, n) with blocks. Offsets are where each
+    begins among queries and among keys, and their ends; None with blocks.
     """
 
     last_key: _Integers

@@ -47,23 +47,14 @@ _FOUR_DIGITS = Format(4, -1000, math.inf)
 class Unit(NamedTuple):
     """A matrix unit for factors of a type.
 
-    Attributes
-    ----------
-    group : int
-        Products that are added at a time.
-    aligned, kept : int
-        Binary digits after the leading one: of the largest, when products are aligned, and of sums.
-    run : int or None
-        Products after which a sum is added to another in float32, and starts afresh.
-    split : bool
-        Whether a product of float32 is three products of TF32, of the leading digits of the factors
-        and of those after them, which are added in float32.
+    If it splits, a product of float32 is three products of TF32, of the leading digits of the
+    factors and of those after them, which are added in float32.
     """
 
-    group: int
-    aligned: int
-    kept: int
-    run: int | None = None
+    group: int  # products that are added at a time
+    aligned: int  # binary digits after the leading one of the largest, when products are aligned
+    kept: int  # and of sums
+    run: int | None = None  # products after which a sum is added to another in float32
     split: bool = False
 
     @property
@@ -143,12 +134,7 @@ def cut_error(unit: Unit | None, terms: int) -> float:
 class CutSum:
     """A sum of products x @ y over tiles, as a unit cuts it.
 
-    Attributes
-    ----------
-    total : array, (rows, columns)
-        The accumulator.
-    shift, variance : arrays, (rows, columns)
-        Expected loss, negative where sums are positive, and its variance.
+    The shift is the expected loss, negative where sums are positive, and has a variance.
     """
 
     def __init__(self, unit: Unit, rows: int, columns: int) -> None:

@@ -32,24 +32,12 @@ _STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
 
 
 class FeatureErrors(NamedTuple):
-    """Features (rows, S), up to a factor for each row or each S that cancels.
+    """Features (rows, S), up to a factor for each row or each S that cancels."""
 
-    Attributes
-    ----------
-    value : array
-        What is computed.
-    nearest : array
-        The same, rounded to nearest where the profile rounds it.
-    variance : array
-        Of the relative error.
-    most : array
-        Largest relative error is e^most - 1.
-    """
-
-    value: Doubles
-    nearest: Doubles
-    variance: Doubles
-    most: Doubles
+    value: Doubles  # what is computed
+    nearest: Doubles  # the same, rounded to nearest where the profile rounds it
+    variance: Doubles  # of the relative error
+    most: Doubles  # the largest relative error is e^most - 1
 
     def rows(self, i: slice) -> FeatureErrors:
         return FeatureErrors(*(x[i] for x in self))

@@ -86,57 +86,30 @@ class Roundings(NamedTuple):
 
 
 class RowErrors(NamedTuple):
-    """What is known of some queries.
+    """What is known of some queries: arrays (b, d_v), and (b,) of log normalisers and scores.
 
-    Attributes
-    ----------
-    out, lse, top : arrays, (b, d_v), (b,) and (b,)
-        The exact result, and the largest score.
-    nearest : array, (b, d_v)
-        The result where every rounding of the profile but those of sums is to nearest.
-    std : array, (b, d_v)
-        Standard deviation of the error; infinite where its law is not known.
-    worst : array, (b, d_v)
-        The same at the least favourable leading digits: the error is sub-Gaussian with it.
-    bound : array, (b, d_v)
-        What no error exceeds.
-    lse_std, lse_bound : arrays, (b,)
-        Of the log normaliser, before it is rounded itself.
-    lse_slack : array, (b,)
-        How much of that may be the same for all, by the exponentials and by rounded constants.
-    spacing : array, (b, d_v)
-        Distance of the numbers that the result may be rounded to; 0 if it is not rounded.
-    slack : array, (b, d_v)
-        How much of the error may be the same for all, by the exponentials and rounded constants.
-    tangents : dict of arrays, (b, d_v)
-        Derivative of the result with respect to a change of the scores.
-    apart : array, (b, d_v), or None
-        Variance of what has no part in another element, of gradients.
-    rest, lse_rest : arrays, (b, d_v) and (b,), or 0
-        What float64 leaves of the exact result, where a kernel sums in float64 itself; what is
-        expected of digits that are dropped; and what the output that a backward pass was given
-        adds to gradients.
-    shift : array, (b, d_v), or 0
-        What a unit that cuts sums is expected to add to the result.
+    The rest is what float64 leaves of the exact result, where a kernel sums in float64 itself; what
+    is expected of digits that are dropped; and what the output that a backward pass was given adds
+    to gradients.
     """
 
-    out: Doubles
+    out: Doubles  # the exact result
     lse: Doubles
-    top: Doubles
-    nearest: Doubles
-    std: Doubles
-    worst: Doubles
-    bound: Doubles
-    lse_std: Doubles
+    top: Doubles  # the largest score
+    nearest: Doubles  # where every rounding of the profile but those of sums is to nearest
+    std: Doubles  # standard deviation of the error; infinite where its law is not known
+    worst: Doubles  # the same at the least favourable digits: the error is sub-Gaussian with it
+    bound: Doubles  # what no error exceeds
+    lse_std: Doubles  # of the log normaliser, before it is rounded itself
     lse_bound: Doubles
-    lse_slack: Doubles
-    spacing: Doubles
-    slack: Doubles
-    tangents: dict[str, Doubles]
-    apart: Doubles | None = None
+    lse_slack: Doubles  # how much of that may be the same for all, by exponentials and constants
+    spacing: Doubles  # of the numbers that the result may be rounded to; 0 if it is not rounded
+    slack: Doubles  # how much of the error may be the same for all, likewise
+    tangents: dict[str, Doubles]  # derivatives of the result with respect to changes of the scores
+    apart: Doubles | None = None  # variance of what has no part in another element, of gradients
     rest: Doubles | float = 0.0
     lse_rest: Doubles | float = 0.0
-    shift: Doubles | float = 0.0
+    shift: Doubles | float = 0.0  # what a unit that cuts sums is expected to add to the result
 
     def errors(self, got: Doubles) -> Doubles:
         """Return how far numbers are from the exact result, the rest and the shift of its unit."""

@@ -38,53 +38,27 @@ class BackwardHead(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What is known of the queries of a head before gradients are summed.
+    """What is known of the queries of a head, (n,), before gradients are summed."""
 
-    Attributes
-    ----------
-    lse, top, delta : arrays, (n,)
-        Log normalisers, largest scores and D, exact.
-    near_delta : array, (n,)
-        D as roundings to nearest make it.
-    delta_shift : array, (n,)
-        What is known of it beforehand: D of the output that was given, less the exact D.
-    delta_variance, shared_variance, delta_bound : arrays, (n,)
-        Of the sums of D, of what weights and products bring to it, and of all.
-    scores_variance, moved_variance : arrays, (n,)
-        Of the sums over keys of p times errors of scores, and of these times t - D.
-    lse_variance, lse_bound : arrays, (n,)
-        Of log normalisers.
-    logit, moved_logit : arrays, (n,)
-        Weighted means of what the log of the scale makes of scores, and of it times t - D.
-    copies, key_copies : arrays, (n,) and (m,)
-        How many queries, and keys, are the same: their weights have the same errors.
-    products : array, (n,)
-        How many times more queries, at most, have the same errors of products g . v.
-    mean : array, (n, d)
-        Weighted means of the keys, times the slope of the cap.
-    weights : list
-        `NearestWeights` of each block of queries; None of those that are not looked at.
-    """
-
-    lse: Doubles
-    top: Doubles
-    delta: Doubles
-    near_delta: Doubles
-    delta_shift: Doubles
-    delta_variance: Doubles
-    shared_variance: Doubles
-    delta_bound: Doubles
-    scores_variance: Doubles
-    moved_variance: Doubles
+    lse: Doubles  # exact
+    top: Doubles  # largest scores
+    delta: Doubles  # D, exact
+    near_delta: Doubles  # D as roundings to nearest make it
+    delta_shift: Doubles  # known beforehand: D of the output that was given, less the exact D
+    delta_variance: Doubles  # of the sums of D
+    shared_variance: Doubles  # of what weights and products bring to it
+    delta_bound: Doubles  # of all
+    scores_variance: Doubles  # of the sums over keys of p times errors of scores
+    moved_variance: Doubles  # and of these times t - D
     lse_variance: Doubles
     lse_bound: Doubles
-    logit: Doubles
-    moved_logit: Doubles
-    copies: Doubles
-    key_copies: Doubles
-    products: Doubles
-    mean: Doubles
-    weights: list[Any]
+    logit: Doubles  # weighted mean of what the log of the scale makes of scores
+    moved_logit: Doubles  # and of it times t - D
+    copies: Doubles  # how many queries are the same: their weights have the same errors
+    key_copies: Doubles  # how many keys are, (m,)
+    products: Doubles  # how many times more queries, at most, share the errors of products g . v
+    mean: Doubles  # (n, d), weighted means of the keys, times the slope of the cap
+    weights: list[Any]  # `NearestWeights` of each block of queries that is looked at, or None
 
 
 def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:

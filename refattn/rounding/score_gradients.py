@@ -25,49 +25,26 @@ from .weight_errors import cap_error, cap_variance, largest_error, relative_vari
 
 
 class PairErrors(NamedTuple):
-    """Queries and keys, (queries, keys) each.
+    """Queries and keys, (queries, keys) each."""
 
-    Attributes
-    ----------
-    p, t, s : arrays
-        Weights, products of g and v, and derivatives to the scores before the cap.
-    slope, bent : arrays
-        Of the cap; and what its product with the weight changes by, over the weight, with the
-        capped score.
-    p_scale, s_scale : arrays
-        What a change of the logarithm of the scale makes of p and s, by the scores.
-    log_variance, cap_variance : arrays
-        Relative variance of a weight before it is rounded, and the part that bends the slope of a
-        cap, if there is one.
-    p_variance, t_variance, s_variance : arrays
-        Of the roundings of each.
-    near_p, near_s : arrays
-        As roundings to nearest make them.
-    p_bound, s_bound : arrays
-        What errors do not exceed.
-    p_flushed, s_flushed : arrays
-        What is lost where numbers below the smallest normal one are flushed to 0; and what errors
-        of slopes may have in common.
-    """
-
-    p: Doubles
-    t: Doubles
-    s: Doubles
-    slope: Doubles | float
-    bent: Doubles | float
-    p_scale: Doubles
-    s_scale: Doubles
-    log_variance: Doubles
-    cap_variance: Doubles | None
-    p_variance: Doubles
+    p: Doubles  # weights
+    t: Doubles  # products of g and v
+    s: Doubles  # derivatives to the scores before the cap
+    slope: Doubles | float  # of the cap
+    bent: Doubles | float  # what p times the slope changes by with the capped score, over p
+    p_scale: Doubles  # what a change of the logarithm of the scale makes of p, by the scores
+    s_scale: Doubles  # and of s
+    log_variance: Doubles  # relative variance of a weight before it is rounded
+    cap_variance: Doubles | None  # the part of it that bends the slope of a cap, if there is one
+    p_variance: Doubles  # of the roundings of each
     t_variance: Doubles
     s_variance: Doubles
-    near_p: Doubles
+    near_p: Doubles  # as roundings to nearest make them
     near_s: Doubles
-    p_bound: Doubles
+    p_bound: Doubles  # what errors do not exceed
     s_bound: Doubles
-    p_flushed: Doubles
-    s_flushed: Doubles
+    p_flushed: Doubles  # what is lost where numbers below the smallest normal one are flushed to 0
+    s_flushed: Doubles  # the same, and what errors of slopes may have in common
 
     def moves(self) -> Iterator[tuple[Doubles, Doubles | float]]:
         """List variances of weights before they are rounded, and what moves in place of slopes."""

@@ -256,32 +256,16 @@ class NearestWeights:
 
 
 class _Shares(NamedTuple):
-    """Weights of a tile.
+    """Weights of a tile."""
 
-    Attributes
-    ----------
-    gap : array
-        Differences to the largest score, 0 where hidden.
-    weights, shares : arrays
-        e^gap, 0 where hidden, and these over their sum.
-    tops : array
-        The places of the largest scores, as numbers.
-    hidden : array or None
-        Where keys are hidden, if any are.
-    positive : bool
-        Whether all shares are above 0.
-    step, near : arrays or None
-        Where e^gap is rounded: distances of neighbouring numbers, and the nearest of them.
-    """
-
-    gap: Doubles
-    weights: Doubles
-    shares: Doubles
-    tops: npt.NDArray[np.intp]
-    hidden: npt.NDArray[np.bool_] | None
-    positive: bool
-    step: Doubles | None = None
-    near: Doubles | None = None
+    gap: Doubles  # differences to the largest score, 0 where hidden
+    weights: Doubles  # e^gap, 0 where hidden
+    shares: Doubles  # these over their sum
+    tops: npt.NDArray[np.intp]  # the places of the largest scores, as numbers
+    hidden: npt.NDArray[np.bool_] | None  # where keys are, if any are
+    positive: bool  # whether all shares are above 0
+    step: Doubles | None = None  # where e^gap is rounded: distances of neighbouring numbers
+    near: Doubles | None = None  # and the nearest of them
 
     @classmethod
     def of(cls, tile: Tile, top: Doubles, whole: Doubles) -> _Shares:

@@ -11,24 +11,12 @@ from ..arrays.library import Doubles
 
 
 class DirectionSums(NamedTuple):
-    """Of each row (..., n), sums over its columns along one direction.
-
-    Attributes
-    ----------
-    errors : array
-        Of the errors.
-    nearest : array
-        Of what rounding to nearest makes of the exact numbers.
-    size : array
-        Of the direction itself: what the errors are if the defect has size 1.
-    slack : array
-        Of what errors of a correct kernel may have in common, at most.
-    """
+    """Of each row (..., n), sums over its columns along one direction."""
 
     errors: Doubles
-    nearest: Doubles
-    size: Doubles
-    slack: Doubles
+    nearest: Doubles  # of what rounding to nearest makes of the exact numbers
+    size: Doubles  # of the direction itself: what the errors are if the defect has size 1
+    slack: Doubles  # of what errors of a correct kernel may have in common, at most
 
 
 class Tally(NamedTuple):

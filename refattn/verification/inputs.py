@@ -27,24 +27,12 @@ _CAST = "-cast"
 
 
 class Inputs(NamedTuple):
-    """Queries, keys and values as numbers, and the types of these, of the output and of weights.
+    """Queries, keys and values as numbers, and the types of these, of the output and of weights."""
 
-    Attributes
-    ----------
-    numbers : dict of arrays
-        In float64, times their scales.
-    types : dict of str
-        By name; that of the output only where it was given.
-    unchecked : dict of str
-        Types of which it is to be checked that arrays hold no other numbers.
-    storage : str
-        What kernels round weights to.
-    """
-
-    numbers: Mapping[str, Doubles]
-    types: Mapping[str, str]
-    unchecked: Mapping[str, str]
-    storage: str
+    numbers: Mapping[str, Doubles]  # in float64, times their scales
+    types: Mapping[str, str]  # by name; that of the output only where it was given
+    unchecked: Mapping[str, str]  # of which it is to be checked that arrays hold no other numbers
+    storage: str  # what kernels round weights to
 
 
 def read_inputs(

@@ -53,27 +53,15 @@ _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain t
 class Fit(NamedTuple):
     """How well the numbers of some rows fit a profile.
 
-    Attributes
-    ----------
-    within : bool
-        Whether all of them are within its bound.
-    against : float
-        Log of the largest ratio of another likelihood to its own.
-    likelier : str
-        The profile with that.
-    log_p : float
-        Log of a bound on the probability of this, if the profile is that of the kernel.
-    explains : bool
-        Whether the profile may be that of nearly all rows.
-    surely : dict of floats
-        Log ratios to the likelihoods of the others, with the factors that speak most for this one.
+    Log ratios in `surely` are to the likelihoods of the others, with the factors that speak most
+    for this one.
     """
 
-    within: bool
-    against: float
-    likelier: str
-    log_p: float
-    explains: bool = True
+    within: bool  # whether all of them are within its bound
+    against: float  # log of the largest ratio of another likelihood to its own
+    likelier: str  # the profile with that
+    log_p: float  # log of a bound on the probability of this, if the profile is that of the kernel
+    explains: bool = True  # whether the profile may be that of nearly all rows
     surely: Mapping[str, float] = MappingProxyType({})
 
     def beside(self, others: Collection[str]) -> Fit:
@@ -89,32 +77,20 @@ class Fit(NamedTuple):
 class _Sample(NamedTuple):
     """Of some rows, (rows, columns): z^2 and the log of the standard deviation; and of each row.
 
-    Attributes
-    ----------
-    units : array
-        1 for a row of its own, less for those that depend on others.
-    least : array
-        Mean square of z at the least: of roundings to nearest, or at the most favourable digits
-        without those of weights that were the largest when they were rounded.
-    most : array
-        The same at the most: at the least favourable digits.
-    still_squares, still_logs, still_least : arrays
-        As without, by the law without roundings of scores, in rows where these move nothing.
-    tested : array
-        Mean square of what tests take for z, of the row or of its log normaliser; infinite beyond
-        the bound.
+    The least is of roundings to nearest, or at the most favourable digits without those of weights
+    that were the largest when they were rounded.
     """
 
     within: bool
     squares: Doubles
     logs: Doubles
-    units: Doubles
-    least: Doubles
-    most: Doubles
-    still_squares: Doubles
+    units: Doubles  # 1 for a row of its own, less for those that depend on others
+    least: Doubles  # mean square of z at the least
+    most: Doubles  # and at the most: at the least favourable digits
+    still_squares: Doubles  # without roundings of scores, in rows where these move nothing
     still_logs: Doubles
     still_least: Doubles
-    tested: Doubles
+    tested: Doubles  # as tests take z, of the row or its log normaliser; infinite beyond the bound
 
     @property
     def explains(self) -> bool:

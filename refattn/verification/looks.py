@@ -33,27 +33,13 @@ _COMPARED_HEADS, _GLANCED_ROWS = 1, 512  # of gradients
 
 
 class Look(NamedTuple):
-    """Rows that are looked at.
+    """Rows that are looked at."""
 
-    Attributes
-    ----------
-    weights : array, (heads, n)
-        1 / g for g rows with one query or result.
-    full : tuple or None
-        Heads and rows that are tried along all known defects; None for all of the problem.
-    rest : tuple
-        Those that are tried along a few.
-    exact : dict
-        What is exact of blocks, where that is known.
-    enough : float
-        Log of a p-value from which on loud tiles are not tried, too.
-    """
-
-    weights: Doubles
-    full: Blocks | None = None
-    rest: Blocks = ()
-    exact: ExactRows = MappingProxyType({})
-    enough: float = -math.inf
+    weights: Doubles  # (heads, n), 1 / g for g rows with one query or result
+    full: Blocks | None = None  # that are tried along all known defects; None for all
+    rest: Blocks = ()  # that are tried along a few
+    exact: ExactRows = MappingProxyType({})  # what is exact of blocks, where that is known
+    enough: float = -math.inf  # log of a p-value from which on loud tiles are not tried, too
 
 
 def choose_blocks(problem: Problem, everything: bool = False) -> Blocks:

@@ -28,32 +28,16 @@ _PASSED_OVER = 1e-9  # of a right profile to be passed over
 
 
 class ShiftFit(NamedTuple):
-    """How the errors of some rows compare with the shift that a unit predicts.
+    """How the errors of some rows compare with the shift that a unit predicts."""
 
-    Attributes
-    ----------
-    share, error : float
-        The part of the shift that errors show, 1 for the right unit, and its standard error.
-    least : float
-        The standard error that all rows would leave.
-    possible : bool
-        Whether the mean square of the rest of the errors is one that the profile may have.
-    measured, predicted : float
-        By what part of itself the result is too large.
-    allowed : float
-        The part of the shift by which it may be off.
-    apart : float
-        By how much more than by chance the share of a head is another.
-    """
-
-    share: float
-    error: float
-    least: float
-    possible: bool
-    measured: float
+    share: float  # the part of the shift that errors show, 1 for the right unit
+    error: float  # its standard error
+    least: float  # the standard error that all rows would leave
+    possible: bool  # whether the profile may have the mean square of the rest of the errors
+    measured: float  # by what part of itself the result is too large
     predicted: float
-    allowed: float = SLACK
-    apart: float = 0.0
+    allowed: float = SLACK  # the part of the shift by which it may be off
+    apart: float = 0.0  # by how much more than by chance the share of a head is another
 
     @property
     def agrees(self) -> bool:

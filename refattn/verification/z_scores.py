@@ -19,26 +19,16 @@ _COMPARED_BLOCKS = 4  # blocks of queries that are looked at before all
 
 
 class LseErrors(NamedTuple):
-    """Errors of log normalisers, which are rounded once more.
+    """Errors of log normalisers, which are rounded once more; 0 where there is no law.
 
-    Attributes
-    ----------
-    errors, rounding : arrays
-        Of what was given, infinite where it is not -inf for a query without keys, and of the exact
-        numbers rounded to nearest; 0 where there is no law.
-    ratio : array
-        Size over the bound.
-    weights : array
-        One over the variance, 0 where there is no law.
-    slack : array
-        How much may be the same for all, with half of the last rounding.
+    Errors are infinite where what was given is not -inf for a query without keys.
     """
 
-    errors: Doubles
-    rounding: Doubles
-    ratio: Doubles
-    weights: Doubles
-    slack: Doubles
+    errors: Doubles  # of what was given
+    rounding: Doubles  # of the exact numbers rounded to nearest
+    ratio: Doubles  # size over the bound
+    weights: Doubles  # one over the variance, 0 where there is no law
+    slack: Doubles  # how much may be the same for all, with half of the last rounding
 
     @classmethod
     def of(cls, got: Doubles, dtype: str, rows: RowErrors) -> LseErrors:

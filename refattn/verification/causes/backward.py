@@ -64,54 +64,25 @@ def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
 
 
 class Candidate(NamedTuple):
-    """A backward pass that may be what a kernel did.
+    """A backward pass that may be what a kernel did."""
 
-    Attributes
-    ----------
-    text : str
-        What is so, after "agrees if".
-    number : int
-        Of an alternative of the forward pass; -1 for the problem as it was given.
-    own : bool
-        Whether log normalisers and D are those of the alternative.
-    change : callable
-        Changes what a head is computed from.
-    share : callable
-        Chooses the query heads that are summed, with how often.
-    of : str
-        Name of the gradient that is there in place of the right one; "" for the right one.
-    """
-
-    text: str
-    number: int = -1
-    own: bool = False
+    text: str  # what is so, after "agrees if"
+    number: int = -1  # of an alternative of the forward pass; -1 for the problem as it was given
+    own: bool = False  # whether log normalisers and D are those of the alternative
+    # Change what a head is computed from, and choose the query heads that are summed, how often.
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
-    of: str = ""
+    of: str = ""  # name of the gradient that is there in place of the right one, if another is
 
 
 class Held(NamedTuple):
-    """A candidate that holds in some parts.
-
-    Attributes
-    ----------
-    candidate : Candidate
-        Which one.
-    parts : set of str
-        Where it holds.
-    everywhere : bool
-        Whether these are all that failed, and it changes no others.
-    off : float
-        Log of the mean square of z that it leaves, on average.
-    local : bool
-        Whether it holds in the wrong rows alone.
-    """
+    """A candidate that holds in some parts."""
 
     candidate: Candidate
     parts: set[str]
-    everywhere: bool
-    off: float
-    local: bool
+    everywhere: bool  # whether these are all that failed, and it changes no others
+    off: float  # log of the mean square of z that it leaves, on average
+    local: bool  # whether it holds in the wrong rows alone
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:

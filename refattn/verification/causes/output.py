@@ -70,30 +70,16 @@ _ROUNDED: Mapping[str, Mapping[str, Any]] = {
 class Explained(NamedTuple):
     """An alternative on the sample.
 
-    Attributes
-    ----------
-    alternative : Alternative
-        Which one.
-    square : float
-        Mean square of z that it leaves in wrong rows.
-    share : float
-        Of the error beyond roundings, what it explains.
-    likeness : float
-        Of what it changes, over the error, the share that is in the error.
-    everywhere, near : bool
-        Whether right rows stay right: all, and those in the place of the wrong ones. What a
-        kernel does wrong in a place alone is a reason there if it gives numbers.
-    holds : bool
-        Whether roundings explain the rest.
+    What a kernel does wrong in a place alone is a reason there if it gives numbers.
     """
 
     alternative: Alternative
-    square: float = 1.0
-    share: float = 1.0
-    likeness: float = 1.0
-    everywhere: bool = True
-    near: bool = True
-    holds: bool = True
+    square: float = 1.0  # mean square of z that it leaves in wrong rows
+    share: float = 1.0  # of the error beyond roundings, what it explains
+    likeness: float = 1.0  # of what it changes, over the error, the share that is in the error
+    everywhere: bool = True  # whether all right rows stay right
+    near: bool = True  # whether those in the place of the wrong ones do
+    holds: bool = True  # whether roundings explain the rest
 
 
 # --- alternatives ---------------------------------------------------------------------------------

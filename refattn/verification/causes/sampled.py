@@ -28,23 +28,13 @@ class Rows(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where queries and keys are: what a rule of visibility knows.
+    """Where queries and keys of a head are: what a rule of visibility knows."""
 
-    Attributes
-    ----------
-    i, j : arrays, (queries, 1) and (keys,)
-        Positions of queries and keys.
-    n, m : int
-        How many of each the head has.
-    mask : array of bool, (queries, keys), or None
-        The mask, if there is one.
-    """
-
-    i: Numbers1D
-    j: Numbers1D
-    n: int
-    m: int
-    mask: Seen | None
+    i: Numbers1D  # positions of queries, (queries, 1)
+    j: Numbers1D  # and of keys, (keys,)
+    n: int  # how many queries the head has
+    m: int  # and keys
+    mask: Seen | None  # (queries, keys)
 
     @property
     def ahead(self) -> Numbers1D:
@@ -70,36 +60,16 @@ def attend(head: SoftmaxHead) -> Result:
 
 
 class Alternative(NamedTuple):
-    """Another problem, or another way to compute, that may be what a kernel did.
+    """Another problem, or another way to compute, that may be what a kernel did."""
 
-    Attributes
-    ----------
-    text : str
-        What is so, after "agrees if".
-    problem : Problem
-        With the options of the alternative.
-    seen : callable or None
-        Keys that queries see in place of what causal attention and windows show.
-    among : bool
-        Whether the mask of the problem hides keys as well.
-    bias : callable or None
-        What is added to scores, by their place, the head and the bias of the problem.
-    move : callable or None
-        Where the queries are that are answered, from where the answer is written.
-    compute : callable
-        Computes the result.
-    answer : callable or None
-        Gives the result for rows that are not all of one head.
-    """
-
-    text: str
-    problem: Problem
-    seen: Callable[[Place], Seen] | None = None
-    among: bool = True
-    bias: Bias | None = None
-    move: Callable[[Rows], Rows] | None = None
+    text: str  # what is so, after "agrees if"
+    problem: Problem  # with the options of the alternative
+    seen: Callable[[Place], Seen] | None = None  # in place of causal attention and windows
+    among: bool = True  # whether the mask of the problem hides keys as well
+    bias: Bias | None = None  # added to scores, by place, head and the bias of the problem
+    move: Callable[[Rows], Rows] | None = None  # to the queries that are answered, from the written
     compute: Callable[[SoftmaxHead], Result] = attend
-    answer: Callable[[Rows], Result] | None = None
+    answer: Callable[[Rows], Result] | None = None  # the result for rows not all of one head
 
     def head(self, rows: Rows) -> SoftmaxHead:
         """Take the queries and keys of a head; what is hidden is in the mask."""

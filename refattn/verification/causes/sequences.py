@@ -29,22 +29,12 @@ _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
 
 
 class Bounds(NamedTuple):
-    """What each sequence sees.
+    """What each sequence sees."""
 
-    Attributes
-    ----------
-    rows : array
-        The first query of each.
-    begin, end : arrays
-        Its first key, and the first that is not its own.
-    level : array
-        How far the key that is level with a query is ahead of it, in places of the buffer.
-    """
-
-    rows: Numbers1D
-    begin: Numbers1D
-    end: Numbers1D
-    level: Numbers1D
+    rows: Numbers1D  # the first query of each
+    begin: Numbers1D  # its first key
+    end: Numbers1D  # the first key that is not its own
+    level: Numbers1D  # how far the key level with a query is ahead of it, in places of the buffer
 
     @classmethod
     def of(cls, queries: Numbers1D, keys: Numbers1D) -> Bounds:

@@ -44,30 +44,14 @@ class Sampled(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Rows of some heads, and what an error is measured by.
-
-    Attributes
-    ----------
-    heads : list
-        Rows by head.
-    unit : float
-        Standard deviation of errors over `row_sizes`.
-    wrong : array of bool, (heads, n)
-        Rows that are wrong, of those that were looked at.
-    columns : array of bool, (d_v,)
-        Columns that are wrong.
-    looked : int
-        Rows that were looked at.
-    remarks : sequence of str
-        What a convention for queries without keys explains; these rows are not taken.
-    """
+    """Rows of some heads, and what an error is measured by."""
 
     heads: list[Sampled]
-    unit: float
-    wrong: npt.NDArray[np.bool_]
-    columns: npt.NDArray[np.bool_]
-    looked: int
-    remarks: Sequence[str] = ()
+    unit: float  # standard deviation of errors over `row_sizes`
+    wrong: npt.NDArray[np.bool_]  # (heads, n): rows that are wrong, of those that were looked at
+    columns: npt.NDArray[np.bool_]  # (d_v,): columns that are wrong
+    looked: int  # rows that were looked at
+    remarks: Sequence[str] = ()  # of a convention for rows without keys, which are not taken
 
 
 def divide(error: Doubles, std: Doubles) -> Doubles:
