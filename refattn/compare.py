@@ -162,12 +162,13 @@ class Comparison(NamedTuple):
     def tables(self) -> tuple[Table, Table]:
         """Return a table of errors and times by method and S, and a table of errors by head."""
         limits, reference = tolerated(), self.rows[0].seconds
+        random = {x for x, record in ESTIMATORS.items() if record.has("random")}
         rows = [
             {
                 "estimator": row.estimator,
                 "samples": row.samples,
                 "error_mean": float(np.mean(row.per_head)),
-                "standard_error": row.standard_error if _has_draws(row.estimator) else 0.0,
+                "standard_error": row.standard_error if row.estimator in random else 0.0,
                 "error_worst": float(np.max(row.per_head)),
                 "worst_head": list(row.worst_head),
                 "queries": row.queries,
@@ -200,10 +201,6 @@ class Comparison(NamedTuple):
         return Table("results", rows, columns, keys=2), Table("", of_heads, heads)
 
 
-def _has_draws(name: str) -> bool:
-    return name in ESTIMATORS and ESTIMATORS[name].has("random")
-
-
 class Inputs(NamedTuple):
     """Queries, keys and values, and exact attention over them in float64: see `pose`."""
 
@@ -227,7 +224,7 @@ class Inputs(NamedTuple):
         plain = partial(
             softmax_attention, self.q, self.k, self.v, scale=self.scale, causal=self.causal
         )
-        return _timed("exact", None, lambda draw: plain(), self.error, draws, warm=False)
+        return self._time("exact", None, lambda draw: plain(), draws, warm=False)
 
     def row(self, record: Estimator, samples: int | None, draws: int, *, warm: bool) -> Row:
         """Measure an estimator; the first evaluation of all, not `warm`, is not timed.
@@ -235,7 +232,27 @@ class Inputs(NamedTuple):
         If the estimator does not support this S, its exception is raised, such as ValueError.
         """
         evaluate = partial(_evaluate_draw, self, record, samples)
-        return _timed(record.name, samples, evaluate, self.error, draws, warm=warm)
+        return self._time(record.name, samples, evaluate, draws, warm=warm)
+
+    def _time(
+        self,
+        name: str,
+        samples: int | None,
+        evaluate: Callable[[int], Floats],
+        draws: int,
+        *,
+        warm: bool,
+    ) -> Row:
+        """Return errors of the draws and the median time; if not `warm` one more comes first."""
+        if not warm:
+            evaluate(0)
+        errors, seconds = [], []
+        for draw in range(draws):
+            start = time.perf_counter()
+            estimate = evaluate(draw)
+            seconds.append(time.perf_counter() - start)
+            errors.append(self.error(estimate))
+        return Row(name, samples, np.stack(errors), float(np.median(seconds)))
 
 
 def pose(
@@ -535,27 +552,6 @@ def _estimate_seconds(inputs: Inputs, cases: _Cases, draws: int, queries: int | 
         asked, times = (part, share) if on_part(record) else (inputs, 1.0)
         total += times * seconds(asked, record, tried, draws)
     return float(total)
-
-
-def _timed(
-    name: str,
-    samples: int | None,
-    evaluate: Callable[[int], Floats],
-    error: Callable[[Floats], Floats],
-    draws: int,
-    *,
-    warm: bool,
-) -> Row:
-    """Return errors of the draws and the median time; the first evaluation of all is not timed."""
-    if not warm:
-        evaluate(0)
-    errors, seconds = [], []
-    for draw in range(draws):
-        start = time.perf_counter()
-        estimate = evaluate(draw)
-        seconds.append(time.perf_counter() - start)
-        errors.append(error(estimate))
-    return Row(name, samples, np.stack(errors), float(np.median(seconds)))
 
 
 def _evaluate_draw(inputs: Inputs, record: Estimator, samples: int | None, draw: int) -> Floats:

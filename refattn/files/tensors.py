@@ -52,28 +52,6 @@ class Tensors:
 
     Those in .safetensors stay in the file, which must not change meanwhile: only the heads that
     are asked for are read. Those in .npz are in memory, all of them.
-
-    Attributes
-    ----------
-    path : Path
-        The file.
-    dtype : str
-        The storage type, one of `DTYPES`: that of weights if it was given, or what q holds.
-    dtypes : dict of str
-        What each array holds: the type in the file or, if that is float32 or float64 and all its
-        numbers are of it, the narrower one given; "bool" for the mask.
-    stored : dict of str
-        The type of each array in the file.
-    scales : dict of arrays
-        What q, k and v are multiplied by, where the file has it, with all axes of the array.
-    shapes : dict of tuple
-        Shape of each array that the file has, heads before tokens.
-    lead : tuple of int
-        The axes of query heads: what the leading axes of q, k and v broadcast to.
-    others : tuple of str
-        Names of what else the file holds.
-    sequences : Sequences or None
-        Those with queries and keys of their own.
     """
 
     def __init__(
@@ -88,13 +66,15 @@ class Tensors:
         sequences: Sequences | None = None,
     ) -> None:
         self.path, self.sequences = path, sequences
-        self.dtype = storage_type(dtypes)
+        self.dtype = storage_type(dtypes)  # that of weights if it was given, or what q holds
+        # What each array holds: the type in the file or, if that is float32 or float64 and all its
+        # numbers are of it, the narrower one given; "bool" for the mask.
         self.dtypes = {name: x for name, x in dtypes.items() if name in views}
-        self.stored = {name: x.dtype.name for name, x in views.items()}
-        self.scales = scales
-        self.shapes = {name: x.shape for name, x in views.items()}
-        self.lead = lead
-        self.others = tuple(sorted(others))
+        self.stored = {name: x.dtype.name for name, x in views.items()}  # types in the file
+        self.scales = scales  # of q, k and v, where the file has them, with all axes of the array
+        self.shapes = {name: x.shape for name, x in views.items()}  # heads before tokens
+        self.lead = lead  # axes of query heads, to which leading axes of q, k and v broadcast
+        self.others = tuple(sorted(others))  # names of what else the file holds
         self._views = views
         self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0, "omega": 2 + per_query}
 

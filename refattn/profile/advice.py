@@ -213,8 +213,8 @@ def study(
 
     Parameters
     ----------
-    q, k, scale
-        As in `compare.measure`.
+    q, k, scale, track
+        As in `compare.measure`; what is tracked are heads.
     v : NumPy array, shape (..., m, d_v), dtype of `q`, optional
         Values, for the errors and what they say of S.
     sizes : sequence of int
@@ -223,8 +223,6 @@ def study(
         Relative error to be reached.
     shrink : bool, default False
         Shrink the covariances, for fewer rows than d^2.
-    track : callable
-        Wraps the sequence of heads, for a bar of progress, say.
 
     Returns
     -------

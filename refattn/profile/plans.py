@@ -242,7 +242,11 @@ def plan(
     planned = Plan(
         *([head[0] for head in heads], lead, queries, target, draws, seed, most, 0.0, problems)
     )
-    return planned._replace(seconds=sum(_time_all_sizes(planned, record) for record in records))
+    times = (
+        seconds(problems[x.name], x, _list_sizes(planned, x), _count_draws(planned, x))
+        for x in records
+    )
+    return planned._replace(seconds=sum(times))
 
 
 def _list_sizes(planned: Plan, record: Estimator) -> list[int | None]:
@@ -265,12 +269,6 @@ def _list_sizes(planned: Plan, record: Estimator) -> list[int | None]:
 
 def _count_draws(planned: Plan, record: Estimator) -> int:
     return planned.draws if record.has("random") else 1
-
-
-def _time_all_sizes(planned: Plan, record: Estimator) -> float:
-    """Estimate the time at all S that may be tried."""
-    problem, draws = planned.problems[record.name], _count_draws(planned, record)
-    return seconds(problem, record, _list_sizes(planned, record), draws)
 
 
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:

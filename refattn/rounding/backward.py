@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -322,7 +322,8 @@ def _analyse_rows(
             tangents["delta"] -= d * mean
             sum_.known -= saved.delta_shift[rows, None] * mean
         else:
-            for i in _query_blocks(head.q.shape[0], size):
+            saved_blocks = blocks(0, len(head.q), BLOCK_QUERIES)  # no block has weights of two
+            for i in (y for x in saved_blocks for y in blocks(x.start, x.stop, size)):
                 x = analyse_pairs(back, saved, kernel, i, rows, of)
                 if x is not None:
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
@@ -368,12 +369,6 @@ def _tangent_of_sink(
     odds, delta = _odds_without_sink(back, saved, i), saved.delta[i, None]
     more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
     return np.asarray((odds * (x.t - delta) - more) * x.p * x.slope)
-
-
-def _query_blocks(n: int, size: int) -> Iterator[slice]:
-    """List blocks of so many queries, cut where the next saved weights begin."""
-    for i in blocks(0, n, BLOCK_QUERIES):
-        yield from blocks(i.start, i.stop, size)
 
 
 def _count_columns(back: BackwardHead, of: str) -> int:

@@ -13,21 +13,6 @@ from .roundings import Roundings, is_power_of_two
 _TYPES = ["scores", "weights", "softmax", "accumulate", "out", "states", "d_weights", "d_scores"]
 
 
-class Reading(NamedTuple):
-    """How a kernel reads queries, keys and values before it multiplies them.
-
-    Attributes
-    ----------
-    to : str
-        The type that they are rounded to; `storage` for that of the kernel.
-    powers : pair of float
-        Powers of the scale that queries and keys are multiplied by before.
-    """
-
-    to: str
-    powers: tuple[float, float]
-
-
 class Profile(NamedTuple):
     """What a kernel rounds, and to what.
 
@@ -109,9 +94,9 @@ class Profile(NamedTuple):
     scale_first: tuple[float, float] = (0.0, 0.0)
 
     @property
-    def reading(self) -> Reading | None:
-        """How queries, keys and values are read; None if they are multiplied as they are."""
-        return None if self.inputs is None else Reading(self.inputs, self.scale_first)
+    def reading(self) -> tuple[str, tuple[float, float]] | None:
+        """The type of `inputs` and the powers of `scale_first`; None if nothing is rounded."""
+        return None if self.inputs is None else (self.inputs, self.scale_first)
 
     def differs(self, scale: float) -> bool:
         """Tell whether a scale is rounded where a profile rounds its products."""

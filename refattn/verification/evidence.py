@@ -69,7 +69,7 @@ class Evidence(NamedTuple):
     even: Tally
 
     @property
-    def size(self) -> Any:
+    def g(self) -> Any:
         """Sum of the squares of the direction."""
         return self.best.g
 
@@ -110,11 +110,6 @@ class Known(NamedTuple):
     g: Any
     slack: Any
     variance: Any
-
-    @property
-    def size(self) -> Any:
-        """Sum of the squares of the direction."""
-        return self.g
 
     def over(self, axis: int) -> Known:
         """Sum over an axis."""

@@ -83,28 +83,15 @@ class Need(NamedTuple):
 
 
 class Defect(NamedTuple):
-    """A known mistake of a certain size.
-
-    Attributes
-    ----------
-    name, size : str
-        In words.
-    problem : callable
-        Gives the problem that is solved in place of the right one.
-    change : callable
-        Gives the output in place of the right one, from what is known of some queries.
-    round : callable
-        Rounds it to a format.
-    weights : str or None
-        Type that weights are rounded to in place of that of the profile.
-    """
+    """A known mistake of a certain size, in words."""
 
     name: str
     size: str = ""
-    problem: Callable[[Problem], Problem] = lambda x: x
+    problem: Callable[[Problem], Problem] = lambda x: x  # that is solved in place of the right one
+    # The output in place of the right one, from what is known of some queries, and its rounding.
     change: Callable[[Doubles, RowErrors, Index, slice], Doubles] = lambda x, *_: x
     round: Callable[[Format, Doubles], Doubles] = Format.round
-    weights: str | None = None
+    weights: str | None = None  # what they are rounded to in place of the type of the profile
 
 
 class Power(NamedTuple):

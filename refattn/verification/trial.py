@@ -292,7 +292,7 @@ def _test_direction(
     errors: HeadSums, name: str, rows: Evidence | Known, sentence: Callable[[float, float], str]
 ) -> Iterator[_Outcome]:
     """Test a direction over all heads and, if there are several, in the head where it is surest."""
-    for of_head in (False, True)[: 1 + (len(rows.size) > 1)]:
+    for of_head in (False, True)[: 1 + (len(rows.g) > 1)]:
         total = rows if of_head else rows.over(0)
         tried = total.test()
         log_p = np.atleast_1d(tried.log_p)
@@ -300,7 +300,7 @@ def _test_direction(
         value, error, statistic = (
             float(np.atleast_1d(x)[at]) for x in (tried.value, tried.error, tried.statistic)
         )
-        size = float(np.atleast_1d(total.size)[at])
+        size = float(np.atleast_1d(total.g)[at])
         where = f", {_name_head(errors.problem, at)}" if of_head else ""
         yield _Outcome(
             name + (_OF_HEAD if of_head else ""),
@@ -337,7 +337,7 @@ def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
 def _find_most(rows: Evidence) -> tuple[tuple[int, int], Estimate, float, int]:
     """Find what explains most, of (heads, ...): its place, estimate and share, and count all."""
     tried = rows.test()
-    explained = np.atleast_2d(np.square(tried.value) * rows.best.g)
+    explained = np.atleast_2d(np.square(tried.value) * rows.g)
     head, at = map(int, np.unravel_index(int(np.argmax(explained)), explained.shape))
     most = Estimate(*(float(np.atleast_2d(x)[head, at]) for x in tried))
     return (head, at), most, float(explained[head, at]), explained.size

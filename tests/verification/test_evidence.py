@@ -74,7 +74,7 @@ def test_parts_of_evidence_are_added():
         strict=True,
     ):
         assert x == pytest.approx(y + z)
-    assert whole.size == pytest.approx(np.sum(weights * rows[2]))
+    assert whole.g == pytest.approx(np.sum(weights * rows[2]))
 
 
 @pytest.mark.long("5")

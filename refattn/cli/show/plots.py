@@ -76,16 +76,8 @@ def _plot_map(figure: Any, axes: Any, z: Floats, worst: tuple[int, ...]) -> None
         parts = padded.reshape(-1, group, columns)
         at = np.argmax(np.nan_to_num(np.abs(parts), nan=-1.0), axis=1, keepdims=True)
         shown = np.take_along_axis(parts, at, 1)[:, 0]
-    _hatch(axes)
-    image = axes.imshow(
-        shown.T,
-        aspect="auto",
-        cmap="RdBu_r",
-        vmin=-_Z,
-        vmax=_Z,
-        interpolation="nearest",
-        extent=(-0.5, n - 0.5, columns - 0.5, -0.5),
-    )
+    extent = (-0.5, n - 0.5, columns - 0.5, -0.5)
+    image = _draw_map(axes, shown.T, extent, "RdBu_r", (-_Z, _Z))
     figure.colorbar(image, ax=axes, extend="both", label="z", fraction=0.03, pad=0.01, aspect=25)
     several = f", the largest of {group}" if group > 1 else ""
     axes.set_xlabel(f"query{several}")
@@ -97,9 +89,13 @@ def _plot_map(figure: Any, axes: Any, z: Floats, worst: tuple[int, ...]) -> None
     axes.set_title(f"z = error / standard deviation{head}: largest |z| {largest:.3g}{grey}")
 
 
-def _hatch(axes: Any) -> None:
-    """Mark what has no colour, in a way that is none of the map's."""
+def _draw_map(
+    axes: Any, x: Floats, extent: Sequence[float], colours: str, limits: tuple[float, float]
+) -> Any:
+    """Draw numbers as colours; what has none is marked in a way that is none of the map's."""
     axes.patch.set(facecolor="white", edgecolor=style.GREY, hatch="/////", linewidth=0)
+    looks: Any = {"aspect": "auto", "interpolation": "nearest", "extent": extent}
+    return axes.imshow(x, cmap=colours, vmin=limits[0], vmax=limits[1], **looks)
 
 
 def _plot_histogram(axes: Any, z: Floats) -> None:
@@ -137,16 +133,8 @@ def _plot_tiles(
     total, number = (np.add.reduceat(x, cut, axis=1) for x in (squares, counts))
     rms = np.sqrt(np.where(number > 0, total / np.maximum(number, 1), np.nan))
     end = min(max(4, math.ceil(math.log2(np.nanmax(rms, initial=1.0)))), 12)
-    _hatch(axes)
-    image = axes.imshow(
-        np.log2(np.maximum(rms, 2.0**-12)),
-        aspect="auto",
-        cmap="YlOrBr",  # dark is wrong, in grey too
-        vmin=_PALEST,
-        vmax=end,
-        interpolation="nearest",
-        extent=(0, len(cut) * size, heads - 0.5, -0.5),
-    )
+    logs, extent = np.log2(np.maximum(rms, 2.0**-12)), (0, len(cut) * size, heads - 0.5, -0.5)
+    image = _draw_map(axes, logs, extent, "YlOrBr", (_PALEST, end))  # dark is wrong, in grey too
     ticks = [x for x in range(_PALEST, end + 1) if end < 5 or x % 2 == 0]
     bar = figure.colorbar(image, ax=axes, extend="both", ticks=ticks, fraction=0.06, pad=0.02)
     bar.ax.set_yticklabels([f"{2.0**x:.4g}" for x in ticks])

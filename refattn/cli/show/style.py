@@ -42,9 +42,12 @@ def mark(i: int) -> dict[str, Any]:
     }
 
 
-def settings() -> dict[str, Any]:
-    """Give the settings of matplotlib that all figures share."""
-    return {
+def style(**changes: Any) -> AbstractContextManager[None]:
+    """Settings in effect while a figure is made; legends need them as much as axes do."""
+    import matplotlib
+    from cycler import cycler
+
+    options: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
         **dict.fromkeys(("xtick.color", "ytick.color", "legend.labelcolor"), INK),
         **dict.fromkeys(("patch.edgecolor", "hatch.color"), INK),
@@ -59,15 +62,9 @@ def settings() -> dict[str, Any]:
         "errorbar.capsize": 2,
         "legend.frameon": False,
         "grid.alpha": 0.25,
+        "axes.prop_cycle": cycler(color=COLOURS),
+        **changes,
     }
-
-
-def style(**changes: Any) -> AbstractContextManager[None]:
-    """Settings in effect while a figure is made; legends need them as much as axes do."""
-    import matplotlib
-    from cycler import cycler
-
-    options: Any = {**settings(), "axes.prop_cycle": cycler(color=COLOURS), **changes}
     return matplotlib.rc_context(options)
 
 

@@ -41,18 +41,10 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
                 compute=partial(attend_in_tiles, size=size, of_sum=of_sum, of_out=of_out),
             )
     for parts in (x for x in PARTS if x < keys):
-        for words, weigh in _MERGES.items():
-            yield Alternative(
-                f"{parts} parts of the keys are merged with {words}",
-                problem,
-                compute=partial(merge_parts, parts=parts, weigh=weigh),
-            )
-        for words, weigh in _SUMS.items():
-            yield Alternative(
-                f"{parts} parts of the keys are merged {words}",
-                problem,
-                compute=partial(merge_parts, parts=parts, weigh=weigh, is_mean=False),
-            )
+        for words, weigh in (_MERGES | _SUMS).items():
+            merge = partial(merge_parts, parts=parts, weigh=weigh, is_mean=words in _MERGES)
+            text = f"{parts} parts of the keys are merged {words}"
+            yield Alternative(text, problem, compute=merge)
     for words, least in (("0", 0.0), ("-5e4", -5e4)):
         text = f"the running maximum starts at {words}, so that small scores vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
@@ -139,7 +131,7 @@ def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: float, of_out: float) 
 
 
 def merge_parts(
-    head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles], is_mean: bool = True
+    head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles], is_mean: bool
 ) -> Result:
     """Merge parts of the keys with weights by their normalisers and maxima."""
     s = score_all(head)
@@ -155,16 +147,16 @@ def merge_parts(
     return attend(head)._replace(out=np.sum(weights[..., None] * outs, 0))
 
 
-_MERGES: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
-    "equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
-    "their maxima in place of their log normalisers": lambda lse, top: np.exp(top - np.max(top, 0)),
-    "weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
-    "their log normalisers as weights": lambda lse, top: finite(lse),
-    "the sums of weights over their own maxima": lambda lse, top: np.exp(finite(lse - top)),
+_MERGES: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
+    "with equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
+    "with their maxima in place of their log normalisers": lambda lse, top: np.exp(
+        top - np.max(top, 0)
+    ),
+    "with weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
+    "with their log normalisers as weights": lambda lse, top: finite(lse),
+    "with the sums of weights over their own maxima": lambda lse, top: np.exp(finite(lse - top)),
 }
-
-
-_SUMS: Mapping[str, Callable[[Doubles, Doubles], Doubles]] = {
+_SUMS: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "without weights: outputs are added": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
     "and divided by their number, not by the sum of their weights": lambda lse, top: (
         np.exp(lse - np.max(lse, 0)) / len(lse)
