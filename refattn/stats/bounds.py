@@ -1,9 +1,8 @@
 r"""P-values from bounds that hold at every sample size: valid for any distribution, never exact.
 
-The null allows many distributions, and under each P(p <= a) <= a for every a. All are
-two-sided. Samples are arrays of finite numbers, never empty; anything else, nan included, raises
-ValueError rather than pass, and so do numbers outside the interval that a bound needs. What a test
-detects is told by `refattn.stats.min_discrepancy`.
+The null allows many distributions, and under each P(p <= a) <= a for every a. All are two-sided,
+and return the p-value as a float. What they raise is told by `refattn.stats`, and what a test
+detects by `refattn.stats.min_discrepancy`.
 
     Hoeffding, Probability inequalities for sums of bounded random variables, Journal of the
     American Statistical Association 58(301), 1963.
@@ -58,18 +57,6 @@ def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     low, high : float, default 0 and 1
         Where the distribution lies, low < high.
 
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
-
     References
     ----------
     Hoeffding (1963), Theorem 2.
@@ -94,22 +81,8 @@ def chernoff(x: Any, mean: float) -> float:
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws, in [0, 1].
-    mean : float
-        The mean under the null, in [0, 1].
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or `mean` is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
+    x, mean
+        As in `hoeffding`, in [0, 1].
 
     References
     ----------
@@ -133,26 +106,15 @@ def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: floa
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws, in [low, high].
-    mean : float
-        The mean under the null, in [low, high].
+    x, mean, low, high
+        As in `hoeffding`.
     variance : float
         What the variance v is at most under the null, at least 0.
-    low, high : float, default 0 and 1
-        Where the distribution lies, low < high.
 
     Returns
     -------
     float
         The p-value. It is small if the mean differs, or if the variance exceeds the cap.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
 
     References
     ----------
@@ -181,24 +143,8 @@ def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0
 
     Parameters
     ----------
-    x : array_like, shape (n,), n >= 2
-        Independent draws from one distribution, in [low, high].
-    mean : float
-        The mean under the null, in [low, high].
-    low, high : float, default 0 and 1
-        Where the distribution lies, low < high.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is shorter than 2, not finite or of another shape, or numbers are out of range.
+    x, mean, low, high
+        As in `hoeffding`, of n >= 2 draws from one distribution.
 
     References
     ----------
@@ -240,18 +186,6 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
         The mean under the null, strictly between 0 and 1.
     level : float, default 1e-6
         The level a for which bets are sized, strictly between 0 and 1. P is sound for all.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
 
     References
     ----------
@@ -299,13 +233,6 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     float
         The p-value. It is small if the mean differs, or if the variance exceeds the cap.
 
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
-
     References
     ----------
     Catoni (2012), section 2.
@@ -338,25 +265,8 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws.
-    cdf : callable
-        The distribution function F, continuous: takes an array (n,) and returns one.
-    error : float, default 0
-        A bound on the error of `cdf` plus that of rounding `x`, as in `ks`.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers, `cdf` is not callable or `error` is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, `cdf` returns what are not n
-        probabilities, or `error` is negative.
+    x, cdf, error
+        As in `ks`.
 
     References
     ----------
@@ -395,18 +305,6 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
         How far each of `x` may be from a draw of the law of `y`; D is then the larger of the
         excess of the function of x + error and the lack of that of x - error.
 
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If the arguments do not hold real numbers.
-    ValueError
-        If they are empty, not finite or of other shapes, or if `error` is negative.
-
     References
     ----------
     Massart (1990), Corollary 1, and a union bound.
@@ -441,24 +339,8 @@ def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws, in [low, high].
-    mean : float
-        The mean under the null, in [low, high].
-    low, high : float, default 0 and 1
-        Where the distribution lies, low < high.
-
-    Returns
-    -------
-    float
-        The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
+    x, mean, low, high
+        As in `hoeffding`.
 
     References
     ----------
