@@ -1,8 +1,8 @@
 r"""P-values from bounds that hold at every sample size: valid for any distribution, never exact.
 
-The null allows many distributions, and under each P(p <= a) <= a for every a. All are two-sided,
-and return the p-value as a float. What they raise is told by `refattn.stats`, and what a test
-detects by `refattn.stats.min_discrepancy`.
+The null allows many distributions, and under each P(p <= a) <= a for every a. All are two-sided.
+What they raise is told by `refattn.stats`, and what a test detects by
+`refattn.stats.min_discrepancy`.
 
     Hoeffding, Probability inequalities for sums of bounded random variables, Journal of the
     American Statistical Association 58(301), 1963.
@@ -57,6 +57,11 @@ def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     low, high : float, default 0 and 1
         Where the distribution lies, low < high.
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     Hoeffding (1963), Theorem 2.
@@ -83,6 +88,11 @@ def chernoff(x: Any, mean: float) -> float:
     ----------
     x, mean
         As in `hoeffding`, in [0, 1].
+
+    Returns
+    -------
+    float
+        The p-value.
 
     References
     ----------
@@ -146,6 +156,11 @@ def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0
     x, mean, low, high
         As in `hoeffding`, of n >= 2 draws from one distribution.
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     Maurer and Pontil (2009), Theorem 4, in both directions.
@@ -186,6 +201,11 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
         The mean under the null, strictly between 0 and 1.
     level : float, default 1e-6
         The level a for which bets are sized, strictly between 0 and 1. P is sound for all.
+
+    Returns
+    -------
+    float
+        The p-value.
 
     References
     ----------
@@ -268,6 +288,11 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     x, cdf, error
         As in `ks`.
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     Massart (1990), Corollary 1.
@@ -305,6 +330,11 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
         How far each of `x` may be from a draw of the law of `y`; D is then the larger of the
         excess of the function of x + error and the lack of that of x - error.
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     Massart (1990), Corollary 1, and a union bound.
@@ -341,6 +371,11 @@ def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     ----------
     x, mean, low, high
         As in `hoeffding`.
+
+    Returns
+    -------
+    float
+        The p-value.
 
     References
     ----------

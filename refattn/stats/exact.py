@@ -1,8 +1,7 @@
 r"""P-values from exact distributions; under the null they are uniform if these are continuous.
 
-Two-sided p-values are min(1, 2 min(lower tail, upper tail)). Tests return the p-value as a float.
-What they raise is told by `refattn.stats`, and what a test detects by
-`refattn.stats.min_discrepancy`.
+Two-sided p-values are min(1, 2 min(lower tail, upper tail)). What tests raise is told by
+`refattn.stats`, and what they detect by `refattn.stats.min_discrepancy`.
 
     Simard and L'Ecuyer, Computing the two-sided Kolmogorov-Smirnov distribution, Journal of
     Statistical Software 39(11), 2011: the distribution that SciPy computes.
@@ -53,6 +52,11 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
         A bound, at least 0, on the error of `cdf` plus that of rounding `x`, in units of
         probability: a relative error eps of a lognormal exp(s z) is eps / (s sqrt(2 pi)).
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     Simard and L'Ecuyer (2011), by ``scipy.stats.kstwo``.
@@ -82,6 +86,11 @@ def normal_mean(z: Any) -> float:
     z : array_like, shape (n,)
         Independent draws.
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     The sum of independent normals is normal.
@@ -106,6 +115,11 @@ def normal_scale(z: Any) -> float:
     z : array_like, shape (n,)
         Independent draws.
 
+    Returns
+    -------
+    float
+        The p-value.
+
     References
     ----------
     The definition of chi-square.
@@ -129,6 +143,11 @@ def normal_variance(z: Any) -> float:
     ----------
     z : array_like, shape (n,), n >= 2
         Independent draws.
+
+    Returns
+    -------
+    float
+        The p-value.
 
     References
     ----------
@@ -156,6 +175,11 @@ def chi2(x: Any, df: float) -> float:
         Independent draws, at least 0: a draw of chi-square is never negative.
     df : float
         Degrees of freedom of each, positive.
+
+    Returns
+    -------
+    float
+        The p-value.
 
     References
     ----------
@@ -272,6 +296,11 @@ def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
     ----------
     x, s, error
         As in `ks` and `lognormal_sum_cdf`.
+
+    Returns
+    -------
+    float
+        The p-value.
 
     References
     ----------

@@ -139,6 +139,10 @@ def min_samples(
     ValueError
         If no n up to 2^50 will do.
 
+    References
+    ----------
+    As in `min_discrepancy`.
+
     Examples
     --------
     >>> from refattn import stats
