@@ -192,11 +192,6 @@ def alibi(slopes: Array) -> Alibi:
     Alibi
         For `bias` of `attend` and of `softmax_attention`.
 
-    Raises
-    ------
-    TypeError
-        If `slopes` is not an array.
-
     Examples
     --------
     >>> import numpy as np
@@ -231,13 +226,6 @@ def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     -------
     Attended
         As if the queries had attended to both sets at once.
-
-    Raises
-    ------
-    TypeError
-        If `a` or `b` is not a pair of arrays of one library and one dtype.
-    ValueError
-        If shapes do not match or devices differ.
 
     Examples
     --------

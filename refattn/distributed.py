@@ -69,35 +69,22 @@ def attend(
         divides that of `q`.
     v : dask.array.Array, shape (..., m, d_v), dtype of `q` and leading axes of `k`
         Values.
-    bias, dropout : dask.array.Array, broadcasting to (..., n, m), dtype of `q`, optional
+    bias, mask, dropout : dask.array.Array, broadcasting to (..., n, m), optional
         As in `refattn.attend`. Where they are cut otherwise than queries and keys, this moves data.
         `bias` may be an `alibi` of `refattn.attention`, of slopes that are a Dask array.
-    mask : dask.array.Array of bool, broadcasting to (..., n, m), optional
-        True where the query attends to the key.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n. Chunks that it does not see are not read.
-    scale : float, default 1.0
-        Factor on q . k.
     window : pair of int or None, optional
         (left, right), as in `refattn.attend`. Tasks are as many as pairs of chunks of which some
         query sees some key: linear in the tokens.
-    softcap : float, optional
-        As in `refattn.attend`.
-    sinks : dask.array.Array, broadcasting to (..., heads), dtype of `q`, optional
-        Score of one more key for each head, that all its queries see and whose value is 0.
+    scale, softcap, sinks
+        As in `refattn.attend`; `sinks` is a dask.array.Array.
 
     Returns
     -------
     Attended
         `out`, shape (..., n, d_v), and `lse`, shape (..., n): Dask arrays in the chunks of `q`,
         of which those that hold parts of several groups of heads are cut.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not a Dask array, or as in `refattn.attend`.
-    ValueError
-        If shapes do not match.
 
     Examples
     --------
@@ -184,10 +171,8 @@ def random_feature_attention(
         Frequencies in kernel coordinates, the same for all heads; or give `num_features`.
     log_weight : NumPy array, shape (S,), optional
         Log importance weights of `omega`.
-    num_features, coupling, proposal, rng
+    num_features, coupling, proposal, rng, scale
         As in `refattn.random_feature_attention`; one proposal for all heads.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n. Keys are cut where the queries are; if chunks
         differ this moves data.

@@ -1,7 +1,8 @@
 r"""Exact kernels and their random-feature estimates, for pairs of vectors.
 
 A kernel takes vectors along the last axis; leading axes broadcast, so that the Gram matrix of
-two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``.
+two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``. What is no array, or differs in
+library or dtype, raises TypeError, and shapes that do not match ValueError.
 """
 
 from __future__ import annotations
@@ -41,13 +42,6 @@ def softmax_kernel(x: Array, y: Array) -> Array:
     -------
     array, shape (...)
         Namespace, dtype and device of `x`; inf where the value exceeds the dtype.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array or the dtypes or libraries differ.
-    ValueError
-        If the shapes do not match.
 
     Examples
     --------
@@ -103,18 +97,12 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     x, y : array, shape (..., d), float32 or float64
         Vectors; leading axes broadcast.
     degree : int
-        Degree p, at least 0.
+        Degree p, from 0 to 1 / eps, from where on no digit of a power is known.
 
     Returns
     -------
     array, shape (...)
         Namespace, dtype and device of `x`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `softmax_kernel`, and if `degree` is not an integer from 0 to 1 / eps, from where
-        on no digit of a power is known.
 
     Examples
     --------
@@ -166,13 +154,6 @@ def estimate(
     -------
     array, shape (...)
         Namespace, dtype and device of `x`.
-
-    Raises
-    ------
-    TypeError
-        If an argument is not an array or the dtypes or libraries of `x` and `y` differ.
-    ValueError
-        If the shapes do not match or `features` is unknown.
 
     Examples
     --------

@@ -146,8 +146,8 @@ def paged(
     v_pages : array, shape (pages, page_size, heads_k, d_v)
         Values.
     block_table : integers, shape (batch, most_pages)
-        The pages of each sequence, in order. Entries past its length are not read, and may be
-        anything. A list, or an array of any library, whose values are read.
+        The pages of each sequence, in order, which must exist. Entries past its length are not
+        read, and may be anything. A list, or an array of any library, whose values are read.
     lengths : integers, shape (batch,)
         How many keys each sequence has, 0 to most_pages * page_size; the rest of the last page is
         not read.
@@ -159,11 +159,6 @@ def paged(
     array, shape (batch, n, heads, d_v), or Attended
         What `function` returns, stacked: `out` in the layout of `q`, and `lse`, if it is there, of
         shape (batch, heads, n).
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `varlen`, and if a page that is read does not exist.
 
     Notes
     -----

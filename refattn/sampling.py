@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol, get_args
 
 import numpy as np
@@ -419,7 +419,7 @@ def draw_target(
     q, k : array, shape (..., n, d) and (..., m, d), float32 or float64
         Queries and keys; see `attend` for broadcasting and grouped heads.
     num_samples : int
-        Frequencies S for each query.
+        Frequencies S for each query, at least 1.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of randomness.
     scale : float, optional
@@ -432,11 +432,6 @@ def draw_target(
     -------
     array, shape (..., n, S, d)
         Frequencies, in kernel coordinates, with the namespace, dtype and device of `q`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attend`, and if `num_samples` is not a positive integer.
 
     Examples
     --------
@@ -464,37 +459,9 @@ def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Target
     return Targets(q, k, mask, u, rng, scale, causal), ungroup
 
 
-def _iid(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    return rng.standard_normal((num_samples, d))
-
-
-def _orthogonal_rows(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    return _give_norms(_rotations(np.eye(d), num_samples, rng), rng)
-
-
-def _simplex(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    return _give_norms(_rotations(_simplex_directions(d), num_samples, rng), rng)
-
-
 def _antithetic(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
     half = rng.standard_normal((-(-num_samples // 2), d))
     return np.concatenate([half, -half])[:num_samples]
-
-
-def _sobol(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    from scipy.stats import qmc
-
-    return _quasi(qmc.Sobol(d, rng=rng), num_samples)
-
-
-def _halton(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    from scipy.stats import qmc
-
-    return _quasi(qmc.Halton(d, rng=rng), num_samples)
-
-
-def _regularised(num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
-    return math.sqrt(d) * _rotations(np.eye(d), num_samples, rng)
 
 
 def _rotations(directions: Doubles, num_samples: int, rng: np.random.Generator) -> Doubles:
@@ -534,24 +501,25 @@ def _simplex_directions(d: int) -> Doubles:
     return np.asarray(rows)
 
 
-def _quasi(engine: Any, num_samples: int) -> Doubles:
-    """Standard normal points from a scrambled quasi-Monte Carlo engine."""
+def _quasi(engine: str, num_samples: int, d: int, rng: np.random.Generator) -> Doubles:
+    """Draw standard normal points by a scrambled quasi-Monte Carlo engine of SciPy."""
     from scipy.special import ndtri
+    from scipy.stats import qmc
 
     with warnings.catch_warnings():  # Sobol warns when S is not a power of 2; so does `draw`'s text
         warnings.filterwarnings("ignore", message="The balance properties", category=UserWarning)
-        points = engine.random(num_samples)
+        points = getattr(qmc, engine)(d, rng=rng).random(num_samples)
     return np.asarray(ndtri(np.clip(points, 2.0**-54, 1 - 2.0**-53)))  # 0 would give -inf
 
 
 COUPLINGS: dict[Coupling, Callable[[int, int, np.random.Generator], Doubles]] = {
     "antithetic": _antithetic,
-    "halton": _halton,
-    "iid": _iid,
-    "orthogonal": _orthogonal_rows,
-    "regularised": _regularised,
-    "simplex": _simplex,
-    "sobol": _sobol,
+    "halton": partial(_quasi, "Halton"),
+    "iid": lambda n, d, rng: rng.standard_normal((n, d)),
+    "orthogonal": lambda n, d, rng: _give_norms(_rotations(np.eye(d), n, rng), rng),
+    "regularised": lambda n, d, rng: math.sqrt(d) * _rotations(np.eye(d), n, rng),
+    "simplex": lambda n, d, rng: _give_norms(_rotations(_simplex_directions(d), n, rng), rng),
+    "sobol": partial(_quasi, "Sobol"),
 }
 
 BIASED_COUPLINGS = frozenset({"regularised"})

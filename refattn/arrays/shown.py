@@ -68,20 +68,11 @@ def short(x: Any) -> str:
         return f"<{type(x).__name__} of {len(x)}: {', '.join(map(short, list(x)[:3]))}, ...>"
     if type(x) in (list, tuple):
         if len(x) <= _ITEMS and all(isinstance(item, str | int | float | None) for item in x):
-            return repr(type(x)(map(_Shown, x)))
+            inside = ", ".join(map(short, x))
+            return f"[{inside}]" if type(x) is list else f"({inside}{',' * (len(x) == 1)})"
         kinds = sorted({type(item).__name__ for item in x})
         return f"<{type(x).__name__} of {len(x)} {' and '.join(kinds)}>"
     return repr(x)
-
-
-class _Shown:
-    """What is shown in short inside of a list."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
-
-    def __repr__(self) -> str:
-        return short(self.x)
 
 
 def _short_array(x: Any) -> str:

@@ -178,14 +178,10 @@ def _blas_threads() -> Iterator[int]:
 def _set_blas_threads(numbers: Sequence[int]) -> None:
     """Set the threads of each library; threadpoolctl may ignore all threads but one otherwise."""
     for library, number in zip(_blas().lib_controllers, numbers, strict=True):
-        release = getattr(library, "clear_controlling_thread", _release_nothing)  # from 3.7 on
+        release = getattr(library, "clear_controlling_thread", lambda force: None)  # from 3.7 on
         release(force=True)
         library.set_num_threads(number)
         release(force=True)
-
-
-def _release_nothing(*, force: bool) -> None:
-    """Stand in where any thread may set limits."""
 
 
 @cache

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
@@ -33,21 +33,14 @@ def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tu
     return proposal.change_gauge(q, k)
 
 
-class CheckedCall(NamedTuple):
-    """What a call of an estimator has told once it is checked."""
-
-    scale: float | None
-    mask: Array | None  # (..., n or 1, m)
-    lead: tuple[int, ...]  # of q, k and v
-    xp: Any  # the array namespace
-
-
-def check_call(q: Array, k: Array, v: Array, options: dict[str, Any]) -> CheckedCall:
-    """Check what every estimator takes."""
+def check_call(
+    q: Array, k: Array, v: Array, options: dict[str, Any]
+) -> tuple[float | None, Array | None, tuple[int, ...], Any]:
+    """Check what every estimator takes; return scale, mask (..., n or 1, m), lead and namespace."""
     mask = options["mask"]
     xp, lead = qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
     scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
-    return CheckedCall(scale, qkv.key_rows(mask, k), lead, xp)
+    return scale, qkv.key_rows(mask, k), lead, xp
 
 
 def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -85,22 +85,15 @@ def linear_attention(
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
-class LinearInputs(NamedTuple):
-    """Arguments of linear attention: checked, and in groups of heads."""
-
-    q: Array
-    keys: Keys
-    xp: Any  # the array namespace
-    ungroup: Callable[..., Array]
-
-
-def prepare_linear(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LinearInputs:
-    """Check arguments of `linear_attention`, and group heads."""
+def prepare_linear(
+    q: Array, k: Array, v: Array, options: dict[str, Any]
+) -> tuple[Array, Keys, Any, Callable[..., Array]]:
+    """Check arguments of `linear_attention`; return them in groups of heads, and the namespace."""
     feature_map, mask = options["feature_map"], options["mask"]
     xp, _ = qkv.check(q, k, v, mask=mask, causal=options["causal"])
     checks.function("feature_map", feature_map)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
-    return LinearInputs(q, Keys(k, v, mask), xp, ungroup)
+    return q, Keys(k, v, mask), xp, ungroup
 
 
 @as_written

@@ -92,12 +92,6 @@ def eva_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attend`; if `window` is not a positive integer, if the mask differs between queries,
-        or if `omega` has not one frequency for each chunk.
-
     Examples
     --------
     >>> import numpy as np
@@ -254,7 +248,7 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    inputs = _prepare_heads(q, k, v, locals())
+    inputs = prepare_moments(q, k, v, locals())
 
     def of_heads(some: _MomentInputs) -> Array:
         return some.chunks.joined(attend_moments(some.moments()).out)
@@ -348,13 +342,9 @@ class _MomentInputs(NamedTuple):
         return moments._replace(causal=self.causal, ungroup=self.ungroup)
 
 
-def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> ChunkMoments:
-    """Check arguments of `second_order_attention`, group heads, and take the moments."""
-    return _prepare_heads(q, k, v, options).moments()
-
-
 @as_written
-def _prepare_heads(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _MomentInputs:
+def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _MomentInputs:
+    """Check arguments of `second_order_attention`, and group heads."""
     scale, mask, _, _ = check_call(q, k, v, options)
     mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
@@ -435,11 +425,6 @@ def local_random_feature_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `random_feature_attention`, and if `window` is not such a pair.
 
     Examples
     --------

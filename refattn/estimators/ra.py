@@ -57,11 +57,6 @@ def randomized_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `random_feature_attention`, with `num_samples` for `num_features`.
-
     Examples
     --------
     >>> import numpy as np
@@ -172,11 +167,6 @@ def mean_of_ratios_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `random_feature_attention`, with `num_samples` for `num_features`.
 
     Examples
     --------

@@ -30,13 +30,8 @@ from .rules import sources_of, with_pullback
 _OF_QUERY = ("query", "query-over-queries")  # weightings
 
 
-class LaraCotangents(NamedTuple):
-    """Cotangents of arguments, in groups of heads; of frequencies only if they were given."""
-
-    q: Array
-    k: Array
-    v: Array
-    omega: Array | None
+# Cotangents of q, k, v in groups of heads, and of frequencies only if they were given.
+_Cotangents = tuple[Array, Array, Array, Array | None]
 
 
 class _Densities(NamedTuple):
@@ -63,7 +58,7 @@ def vjp_lara(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 
 @as_written
-def _pull_lara(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
+def _pull_lara(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> _Cotangents:
     """Pull cotangents of LARA with weights of the proposals alone back."""
     made, weighting, root = lara.make_proposals(inputs), inputs.options.weighting, inputs.root
     log_weight = lara.proposal_weights(made, weighting)[..., None, :]
@@ -78,7 +73,7 @@ def _pull_lara(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCot
 
 def _through_proposals(
     inputs: lara.LaraInputs, made: lara.Proposals, taken: _Densities, q: Array, k: Array, v: Array
-) -> LaraCotangents:
+) -> _Cotangents:
     """Go on to frequencies, centres, and the tokens that these are means of."""
     xp, (count, repeats, *_) = inputs.xp, inputs.options
     d_omega, d_q_mean = taken.omega, taken.q_mean
@@ -103,7 +98,7 @@ def _through_proposals(
     if d_q_mean is not None:
         chunk = xp.asarray(chunk_of(inputs.q.shape[-2], count), device=device(q))
         q = q + inputs.root * _of_chunks(d_q_mean, chunk, inputs.q, xp)
-    return LaraCotangents(q, k, v, None if inputs.omega is None else d_omega)
+    return q, k, v, None if inputs.omega is None else d_omega
 
 
 def _plus(x: Array, y: Array) -> Array:
@@ -133,7 +128,7 @@ def _of_chunks(d_means: Array, chunk: Array, x: Array, xp: Any) -> Array:
 
 
 @as_written
-def _pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
+def _pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> _Cotangents:
     """Pull LARA back where weights depend on the query, and move with it and with mean queries."""
     q, keys, root, lead, xp, *_ = inputs
     made = lara.make_proposals(inputs)
@@ -230,7 +225,7 @@ class _SumOverTiles(NamedTuple):
 
 
 @as_written
-def _pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraCotangents:
+def _pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> _Cotangents:
     """Pull causal LARA back, where queries know the samples of chunks before their own."""
     xp, (count, repeats, weighting, _) = inputs.xp, inputs.options
     q, keys, root = inputs.q, inputs.keys, inputs.root
@@ -260,7 +255,7 @@ def _pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> LaraC
     d_means = d_centres[..., 1:, :]  # the first is 0, each other the mean of the chunk before
     d_q, d_k = (root * _of_chunks(d_means, *pair, xp) for pair in lara.past_chunks(inputs))
     d_omega = None if inputs.omega is None else d_omega
-    return LaraCotangents(pulled.q + d_q, pulled.k + d_k, pulled.v, d_omega)
+    return pulled.q + d_q, pulled.k + d_k, pulled.v, d_omega
 
 
 def _of_running(d_sums: Array, x: Array, sums: Array, xp: Any) -> Array:

@@ -63,7 +63,7 @@ def vjp_eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def vjp_second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `second_order_attention` back, through the moments."""
-    inputs = prepare_moments(q, k, v, options)
+    inputs = prepare_moments(q, k, v, options).moments()
     sources, done = sources_of(q, k, v, options, inputs.xp), attend_moments(inputs)
     pull = partial(_pull_moments, inputs, done, k.shape[-2])
     return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)

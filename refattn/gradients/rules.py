@@ -393,9 +393,9 @@ def vjp_mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
 def vjp_linear(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `linear_attention` back, through its features."""
     causal, feature_map = options["causal"], options["feature_map"]
-    inputs = linear.prepare_linear(q, k, v, options)
-    sources = sources_of(q, k, v, options, inputs.xp)
-    q, keys, xp, ungroup = inputs
+    given = q, k, v
+    q, keys, xp, ungroup = linear.prepare_linear(*given, options)
+    sources = sources_of(*given, options, xp)
     check_pullback(feature_map)
     features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     raw = linear_attention(q, keys, features, causal)

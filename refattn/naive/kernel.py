@@ -47,11 +47,6 @@ def kernel_estimate(
     array, shape (...)
         Same namespace, dtype and device as `x`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `refattn.kernels.estimate`.
-
     Examples
     --------
     >>> import numpy as np

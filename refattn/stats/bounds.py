@@ -1,9 +1,8 @@
 r"""P-values from bounds that hold at every sample size: valid for any distribution, never exact.
 
-The null allows many distributions, and under each P(p <= a) <= a for every a. All are
-two-sided. Samples are arrays of finite numbers, never empty; anything else, nan included, raises
-ValueError rather than pass, and so do numbers outside the interval that a bound needs. What a test
-detects is told by `refattn.stats.min_discrepancy`.
+The null allows many distributions, and under each P(p <= a) <= a for every a. All are two-sided.
+What they raise is told by `refattn.stats`, and what a test detects by
+`refattn.stats.min_discrepancy`.
 
     Hoeffding, Probability inequalities for sums of bounded random variables, Journal of the
     American Statistical Association 58(301), 1963.
@@ -63,13 +62,6 @@ def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
     float
         The p-value.
 
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
-
     References
     ----------
     Hoeffding (1963), Theorem 2.
@@ -94,22 +86,13 @@ def chernoff(x: Any, mean: float) -> float:
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws, in [0, 1].
-    mean : float
-        The mean under the null, in [0, 1].
+    x, mean
+        As in `hoeffding`, in [0, 1].
 
     Returns
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or `mean` is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
 
     References
     ----------
@@ -133,26 +116,15 @@ def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: floa
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws, in [low, high].
-    mean : float
-        The mean under the null, in [low, high].
+    x, mean, low, high
+        As in `hoeffding`.
     variance : float
         What the variance v is at most under the null, at least 0.
-    low, high : float, default 0 and 1
-        Where the distribution lies, low < high.
 
     Returns
     -------
     float
         The p-value. It is small if the mean differs, or if the variance exceeds the cap.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
 
     References
     ----------
@@ -181,24 +153,13 @@ def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0
 
     Parameters
     ----------
-    x : array_like, shape (n,), n >= 2
-        Independent draws from one distribution, in [low, high].
-    mean : float
-        The mean under the null, in [low, high].
-    low, high : float, default 0 and 1
-        Where the distribution lies, low < high.
+    x, mean, low, high
+        As in `hoeffding`, of n >= 2 draws from one distribution.
 
     Returns
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is shorter than 2, not finite or of another shape, or numbers are out of range.
 
     References
     ----------
@@ -246,13 +207,6 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
     float
         The p-value.
 
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
-
     References
     ----------
     Waudby-Smith and Ramdas (2024), the hedged capital process; Ville (1939).
@@ -299,13 +253,6 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     float
         The p-value. It is small if the mean differs, or if the variance exceeds the cap.
 
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
-
     References
     ----------
     Catoni (2012), section 2.
@@ -338,25 +285,13 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws.
-    cdf : callable
-        The distribution function F, continuous: takes an array (n,) and returns one.
-    error : float, default 0
-        A bound on the error of `cdf` plus that of rounding `x`, as in `ks`.
+    x, cdf, error
+        As in `ks`.
 
     Returns
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers, `cdf` is not callable or `error` is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, `cdf` returns what are not n
-        probabilities, or `error` is negative.
 
     References
     ----------
@@ -400,13 +335,6 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     float
         The p-value.
 
-    Raises
-    ------
-    TypeError
-        If the arguments do not hold real numbers.
-    ValueError
-        If they are empty, not finite or of other shapes, or if `error` is negative.
-
     References
     ----------
     Massart (1990), Corollary 1, and a union bound.
@@ -441,24 +369,13 @@ def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws, in [low, high].
-    mean : float
-        The mean under the null, in [low, high].
-    low, high : float, default 0 and 1
-        Where the distribution lies, low < high.
+    x, mean, low, high
+        As in `hoeffding`.
 
     Returns
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or another argument is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, or numbers are out of range.
 
     References
     ----------

@@ -1,8 +1,7 @@
 r"""P-values from exact distributions; under the null they are uniform if these are continuous.
 
-Two-sided p-values are min(1, 2 min(lower tail, upper tail)). Samples are arrays of finite numbers,
-never empty; anything else, nan included, raises ValueError rather than pass. What a test detects
-is told by `refattn.stats.min_discrepancy`.
+Two-sided p-values are min(1, 2 min(lower tail, upper tail)). What tests raise is told by
+`refattn.stats`, and what they detect by `refattn.stats.min_discrepancy`.
 
     Simard and L'Ecuyer, Computing the two-sided Kolmogorov-Smirnov distribution, Journal of
     Statistical Software 39(11), 2011: the distribution that SciPy computes.
@@ -48,7 +47,7 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     x : array_like, shape (n,)
         Independent draws.
     cdf : callable
-        The distribution function F, continuous: takes an array (n,) and returns one.
+        The distribution function F, continuous: takes an array (n,) and returns n probabilities.
     error : float, default 0
         A bound, at least 0, on the error of `cdf` plus that of rounding `x`, in units of
         probability: a relative error eps of a lognormal exp(s z) is eps / (s sqrt(2 pi)).
@@ -57,14 +56,6 @@ def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers, `cdf` is not callable or `error` is not a number.
-    ValueError
-        If `x` is empty, not finite or of another shape, `cdf` returns what are not n
-        probabilities, or `error` is negative.
 
     References
     ----------
@@ -100,13 +91,6 @@ def normal_mean(z: Any) -> float:
     float
         The p-value.
 
-    Raises
-    ------
-    TypeError
-        If `z` does not hold real numbers.
-    ValueError
-        If `z` is empty, not finite or of another shape.
-
     References
     ----------
     The sum of independent normals is normal.
@@ -136,13 +120,6 @@ def normal_scale(z: Any) -> float:
     float
         The p-value.
 
-    Raises
-    ------
-    TypeError
-        If `z` does not hold real numbers.
-    ValueError
-        If `z` is empty, not finite or of another shape.
-
     References
     ----------
     The definition of chi-square.
@@ -171,13 +148,6 @@ def normal_variance(z: Any) -> float:
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `z` does not hold real numbers.
-    ValueError
-        If `z` is shorter than 2, not finite or of another shape.
 
     References
     ----------
@@ -210,14 +180,6 @@ def chi2(x: Any, df: float) -> float:
     -------
     float
         The p-value.
-
-    Raises
-    ------
-    TypeError
-        If `x` does not hold real numbers or `df` is not a number.
-    ValueError
-        If `x` is empty, negative somewhere, not finite or of another shape, or `df` is not
-        positive.
 
     References
     ----------
@@ -254,13 +216,6 @@ def binomial(successes: int, n: int, p: float) -> float:
     -------
     float
         The p-value; conservative, because the distribution is discrete.
-
-    Raises
-    ------
-    TypeError
-        If `successes` or `n` is not an integer or `p` is not a number.
-    ValueError
-        If one is out of range.
 
     References
     ----------
@@ -308,13 +263,6 @@ def lognormal_sum_cdf(t: Any, s: float) -> Any:
     ndarray, shape (...)
         The probabilities, in [0, 1], with an absolute error below 1e-12.
 
-    Raises
-    ------
-    TypeError
-        If `t` does not hold real numbers or `s` is not a number.
-    ValueError
-        If `t` is not finite or `s` is out of range.
-
     References
     ----------
     The convolution of two distributions, folded by symmetry.
@@ -346,12 +294,8 @@ def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
 
     Parameters
     ----------
-    x : array_like, shape (n,)
-        Independent draws.
-    s : float
-        Standard deviation of the logarithms, from 0.01 to 10.
-    error : float, default 0
-        Bound on the rounding of `x` in units of probability, as in `ks`.
+    x, s, error
+        As in `ks` and `lognormal_sum_cdf`.
 
     Returns
     -------

@@ -63,13 +63,6 @@ def hotelling(x: Any, mean: Any) -> float:
         The p-value; 0 for rows whose covariance is singular to working precision, which has
         probability 0.
 
-    Raises
-    ------
-    TypeError
-        If the arguments do not hold real numbers.
-    ValueError
-        If they are not finite or of other shapes, or n <= d.
-
     References
     ----------
     Hotelling (1931); Anderson (2003), Theorem 5.2.2.
@@ -137,14 +130,6 @@ def bartlett(
     ndarray, shape (R, d + d(d+1)/2)
         Uniforms: of the mean, then of T row by row. All 0 where the estimated covariance is not
         positive definite, which has probability 0.
-
-    Raises
-    ------
-    TypeError
-        If arrays do not hold real numbers, or `count` or `ddof` is not an integer.
-    ValueError
-        If arrays are not finite, of other shapes or not symmetric, `cov` is not positive
-        definite, `count` is at most d, or `ddof` is neither 0 nor 1.
 
     References
     ----------

@@ -57,13 +57,6 @@ def holm(p: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     ndarray, shape (m,)
         The adjusted ones, in the order given.
 
-    Raises
-    ------
-    TypeError
-        If `p` does not hold real numbers.
-    ValueError
-        If `p` is empty, not in [0, 1] or of another shape.
-
     References
     ----------
     Holm (1979), Theorem 1.
@@ -98,13 +91,6 @@ def suite_p(p: Any) -> float:
     -------
     float
         The p-value that all nulls hold.
-
-    Raises
-    ------
-    TypeError
-        If `p` does not hold real numbers.
-    ValueError
-        If `p` is empty, not in [0, 1] or of another shape.
 
     References
     ----------
@@ -165,10 +151,8 @@ def gandy_scott(
 
     Raises
     ------
-    TypeError
-        If `pvalue` is not callable, or another argument is not what it should be.
     ValueError
-        If an argument is out of range, or `pvalue` returns nan or a number outside [0, 1].
+        If `pvalue` returns nan or a number outside [0, 1].
 
     References
     ----------
@@ -217,10 +201,8 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[f
 
     Parameters
     ----------
-    successes : int
-        Number of successes k, 0 to n.
-    n : int
-        Number of independent trials, at least 1.
+    successes, n
+        As in `exact.binomial`.
     confidence : float, default 0.99
         The confidence c, strictly between 0 and 1.
 
@@ -228,13 +210,6 @@ def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[f
     -------
     tuple of float
         The ends of the interval.
-
-    Raises
-    ------
-    TypeError
-        If `successes` or `n` is not an integer or `confidence` is not a number.
-    ValueError
-        If one is out of range.
 
     References
     ----------

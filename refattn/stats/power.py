@@ -72,13 +72,13 @@ def min_discrepancy(
     Parameters
     ----------
     test : callable
-        A test of `refattn.stats`, other than `betting` and `gaussian_estimates`.
+        A test of the table: all of `refattn.stats` but `betting` and `gaussian_estimates`.
     n : int
         The sample size, at least 1.
     alpha : float, default 1e-6
         The level of the test: it rejects for p <= alpha.
     beta : float, default 1e-6
-        The probability of missing what is to be detected.
+        The probability of missing what is to be detected, below 1 - alpha.
     **parameters
         Those of the table.
 
@@ -86,13 +86,6 @@ def min_discrepancy(
     -------
     float
         The discrepancy; inf where no discrepancy is proven to be detected.
-
-    Raises
-    ------
-    TypeError
-        If `n` is not an integer, or parameters are missing or unknown.
-    ValueError
-        If `test` has no line in the table, a number is out of range, or alpha + beta >= 1.
 
     References
     ----------
@@ -143,10 +136,8 @@ def min_samples(
 
     Raises
     ------
-    TypeError
-        As in `min_discrepancy`, or if `discrepancy` is not a number.
     ValueError
-        As in `min_discrepancy`, if `discrepancy` is not positive, or if no n up to 2^50 will do.
+        If no n up to 2^50 will do.
 
     References
     ----------

@@ -33,22 +33,12 @@ def write_random_feature_attention(
     Parameters
     ----------
     out : NumPy array, shape (..., n, d_v), dtype of `q`
-        Where the result goes; for instance `numpy.lib.format.open_memmap(..., mode="w+")`. It must
-        not overlap the other arrays.
-    q : NumPy array, shape (..., n, d), float32 or float64
-        Queries; for instance `numpy.load(..., mmap_mode="r")`.
-    k : NumPy array, shape (..., m, d), dtype of `q`
-        Keys.
-    v : NumPy array, shape (..., m, d_v), dtype of `q`
-        Values.
-    omega : array, shape (..., S, d)
-        Frequencies in kernel coordinates.
-    log_weight : array, shape (..., S), optional
-        Log importance weights of `omega`.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default.
-    causal : bool, default False
-        Query i sees key j only if j <= i + m - n.
+        Where the result goes, writable; for instance
+        `numpy.lib.format.open_memmap(..., mode="w+")`. It must not overlap the other arrays.
+    q, k, v : NumPy arrays, shapes (..., n, d), (..., m, d), (..., m, d_v), float32 or float64
+        Queries, keys and values; for instance `numpy.load(..., mmap_mode="r")`.
+    omega, log_weight, scale, causal
+        As in `refattn.random_feature_attention`.
     chunk : int, default 65536
         Tokens read at a time.
 
@@ -56,14 +46,6 @@ def write_random_feature_attention(
     -------
     array
         `out`.
-
-    Raises
-    ------
-    TypeError
-        If `out` is not a writable NumPy array of the dtype of `q`, or as in
-        `refattn.random_feature_attention`.
-    ValueError
-        If shapes do not match, or `chunk` is not positive.
 
     Examples
     --------

@@ -272,11 +272,6 @@ def num_features_for(
     numpy.ndarray, shape (...), float64
         Whole numbers, one for each head; inf where the law is infinite.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `attention_law`, and if the target is not positive.
-
     Examples
     --------
     >>> import numpy as np

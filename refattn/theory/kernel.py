@@ -414,11 +414,6 @@ def num_features_for_kernel(
         Whole numbers; inf where no number reaches the target, below the bias of a
         biased coupling.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `log_kernel_variance`, and if the target is not positive.
-
     Examples
     --------
     >>> from refattn import theory

@@ -13,7 +13,15 @@ from ..arrays.library import Doubles
 from ..kernels import FEATURES
 from ..typing import Features, KnownCoupling
 from . import series
-from .elementary import inner_product, log_cosh, log_expm1, log_mean_exp, quiet_log, quotient_of_exp
+from .elementary import (
+    inner_product,
+    log_cosh,
+    log_expm1,
+    log_mean_exp,
+    quiet_log,
+    quotient,
+    quotient_of_exp,
+)
 from .proposal import SquaredWeights
 
 COUPLINGS: tuple[KnownCoupling, ...] = get_args(KnownCoupling)
@@ -125,16 +133,14 @@ class KernelLaw:
             return quotient_of_exp(log_pair, one)
         if self.coupling == "regularised":
             if self.features == "trigonometric":
-                return _divide_or_zero(
-                    series.fixed_norm_block(d, square), series.fixed_norm_variance(d, square)
-                )
+                block = series.fixed_norm_block(d, square)
+                return quotient(block, series.fixed_norm_variance(d, square))
             terms = series.block if self.features == "positive" else series.even_block
             return quotient_of_exp(series.log_series(d, square, terms) - square, one)
         cosines = [0.0] if self.coupling == "orthogonal" else [-1 / (d - 1), 1 / (d - 1)]
         if self.features == "trigonometric":
-            ratio = 2 * _divide_or_zero(
-                series.cosine_covariance(d, square, cosines), np.expm1(-square) ** 2
-            )
+            covariance = series.cosine_covariance(d, square, cosines)
+            ratio = 2 * quotient(covariance, np.expm1(-square) ** 2)
         else:
             cosines = cosines[:1] if self.features == "positive" else cosines
             missing = series.missing(d, square, partial(series.missing_angles, d, cosines))
@@ -163,8 +169,3 @@ def _check_known(features: Features, coupling: KnownCoupling, law: SquaredWeight
             f"(that of N(mean, I) if regularised): no closed form is known for {features} "
             f"features, coupling {coupling!r} and this proposal."
         )
-
-
-def _divide_or_zero(a: Doubles, b: Doubles) -> Doubles:
-    """a / b, or 0 where both are 0."""
-    return np.where(b == 0, 0.0, a / np.where(b == 0, 1.0, b))

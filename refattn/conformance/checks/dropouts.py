@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,20 +82,16 @@ def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, 
         t.untried.append(f"with {', '.join(sorted(refused, key=len)[:3])}, which it refuses")
 
 
-class _Weights(NamedTuple):
-    """Weights without dropout, and what they may be off by, relatively."""
-
-    exact: Floats
-    error: float
-
-
-def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> _Weights:
+def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> tuple[Floats, float]:
+    """Return weights without dropout, and what they may be off by, relatively."""
     exact = np.asarray(of_function(t.adapter, softmax_attention, arrays, options), float)
     unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
-    return _Weights(exact, unit * (2 + largest_exponent(t.adapter, arrays, options)))
+    return exact, unit * (2 + largest_exponent(t.adapter, arrays, options))
 
 
-def _find_kept(t: CheckRun, weights: _Weights, rate: float, out: Floats) -> npt.NDArray[np.bool_]:
+def _find_kept(
+    t: CheckRun, weights: tuple[Floats, float], rate: float, out: Floats
+) -> npt.NDArray[np.bool_]:
     """Find the weights that were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
     known = exact > t.adapter.least / t.adapter.eps

@@ -16,7 +16,7 @@ from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
 from ..candidate.limits import Arrays, Keywords, for_queries
-from ..truth.reference import engine, in_pairs, reference, rounding, terms
+from ..truth.reference import in_pairs, of_function, reference, rounding, terms
 from .cases import growing
 from .trials import CheckRun, add_check, add_condition
 
@@ -159,7 +159,7 @@ def _describe_wrong(
 ) -> str:
     """Describe wrong tokens, heads and columns, by the package's evaluation in float64."""
     try:
-        right = engine(t.adapter, arrays, options)
+        right = of_function(t.adapter, t.adapter.record.fn, arrays, options, np.float64)
     except Exception:  # an estimator from elsewhere may not take all of this
         return "which rows are wrong is not known"
     return describe_places(np.abs(got - right) > 2 * allowed)

@@ -32,13 +32,8 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
     """Return the estimator's result in extended precision, and the error allowed."""
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
-    want = _formula(adapter, arrays, options)
+    want = of_function(adapter, adapter.record.naive, arrays, options)
     return want, tolerance(adapter, arrays, options, want)
-
-
-def engine(adapter: Adapter, arrays: Arrays, options: Keywords) -> Any:
-    """Evaluate the registered function in float64, where the formula is too slow."""
-    return _evaluate_as_declared(adapter, adapter.record.fn, arrays, options, np.float64)
 
 
 def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | None:
@@ -48,29 +43,19 @@ def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | No
         return None
     if not set(options) <= set(inspect.signature(function).parameters):
         return None
-    out, _, error = _evaluate_as_declared(adapter, function, arrays, options, np.float64)
+    out, _, error = of_function(adapter, function, arrays, options, np.float64)
     exact: Floats = np.asarray(out.hi, np.longdouble) + out.lo
     return exact if np.all(np.isfinite(error)) else None
 
 
 def of_function(
-    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords
+    adapter: Adapter,
+    function: Callable[..., Any],
+    arrays: Arrays,
+    options: Keywords,
+    dtype: Any = np.longdouble,
 ) -> Any:
-    """Evaluate a function of the same arguments in extended precision."""
-    return _evaluate_as_declared(adapter, function, arrays, options, np.longdouble)
-
-
-def _formula(
-    adapter: Adapter, arrays: Arrays, options: Keywords, dtype: Any = np.longdouble
-) -> Any:
-    """Return the estimator as it is written, in extended precision."""
-    return _evaluate_as_declared(adapter, adapter.record.naive, arrays, options, dtype)
-
-
-def _evaluate_as_declared(
-    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords, dtype: Any
-) -> Any:
-    """Call a function of the record with the conventions declared."""
+    """Evaluate a function of the same arguments with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
     named = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
     if adapter.has("local"):
@@ -177,7 +162,7 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             *(getattr(cotangents, name) for name in adapter.pulled(usual)),
         )
 
-    want = _evaluate_as_declared(adapter, evaluate, arrays, usual, dtype)
+    want = of_function(adapter, evaluate, arrays, usual, dtype)
     allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
 
@@ -214,9 +199,7 @@ def pulled_rounding(
         by_row = pairs = row * weights * (terms_of + delta)
         if not (adapter.has("normalised") or adapter.waves):  # it has the exact normaliser
             named = {name: x for name, x in options.items() if name != "omega"}
-            shares = _evaluate_as_declared(
-                adapter, _attend_exactly, (q, k, _unit_rows(k)), named, np.float64
-            )
+            shares = of_function(adapter, _attend_exactly, (q, k, _unit_rows(k)), named, np.float64)
             by_row = pairs = pairs + shares * delta
     shared = k.ndim > 2 and weights.ndim > 2
     group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
@@ -257,7 +240,7 @@ def _sizes_of_weights(adapter: Adapter, arrays: Arrays, options: Keywords) -> Fl
         q, k = (adapter.root(x.shape[-1]) * np.asarray(x, float) for x in arrays[:2])
         return _sizes_of_waves(adapter, q, k, options)
     fn: Any = adapter.record.differentiable
-    weights: Floats = _evaluate_as_declared(
+    weights: Floats = of_function(
         adapter, fn, (*arrays[:2], _unit_rows(arrays[1])), options, np.float64
     )
     return np.abs(weights)
@@ -385,8 +368,11 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
         x, moved_options = near()
         if unknown:
             return (black_box(adapter, x, moved_options) - black_box(adapter, *near())) / (2 * h)
-        low = _formula(adapter, x, moved_options, dtype)
-        lost: Floats = np.asarray(low - _formula(adapter, x, moved_options)) / np.finfo(dtype).eps
+        low, right = (
+            of_function(adapter, adapter.record.naive, x, moved_options, z)
+            for z in (dtype, np.longdouble)
+        )
+        lost: Floats = np.asarray(low - right) / np.finfo(dtype).eps
         return lost
 
     most = max(float(np.max(np.abs(apart()), initial=0.0)) for _ in range(4))

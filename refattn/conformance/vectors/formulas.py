@@ -125,12 +125,8 @@ def formula_of(case: Recipe | Case, dps: int = 50) -> Callable[..., Floats]:
     function = partial(getattr(truth().formulas(dps), name), **known)
     # Weights of keys that are made for all queries know one row of what is hidden.
     coreset = "indices" in case.inputs and "log_probability" not in case.inputs
-    return partial(_by_mask, function, (-1 if coreset or has_chunks(case) else slice(None)))
-
-
-def _by_mask(function: Callable[..., Floats], rows: Any, visible: Floats, **arrays: Any) -> Floats:
-    """Evaluate a formula with what hides keys; from all queries: the last sees all others."""
-    return function(**arrays, mask=visible[rows])
+    rows = -1 if coreset or has_chunks(case) else slice(None)  # the last sees all others
+    return lambda visible, **arrays: function(**arrays, mask=visible[rows])
 
 
 def has_chunks(case: Recipe | Case) -> bool:

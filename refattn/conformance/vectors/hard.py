@@ -26,7 +26,7 @@ every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -204,8 +204,3 @@ HARD_CASES: tuple[Hard, ...] = (
     Hard("values", 3, 2981, 0, m=200),
     Hard("values", 4, 2013, 0),
 )
-
-
-def hard_recipes() -> Iterator[Recipe]:
-    """Yield the worst cases that were found."""
-    yield from map(recipe, HARD_CASES)

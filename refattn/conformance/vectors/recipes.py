@@ -13,7 +13,7 @@ from ...registry.record import Estimator, load
 from ..conventions import OPTIONS
 from .cases import SCHEMA, Convention
 from .drawing import Recipe
-from .hard import hard_recipes
+from .hard import HARD_CASES, recipe
 from .table import Row, draw, hides_keys, rows
 
 # Values that fix no number, and what they are instead.
@@ -58,7 +58,7 @@ def usual(name: str) -> Iterator[Recipe]:
 
 def of_softmax(name: str) -> Iterator[Recipe]:
     """Yield the cases of exact attention, hard ones too."""
-    yield from (*own(name), *hard_recipes())
+    yield from (*own(name), *map(recipe, HARD_CASES))
 
 
 @cache

@@ -173,7 +173,8 @@ def check(
         end = time.monotonic() + limit
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
-            shares = 1 if item.layer == "identity" else _laws_from(chosen, i)
+            laws_left = sum(x.layer != "identity" for x in list(chosen.values())[i:])
+            shares = 1 if item.layer == "identity" else laws_left
             most = _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
             budget = min(most, left / 2 / shares)
             trial = CheckRun(candidate, item.name, seed, LEVELS[level], budget, level)
@@ -264,11 +265,6 @@ def _other_couplings(
         else:
             names += [coupling] * bool(laws)
     return [f"matches what is declared except that coupling is {' or '.join(names)}"] * bool(names)
-
-
-def _laws_from(chosen: Mapping[str, Check], i: int) -> int:
-    """Count the statistical checks that are left and share the time."""
-    return max(1, sum(item.layer != "identity" for item in list(chosen.values())[i:]))
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:

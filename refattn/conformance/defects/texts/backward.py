@@ -21,6 +21,7 @@ from ....naive.terms import (
     visible,
 )
 from .contract import call
+from .draws import gathered
 
 Pair = tuple[Array, Array]
 
@@ -70,14 +71,6 @@ def pull(
     dq, dk = back(pairs, pairs, q, k, omega)
     dv = p.mT @ d_out
     return ungroup(dq), gathered(dk, heads[1]), gathered(dv, heads[2])
-
-
-def gathered(x: Array, like: Array) -> Array:
-    """Sum over the query heads that share a head of keys."""
-    if x.shape == like.shape:
-        return x
-    heads = x.reshape(*like.shape[:-2], -1, *x.shape[-2:])
-    return np.sum(heads, axis=-3)
 
 
 def softmax_logarithm(q: Array, k: Array, omega: Array) -> Array:

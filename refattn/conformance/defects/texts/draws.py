@@ -25,6 +25,14 @@ def shared(q: Array, k: Array) -> Array:
     return np.repeat(k, times, axis=-3) if times > 1 else k
 
 
+def gathered(x: Array, like: Array) -> Array:
+    """Sum over the query heads that share a head of keys."""
+    if x.shape == like.shape:
+        return x
+    heads = x.reshape(*like.shape[:-2], -1, *x.shape[-2:])
+    return np.sum(heads, axis=-3)
+
+
 def of_kernel(q: Array, k: Array, seen: Array, mask: Any, count: int, rng: Generator) -> Array:
     """Frequencies that all queries share."""
     return law(count, q.shape[-1], rng)

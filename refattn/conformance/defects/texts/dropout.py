@@ -11,6 +11,7 @@ from ....arrays.library import Array
 from ....arrays.qkv import lead as qkv_lead
 from ....naive.softmax import softmax_attention
 from ....naive.terms import hide, of_library, products, softmax, visible
+from .draws import gathered
 
 Generator = np.random.Generator
 
@@ -73,11 +74,3 @@ def pull(
     pairs = scale * p * (r * products(d_out, v) - np.sum(d_out * o, axis=-1, keepdims=True))
     dk, dv = pairs.mT @ q, (p * r).mT @ d_out
     return out, ungroup(pairs @ k), gathered(dk, given[1]), gathered(dv, given[2])
-
-
-def gathered(x: Array, like: Array) -> Array:
-    """Sum over the query heads that share a head of keys."""
-    if x.shape == like.shape:
-        return x
-    heads = x.reshape(*like.shape[:-2], -1, *x.shape[-2:])
-    return np.sum(heads, axis=-3)
