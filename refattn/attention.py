@@ -46,7 +46,7 @@ def attend(
     a sink nor a factor r.
 
     Every estimator of the package is made of this function and `merge`. Scores are computed in
-    blocks and never all held at once: the memory used beside the arguments and the result does
+    blocks and never stored all at once: the memory used besides the arguments and the result does
     not depend on n, m or the leading axes.
 
     Parameters
@@ -71,8 +71,8 @@ def attend(
     scale : float, default 1.0
         Factor on q . k.
     window : pair of int or None, optional
-        (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right, of
-        which None is no limit. Time is that of the keys in the window.
+        (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right;
+        None is no limit. The time is that of the keys in the window.
     softcap : float, optional
         Cap c > 0: each score s becomes c tanh(s / c).
     sinks : array, broadcasting to (..., heads), dtype of `q`, optional
@@ -87,7 +87,7 @@ def attend(
     Attended
         `out`, shape (..., n, d_v), and `lse`, shape (..., n), with the namespace, dtype and
         device of `q`. A query that sees no key, and no sink, has out 0 and lse -inf, the identity
-        of `merge`. Of results that are merged, one only may have the sink.
+        of `merge`. Of results that are merged, only one may have the sink.
 
     Raises
     ------
@@ -99,24 +99,24 @@ def attend(
 
     Notes
     -----
-    Against exact arithmetic on the same floats, the error of `out` (relative to the largest
-    value) and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16
-    asserted by the tests for d up to 4096. Longer sums than 128 terms are cut; shorter products of
-    queries and keys are not, as it would take a fifth more time. Vectors made so that each rounding
-    of q . k has one sign, and those only, exceed it: for d up to 128 to 3 d / 16 if the d terms are
-    nearly equal, and if the first outweighs all others to d / 2, which bounds any sum of d terms;
-    for larger d to 64. Scores must be representable: where scale * q . k itself overflows the
-    dtype, the row is NaN. NaN goes to the rows it reaches and no further, and so do infinite
-    values. Values within a factor 10 m of the smallest normal number may lose digits.
+    Against exact arithmetic on the same floats, the error of `out` (relative to the largest value)
+    and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16 asserted
+    by the tests for d up to 4096. Sums of more than 128 terms are split; shorter products of
+    queries and keys are not, as that would take a fifth more time. Only vectors constructed so that
+    all roundings of q . k have the same sign exceed C = 16. For d up to 128, C is then 3 d / 16 if
+    the d terms are nearly equal, and d / 2, the bound for any sum of d terms, if the first
+    outweighs all others; for larger d it is 64. Scores must be representable: if scale * q . k
+    itself overflows the dtype, the row is NaN. A NaN or an infinite value affects only the rows
+    that see it. Values within a factor 10 m of the smallest normal number may lose digits.
 
-    The last bits depend on the array library, and on NumPy on its BLAS and the processor; neither
-    on the number of threads nor on the thread that calls. NumPy warns of nothing here, and
+    The last bits depend on the array library, and on NumPy also on its BLAS and the processor, but
+    not on the number of threads or on the calling thread. NumPy raises no warnings here, and
     torch.autocast changes nothing. JAX, whose default on GPUs is TF32, multiplies float32 in full
-    precision here; torch does too, unless `torch.backends.cuda.matmul.allow_tf32` is True.
+    precision here; so does torch, unless `torch.backends.cuda.matmul.allow_tf32` is True.
 
     Blocks of keys are summed as by Milakov and Gimelshein, arXiv:1805.02867 (running maximum and
     rescaled sums), but as a balanced tree, so that rounding errors do not grow with m. On NumPy no
-    maximum is taken where norms bound the scores well enough.
+    maximum is computed if norms bound the scores well enough.
 
     Examples
     --------

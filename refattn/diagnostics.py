@@ -1,4 +1,4 @@
-r"""How reliable importance sampling with given frequencies is, for each query."""
+r"""Measure how reliable importance sampling with given frequencies is, for each query."""
 
 from __future__ import annotations
 

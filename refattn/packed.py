@@ -4,7 +4,7 @@ Inference servers store sequences of different lengths without padding. This mod
 such layouts mean: each sequence attends to itself alone. `varlen` and `paged` cut out each
 sequence, call an attention function of q (heads, n, d), k (heads, m, d) and v (heads, m, d_v), from
 the package or yours, and put the results together. They are references for kernels that read these
-layouts, and not fast themselves.
+layouts; they are not fast themselves.
 
 Causal attention and windows are those of each sequence: its last query sees its last key.
 """
@@ -40,7 +40,7 @@ def varlen(
     k_offsets: Any,
     **options: Any,
 ) -> Any:
-    r"""Attend in sequences that are packed one after another, with tokens before heads.
+    r"""Attend within sequences that are packed one after another, with tokens before heads.
 
     .. math::
         \mathrm{out}[a_s : a_{s+1}] =
@@ -58,29 +58,29 @@ def varlen(
     q : array, shape (tokens, heads, d)
         Queries of all sequences.
     k : array, shape (tokens_k, heads_k, d)
-        Keys of all sequences. What heads may be grouped is for `function` to say.
+        Keys of all sequences. `function` decides which heads may be grouped.
     v : array, shape (tokens_k, heads_k, d_v)
         Values.
     q_offsets, k_offsets : integers, shape (sequences + 1,)
-        Where each sequence begins in `q`, and in `k` and `v`: from 0 on, never falling, to the
+        Where each sequence begins in `q`, and in `k` and `v`: from 0, never decreasing, to the
         number of tokens. A list, or an array of any library, whose values are read. A sequence may
         have no queries, no keys, or neither.
     **options
-        For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. An
-        integer `rng` gives each sequence the same draws, a generator goes on.
+        For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. With
+        an integer `rng` all sequences have the same draws, with a generator each has its own.
 
     Returns
     -------
     array, shape (tokens, heads, d_v), or Attended
-        What `function` returns, packed: `out` in the layout of `q`, and `lse`, if it is there, of
+        What `function` returns, packed: `out` in the layout of `q`, and `lse`, if there is one, of
         shape (heads, tokens).
 
     Raises
     ------
     TypeError
-        If `function` is none, an argument is not an array, or offsets are not integers.
+        If `function` is not callable, an argument is not an array, or offsets are not integers.
     ValueError
-        If shapes or offsets do not match, or the shape of what `function` returns.
+        If shapes or offsets do not match, or if `function` returns a wrong shape.
 
     Notes
     -----
@@ -133,7 +133,7 @@ def paged(
         k_{sj} = \mathrm{pages}[\mathrm{table}[s, \lfloor j / c \rfloor], \; j \bmod c],
         \qquad j < \mathrm{length}_s
 
-    for the sequences s and pages of c tokens; so for values.
+    for the sequences s and pages of c tokens; the same for values.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def paged(
     Returns
     -------
     array, shape (batch, n, heads, d_v), or Attended
-        What `function` returns, stacked: `out` in the layout of `q`, and `lse`, if it is there, of
+        What `function` returns, stacked: `out` in the layout of `q`, and `lse`, if there is one, of
         shape (batch, heads, n).
 
     Notes

@@ -70,7 +70,7 @@ class Survivor(NamedTuple):
 
 @held("survivors", "blind", "accepts_correct", "needed")
 class Audit(NamedTuple):
-    """What a comparison lets through.
+    """The known bugs and trivial outputs that a comparison lets through.
 
     Attributes
     ----------
@@ -96,8 +96,8 @@ class Audit(NamedTuple):
         The tolerance (atol, rtol) that the output of a correct kernel needs, in the type of the
         largest call.
     tolerances : dict
-        The same for all types, by type and by what is compared: "out" and, if the test goes back,
-        "dq", "dk" and "dv". Each is enough for all calls in that type.
+        The same for all types, by type and by what is compared: "out" and, if the test computes
+        gradients, "dq", "dk" and "dv". Each is enough for all calls in that type.
     estimator, dtype : str
         What the kernel computes, and the type of its output.
     shapes : dict

@@ -1,7 +1,7 @@
 r"""Attention with a proven error bound, right to more than 60 binary digits, by matrix products.
 
-Results are pairs of float64, hi + lo, with a bound of their error that is computed with them. Each
-step adds to it what theory says, and nothing is estimated. With :math:`u = 2^{-53}`,
+Results are pairs of float64, hi + lo, with a bound on their error. Each step adds the bound that
+theory gives for it, and nothing is estimated. With :math:`u = 2^{-53}`,
 :math:`\gamma_c = c u / (1 - c u)`, d the head size, m the number of keys, and
 :math:`f(x)` the largest power of two that is at most the largest of :math:`|x|`:
 
@@ -13,8 +13,8 @@ step adds to it what theory says, and nothing is estimated. With :math:`u = 2^{-
    :math:`2^{-98} d f(q) f(k) + 2^{-100} (|\mathrm{bias}| + |\mathrm{shift}|)`. A cap c, computed
    from exponentials, takes :math:`2^{-66} c`.
 3. **Weights.** :math:`w_{ij} = e^{s_{ij} - t_i}`, to :math:`2^{-69}` of each. The shift t is the
-   log normaliser of `refattn.attend`, so that weights sum to about 1. It may be any number: what
-   follows from it is exact. With an error :math:`\epsilon` of exponents, weights are wrong by at
+   log normaliser of `refattn.attend`, so that weights sum to about 1. The proof holds for any
+   number t. With an error :math:`\epsilon` of exponents, weights are wrong by at
    most :math:`\theta = e^{\epsilon} (1 + 2^{-69}) - 1` times themselves.
 4. **Sums.** Weights and values are cut into three slices of b bits, of which sums over spans of
    1024 keys are exact, and spans are added in pairs: at most
@@ -34,7 +34,7 @@ Bounds are computed in float64, from numbers that are not negative, with fewer t
 and multiplied by 1 + 2^-30. Where a step does not hold (an argument is not finite, exponents
 overflow, the shift is off) the result is that of `attend`, and its bound is infinity.
 
-Nothing here holds where a compiler changes the order of sums: functions try it on the device, once,
+Nothing here holds if a compiler changes the order of sums: functions test this once on the device,
 and raise RuntimeError with what failed.
 
     Ozaki, Ogita, Oishi and Rump, Error-free transformations of matrix multiplication by using fast

@@ -44,7 +44,7 @@ def require(like: Array, xp: Any) -> None:
 
 
 def self_test(like: Array | None = None, *, compiled: Any = None) -> list[str]:
-    r"""Try whether the array library and the device keep what the proof needs.
+    r"""Test whether the array library and the device meet the assumptions of the proof.
 
     Sums and products in pairs, slices, products of matrices of slices, and e^x are computed there
     and compared with integers and with 60 digits, bit for bit where there is no error.
@@ -54,8 +54,7 @@ def self_test(like: Array | None = None, *, compiled: Any = None) -> list[str]:
     like : array, optional
         An array of the library, on the device: NumPy by default.
     compiled : function, optional
-        Compiles a function, as `jax.jit` and `torch.compile` do: whether what it gives keeps all
-        this, too.
+        Compiles a function, as `jax.jit` and `torch.compile` do; the compiled functions are tested.
 
     Returns
     -------

@@ -45,7 +45,7 @@ def attend(
         \mathrm{lse}_i = \log \Bigl( e^{\mathrm{sink}} + \sum_j e^{s_{ij}} \Bigr), \qquad
         \mathrm{out}_i = \sum_j e^{s_{ij} - \mathrm{lse}_i} \, v_j
 
-    as `refattn.attend` does, of arguments that are taken as the numbers they are.
+    as `refattn.attend` does. The arguments are taken as exact numbers.
 
     Parameters
     ----------
@@ -63,17 +63,17 @@ def attend(
         below 2^-60 of the sum of \|p v\|, the absolute terms of an output, for logits up to 1e5, d
         up to 4096 and m up to 2^16, unless some values are 2^20 times others. A query that sees no
         key, and no sink, has out 0 and lse -inf, without error. Where the bound is infinity, the
-        result is that of `refattn.attend`: in rows that infinities or nan reach, and of exponents
-        beyond about 1e15. A cap c adds 2^-66 c to the errors of scores. Bounds are not below
+        result is that of `refattn.attend`: in rows that infinities or nan reach, and for exponents
+        beyond about 1e15. A cap c adds 2^-66 c to the errors of scores. Bounds are never below
         2^-1000 times m.
 
     Raises
     ------
     TypeError, ValueError
-        As in `refattn.attend`; and TypeError of longdouble.
+        As in `refattn.attend`; also TypeError for longdouble.
     RuntimeError
-        If the library or the device does not keep what the proof needs (see `self_test`), has no
-        float64, or if values are not known yet, as under `jax.jit`.
+        If the library or the device does not meet the assumptions of the proof (see `self_test`) or
+        has no float64, or if values are not known yet, as under `jax.jit`.
 
     Examples
     --------
@@ -167,9 +167,9 @@ def softmax_gradients(
         \bar k_j = \mathrm{scale} \sum_i \bar s_{ij} q_i
 
     for the cotangent g of the output. The errors of the weights p, of the products with g and of
-    the sums add up, as in the proof above: weights are those of step 3 with the shift lse in
-    place of t, whose error is added to that of the exponents. Each bound is summed with the terms
-    that it is of.
+    the sums add up, as in the proof of `refattn.certified`. The weights are those of step 3 with
+    the shift lse instead of t; its error is added to that of the exponents. Each bound is summed
+    together with its terms.
 
     Parameters
     ----------
@@ -235,10 +235,9 @@ def random_feature_attention(
                               {\sum_s w_s \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s)}, \qquad
         \xi(x, \omega) = e^{\omega \cdot x - |x|^2 / 2}
 
-    of x times the root of the scale. Two hops of `attend`: samples attend to keys with the bias
-    -|k|^2 / 2, queries to samples with the log normalisers of those. The pairs of the first are
-    arguments of the second, and its errors are added there. Ye 2023, eq. (9); Zheng 2022,
-    RFA.
+    of x times the root of the scale. These are two hops of `attend`: samples attend to keys with
+    the bias -|k|^2 / 2, and queries attend to samples with the log normalisers of the first hop.
+    The second hop takes the pairs and the errors of the first. Ye 2023, eq. (9); Zheng 2022, RFA.
 
     Parameters
     ----------
@@ -247,7 +246,7 @@ def random_feature_attention(
         `q`; frequencies and weights are taken as the numbers they are.
     features : str, default "positive"
         ``"positive"`` or ``"hyperbolic"``, which is positive with frequencies of both signs.
-        Trigonometric features have signs, and sums of them no bound of this kind.
+        Trigonometric features may be negative, and their sums have no bound of this kind.
     mask : array of bool, shape (..., 1, m) or (m,), optional
         True where queries attend to the key.
 

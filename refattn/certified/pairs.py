@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     hi : array
         The number, rounded.
     lo : array, shape of `hi`
-        What rounding left.
+        The rest that rounding left.
     """
 
     hi: Array

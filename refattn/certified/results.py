@@ -20,8 +20,8 @@ class Rounded(NamedTuple):
     out : array, shape (..., n, d_v)
         The nearest float64 to each number that was computed.
     proven : array of bool, shape (..., n, d_v)
-        Where it is the nearest to the exact number, too: no number within the bound of the error
-        is rounded to another (Ziv's test).
+        Where it is also the nearest to the exact number: all numbers within the error bound round
+        to the same number (Ziv's test).
     """
 
     out: Array
@@ -31,7 +31,7 @@ class Rounded(NamedTuple):
 @held()
 @dataclass(frozen=True)
 class Certified:
-    """Attention in pairs, with a proven bound of its error. It unpacks to (out, lse, error).
+    """Attention in pairs, with a proven bound on its error. It unpacks to (out, lse, error).
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Certified:
         The exact number is no further than this from out.hi + out.lo; infinity where nothing was
         proven.
     lse_error : array, shape (..., n)
-        So for `lse`.
+        The same for `lse`.
     """
 
     out: Pair
@@ -64,7 +64,7 @@ class Certified:
 
 @held()
 class Bound(NamedTuple):
-    """Numbers in pairs, and how far they may be from the exact ones."""
+    """Numbers in pairs, and a bound on their errors."""
 
     value: Pair
     error: Array

@@ -57,12 +57,12 @@ def audit_command(
 ) -> None:
     """List the known bugs that a test of a kernel does not notice.
 
-    TEST is FILE.py::TEST of pytest, a script, or MODULE:FUNCTION. It is run as it is, and then with
-    the output of --kernel replaced by that of each known bug, with the kernel's own roundings: what
-    still passes is listed, with its largest error: an atol below it, with rtol 0, would reject it.
-    Other results of the kernel stay as they are. Without --kernel, TEST is a function that returns
-    (inputs, compare), as for refattn.testing.audit. Exit status 1 means that the test accepts a
-    trivial output, such as zeros.
+    TEST is a pytest test (FILE.py::TEST), a script, or MODULE:FUNCTION. It is run as it is, and
+    then for each known bug, with the output of --kernel replaced by that of a kernel with this bug.
+    Bugs that pass are listed with their largest errors: an atol below that, with rtol 0, would
+    reject the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
+    function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
+    the test accepts a trivial output, such as zeros.
     """
     from ..audit.runs import audit_test
 

@@ -124,9 +124,9 @@ def compare(
     column is the mean error at which a sentence encoder still works with this estimator. Estimators
     that take n m S products are left out at S above 100 unless --estimators names them.
 
-    With --target an estimator is recommended instead. The moments of q and k (v may be missing)
-    predict errors without random numbers; --measure tries the estimators. Of many queries or heads,
-    an evenly spaced sample is used; the output names it.
+    With --target the command recommends an estimator instead. It predicts errors from the moments
+    of q and k (v may be missing), without random numbers; --measure measures them. If there are
+    many queries or heads, an evenly spaced sample is used; the output names it.
     """
     from ..arrays import checks
     from ..files.arrays import find_sample

@@ -45,12 +45,12 @@ _ANALYSES = 2  # over all queries that a verdict takes, in times of their analys
 
 _VERIFY = """Judge whether a correct kernel can have produced the numbers in a file.
 
-FILE (.safetensors or .npz) holds q, k, v and out as the kernel saw them, each in its own dtype, and
-optionally lse, mask, bias, sinks and omega; with d_out, the gradients dq, dk and dv are judged too.
-Arrays in 8 bits, also int8, are multiplied by q_scale, k_scale and v_scale: one number, or one for
-each head, token or block. How far a correct kernel may be from exact attention follows from q, k, v
-and from what it rounds. The exit status is 0 if all files PASS, 1 if one FAILs, 3 if one is
-UNDERPOWERED, and 2 if there is no verdict.
+FILE (.safetensors or .npz) holds the inputs q, k and v of the kernel and its output out, each in
+its own dtype, and optionally lse, mask, bias, sinks and omega. If it holds d_out, the gradients dq,
+dk and dv are also judged. Arrays in 8 bits, also int8, are multiplied by q_scale, k_scale and
+v_scale: one number, or one for each head, token or block. How far a correct kernel may be from
+exact attention follows from q, k, v and from what the kernel rounds. The exit status is 0 if all
+files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 if there is no verdict.
 
 \b
 Write such a file from torch:
@@ -64,7 +64,7 @@ from C:
   uint64_t size = sprintf(text, "{\\"q\\":{\\"dtype\\":\\"BF16\\",\\"shape\\":[8,512,64],"
                                 "\\"data_offsets\\":[0,524288]},...}");
   fwrite(&size, 8, 1, file), fwrite(text, 1, size, file), fwrite(q, 2, 262144, file), ...
-that is: a length of 8 bytes, a header in JSON, and the arrays one after the other. The guide has
+The file is a length of 8 bytes, a header in JSON, and the arrays one after the other. The guide has
 the whole program (validation/site/guide/numbers.md).
 """
 

@@ -1,4 +1,4 @@
-"""Is an implementation of an attention estimator right, and if not, which mistake does it make?
+"""Test whether an implementation of an attention estimator is right, and if not, name its bug.
 
 `check` runs the checks that apply to a callable and returns a `Report`; `Adapter` declares how the
 callable is called; `Subprocess` makes a callable of a program in any language;

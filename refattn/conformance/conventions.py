@@ -146,13 +146,13 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
         "hidden": _of_tag("hidden"),
         "mask": _option(
             "what True means in a boolean mask",
-            {"seen": "the query sees the key", "hidden": "it does not"},
+            {"seen": "the query sees the key", "hidden": "the query does not see the key"},
         ),
         "float_mask": _option(
-            "what floats in its place do",
+            "what a mask of floats does",
             {
                 "added": "they are added to the scores",
-                "as-bool": "what is not 0 is True, -inf too",
+                "as-bool": "every number but 0 is True, also -inf",
                 "refused": "an error",
             },
         ),
@@ -176,12 +176,12 @@ OPTIONS: Mapping[str, Option] = MappingProxyType(
             "base of the log normaliser it returns, of scaled, biased scores", {"e": "", "2": ""}
         ),
         "lse_empty": _option(
-            "that of a query that sees no key",
-            {"-inf": "", "inf": "", "finite": "about the least float"},
+            "log normaliser of a query that sees no key",
+            {"-inf": "", "inf": "", "finite": "about the lowest float"},
         ),
         "dropout": _option("factor on weights that are kept", {"1/(1-p)": "", "1": ""}),
         "past": _option(
-            "which key is that of query i in causal attention with past keys",
+            "the last key that query i sees in causal attention with past keys",
             {"behind": "past + i", "bottom-right": "i + m - n", "top-left": "i"},
         ),
         "same_value_size": _of_tag("same_value_size"),

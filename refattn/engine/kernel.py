@@ -58,7 +58,7 @@ class Attended(NamedTuple, Generic[ArrayT]):
     out : array, shape (..., n, d_v)
         Weighted mean of the values; 0 for a query that sees no key.
     lse : array, shape (..., n)
-        Log-sum-exp of the scores, the log of the normaliser; -inf for a query that sees no key.
+        Log normaliser: log-sum-exp of the scores; -inf for a query that sees no key.
     """
 
     out: ArrayT

@@ -60,9 +60,9 @@ def coreset_attention(
     num_keys : int, optional
         Number S of keys in J, at most m, if `indices` are not given.
     indices : array of integers, shape (..., S), optional
-        Keys J of each query head, or of each key head, from 0 to m - 1: checked as those of
-        `sampled_key_attention`. One that is hidden, or as near to those before it as rounding,
-        counts as not there.
+        Keys J of each query head, or of each key head, from 0 to m - 1; checked as in
+        `sampled_key_attention`. A key that is hidden, or that rounding cannot tell from the keys
+        before it, is ignored.
     pivots : {"gaussian", "exponential"}
         How J is chosen, see `key_sampling.draw_pivots`.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
@@ -81,11 +81,11 @@ def coreset_attention(
     Raises
     ------
     TypeError
-        As in `attend`, and if `indices` are not integers or `num_keys` is none.
+        As in `attend`, and if `indices` or `num_keys` are not integers.
     ValueError
-        As in `attend`; if not exactly one of `num_keys` and `indices` is given, if there are more
-        of them than keys, if an index is not of a key, if `pivots` is unknown, or if the mask
-        differs between queries.
+        As in `attend`; if not exactly one of `num_keys` and `indices` is given, if they ask for
+        more keys than there are, if an index is out of range, if `pivots` is unknown, or if the
+        mask differs between queries.
 
     Notes
     -----
@@ -300,10 +300,9 @@ def sampled_key_attention(
     q, k, v
         As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
     indices : array of integers, shape (..., S) or (..., n, S)
-        Which keys are in the sample, the same for all queries or one for each: of each query if
-        there is an axis more than the heads and S. A key may come several times. All must be from
-        0 to m - 1, which is checked where they have values: not in Dask, and not while JAX traces,
-        where another index gives what is left undefined.
+        Which keys are in the sample: the same for all queries, or of each query if there is one
+        axis more. A key may come several times. All must be from 0 to m - 1. This is checked except
+        in Dask and while JAX traces; the result of any other index is undefined.
     log_probability : array, shape of `indices`, optional
         log p: the expected number of times that a key is in the sample, which is its inclusion
         probability where none comes twice. The same for all by default.

@@ -46,7 +46,7 @@ def linear_attention(
     q, k, v
         Queries (..., n, d), keys (..., m, d) and values (..., m, d_v), float32 or float64; see
         `attend` for broadcasting and grouped heads. No scale is applied: scale `q` and `k` first
-        where the map calls for it.
+        if the map needs it.
     feature_map : function, default elu_features
         Maps vectors (..., n, d) to features (..., n, F), or to `Features`. With grouped heads it
         is given arrays with one more axis, (..., key heads, queries per key head or 1, n, d).
@@ -60,9 +60,9 @@ def linear_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0. Nothing is added to
-        the normaliser: where it vanishes the row is nan or infinite. Sums of values times
-        features must be representable; with features of both signs, an infinite value makes its
-        column of the rows that see it infinite or nan.
+        the normaliser: if it is 0, the row is nan or infinite. Sums of values times features must
+        be representable; with features of both signs, an infinite value makes its column infinite
+        or nan, in the rows that see it.
 
     Raises
     ------

@@ -71,17 +71,17 @@ def eva_attention(
     q, k, v
         As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
     window : int
-        Keys w of a chunk: key j is in chunk floor(j / w), and query i in that of the key which is
-        level with it, j = i + m - n.
+        Number w of keys of a chunk: key j is in chunk floor(j / w), and query i is in the chunk of
+        key i + m - n.
     omega : array, shape (..., C, d), optional
-        A frequency for each of the ceil(m / w) chunks, in kernel coordinates, in place of those
-        drawn.
+        A frequency for each of the ceil(m / w) chunks, in kernel coordinates, instead of drawn
+        ones.
     rng, scale
         As in `random_feature_attention`.
     sampled : bool, default True
-        Whether omega_c is drawn. If not, it is the mean of its law: no random numbers are used.
+        Whether omega_c is drawn. If not, it is the mean of its distribution, and nothing is random.
     log_size : bool, default True
-        Whether a summary counts as often as there are keys seen in its chunk, or once.
+        Whether a summary counts as many times as its chunk has visible keys, or once.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key: the same for all queries.
     causal : bool, default False
@@ -410,8 +410,8 @@ def local_random_feature_attention(
         \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
 
     where E_i are the keys in the window of query i, and w are the importance weights of drawn
-    frequencies. Both sums are unbiased, their ratio is not. Linear in n and m. Near and far
-    fields: Chen et al., arXiv:2110.15343; Zhang et al., arXiv:2410.10254.
+    frequencies. Both sums are unbiased, but their ratio is not. Linear in n and m. Chen et al.,
+    arXiv:2110.15343, and Zhang et al., arXiv:2410.10254, also treat near and far keys differently.
 
     Parameters
     ----------

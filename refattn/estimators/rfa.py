@@ -73,7 +73,7 @@ def random_feature_attention(
         Frequencies, in kernel coordinates: a NumPy array or one of the library of `q`, cast to
         the dtype and device of `q`. With `omega` the result is deterministic.
     log_weight : array, shape (..., S), optional
-        log N(omega; 0, I) - log q(omega) for frequencies drawn from another law q; 0 by default.
+        log N(omega; 0, I) - log q(omega) for frequencies from another distribution q; default 0.
     num_features : int, optional
         Number S of frequencies to draw when `omega` is not given.
     features : {"positive", "hyperbolic", "trigonometric"}
@@ -81,19 +81,19 @@ def random_feature_attention(
         of omega and -omega; ``"trigonometric"``, exp(|x|^2/2) [cos omega.x, sin omega.x], whose
         estimated normaliser may vanish or be negative.
     coupling : str, default "iid"
-        How drawn frequencies depend on each other, and `proposal` the law they are drawn from,
-        N(0, I) by default; see `sampling.draw`. Heads share frequencies unless the proposal is a
-        batch.
+        How drawn frequencies depend on each other; see `sampling.draw`. Heads share frequencies
+        unless the proposal is a batch.
     proposal : sampling.Gaussian or sampling.Mixture, optional
-        See `coupling`. Queries and keys are put into its gauge, if it has one (`adapt.fit`).
+        Distribution of drawn frequencies, N(0, I) by default. Queries and keys are put into its
+        gauge, if it has one (`adapt.fit`).
     square_norms : pair of floats or arrays of shape (...), optional
         Finite constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
         coordinates: Ye 2023, eqs. (13) to (15), see `moments.mean_plus_trace` and
-        `moments.mean_only`. They cancel, and so does the true |q|^2, but |k|^2 does not: the
+        `moments.mean_only`. These constants cancel, and so does the true |q|^2, but not |k|^2: the
         estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
         softmax_j(q . k_j - |k_j|^2 / 2), however many features there are. With a `proposal` that
-        has a gauge A all of these are the norms of A q and A^{-T} k. What they are changes
-        nothing, so that NaN in arrays other than NumPy's goes unnoticed.
+        has a gauge A, the norms are those of A q and A^{-T} k. The values of the constants change
+        nothing, so a NaN in arrays other than NumPy's goes unnoticed.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     scale : float, optional
@@ -124,11 +124,11 @@ def random_feature_attention(
     Against exact arithmetic on the same floats the error relative to the largest value is at
     most C eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with
     C as in `attend` (for trigonometric features, relative to the sum of the absolute terms).
-    Nothing is added to denominators or clamped, and positive features never overflow or underflow
-    as they would outside the log domain. |k|^2 must be representable, or the result is NaN.
+    Nothing is added to denominators, nothing is clamped, and positive features are computed as
+    logarithms, which do not overflow. |k|^2 must be representable, or the result is NaN.
 
-    Causal attention cuts the tokens into leaves of a few. Queries attend to the samples, which have
-    seen the leaves before, and to the keys of their own leaf one by one. Later keys enter no sum
+    Causal attention cuts the tokens into blocks of a few. Queries attend to the samples, which have
+    seen the earlier blocks, and to the keys of their own block one by one. Later keys enter no sum
     and no maximum, so editing them leaves earlier outputs unchanged bit for bit.
 
     Examples

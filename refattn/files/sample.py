@@ -14,7 +14,7 @@ def load_sample() -> tuple[np.ndarray[Any, Any], ...]:
     """Load queries, keys and values of a trained sentence encoder.
 
     Layers 0 and 3 and heads 0, 3, 6 and 9 of all-MiniLM-L6-v2 on 128 tokens of the Zen of Python.
-    They are not divided by sqrt(d), and attention in the model is not causal:
+    The arrays are not divided by sqrt(d), and attention in the model is not causal: it is
     ``refattn.softmax_attention(q, k, v)``.
 
     Returns

@@ -1,4 +1,4 @@
-"""Gradients of the estimators, by formulas that are written out: `vjp`."""
+"""Gradients of the estimators, by explicit formulas: `vjp`."""
 
 from __future__ import annotations
 

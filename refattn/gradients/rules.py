@@ -39,15 +39,15 @@ Pullback = Callable[[Any], "Gradients"]
 class Gradients(NamedTuple):
     """Cotangents of the arguments of an attention function.
 
-    Each has the shape, dtype, namespace and device of its argument, and is summed over all uses of
-    it. None for an argument that the function does not have, or that was not passed.
+    Each has the shape, dtype, namespace and device of its argument, and is summed over all its
+    uses. It is None if the function has no such argument, or if the argument was not passed.
 
     Attributes
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Of queries, keys and values.
     bias : array, broadcasting to (..., n, m), or None
-        Of what is added to the scores; 0 where a key is hidden.
+        Of the bias; 0 where a key is hidden.
     omega : array, shape (..., S, d) or (..., n, S, d), or None
         Of frequencies, with the dtype and library of the queries.
     log_weight : array, shape (..., S), or None
@@ -91,37 +91,36 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     q, k, v : arrays
         As `fn` takes them.
     **options
-        As for `fn`. Drawn frequencies count as constants, but for those that
+        As for `fn`. Drawn frequencies count as constants, except those that
         `linear_randomized_attention` draws around proposals and `eva_attention` around means: these
-        move with the queries and keys that the proposals and means are made of. Give `omega` (and
-        `centres`) for the derivative at fixed frequencies (and proposals). `randomized_attention`
-        must be given its frequencies. A `feature_map` must be one of `refattn.features`, or have a
-        pullback of its own in an attribute: ``feature_map.vjp(x)`` returns the features, and a
-        function from their cotangent to that of x (for `Features`, from those of `values` and of
-        `log_scale`, which is None where the scale cancels).
+        depend on queries and keys. Pass `omega` (and `centres`) for the derivative at fixed
+        frequencies (and proposals); `randomized_attention` needs `omega`. A `feature_map` must be
+        one of `refattn.features`, or have its own pullback as an attribute: ``feature_map.vjp(x)``
+        returns the features, and a function from their cotangent to that of x (for `Features`, from
+        the cotangents of `values` and of `log_scale`, which is None where the scale cancels).
 
     Returns
     -------
     out : array or Attended
         ``fn(q, k, v, **options)``.
     pullback : function
-        Takes the cotangent of `out`, an array of its shape and dtype (for `attend` a pair, for
-        `out` and `lse`, of which one may be None), to `Gradients`. It may be called again.
+        Maps the cotangent of `out`, an array of its shape and dtype (for `attend` a pair, for
+        `out` and `lse`, of which one may be None), to `Gradients`. It may be called repeatedly.
 
     Raises
     ------
     TypeError, ValueError
-        As `fn` does; if `fn` is none of these functions; from the pullback if the cotangent does
+        As `fn` does; if `fn` is none of these functions; from the pullback, if the cotangent does
         not match the result.
 
     Notes
     -----
     Errors are at most C eps (1 + E) relative to the sum of the absolute terms above, with E the
-    largest exponent as in the notes of `fn`. Memory beside arguments and results does not depend on
-    n or m where that of `fn` does not, but for causal LARA, which takes O(C S). A query that sees
-    no key has gradient 0. Arguments must be left as they are until the pullback has been called;
-    the output may be written to. There are no cotangents of `omega` where LARA is given a sequence
-    of proposals.
+    largest exponent as in the notes of `fn`. Memory besides arguments and results does not depend
+    on n or m if that of `fn` does not, except for causal LARA, which takes O(C S). A query that
+    sees no key has gradient 0. Do not write to the arguments until the pullback has been called;
+    you may write to the output. If LARA gets a sequence of proposals, there are no cotangents of
+    `omega`.
 
     Where a derivative does not exist, at the kinks of ReLU features and at weights of
     `linear_randomized_attention` that are dropped, it is the one from the left.

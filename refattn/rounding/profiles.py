@@ -17,13 +17,13 @@ class Profile(NamedTuple):
     """What a kernel rounds, and to what.
 
     A type is a name of a dtype (`float64`, `float32`, `tfloat32`, `float16`, `bfloat16`,
-    `float8_e4m3fn` or `float8_e5m2`), `storage` for that of queries, keys and values, or None where
-    nothing is rounded. To `tfloat32-truncated` numbers are not rounded: further digits are dropped.
+    `float8_e4m3fn` or `float8_e5m2`), `storage` for that of queries, keys and values, or None if
+    nothing is rounded. With `tfloat32-truncated`, further digits are dropped, not rounded.
 
     Attributes
     ----------
     scores : str or None
-        Type of q . k, of the scaled scores, and of those with a cap or a bias.
+        Type of q . k, of the scaled scores, and of the scores with a cap or a bias.
     weights : str or None
         Type of the weights in the second product.
     accumulate : str
@@ -31,7 +31,7 @@ class Profile(NamedTuple):
     out : str or None
         Type of the result.
     lanes : int
-        Partial sums of a sum of products, of which each takes every so-manieth term.
+        Number of partial sums of a sum of products; terms are added to them in turn.
     normalised : bool
         Whether weights are divided by their sum before they are rounded.
     softmax : str
@@ -41,7 +41,7 @@ class Profile(NamedTuple):
         are multiplied: to nearest, and for 8 bits after a division by a scale that takes the
         largest of an array to the largest of the type.
     run : int
-        Terms after which a sum of products starts afresh, and is added to those before.
+        Number of terms after which a sum of products is added to the earlier sums and starts anew.
     states : str or None
         Of random features and linear attention, type of the sums over the keys.
     exp : float
@@ -52,21 +52,22 @@ class Profile(NamedTuple):
     d_scores : str or None
         Type of the derivatives to the scores in their products with queries and keys.
     delta : {"weights", "out", "unrounded"}
-        What the sum over the keys of weights times derivatives to them is computed from: those, or
-        d_out . out, with the output as it was rounded or before that.
+        How the sum over the keys of weights times their derivatives is computed: from the weights,
+        or as d_out . out, with the output after or before it was rounded.
     again : bool
         Whether a backward pass with `delta` of an output rounds weights before it multiplies them
         by their derivatives.
     scale_first : pair of float
-        The scale to these powers is in queries and in keys before they are rounded to `inputs`.
+        Queries and keys are multiplied by the scale to these powers before they are rounded to
+        `inputs`.
     scaled : bool
         Whether derivatives to the scores are multiplied by the scale before they are rounded.
     parts : pair of int or None
         Queries, and keys, after which a running sum of gradients is rounded to the type of the
         result; None if there is one sum.
     by_head : bool
-        Whether gradients in keys and values that query heads share are rounded for each of these,
-        to the type of the result, before they are added; sums of them may be rounded, too.
+        Whether gradients of keys and values that query heads share are rounded for each query head,
+        to the type of the result, before they are added; their sums may also be rounded.
     accumulator : str or None
         Name of the hardware whose matrix units cut sums of products of 16-bit and of 8-bit numbers,
         one of `hardware.UNITS`. With None or "ieee" sums are rounded.

@@ -119,7 +119,7 @@ def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: floa
     x, mean, low, high
         As in `hoeffding`.
     variance : float
-        What the variance v is at most under the null, at least 0.
+        Upper bound on the variance v under the null, at least 0.
 
     Returns
     -------
@@ -189,9 +189,9 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
         \hat\sigma^2_i = \frac{1/4 + \sum_{j \le i} (x_j - \hat\mu_j)^2}{i + 1}, \quad
         \hat\mu_i = \frac{1/2 + \sum_{j \le i} x_j}{i + 1}
 
-    Each K is a martingale under the null, as lambda_i depends on the past alone and is small
-    enough that no factor is negative. Ville's inequality bounds their maximum. Usually far
-    smaller than the other p-values; no lower bound on its power is proven here.
+    Each K is a martingale under the null, because lambda_i depends only on the past and is small
+    enough that no factor is negative. Ville's inequality bounds their maximum. This p-value is
+    usually far smaller than the others; no lower bound on its power is proven here.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
     mean : float
         The mean under the null, strictly between 0 and 1.
     level : float, default 1e-6
-        The level a for which bets are sized, strictly between 0 and 1. P is sound for all.
+        The level a for which bets are sized, strictly between 0 and 1. The p-value is valid at any.
 
     Returns
     -------
@@ -244,9 +244,9 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     mean : float
         The mean under the null.
     variance : float
-        What the variance v is at most under the null, positive.
+        Upper bound on the variance v under the null, positive.
     level : float, default 1e-6
-        The level a for which lambda is best, strictly between 0 and 1. P is sound for all.
+        The level a for which lambda is best, strictly between 0 and 1. The p-value is valid at any.
 
     Returns
     -------
@@ -327,8 +327,9 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     y : array_like, shape (N,)
         Independent draws, independent of `x`.
     error : float, default 0.0
-        How far each of `x` may be from a draw of the law of `y`; D is then the larger of the
-        excess of the function of x + error and the lack of that of x - error.
+        How far each of `x` may be from a draw of the distribution of `y`. Then D is the larger of
+        two distances: by how much the distribution function of x + error exceeds that of y, and by
+        how much that of x - error falls below it.
 
     Returns
     -------

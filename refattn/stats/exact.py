@@ -248,13 +248,14 @@ def lognormal_sum_cdf(t: Any, s: float) -> Any:
         = 2 \int_{-\infty}^{a(t)} \varphi(z) \, \Phi(a(2t - e^{sz - s^2/2})) \, dz
         - \Phi(a(t))^2 :
 
-    one of them is at most t; both are, twice counted. This form has no singularity. By
-    Gauss-Legendre with 100 nodes, from 9 standard deviations below.
+    at least one of them is at most t, and the last term corrects for counting both twice. This
+    form has no singularity. It is integrated by Gauss-Legendre with 100 nodes, from 9 standard
+    deviations below.
 
     Parameters
     ----------
     t : array_like, shape (...)
-        Where, any real numbers.
+        Arguments of the function, any real numbers.
     s : float
         Standard deviation of the logarithms, from 0.01 to 10.
 

@@ -166,8 +166,9 @@ def gaussian_estimates(
         \sum_r |z_r|^2 \sim \chi^2_{Rd}, \qquad
         \sum_r \operatorname{tr} A_r \sim \chi^2_{Rd(N-1)},
 
-    the first with its upper tail and the others two-sided, and KS of the uniforms of `bartlett`.
-    Small N and large R tell most. The five are dependent: combine them by `holm`.
+    the first one-sided (upper tail) and the others two-sided, and KS of the uniforms of `bartlett`.
+    Power is largest for small N and large R. The five p-values are dependent: combine them by
+    `holm`.
 
     Parameters
     ----------
@@ -177,8 +178,8 @@ def gaussian_estimates(
     Returns
     -------
     GaussianEstimates
-        Five p-values; all 0 if an estimated covariance is not positive definite. What dispersion
-        and trace detect is told by `min_discrepancy` of `chi2`, with n = R and df = d, d(N - 1).
+        Five p-values; all 0 if an estimated covariance is not positive definite. For the power of
+        dispersion and trace, see `min_discrepancy` of `chi2`, with n = R and df = d, d(N - 1).
 
     References
     ----------

@@ -27,7 +27,7 @@ class Sequential(NamedTuple):
     rejected : bool
         Whether the null is rejected.
     p_values : tuple of float
-        One a step, as many as were taken.
+        The p-value of each step.
     sizes : tuple of int
         The sample size of each step.
     seeds : tuple of numpy.random.SeedSequence
@@ -55,7 +55,7 @@ def holm(p: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     Returns
     -------
     ndarray, shape (m,)
-        The adjusted ones, in the order given.
+        The adjusted p-values, in the order of `p`.
 
     References
     ----------
@@ -90,7 +90,7 @@ def suite_p(p: Any) -> float:
     Returns
     -------
     float
-        The p-value that all nulls hold.
+        The p-value of the hypothesis that all nulls hold.
 
     References
     ----------
@@ -123,7 +123,7 @@ def gandy_scott(
         \text{rejects if } p_j \le \beta_j, \qquad
         \text{accepts if } p_j > \gamma + \beta_j, \qquad \text{else goes on},
 
-    and the last one accepts what it does not reject. The sample grows once, after the first step.
+    and the last step accepts if it does not reject. The sample grows once, after the first step.
     At step j a sound p-value is at most beta_j with probability at most that, and at most
     gamma + beta_j likewise. Backwards from the last step, the level is therefore at most
     sum_j gamma^(j - 1) beta_j = alpha, which uniform p-values attain.
@@ -131,8 +131,8 @@ def gandy_scott(
     Parameters
     ----------
     pvalue : callable
-        ``pvalue(n, rng)`` draws a sample of size n and returns its p-value: that of `suite_p` for
-        several.
+        ``pvalue(n, rng)`` draws a sample of size n and returns its p-value; for several p-values,
+        return `suite_p` of them.
     alpha : float, default 1e-5
         The level, strictly between 0 and 1.
     steps : int, default 7
@@ -140,14 +140,14 @@ def gandy_scott(
     size : int, default 1000
         Sample size of the first step.
     growth : int, default 4
-        Factor on the sample size of the others.
+        Factor on the sample size of later steps.
     rng : int, SeedSequence, Generator or None, optional
-        Spawns a seed a step; None takes fresh entropy, which the result holds.
+        Spawns one seed for each step; with None, the result has the seeds that were drawn.
 
     Returns
     -------
     Sequential
-        The decision, and what it takes to draw the samples again.
+        The decision, and the seeds from which the samples can be drawn again.
 
     Raises
     ------

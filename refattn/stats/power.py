@@ -65,7 +65,7 @@ def min_discrepancy(
     r"""Compute the least discrepancy that a test is proven to detect.
 
     .. math:: \delta: \quad P_\theta(p > \alpha) \le \beta \quad
-              \text{for every law } \theta \text{ at least } \delta \text{ from the null}
+              \text{for every distribution } \theta \text{ at least } \delta \text{ from the null}
 
     in the metric of the test, from the table in `refattn.stats.power`.
 
@@ -78,14 +78,14 @@ def min_discrepancy(
     alpha : float, default 1e-6
         The level of the test: it rejects for p <= alpha.
     beta : float, default 1e-6
-        The probability of missing what is to be detected, below 1 - alpha.
+        The largest probability of missing the discrepancy, below 1 - alpha.
     **parameters
-        Those of the table.
+        As in the table.
 
     Returns
     -------
     float
-        The discrepancy; inf where no discrepancy is proven to be detected.
+        The discrepancy; inf if no discrepancy is proven to be detected.
 
     References
     ----------
@@ -118,14 +118,14 @@ def min_samples(
 
     .. math:: \min \{ n : \texttt{min\_discrepancy}(n) \le \delta \}
 
-    by bisection: for `binomial`, which has jumps, n satisfies this but may not be the least.
+    by bisection. For `binomial`, which has jumps, n satisfies this but may not be the least.
 
     Parameters
     ----------
     test : callable
         As in `min_discrepancy`.
     discrepancy : float
-        What is to be detected, positive.
+        The discrepancy to detect, positive.
     alpha, beta, **parameters
         As in `min_discrepancy`.
 

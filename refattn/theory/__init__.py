@@ -2,7 +2,7 @@ r"""Closed forms of the mean, variance and bias that random-feature estimates sh
 
 All are evaluated in kernel coordinates unless a function takes `scale`, on the host, in float64.
 With z = x + y, D = x - y and kappa = exp(x . y), each formula is a power of kappa times a function
-of z or D, and is evaluated as a logarithm: a variance may overflow, its logarithm does not.
+of z or D. It is evaluated as a logarithm: a variance may overflow, but its logarithm does not.
 
 The formulas for one frequency and for pairs of frequencies in a block are exact for any number of
 frequencies, and so is the formula for keys drawn from the softmax. Formulas for attention are of

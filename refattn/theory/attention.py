@@ -79,9 +79,9 @@ def attention_law(
     N(0, I) itself E_ijj' = exp(|q|^2 + 2 q.k_j + 2 q.k_j' + k_j.k_j').
 
     **Asymptotic**: holds once the effective sample size S Z_i^2 / sum_jj' E_ijj' is large
-    (`Law.in_regime`); it is part of the result. Real queries and keys may need more samples than
-    can be drawn, and then the law says no more than that. v_j - mu_i is known to eps |v|: a share
-    pi_ij of attention that is closer to 1 counts as 1.
+    (`Law.in_regime`); the result includes this size. Real queries and keys may need more samples
+    than can be drawn; then the result tells no more than that. v_j - mu_i is known to eps |v|: a
+    share pi_ij of attention that is closer to 1 counts as 1.
 
     Parameters
     ----------
@@ -150,8 +150,8 @@ def importance_sampling_law(
 
     with E_ijj' and mu_i as in `attention_law`. The bias is 0. Outside the regime of large effective
     sample sizes (`Law.in_regime`) the variance is still right, but comes from errors too rare to
-    be seen. It is a difference, known to rounding errors of order eps (S Var + mu_i^2) / S: where
-    outputs are large against their spread it may be all rounding.
+    be observed. It is a difference, with rounding errors of order eps (S Var + mu_i^2) / S: if
+    outputs are large compared with their spread, it may be nothing but rounding.
 
     Parameters
     ----------
@@ -197,9 +197,9 @@ def randomized_attention_law(
         \mathrm{Var}[\mathrm{out}_i] = \frac1S \mathrm{Var}_{p_i}(f_i)
             \le \frac1S \mathrm{Var}_{\pi_i}(v) = \frac1S \sum_j \pi_{ij} (v_j - \mu_i)^2
 
-    f_i is the mean of v given omega when a key is drawn from pi_i and omega from its component of
-    p_i, so that its variance is at most that of v. `variance` holds the bound; it is reached in
-    the limit of keys that are far apart.
+    f_i is the mean of v given omega, if a key is drawn from pi_i and omega from the component of
+    that key in p_i; so its variance is at most that of v. `variance` is the bound, which is reached
+    in the limit of keys that are far apart.
 
     Parameters
     ----------
@@ -255,9 +255,9 @@ def num_features_for(
     with V/S the sum over queries and columns of the variances of `attention_law` and B/S^2 that
     of the squared biases: the inverse of `relative_error`.
 
-    **Asymptotic**, as `attention_law`: where the number found leaves the law outside its regime
-    it is raised until ess >= 10 for the mean weight of the queries, and then says from where the
-    law holds. That may be far more than a measured error needs.
+    **Asymptotic**, as `attention_law`. If the formula is not valid at this number, the number is
+    raised until ess >= 10 for the mean weight of the queries: it then is the number from which the
+    formula is valid, which may be far more than a measured error needs.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ def num_features_for(
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        Whole numbers, one for each head; inf where the law is infinite.
+        Whole numbers, one for each head; inf if the predicted error is infinite.
 
     Examples
     --------

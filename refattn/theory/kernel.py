@@ -342,7 +342,7 @@ def log_norm_approximation_bias(
 
     Ye 2023, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
     `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
-    and what is estimated is not softmax_j(q . k_j) but softmax_j(q . k_j + |k_j|^2 / 2). With
+    and the estimate is of softmax_j(q . k_j + |k_j|^2 / 2), not of softmax_j(q . k_j). With
     trigonometric features the sign of the right side is the opposite. Where frequencies come from
     a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the constants those of them.
 
@@ -351,7 +351,7 @@ def log_norm_approximation_bias(
     x, y : array_like, shape (..., d)
         Vectors in kernel coordinates; leading axes broadcast.
     square_x, square_y : array_like, shape (...)
-        What takes the place of their squared norms.
+        The constants that replace their squared norms.
     features : {"positive", "hyperbolic", "trigonometric"}
         See `kernels.estimate`.
 
@@ -411,8 +411,8 @@ def num_features_for_kernel(
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        Whole numbers; inf where no number reaches the target, below the bias of a
-        biased coupling.
+        Whole numbers; inf if no number reaches the target, because it is below the bias of a biased
+        coupling.
 
     Examples
     --------

@@ -35,29 +35,29 @@ def sampled_keys_law(
     probability of key j in each draw: `sampled_key_attention` with p_ij = S r_ij. The covariance of
     two columns has the product of their v_j - mu_i in place of the square.
 
-    For keys from the softmax itself, r = pi, weights are all equal and the law is exact for every
-    S: no bias, and the covariance Cov_pi(v) / S. For others it is of first order in 1/S, as that of
-    self-normalised importance sampling, and holds once the effective sample size
-    S / sum_j pi_ij^2 / r_ij is large (`Law.in_regime`). `key_sampling.draw_keys` draws them without
-    replacement, for which this is not the law.
+    For keys from the softmax itself, r = pi, weights are all equal and the formulas are exact for
+    every S: no bias, and the covariance Cov_pi(v) / S. For other draws they are of first order in
+    1/S, as for self-normalised importance sampling, and hold once the effective sample size
+    S / sum_j pi_ij^2 / r_ij is large (`Law.in_regime`). They do not hold for
+    `key_sampling.draw_keys`, which draws such keys without replacement.
 
     Parameters
     ----------
     q, k, v : array_like, shape (..., n, d), (..., m, d), (..., m, d_v)
         Queries, keys and values; see `attend` for broadcasting and grouped heads.
     num_samples : int
-        Number S of keys in a sample, repeated ones counted as often as they come.
+        Number S of keys in a sample, counting repetitions.
     draws : {"softmax", "uniform", "norms"}
         Each key is drawn with probability
 
-        * ``"softmax"``: pi_ij, others for each query;
+        * ``"softmax"``: pi_ij, which differs between queries;
         * ``"uniform"``: 1/m;
         * ``"norms"``: (abs(v_j)^2 / sum_l abs(v_l)^2 + 1/m) / 2.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default, positive.
     mask : array_like of bool, broadcasting to (..., n, m), optional
-        True where the query attends to the key. It is the same for all queries, (..., 1, m), unless
-        keys are drawn from the softmax: none that is hidden is drawn, and m counts the others.
+        True where the query attends to the key. The mask is the same for all queries, (..., 1, m),
+        unless keys are drawn from the softmax. No hidden key is drawn, and m counts visible keys.
 
     Returns
     -------

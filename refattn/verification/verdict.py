@@ -41,12 +41,12 @@ class Verdict(NamedTuple):
         The likeliest profile that explains the numbers.
     z : Z
         Errors over their standard deviations: root mean square, largest, and where that is. The
-        standard deviations are those of `profile` or, if all profiles are rejected, of one with
-        which a known bug explains the errors, or else of the nearest.
+        standard deviations are those of `profile` or, if all profiles are rejected, of a profile
+        with which a known bug explains the errors, or else of the nearest profile.
     tests : list of Finding
         The tests, for the same profile.
     suspects : list of Suspect
-        Known bugs that the numbers show, the one that explains most first.
+        Known bugs that explain the errors, the one that explains most first.
     remarks : list of str
         Other observations.
     dtype, out_dtype : str

@@ -55,7 +55,7 @@ def main(
     threads: int | None,
     seed: int,
 ) -> None:
-    """Measure refattn: against peers, forth and back, the roofline, sizes; memory, import time.
+    """Measure the times of refattn and other libraries, gradients, memory and import time.
 
     The exit status is 1 if a result of refattn is wrong, and otherwise 0, whatever the times.
     """

@@ -59,7 +59,7 @@ def show(console: Console, section: str, records: Sequence[Record]) -> None:
 
 
 def show_targets(console: Console, results: Mapping[str, Any]) -> None:
-    """Print what was measured beside what it should be."""
+    """Print each target next to the measured value."""
     if results["targets"]:
         kept.show(console, _targets(results))
 
@@ -188,7 +188,7 @@ def _targets(results: Mapping[str, Any]) -> Section:
     ]
     full = results["settings"]["sizes"] == asdict(FULL)
     title = "targets" if full else "targets, which are meant for the full sizes"
-    return Section(title, ["target", "dtype", "should be", "measured", "range", "met"], rows)
+    return Section(title, ["target", "dtype", "goal", "measured", "range", "met"], rows)
 
 
 def _spread(values: Quartiles | None) -> tuple[str, str]:

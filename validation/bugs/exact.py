@@ -46,7 +46,7 @@ def _x_causal() -> tuple[Number, ...]:
         if flash:
             numbers.append(
                 Number(
-                    "the same against attention that is not causal",
+                    "error of the same call, compared with attention that is not causal",
                     error(got, exact(*arrays)),
                     "",
                 )
@@ -124,10 +124,10 @@ def _keras() -> tuple[Number, ...]:
         moved = keras_attention(2 * arrays[0], *arrays[1:], mask=mask)[:, :16]
     return (
         Number(
-            "norm of dq over that of the cotangent, of the 16 queries that see no key, real "
-            "tensors",
+            "norm of dq divided by the norm of the cotangent, for the 16 queries that see no key, "
+            "real tensors",
             float(dq.norm() / d_out.norm()),
-            "0: no output changes, see below",
+            "0: the outputs do not change, see below",
             1e-3,
         ),
         Number(
@@ -152,8 +152,8 @@ def _jax() -> tuple[Number, ...]:
     want = exact(x, y, y) * 32**-0.5  # the mean of keys, under the weights
     return (
         Number(
-            "error of the gradient to q of the sum of the log normalisers, real tensors; 1 if it "
-            "is 0",
+            "error of the gradient of the sum of the log normalisers with respect to q, real "
+            "tensors; 1 if the gradient is 0",
             error(np.asarray(jax.grad(normaliser)(q)).swapaxes(1, 2), want),
             "below 1e-5, rounding",
             0.5,

@@ -53,7 +53,7 @@ def _padding() -> tuple[Number, ...]:
     plain, masked = (nystrom(*arrays, landmarks=48, mask=x) for x in (None, everything))
     return (
         Number(
-            "error of a call without a mask against one whose mask is True throughout, real "
+            "error of a call without a mask, compared with a call whose mask is all True, real "
             "tensors, 128 tokens, 48 landmarks",
             error(plain, masked),
             "below 1e-5, rounding",
@@ -106,7 +106,7 @@ def _transformers_mask() -> tuple[Number, ...]:
                     "change of the outputs of 96 unmasked tokens when the 32 masked ones are "
                     f"replaced, relative, real tensors, {landmarks} landmarks{words}",
                     error(after, before),
-                    "0: they do not see them",
+                    "0: these tokens do not see the masked ones",
                     bound,
                 )
             )

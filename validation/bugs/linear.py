@@ -75,8 +75,8 @@ def _overwritten() -> tuple[Number, ...]:
     changed = sum(int((a != b).sum()) for a, b in zip((k, v), kept, strict=True))
     return (
         Number(
-            "elements of k and v that the caller finds changed, share of all, half of the keys "
-            "masked, real tensors",
+            "share of the elements of the caller's k and v that changed, half of the keys masked, "
+            "real tensors",
             changed / (2 * k.numel()),
             "0",
             0.0,
@@ -144,7 +144,7 @@ def _window() -> tuple[Number, ...]:
             0.05,
         ),
         Number(
-            "error against attention to all keys, the same call",
+            "error of the same call, compared with attention to all keys",
             error(got.swapaxes(1, 2), exact(q, k, v)),
             "",
         ),

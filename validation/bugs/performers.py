@@ -101,8 +101,8 @@ def _haar() -> tuple[Number, ...]:
         estimates = np.exp(2 * omega @ x - 1).mean(axis=-1) / math.e
         numbers.append(
             Number(
-                f"mean of {_SETS} estimates of exp(x . x) over the truth, less 1, in absolute "
-                f"value; x = (1, ..., 1)/sqrt({d})",
+                f"bias of the mean of {_SETS} estimates of exp(x . x), relative, absolute value; "
+                f"x = (1, ..., 1)/sqrt({d})",
                 abs(float(estimates.mean()) - 1),
                 f"0 ± {float(estimates.std()) * _SETS**-0.5:.2g} (standard error)",
                 6 * float(estimates.std()) * _SETS**-0.5,
@@ -114,9 +114,10 @@ def _haar() -> tuple[Number, ...]:
     got, floor = (refattn.random_feature_attention(q, k, v, omega=w) for w in (omega, haar))
     numbers.append(
         Number(
-            "error against exact attention of 16,384 features at its frequencies, real tensors",
+            "error of 16,384 features at its frequencies, compared with exact attention, real "
+            "tensors",
             error(got, exact(q, k, v)),
-            f"{error(floor, exact(q, k, v)):.2g}, as many Haar-distributed ones",
+            f"{error(floor, exact(q, k, v)):.2g}, with as many Haar-distributed frequencies",
         )
     )
     return tuple(numbers)
@@ -165,7 +166,7 @@ def _future() -> tuple[Number, ...]:
             "change of the outputs of queries 0 to 126 when key 127 is doubled, relative, "
             "real tensors",
             error(after, before),
-            "0: they do not see it",
+            "0: these queries do not see the key",
             1e-3,
         ),
     )
@@ -191,7 +192,7 @@ def _mask_of_values(layer: Any, q: Floats, k: Floats, v: Floats) -> tuple[Number
             "1: weights sum to 1",
         ),
         Number(
-            "error of the outputs of unmasked tokens against a call with these tokens only",
+            "error of the outputs of unmasked tokens, compared with a call with only these tokens",
             error(of(v, n, mask), of(v, n // 2, None)),
             "below 1e-5, rounding",
             0.05,
@@ -258,21 +259,21 @@ def _norms() -> tuple[Number, ...]:
     )
     return (
         Number(
-            f"mean square length of a frequency over d, {_SETS} sets, d = {d}",
+            f"mean square length of a frequency divided by d, {_SETS} sets, d = {d}",
             float((omega**2).sum(axis=-1).mean() / d),
             "1",
         ),
         Number(
-            "mean estimate of exp(x . y) over the truth, less 1, in absolute value; "
-            "x = y, |x| = 1/2",
+            "bias of the mean estimate of exp(x . y), relative, absolute value; x = y, |x| = 1/2",
             abs(kernel - 1),
             "below 0.01, 6 standard errors",
             0.02,
         ),
         Number(
-            "error against exact attention of 16,384 features at its frequencies, real tensors",
+            "error of 16,384 features at its frequencies, compared with exact attention, real "
+            "tensors",
             error(got, exact(q, k, v)),
-            f"{error(floor, exact(q, k, v)):.2g}, as many simplex frequencies of the right lengths",
+            f"{error(floor, exact(q, k, v)):.2g}, with as many simplex frequencies of right length",
         ),
     )
 
@@ -290,7 +291,7 @@ def _srf_options() -> tuple[Number, ...]:
             refused.append(type(reason).__name__)
     return (
         Number(
-            "of two options, n_features=64 with d = 32 and redraw_on_call_(), those that raise: "
+            "exceptions from two options, n_features=64 with d = 32 and redraw_on_call_(): "
             + ", ".join(refused),
             float(len(refused)),
             "0",
@@ -326,7 +327,7 @@ def _underflow() -> tuple[Number, ...]:
         out = darkformer(*map(torch.asarray, (q, k, v)), num_features=128, seed=0)
         numbers.append(
             Number(
-                f"share of queries whose output is 0 throughout, real tensors, q and k times "
+                f"share of queries whose output is all 0, real tensors, q and k times "
                 f"{factor} (largest score {_largest_score(q, k):.0f}), 128 features",
                 float((out == 0).all(dim=-1).double().mean()),
                 "0: an output is a mean of values",
@@ -360,8 +361,7 @@ def _unbiased() -> tuple[Number, ...]:
     )
     return (
         Number(
-            "mean estimate of exp(x . x) over the truth, less 1, in standard errors; "
-            "x = (1, ..., 1)/4",
+            "bias of the mean estimate of exp(x . x), in standard errors; x = (1, ..., 1)/4",
             abs(float(estimates.mean()) - 1) / (float(estimates.std()) * _SETS**-0.5),
             "below 6",
             6.0,

@@ -44,7 +44,7 @@ class Finding(NamedTuple):
     package: str  # the distribution, as pip knows it
     title: str  # what is wrong
     cause: str
-    mend: str  # the change that mends it
+    mend: str  # the fix
     measure: Callable[[], tuple[Number, ...]]  # at least one of them has a bound
     note: str = ""  # what its authors say of it, and where it does not matter
     candidate: Candidate | None = None  # how `refattn check` shows it

@@ -1,8 +1,8 @@
-"""Running the entries, and the page of those that hold: README.md, made of the results alone.
+"""Run the entries, and write the page of those that reproduce: README.md, from the results alone.
 
-What still reproduces is kept, what does not is removed and named. The results have for each name
-of an entry the package's version, the date, the numbers and what the checks said. A package that is
-not installed, or does not run, leaves the record that an earlier run made.
+An entry that no longer reproduces is removed and named. The results hold, for the name of each
+entry, the package's version, the date, the numbers and what the checks reported. If a package is
+not installed or does not run, the record of an earlier run is kept.
 """
 
 from __future__ import annotations
@@ -131,19 +131,18 @@ def _rounded(value: float) -> float | None:
 
 
 _HEAD = """\
-# What was found in public implementations
+# Bugs in public implementations
 
-Written by `python -m validation.studies bugs` from `bugs.json`; not edited by hand. Every entry
-under *Executed* was run with the version that it names: its numbers are measured, and an entry that
-no longer reproduces is removed when the script is run. A package that was not installed in a run
-keeps the entry of an earlier one, with its version and date. Entries under *Read, not executed*
-were seen in source only. Causes are in our own words.
+`python -m validation.studies bugs` writes this page; do not edit it by hand. Every entry under
+*Executed* was run with the version that it names, and its numbers were measured. The script removes
+an entry that no longer reproduces. If a package is not installed, the script keeps its last entry,
+with its version and date. Entries under *Read, not executed* were seen in source code only.
 
 *Real tensors* are the queries, keys and values of a sentence encoder that come with the package
 (`refattn.load_sample()`: all-MiniLM-L6-v2, 2 layers, 4 heads, 128 tokens, d = 32). An *error* is
-relative, in the Frobenius norm, against the result that the same formula gives in double precision,
-unless it says otherwise. Where authors document what they do, the entry says so: it may be right
-for their purpose, and is listed because results differ from what its name promises."""
+relative, in the Frobenius norm, to the result of the same formula in double precision, unless the
+entry says otherwise. If the authors document the behaviour, the entry says so: it may be right for
+their purpose, but results differ from what the name of the function promises."""
 
 
 def render(
@@ -162,7 +161,7 @@ def render(
         "## Executed",
         *(_entry(*x) for x in found),
         "## Nothing found",
-        "What was tried in the same way, and is right as far as that goes.",
+        "These were tested in the same way, and the tests found no bug.",
         *(_entry(*x) for x in tried),
         "## Read, not executed",
         *map(_reading, readings),
@@ -174,9 +173,9 @@ def _summary(found: Iterable[tuple[Entry, Record]]) -> str:
     rows = []
     for x, record in found:
         first = next(n for n in record["numbers"] if n["bound"] is not None)
-        value = f"{_value(first['value'])} (right: {first['right']})"
+        value = f"{_value(first['value'])} (expected: {first['right']})"
         rows.append([f"{x.package} {record['version']}", x.title, value])
-    return markdown(["package", "what", "first number that shows it"], rows, [True] * 3)
+    return markdown(["package", "bug", "first number that shows it"], rows, [True] * 3)
 
 
 def _entry(x: Entry, record: Record) -> str:
@@ -187,7 +186,7 @@ def _parts(x: Entry, record: Record) -> Iterator[str]:
     yield f"### {x.package}: {x.title}"
     yield f"*{x.package} {record['version']}, executed {record['date']}.*"
     numbers = [[n["what"], _value(n["value"]), n["right"]] for n in record["numbers"]]
-    yield markdown(["measured", "is", "right"], numbers, [True] * 3)
+    yield markdown(["what was measured", "value", "expected"], numbers, [True] * 3)
     if isinstance(x, Finding):
         yield from _cure(x)
         yield f"**Note.** {x.note}" if x.note else ""
@@ -199,7 +198,7 @@ def _parts(x: Entry, record: Record) -> Iterator[str]:
 
 def _cure(x: Finding | Reading) -> Iterator[str]:
     yield f"**Cause.** {x.cause}"
-    yield f"**What mends it.** {x.mend}"
+    yield f"**Fix.** {x.mend}"
 
 
 def _reading(x: Reading) -> str:

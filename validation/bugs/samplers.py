@@ -26,8 +26,8 @@ def _rff() -> tuple[Number, ...]:
     truth, step = np.exp(-(x @ x) / 2), float(estimates.std()) * _SETS**-0.5
     return (
         Number(
-            "mean estimate of the Gaussian kernel over the truth, less 1, in absolute value; "
-            f"x - y between two keys of the real tensors, rescaled to length 1.5, {_SETS} sets",
+            "bias of the mean estimate of the Gaussian kernel, relative, absolute value; x - y "
+            f"between two keys of the real tensors, rescaled to length 1.5, {_SETS} sets",
             abs(float(estimates.mean() / truth) - 1),
             f"0 ± {step / truth:.2g} (standard error)",
             6 * step / truth,
@@ -39,9 +39,9 @@ def _rff() -> tuple[Number, ...]:
             1e-6,
         ),
         Number(
-            "variance of the squared length of a frequency over 2 d",
+            "variance of the squared length of a frequency, divided by 2 d",
             float((lengths**2).var() / (2 * d)),
-            "1, that of chi-squared with d degrees of freedom",
+            "1, as for chi-squared with d degrees of freedom",
         ),
     )
 
@@ -89,7 +89,7 @@ def _scikit_learn() -> tuple[Number, ...]:
         step = float(found.std()) * len(found) ** -0.5
         numbers.append(
             Number(
-                f"{name}: mean estimate less its kernel, in standard errors, 2000 seeds, two keys "
+                f"{name}: mean estimate minus its kernel, in standard errors, 2000 seeds, two keys "
                 "of the real tensors",
                 abs(float(found.mean()) - float(truth)) / step,
                 "below 6",

@@ -17,7 +17,7 @@ from .trials import CheckRun, add_check, again, attends, comparable_ways, ways_t
 
 @add_check
 def contract(t: CheckRun) -> None:
-    """Library, dtype and shape of the result, arguments left alone, repeatability."""
+    """Test library, dtype and shape of the result, repeatability, and that arguments stay."""
     for sizes in ((), (2,), (2, 3)):
         n, m, _ = t.fit(5, 5, 4)  # with a mask and without it the same keys, for what is drawn
         arrays, frequencies = t.problem(n, m, 4, 4, lead=t.adapter.lead(*sizes))
@@ -43,7 +43,7 @@ def contract(t: CheckRun) -> None:
 
 @add_check
 def seeds(t: CheckRun) -> None:
-    """Seeds that are typed, in a row, and apart by powers of 2; each the same twice."""
+    """Call twice with each of many seeds: usual ones, consecutive ones, and powers of 2 apart."""
     few = t.adapter.half  # equal results may be chance
     arrays, _ = t.problem(3, 9, 8)
     options = t.options(2)
@@ -83,7 +83,7 @@ def _seeds_of_heads(t: CheckRun, start: int) -> None:
 
 @add_check
 def memory_layouts(t: CheckRun) -> None:
-    """Transposed, sliced and read-only arrays, with heads beside numbers, and backwards."""
+    """Try transposed, sliced, reversed and read-only arrays, and tokens before heads."""
     arrays, frequencies = t.problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3))
     for options in comparable_ways(t, frequencies):
         if t.adapter.can("mask") and attends(t.adapter):
@@ -98,7 +98,7 @@ def memory_layouts(t: CheckRun) -> None:
 
 @add_check
 def calls_apart(t: CheckRun) -> None:
-    """Calls of other sizes in between, and the first again."""
+    """Make calls of other sizes in between, then repeat the first."""
     for causal in (False, True) if t.adapter.can("causal") else (False,):
         seen: dict[str, Any] = {"causal": True} if causal else {}
         n, m, d = t.fit(6, 7, 4)
@@ -137,7 +137,7 @@ def _bit_problems(t: CheckRun) -> Iterator[tuple[tuple[int, int, int], dict[str,
 
 @add_check
 def same_bits(t: CheckRun) -> None:
-    """Many times, of gradients too, and with other calls between."""
+    """Repeat a call many times, also for gradients, with other calls in between."""
     for size, more, groups in _bit_problems(t):
         arrays, frequencies = t.problem(*size, 5, lead=t.adapter.lead(1, 2), groups=groups)
         options = t.given_or_drawn(frequencies, 5) | more
@@ -152,7 +152,7 @@ def same_bits(t: CheckRun) -> None:
 
 @add_check
 def same_bits_in_any_batch(t: CheckRun) -> None:
-    """Alone, with some others, in another order; a head alone, and in another batch."""
+    """Pass a query alone, with some others, and reordered; a head alone, and in another batch."""
     for (n, m, d), more, groups in _bit_problems(t):
         if more.get("causal"):  # whose queries have places
             continue

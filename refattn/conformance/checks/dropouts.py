@@ -110,7 +110,7 @@ def _find_kept(
 
 @add_check
 def factors_of_dropout(t: CheckRun) -> None:
-    """In every use, the same twice at one seed; at p = 0 nothing is dropped."""
+    """Try every use of the function, twice at each seed; at p = 0 nothing may be dropped."""
     adapter, plain = t.adapter, t.adapter.settled
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())
@@ -122,7 +122,7 @@ def factors_of_dropout(t: CheckRun) -> None:
 
 @add_check
 def law_of_dropout(t: CheckRun) -> None:
-    """Of all, of each weight, and of pairs: of heads, batches, queries, keys and seeds."""
+    """Count kept weights: all, each, and in pairs of heads, batches, queries, keys and seeds."""
     plain = t.adapter.settled
     for rate in _RATES:
         arrays = _problem(t)
@@ -175,7 +175,7 @@ def _test_alike(t: CheckRun, name: str, alike: list[npt.NDArray[np.bool_]], same
 
 @add_check
 def gradients_of_dropout(t: CheckRun) -> None:
-    """The weights that were kept are seen in the result, and those of the formula."""
+    """Find the kept weights from the result, and use them in the formula."""
     for arrays, options, dropping, results in _calls(t, back=True):
         rate, d_out = dropping["dropout"], dropping["d_out"]
         factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)

@@ -37,7 +37,7 @@ def _keys(t: CheckRun, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any
 
 @add_check
 def all_keys(t: CheckRun) -> None:
-    """In order and in another, with probabilities that are all the same; and one key of one."""
+    """Pass all keys, in order and reordered, with equal probabilities; also one key of one."""
     for n, m, d in ((2, 1, 2), (3, 2, 3), (4, 6, 8)):
         n, m, d = t.fit(n, m, d)
         arrays, _ = t.problem(n, m, d)
@@ -48,7 +48,7 @@ def all_keys(t: CheckRun) -> None:
 
 @add_check
 def order_of_given_keys(t: CheckRun) -> None:
-    """Backwards, and with the keys themselves in another order."""
+    """Reverse the order of the indices, and reorder the keys themselves."""
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 4)
     out = t.call(q, k, v, **options)
@@ -63,7 +63,7 @@ def order_of_given_keys(t: CheckRun) -> None:
 
 @add_check
 def keys_of_heads(t: CheckRun) -> None:
-    """Indices with the leading axes of queries, and of heads that share those of keys."""
+    """Pass indices with the leading axes of the queries, and of heads that share keys."""
     for heads, groups in ((3, None), (4, 2)) if t.adapter.grouped else ((3, None),):
         lead = t.adapter.lead(2, heads)
         n, m, d = t.fit(5, 9, 4)
@@ -72,7 +72,7 @@ def keys_of_heads(t: CheckRun) -> None:
 
 @add_check
 def keys_given_again(t: CheckRun) -> None:
-    """Twice is as once with half the probability; and a factor of all of them does not matter."""
+    """Compare a repeated key with one of half the probability; a common factor must not matter."""
     n, m, d = t.fit(4, 5, 4)
     arrays, _ = t.problem(n, m, d)
     first, second = -0.25, -1.5
@@ -88,7 +88,7 @@ def keys_given_again(t: CheckRun) -> None:
 
 @add_check
 def any_probabilities(t: CheckRun) -> None:
-    """Down to e^-1000, no number by itself; and above 1: a key is expected several times."""
+    """Try probabilities down to e^-1000, which underflow, and above 1 (several draws expected)."""
     n, m, d = t.fit(4, 5, 4)
     (q, k, v), _ = t.problem(n, m, d)
     sample = draw_key_indices(t.adapter, t.rng, k, (), n, 4)
@@ -99,7 +99,7 @@ def any_probabilities(t: CheckRun) -> None:
 
 @add_check
 def large_queries(t: CheckRun) -> None:
-    """Queries are, whose exponentials alone are no numbers; keys are near enough to be solved."""
+    """Try queries whose exponentials overflow, with keys near enough for the linear system."""
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 3)
     for size in (30.0, 300.0, 2000.0):
@@ -108,7 +108,7 @@ def large_queries(t: CheckRun) -> None:
 
 @add_check
 def negative_normalisers(t: CheckRun) -> None:
-    """Two near keys stand for far ones: the sum of weights is -3 to -5 times the largest share."""
+    """Let near keys represent far ones: the sum of weights is -3 to -5 times the largest share."""
     n, m, d = t.fit(4, 4, 2)
     _, _, v = t.problem(n, m, d)[0]
     first = np.arange(d) == 0

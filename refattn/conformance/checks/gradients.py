@@ -52,7 +52,7 @@ def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
 
 @add_check
 def gradients(t: CheckRun) -> None:
-    """Without and with leading axes, of values of another length, and of no cotangent."""
+    """Try inputs without and with leading axes, values of another length, and a cotangent of 0."""
     drawn: list[dict[str, Any]] = [
         {"lead": lead} for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10))
     ]
@@ -67,7 +67,7 @@ def gradients(t: CheckRun) -> None:
 
 @add_check
 def gradients_together(t: CheckRun) -> None:
-    """Any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
+    """Try any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
 
     def compare(arrays: Arrays, **options: Any) -> None:
         options = without_empty_rows(t.adapter, arrays, options)
@@ -85,14 +85,14 @@ def gradients_together(t: CheckRun) -> None:
 
 @add_check
 def gradients_of_large_logits(t: CheckRun) -> None:
-    """Exponents of tens and of thousands, where most weights vanish."""
+    """Try exponents of tens and of thousands, where most weights vanish."""
     for size in (4.0, 10.0) if t.adapter.half else (4.0, 10.0, 40.0, 200.0):
         t.compare_problem(*t.fit(5, 6, 4), 4, size=size, by=_compare_gradients)
 
 
 @add_check
 def gradients_of_extreme_features(t: CheckRun) -> None:
-    """Entries down to -20, where elu + 1 is e^-20 and so is its slope, and above 709."""
+    """Try entries down to -20, where elu + 1 and its slope are e^-20, and above 709."""
     low = t.adapter.half
     (q, k, v), _ = t.problem(*t.fit(4, 5, 3), 4)
     for shift in (-2.0,) if low else (-4.0, -20.0):
@@ -153,7 +153,7 @@ _RAGGED = (
 
 @add_check
 def gradients_of_many_tokens(t: CheckRun) -> None:
-    """Past powers of two by one, in all sizes and causal too, as far as time allows."""
+    """Try all sizes larger by one than powers of two, also causal, as far as time allows."""
     causal = t.adapter.masks_future
     ways: list[dict[str, Any]] = [{}] * (not t.adapter["causal_only"])
     ways += [{"causal": True}] * causal + [{"window": (40, 3)}] * t.adapter.can("window")
@@ -166,7 +166,7 @@ def gradients_of_many_tokens(t: CheckRun) -> None:
 
 @add_check
 def gradients_of_layouts(t: CheckRun) -> None:
-    """Transposed, sliced and with heads inside, all alike and each alone; one cotangent for all."""
+    """Try transposed and sliced arrays, and tokens before heads; and a broadcast cotangent."""
     arrays, frequencies = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
     held = [name for name, x in frequencies.items() if isinstance(x, np.ndarray)]
     names = [*t.adapter.record.arrays, *held, "d_out"]
@@ -178,7 +178,7 @@ def gradients_of_layouts(t: CheckRun) -> None:
 
 @add_check
 def gradients_again(t: CheckRun) -> None:
-    """In many calls; torch: twice through one graph, with a call between, one input at a time."""
+    """Repeat calls; in torch: twice through one graph, with a call between, one input at a time."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
     for way in ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ():
         _compare_gradients(t, arrays, **frequencies, autograd=way)
@@ -200,7 +200,7 @@ def hides(adapter: Adapter) -> bool:
 
 @add_check
 def gradients_of_hidden(t: CheckRun) -> None:
-    """Masked keys, future keys, and queries whose output has no cotangent.
+    """Test masked keys, future keys, and queries whose output has no cotangent.
 
     But for rounding: a maximum over all keys may be differentiated, and cancel.
     """
@@ -229,7 +229,7 @@ def gradients_of_hidden(t: CheckRun) -> None:
 
 @add_check
 def gradients_of_hidden_nonsense(t: CheckRun) -> None:
-    """In hidden keys and hidden values."""
+    """Put such numbers into hidden keys and hidden values."""
     n, m, d = t.fit(5, 7, 4)
     (q, k, v), frequencies = t.problem(n, m, d, 4)
     options = t.given_or_drawn(frequencies)
@@ -253,10 +253,10 @@ def _take_nothing(t: CheckRun, results: Any, hidden: Floats, most: tuple[float, 
 
 @add_check
 def gradients_of_means(t: CheckRun) -> None:
-    """Of equal values queries and keys take none, and values take all that the output gives.
+    """Test that dv sums to the sum of d_out, and that equal values give q and k gradient 0.
 
-    In exact attention, which does not change when all keys move alike or queries grow as keys
-    shrink, cotangents of keys sum to 0, and q . dq and k . dk to the same.
+    Exact attention does not change if all keys move alike, or if queries grow as keys shrink: so
+    dk sums to 0, and q . dq and k . dk have the same sum.
     """
     _averages(t, 1.0)
     if stabilised(t.adapter) and not t.adapter.half:
@@ -286,7 +286,7 @@ def _averages(t: CheckRun, size: float) -> None:
 
 @add_check
 def gradients_are_linear(t: CheckRun) -> None:
-    """Twice a cotangent takes twice as much, and exactly so."""
+    """Multiply the cotangent by powers of 2: gradients must grow by the same factors."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
     options = t.given_or_drawn(frequencies)
     d_out = t.cotangent(arrays)
@@ -309,7 +309,7 @@ def _moves(adapter: Adapter) -> str:
 
 @add_check
 def gradients_are_slopes(t: CheckRun) -> None:
-    """Difference quotients along random ways, of what it computes at one seed, in each use."""
+    """Take difference quotients in random directions, at one seed, in each use of the function."""
     adapter = t.adapter
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")
@@ -372,7 +372,7 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
 
 @add_check
 def gradients_of_normalisers(t: CheckRun) -> None:
-    """Of a cotangent of lse beside that of the output."""
+    """Pass a cotangent of lse besides that of the output."""
     for lead, (n, m) in product(((), t.adapter.lead(2, 3)), ((4, 6), (1, 6), (70, 70))):
         arrays, _ = t.problem(*t.fit(n, m, 4), lead=lead)
         _compare_gradients(t, arrays, d_lse=t.normal(*arrays[0].shape[:-1]), return_lse=True)

@@ -51,7 +51,7 @@ from .trials import CheckRun, add_check
 
 @add_check
 def frequency_law(t: CheckRun) -> None:
-    """Frequencies recovered at S = 1, d = 8, and with fewer seeds d = 1, 5 and 64.
+    """Recover frequencies at S = 1 and d = 8; with fewer seeds also at d = 1, 5 and 64.
 
     If they are iid, also at d = 256: half a million numbers at level quick, for the tails.
 
@@ -97,7 +97,7 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
 
 @add_check
 def one_function(t: CheckRun) -> None:
-    r"""The same sums x + y of other parts, whatever the frequencies, near the origin and far.
+    r"""Compare estimates at the same sum x + y of different parts, near the origin and far.
 
     Weights of keys :math:`z_j - x` at a query x, times :math:`e^{|z_j - x|^2/2}`, have the ratios
     that they have at x = 0.
@@ -144,9 +144,9 @@ def _one_function(t: CheckRun, samples: int, length: float, lead: tuple[int, ...
 
 @add_check
 def long_vectors(t: CheckRun) -> None:
-    """At x + y of lengths 2, 4 and 6, where a mean over seeds has too large a variance to tell.
+    """Try x + y of lengths 2, 4 and 6, where the variance of a mean over seeds is too large.
 
-    Exponents that are clipped, norms that are clamped and constants that are added show.
+    This detects clipped exponents, clamped norms and added constants.
     """
     lengths = np.array([2.0, 4.0, 6.0])
     d = len(lengths)
@@ -167,7 +167,7 @@ def long_vectors(t: CheckRun) -> None:
 
 @add_check
 def given_moments_law(t: CheckRun) -> None:
-    """Frequencies recovered at S = 1, whitened by the moments given."""
+    """Recover frequencies at S = 1, and whiten them by the moments that were passed."""
     d, c = 4, 1.0
     mean = t.normal(d, size=0.5)
     skew = np.eye(d) + t.normal(d, d, size=0.3)
@@ -190,7 +190,7 @@ def given_moments_law(t: CheckRun) -> None:
 
 @add_check
 def frequency_pairs(t: CheckRun) -> None:
-    """Both frequencies recovered at S = 2: independent, at right angles, or opposite."""
+    """Recover both frequencies at S = 2: independent, orthogonal or opposite."""
     from scipy import stats as laws
 
     d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
@@ -241,11 +241,11 @@ def _fail_above(t: CheckRun, x: Floats, rule: str, allowed: float) -> None:
 
 @add_check
 def feature_sums(t: CheckRun) -> None:
-    """Means of omega_i and of omega_i^2 over 15 to 2,049 features, from small differences.
+    """Find means of omega_i and of omega_i^2 over 15 to 2,049 features from small differences.
 
-    The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i gives both up to terms in c^4; of
-    features without sign the squares only. If the features are iid they are exactly normal and
-    chi-squared; else they are compared with those of the package's own draws (DKWM).
+    The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i determines both up to terms in c^4; for
+    features without sign, only the squares. If the features are iid the means are exactly normal
+    and chi-squared; else they are compared with those of the package's own draws (DKWM).
     """
     coupling = t.adapter["coupling"]
     sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25), (513, 4, 0.1), (2049, 4, 0.1)]
@@ -309,11 +309,11 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
 
 @add_check
 def recovered_values(t: CheckRun) -> None:
-    """Two frequencies from outputs along the axes predict outputs at other points.
+    """Recover two frequencies from outputs along the axes; predict outputs at other points.
 
-    Of attention for one query and for three, for few keys and many, in a batch of heads too: each
-    time the frequencies are recovered from inputs of the same shapes. Some points are long, where
-    exponents that are clipped and constants that are added show.
+    Outputs are those for one query and for three, for few keys and many, and in a batch of heads;
+    the frequencies are recovered each time, from inputs of the same shapes. Long points detect
+    clipped exponents and added constants.
     """
     d, c = 3, 0.5
     y = axes_and_sums(d, c)
@@ -374,7 +374,7 @@ def _recovered_values(
 
 @add_check
 def feature_average(t: CheckRun) -> None:
-    """Fifteen or sixteen features at x + y along an axis, either way, and along the diagonal.
+    """Try 15 or 16 features, at x + y along an axis in both directions, and along the diagonal.
 
     The distribution of the estimate is compared with that of the package's own draws (DKWM), and
     its mean with the kernel (Catoni, with the variance of the theory).
@@ -436,9 +436,9 @@ def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
 
 @add_check
 def own_law(t: CheckRun) -> None:
-    """First and last entry of a result at S = 1 and 4 against the registered function's (DKWM).
+    """Compare entries of results at S = 1 and 4 with those of the registered function (DKWM).
 
-    Of few keys, or of many where those are all near; a size at which nothing is drawn is left out.
+    There are few keys, or many if few are all near; sizes at which nothing is drawn are left out.
     """
     size = t.near if t.adapter.can("omega") else 1.0  # without, problems are of that size
     for samples in (1, 4):
@@ -476,5 +476,5 @@ def _ends(out: Any) -> Floats:
 
 @add_check
 def unseen_law(t: CheckRun) -> None:
-    """Nothing is tested: rounding or a declared epsilon hides the law, and this says so."""
+    """Test nothing: rounding or a declared epsilon hides the distribution, and this reports it."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

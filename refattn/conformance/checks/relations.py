@@ -31,7 +31,7 @@ from .uses import random_mask
 
 @add_check
 def weighted_mean(t: CheckRun) -> None:
-    """Constant values come back, one key returns its value, equal keys their mean; linear in v."""
+    """Try constant values, one key, and equal keys (values are averaged); test linearity in v."""
     low = t.adapter.half
     positive = t.adapter.has("nonnegative") and not t.adapter.waves
     for size in (0.5, 2.0, 8.0 if low else 30.0) if stabilised(t.adapter) else (0.5,):
@@ -79,7 +79,7 @@ def _small_normalisers(t: CheckRun) -> None:
 
 @add_check
 def order_of_keys(t: CheckRun) -> None:
-    """A permutation of keys and values."""
+    """Permute keys and values."""
     (q, k, v), options = t.problem(4, 9, 4, 5)
     order = t.rng.permutation(9)
     for _, out, allowed in results_of(t, (q, k, v), [options]):
@@ -88,7 +88,7 @@ def order_of_keys(t: CheckRun) -> None:
 
 @add_check
 def queries_apart(t: CheckRun) -> None:
-    """Editing other queries, far away too, leaves a query's result."""
+    """Change other queries, also to far away; the result of a query must stay."""
     (q, k, v), frequencies = t.problem(4, 6, 4, 4)
     ways = comparable_ways(t, frequencies)
     ways = ways[:1] if t.adapter.has("proposals") else ways
@@ -100,7 +100,7 @@ def queries_apart(t: CheckRun) -> None:
 
 @add_check
 def heads_apart(t: CheckRun) -> None:
-    """Editing one head leaves the others; with given frequencies each equals itself alone."""
+    """Change one head: others must stay. At given frequencies, compare each with itself alone."""
     lead = t.adapter.lead(2, 3)
     (q, k, v), frequencies = t.problem(5, 6, 4, 4, lead=lead)
     ways = comparable_ways(t, frequencies)
@@ -117,7 +117,7 @@ def heads_apart(t: CheckRun) -> None:
 
 @add_check
 def one_frequency(t: CheckRun) -> None:
-    """At S = 1 the result is the same for every query."""
+    """Compare the results of all queries at S = 1."""
     (q, k, v), frequencies = t.problem(6, 7, 4, 1)
     for _, out, allowed in results_of(t, (q, k, v), ways_to_call(t, frequencies, 1)):
         t.equal(out, np.broadcast_to(out[:1], out.shape), allowed)
@@ -125,7 +125,7 @@ def one_frequency(t: CheckRun) -> None:
 
 @add_check
 def mean_over_frequencies(t: CheckRun) -> None:
-    """Frequencies in another order, and each of them twice, give the same."""
+    """Reorder the frequencies, and repeat each of them; the result must stay."""
     arrays, options = t.problem(4, 6, 4, 6)
     omega = options["omega"]
     for _, out, allowed in results_of(t, arrays, [{"omega": omega}]):
@@ -135,7 +135,7 @@ def mean_over_frequencies(t: CheckRun) -> None:
 
 @add_check
 def feature_products(t: CheckRun) -> None:
-    """Products of the exposed features, the same map for both sides."""
+    """Multiply features that the candidate returns, by the same map for both sides."""
     for d, samples in ((1, 1), (3, 4), (8, 33)):
         (x, y), options = t.problem(5, 5, d, samples)
         want, allowed = reference(t.adapter, (x, y), options)
@@ -147,7 +147,7 @@ def feature_products(t: CheckRun) -> None:
 
 @add_check
 def masked_keys_unseen(t: CheckRun) -> None:
-    """Editing masked keys and values changes nothing."""
+    """Change masked keys and values; the result must stay."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     for size, edits in _edits(t):
         (q, k, v), frequencies = t.problem(5, 6, 4, 4, size=size)
@@ -171,7 +171,7 @@ def _edits(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
 
 @add_check
 def outside_of_windows(t: CheckRun) -> None:
-    """However large it is: the last query does not see keys that come long before it."""
+    """Change keys long before the last query, also to huge numbers."""
     for n, m in ((6, 9), (130, 130)):
         n, m, d = t.fit(n, m, 4)
         (q, k, v), _ = t.problem(n, m, d)
@@ -188,7 +188,7 @@ def outside_of_windows(t: CheckRun) -> None:
 
 @add_check
 def hidden_nonsense(t: CheckRun) -> None:
-    """In hidden keys and hidden values."""
+    """Put such numbers into hidden keys and hidden values."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     (q, k, v), frequencies = t.problem(5, 6, 4, 4)
     huge = {"float64": 1e300, "float16": 6e4}.get(t.adapter["dtype"], 1e37)
@@ -205,7 +205,7 @@ def hidden_nonsense(t: CheckRun) -> None:
 
 @add_check
 def future_unseen(t: CheckRun) -> None:
-    """Editing later keys and values, and then later queries too, leaves earlier results."""
+    """Change later keys and values, then also later queries; earlier results must stay."""
     for size, edits in _edits(t):
         (q, k, v), frequencies = t.problem(9, 9, 4, 3, size=size)
         ways = comparable_ways(t, frequencies, 3)
@@ -224,7 +224,7 @@ def future_unseen(t: CheckRun) -> None:
 
 @add_check
 def visible_part(t: CheckRun) -> None:
-    """At one seed a query's result is that of plain attention to the keys it sees."""
+    """Compare a query's result with plain attention to the keys that it sees, at the same seed."""
     (q, k, v), _ = t.problem(6, 6, 4, size=t.near if t.adapter.can("omega") else 1.0)
     for samples in (1, 5):
         options = t.options(samples)

@@ -103,7 +103,7 @@ def rows_alone(adapter: Adapter) -> bool:
 
 @add_check
 def large_sizes(t: CheckRun) -> None:
-    """Lengths past every power of two by one, up to what the time allows."""
+    """Try lengths that are larger by one than each power of two, as far as time allows."""
     causal = t.adapter.masks_future
     plain = not t.adapter["causal_only"]
     cases = [
@@ -194,7 +194,7 @@ def _describe_axis(wrong: Any, axis: int, name: str) -> str:
 
 @add_check
 def large_estimates(t: CheckRun) -> None:
-    """d and S past powers of two by one."""
+    """Try d and S that are larger by one than powers of two."""
     for d, samples in ((129, 3), (256, 3), (257, 3), (4, 257), (4, 513), (4, 1025), (4, 2049)):
         t.compare_problem(*t.fit(3, 3, d), samples)
     t.compare_problem(*t.fit(2049, 2049, 4), 3)
@@ -202,14 +202,14 @@ def large_estimates(t: CheckRun) -> None:
 
 @add_check
 def many_rows(t: CheckRun) -> None:
-    """20,000 rows, and past powers of two by one."""
+    """Try 20,000 rows, and numbers of rows larger by one than powers of two."""
     for shape in ((4097, 3), (8193, 2), (20_000, 8), (*t.adapter.lead(2), 9000, 3)):
         t.compare(t.normal(*shape))
 
 
 @add_check
 def long_half_sums(t: CheckRun) -> None:
-    """8,192 equal keys, of which the values of the first half are 1 and the others 0."""
+    """Try 8,192 equal keys; the values are 1 in the first half and 0 in the second."""
     (q, k, v), options = t.problem(2, 1, 4, 3, size=0.25)
     many = 8192
     keys = np.repeat(k, many, 0)

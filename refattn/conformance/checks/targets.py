@@ -35,7 +35,7 @@ def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
 
 @add_check
 def target_law(t: CheckRun) -> None:
-    """Frequencies recovered from single samples of the second of three queries, d = 4.
+    """Recover frequencies from single samples of the second of three queries, d = 4.
 
     With fewer seeds of the last of six queries of the last head, d = 8.
     """
@@ -45,13 +45,13 @@ def target_law(t: CheckRun) -> None:
 
 @add_check
 def masked_target_law(t: CheckRun) -> None:
-    """The same with a key of large weight masked."""
+    """Do the same with a key of large weight masked."""
     _target_law(t, 4, (), 3, 1, 0.5, hide="mask")
 
 
 @add_check
 def causal_target_law(t: CheckRun) -> None:
-    """The same for the last query but one, causal, the last key having a large weight."""
+    """Do the same for the last query but one, causal; the last key has a large weight."""
     _target_law(t, 4, (), 6, 4, 0.5, hide="causal")
 
 
@@ -111,7 +111,7 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
 
 @add_check
 def choices(t: CheckRun) -> None:
-    """How many of 16 samples choose one of a thousand light keys: a binomial law.
+    """Count how many of 16 samples choose one of a thousand light keys: a binomial distribution.
 
     A heavy key comes before them, and one that is never chosen after, far from them all, so that
     the result is the fraction of samples that chose a light one.
@@ -149,7 +149,7 @@ def choices(t: CheckRun) -> None:
 
 @add_check
 def unbiased(t: CheckRun) -> None:
-    """Weights of three keys, bounded and of known mean, at S = 16 (betting)."""
+    """Test the mean weights of three keys at S = 16, which are bounded (betting)."""
     d, m, root = 4, 6, t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (3, m))
     k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])
@@ -171,7 +171,7 @@ def unbiased(t: CheckRun) -> None:
 
 @add_check
 def mean_of_samples(t: CheckRun) -> None:
-    r"""Both samples recovered from the weights of five keys j c e_0, at S = 2.
+    r"""Recover both samples at S = 2 from the weights of five keys j c e_0.
 
     Weights times e^{|k|^2/2} are A_1 a_1^j + A_2 a_2^j with a_s = e^{c omega_s}, and the mean of
     two ratios has A_s = 1 / (2 sum_j xi(k_j, omega_s)) (Prony's method).
@@ -221,7 +221,7 @@ def mean_of_samples(t: CheckRun) -> None:
 
 @add_check
 def sample_average(t: CheckRun) -> None:
-    """Weights of two of twelve keys at S = 16 and 64 against the package's own (DKWM)."""
+    """Compare weights of two of twelve keys, at S = 16 and 64, with the package's own (DKWM)."""
     d, m, many, root = 4, 12, min(10 * t.size, 20_000), t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (2, m))
     k[-1] = 1.2 * q[-1]  # the last key matters
@@ -243,7 +243,7 @@ def sample_average(t: CheckRun) -> None:
 
 @add_check
 def draws_apart(t: CheckRun) -> None:
-    """Equal queries, heads and members of a batch get different results.
+    """Pass equal queries, heads and batch members; their results must differ.
 
     There are more queries than keys: some share a component, and would share a result if they
     shared the noise about it. Keys are small, so that no weight is 1 but for rounding.
@@ -260,7 +260,7 @@ def draws_apart(t: CheckRun) -> None:
 
 @add_check
 def proposal_noise(t: CheckRun) -> None:
-    """Differences of frequencies recovered at C = 1 from successive seeds.
+    """Recover frequencies at C = 1 from successive seeds, and test their differences.
 
     Queries are equal and keys almost, so that a centre made of them, be it of a random one, is
     the same to within the distance of keys.
@@ -306,7 +306,7 @@ def _two_exponentials(m: Floats) -> tuple[Floats, Floats]:
 
 @add_check
 def two_proposals(t: CheckRun) -> None:
-    """Both frequencies along an axis recovered at C = 2 from the weights of five keys on it.
+    """Recover both frequencies along an axis, at C = 2, from the weights of five keys on it.
 
     Two queries that differ by b e_0 weigh the proposals differently by e^{b (omega_1 - omega_2)}
     along the axis, whatever the centres are and whether weights are balanced or own.
@@ -356,7 +356,7 @@ def two_proposals(t: CheckRun) -> None:
 
 @add_check
 def proposal_average(t: CheckRun) -> None:
-    """Weights at C = 3 against the distribution of the package's own (DKWM).
+    """Compare the distribution of weights at C = 3 with the package's own (DKWM).
 
     The tokens of each chunk are near one point, on an axis of its own. There the weights by a
     chunk's own proposal and by the mixture differ most: their distribution functions are at least

@@ -32,7 +32,7 @@ def random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> Mask
 
 @add_check
 def mask(t: CheckRun) -> None:
-    """Agreement with the reference under masks of each query, and of padding."""
+    """Compare with the reference, for masks of each query and for padding."""
     sizes = [(2, 3, ()), (5, 5, ()), (6, 70, ()), (4, 5, t.adapter.lead(2, 3))]
     if t.adapter.eps < 1e-4:  # across the edges of blocks
         sizes += [(3, 129, ()), (2, 520, ()), (2, 1030, ())]
@@ -49,7 +49,7 @@ def mask(t: CheckRun) -> None:
 
 @add_check
 def mask_broadcasts(t: CheckRun) -> None:
-    """Masks of shape (n, m), (1, m) and (m,), and one for each of a batch or for each head."""
+    """Try masks of shape (n, m), (1, m) and (m,), and one for each batch member or each head."""
     arrays, options = t.problem(4, 5, 4, 5, lead=t.adapter.lead(2, 3))
     lead = arrays[0].shape[:-2]
     padding = np.array([[True, False, True, True, False]])
@@ -65,7 +65,7 @@ def mask_broadcasts(t: CheckRun) -> None:
 
 @add_check
 def query_without_keys(t: CheckRun) -> None:
-    """A masked row, all of them, and some in each member of a batch."""
+    """Hide all keys from one query, from all queries, and from some in each batch member."""
     arrays, options = t.problem(4, 5, 4, 4)
     hidden = random_mask(t, 4, 5)
     hidden[2] = False
@@ -83,7 +83,7 @@ def query_without_keys(t: CheckRun) -> None:
 
 @add_check
 def causal(t: CheckRun) -> None:
-    """Agreement with the reference, with as many queries as keys."""
+    """Compare with the reference, with as many queries as keys."""
     heads = [(6, (2, 3)), (130, (2, 3))]
     for n, lead in [*((n, ()) for n in (1, 2, 5, 17, 65, 130)), *heads]:
         t.compare_problem(n, n, 4, 5, lead=t.adapter.lead(*lead), causal=True)
@@ -96,7 +96,7 @@ def causal(t: CheckRun) -> None:
 
 @add_check
 def mask_with_causal(t: CheckRun) -> None:
-    """Agreement with the reference; a candidate may refuse both at once, by an exception."""
+    """Compare with the reference; a candidate may refuse the combination by an exception."""
     arrays, options = t.problem(6, 6, 4, 5)
     _compare_both(t, arrays, options | {"mask": random_mask(t, 6, 6), "causal": True})
 
@@ -114,7 +114,7 @@ def _compare_both(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
 
 @add_check
 def causal_cross(t: CheckRun) -> None:
-    """n below m, and above."""
+    """Try fewer queries than keys, and more."""
     empty = t.adapter["causal"] == "bottom-right"  # whether some of 7 queries of 4 keys see none
     undefined = t.adapter["empty_rows"] == "undefined" or not t.adapter.can("mask")
     sizes = [(1, 4), (3, 5), (20, 70), (1, 200), (30, 200), (70, 333)]
@@ -124,7 +124,7 @@ def causal_cross(t: CheckRun) -> None:
 
 @add_check
 def grouped_heads(t: CheckRun) -> None:
-    """Four query heads over two and one key heads, six over three."""
+    """Try four query heads with two key heads and with one, and six with three."""
     for heads, groups in ((4, 2), (4, 1), (6, 3)):
         lead = t.adapter.lead(2, heads)
         arrays, options = t.problem(3, 5, 4, 5, lead=lead, groups=groups)
@@ -147,7 +147,7 @@ def _key_heads(adapter: Adapter) -> tuple[int | None, ...]:
 
 @add_check
 def windows(t: CheckRun) -> None:
-    """One query's own key, one side, both, more than all keys; past blocks; with causal."""
+    """Try windows of the own key only, of one side, of both, and of too many keys; also causal."""
     sizes = [(6, 6, 4), (5, 9, 4), (1, 6, 4), (70, 70, 4), (130, 300, 4)]
     if t.adapter["empty_rows"] != "undefined":
         sizes.insert(3, (9, 5, 4))  # whose first queries see no key
@@ -161,7 +161,7 @@ def windows(t: CheckRun) -> None:
 
 @add_check
 def soft_caps(t: CheckRun) -> None:
-    """Small and large caps of small and large scores, and what is hidden stays hidden."""
+    """Try small and large caps of small and large scores; hidden keys must stay hidden."""
     few, plain = t.fit(5, 7, 4), _plain(t)
     n, m, _ = few
     for size in (1.0, 4.0, 20.0):
@@ -181,7 +181,7 @@ def soft_caps(t: CheckRun) -> None:
 
 @add_check
 def weights_of_sinks(t: CheckRun) -> None:
-    """Of each query head, below and above all scores; where nothing else is seen, all weight."""
+    """Try sinks of each query head, below and above all scores; some queries see nothing else."""
     adapter, few, plain = t.adapter, t.fit(5, 7, 4), _plain(t)
     for logit in (0.0, -3.0, 3.0, -math.inf, -60.0, 60.0, 1000.0):
         t.compare_problem(*few, **plain, sinks=np.asarray(adapter.exact(logit)))
@@ -204,7 +204,7 @@ def weights_of_sinks(t: CheckRun) -> None:
 
 @add_check
 def biases(t: CheckRun) -> None:
-    """Of pairs, keys, heads and batches; large ones; -infinity hides a key."""
+    """Try biases of pairs, keys, heads and batches; large ones; and -infinity, which hides."""
     adapter, plain = t.adapter, _plain(t)
     n, m, d = t.fit(5, 7, 4)
     lead = adapter.lead(2, 4)
@@ -235,7 +235,7 @@ def has_uses(adapter: Adapter) -> bool:
 
 @add_check
 def uses_together(t: CheckRun) -> None:
-    """Masks of every shape, causal, one query or many, grouped heads, frequencies of each head.
+    """Combine all masks, causal, one query or many, grouped heads and frequencies of each head.
 
     Any two of a mask, a bias and causal may be refused, by an exception.
     """
@@ -284,7 +284,7 @@ def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
 
 @add_check
 def log_normalisers(t: CheckRun) -> None:
-    """Without and with leading axes, of what is seen only, and at large scores."""
+    """Try inputs without and with leading axes, hidden keys, and large scores."""
     n, m, d = t.fit(5, 8, 4)
     near = np.arange(m) - np.arange(n)[:, None]
     options: dict[str, Any] = {
@@ -309,7 +309,7 @@ def log_normalisers(t: CheckRun) -> None:
 
 @add_check
 def normaliser_without_keys(t: CheckRun) -> None:
-    """So that what it is merged with stays as it is: masked, and before all keys."""
+    """Hide all keys by a mask, or by causal: merging such a part must change nothing."""
     ways: dict[str, Any] = {"mask": True, "causal": True, "window": (1, 0)}
     for name, way in ways.items():
         n, m, d = t.fit(4, 6, 4) if name == "mask" else t.fit(6, 3, 4)
@@ -327,7 +327,7 @@ def normaliser_without_keys(t: CheckRun) -> None:
 
 @add_check
 def merged_parts(t: CheckRun) -> None:
-    """Two parts and three, of sizes that differ, with scores far apart."""
+    """Merge two parts and three, of different sizes, with scores far apart."""
     unit = t.adapter["multiple_of"] * (1 if t.adapter["multiple_of"] > 2 else 3)
     for n, size in ((5, 1.0), (5, 4.0), (1, 1.0)):
         n, m, d = t.fit(n, 4 * unit, 4)

@@ -32,7 +32,7 @@ _SHAPES = (  # n, m, d, samples, leading axes
 
 @add_check
 def reference_values(t: CheckRun) -> None:
-    """Cases of many shapes, then keys off the origin, and unequal frequencies."""
+    """Try many shapes, then keys far from the origin, then frequencies of unequal lengths."""
     for n, m, d, samples, lead in _SHAPES:
         rows = max(n, 2) if t.adapter.has("rows") else n
         rows, m, d = t.fit(rows, m, d)
@@ -57,21 +57,21 @@ def reference_values(t: CheckRun) -> None:
 
 @add_check
 def value_length(t: CheckRun) -> None:
-    """d_v of 1 and of more than d."""
+    """Try d_v = 1, and d_v larger than d."""
     for d_v in (1, 7, 20):
         t.compare_problem(4, 5, 3, 4, d_v=d_v)
 
 
 @add_check
 def large_logits(t: CheckRun) -> None:
-    """Exponents of some tens."""
+    """Try exponents of some tens."""
     for size in (2.0, 4.0):
         t.compare_problem(6, 8, 4, 5, size=size)
 
 
 @add_check
 def extreme_logits(t: CheckRun) -> None:
-    """Exponents of thousands of either sign, and rows in which all of them are very negative.
+    """Try exponents of thousands, positive and negative, and rows of very negative ones only.
 
     Of exact attention in float32 and float64 down to -3e5.
     """
@@ -95,7 +95,7 @@ def _scores_far_down(t: CheckRun) -> None:
 
 @add_check
 def heads_of_other_size(t: CheckRun) -> None:
-    """Queries and keys of heads that differ by factors of thousands."""
+    """Try heads whose queries and keys differ by factors of thousands."""
     (q, k, v), options = t.problem(5, 6, 4, 5, lead=t.adapter.lead(3))
     for sizes in ((1.0, 2.0**-8, 8.0), (8.0 if t.adapter.half else 256.0, 1.0, 2.0**-8)):
         factor = np.array(sizes)[:, None, None]
@@ -104,7 +104,7 @@ def heads_of_other_size(t: CheckRun) -> None:
 
 @add_check
 def extreme_features(t: CheckRun) -> None:
-    """Entries from -8 to -60 make elu + 1 features down to 1e-26; those above 709 overflow exp."""
+    """Try entries of -8 to -60, where elu + 1 is down to 1e-26, and above 709: exp overflows."""
     low = t.adapter.half
     (q, k, v), _ = t.problem(4, 5, 3)
     if t.adapter["feature_map"] == "relu":
@@ -120,13 +120,13 @@ def extreme_features(t: CheckRun) -> None:
 
 @add_check
 def frequencies_of_heads(t: CheckRun) -> None:
-    """Frequencies with the leading axes of queries."""
+    """Pass frequencies with the leading axes of the queries."""
     t.compare_problem(5, 6, 4, 4, lead=t.adapter.lead(2, 3), own=True)
 
 
 @add_check
 def large_mean(t: CheckRun) -> None:
-    """Data whose mean is many times their spread, constant columns, two rows, N below d."""
+    """Try data whose mean is many times their spread, constant columns, two rows, and N below d."""
     offset = {"float64": 1e8, "float32": 1e4}.get(t.adapter["dtype"], 16.0)
     for n, d in ((2, 1), (2, 3), (5, 2), (50, 3), (1000, 4)):
         steps = t.rng.integers(-8, 9, (n, d)) * 1.0
@@ -137,7 +137,7 @@ def large_mean(t: CheckRun) -> None:
 
 @add_check
 def batches_of_rows(t: CheckRun) -> None:
-    """Leading axes."""
+    """Try rows with leading axes."""
     for lead in t.adapter.lead(3), t.adapter.lead(2, 3):
         x = t.normal(*lead, 7, 3)
         t.compare(t.adapter.exact(x + np.arange(math.prod(lead)).reshape(*lead, 1, 1)))
@@ -169,7 +169,7 @@ def errors_have_law(adapter: Adapter) -> bool:
 
 @add_check
 def rounding_errors(t: CheckRun) -> None:
-    """Ordinary numbers: errors over their standard deviations, and along known defects."""
+    """Test errors of ordinary numbers over their standard deviations, and along known bugs."""
     dtype = t.adapter["dtype"]
     n, m, d = t.fit(*_ORDINARY_SIZES)
     arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))

@@ -26,24 +26,24 @@ _OF_DRAWS = "how the function draws: the distribution, the coupling, and what a 
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _OF_VERIFY = {  # tests and verdicts
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
-    "largest z": "a test of verify: the largest error over its standard deviation",
-    "mean square": "a test of verify: the mean of squares of errors over standard deviations",
+    "largest z": "a test of verify: the largest error divided by its standard deviation",
+    "mean square": "a test of verify: the mean square of errors divided by standard deviations",
     "mean square of tiles": "the same for the rows of a tile, of 16 or more queries",
     "mean square of heads": "the same for the rows of a head",
     "likelihood": "a test of verify: another profile is much likelier than this one",
     "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
     "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
-    "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation would have passed, too",
+    "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
 }
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
     "recomputed": "as math, and the backward pass computes weights again from log normalisers",
-    "flash": "a fused kernel: weights over the largest are rounded, sums are not",
+    "flash": "a fused kernel: weights relative to the largest are rounded, sums are not",
     "upcast": "scores and softmax are in float32, then probabilities are rounded",
     "eager": "step by step: scores and probabilities are rounded to the storage type",
-    "tf32": "matrix units round what they multiply to TF32",
-    "fp8": "weights, or all that is multiplied, are rounded to 8 bits",
+    "tf32": "matrix units round their inputs to TF32",
+    "fp8": "weights, or all inputs of products, are rounded to 8 bits",
     "half": "sums of products are kept in float16",
 }
 _FEW = 4  # known bugs that are listed for a check
