@@ -112,6 +112,11 @@ def effective_sample_size(log_weights: Array) -> Array:
     array, shape (...)
         Namespace, dtype and device of the argument.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If the argument is not a floating array with at least one axis.
+
     Examples
     --------
     >>> import numpy as np

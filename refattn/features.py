@@ -2,8 +2,7 @@ r"""Feature maps, and attention linear in them.
 
 A map takes vectors (..., n, d) to features (..., n, F), of any sign. Maps with factors such as
 exp(|x|^2/2) return `Features`: values and the logarithm of a scale for each row. For positive
-features use `refattn.random_feature_attention`, which stores their logarithms. What is no floating
-array raises TypeError, and shapes that do not match or a number out of its range ValueError.
+features use `refattn.random_feature_attention`, which stores their logarithms.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def random_features(
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
     functions : sequence of functions of an array
-        The elementwise functions f_1, ..., f_l, at least one.
+        The elementwise functions f_1, ..., f_l.
     log_h : function, optional
         Maps x (..., n, d) to log h(x) (..., n); h = 1 by default.
 
@@ -101,6 +100,11 @@ def random_features(
     -------
     Features
         `values` of shape (..., n, l S) and `log_scale` = log h(x), of shape (..., n).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `x` or `omega` is not a floating array, shapes do not match or there is no function.
 
     Examples
     --------
@@ -143,6 +147,11 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     -------
     Features
         `values` of shape (..., n, S), at most S^{-1/2}, and `log_scale` of shape (..., n).
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `x` or `omega` is not a floating array or shapes do not match.
 
     Examples
     --------
@@ -248,6 +257,13 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     array, shape of `x`
         Namespace, dtype and device of `x`.
 
+    Raises
+    ------
+    TypeError
+        If `x` is not a floating array or `alpha` not a real number.
+    ValueError
+        If `alpha` is outside (0, 1].
+
     Examples
     --------
     >>> import numpy as np
@@ -295,6 +311,11 @@ def relu_features(x: Array) -> Array:
     array, shape of `x`
         Namespace, dtype and device of `x`.
 
+    Raises
+    ------
+    TypeError
+        If `x` is not a floating array.
+
     Examples
     --------
     >>> import numpy as np
@@ -337,9 +358,11 @@ def taylor_features(x: Array, *, degree: int) -> Features:
 
     Raises
     ------
+    TypeError
+        If `x` is not a floating array or `degree` not an integer.
     ValueError
-        If `degree` is above 10,000, or the map would have more than a million features, or ten
-        million factors in them.
+        If `degree` is negative or above 10,000, or the map would have more than a million features,
+        or ten million factors in them.
 
     Examples
     --------

@@ -2,8 +2,7 @@ r"""Mean and covariance of queries or keys, in one pass and mergeable, and what 
 
 `estimate` reads an array (or a file mapped into memory) and `estimate_chunks` a stream, block by
 block; `merge` joins results of different machines. `shrink` and `summary` estimate how reliable a
-covariance of few rows is, and `mean_only` and `mean_plus_trace` approximate squared norms. What is
-no Moments raises TypeError, and fields that do not match, or arguments that do not, ValueError.
+covariance of few rows is, and `mean_only` and `mean_plus_trace` approximate squared norms.
 
     Chan, Golub and LeVeque, Algorithms for computing the sample variance, The American
     Statistician 37(3), 1983: shifting, merging, and pairwise merging.
@@ -245,6 +244,13 @@ def merge(a: Moments, b: Moments) -> Moments:
     Moments
         As if estimated from both sets at once.
 
+    Raises
+    ------
+    TypeError
+        If `a` or `b` is not a Moments of arrays of one library and one dtype.
+    ValueError
+        If shapes, devices or `ddof` differ.
+
     Notes
     -----
     The means are known to their own rounding only, so that an error of eps |mean_i| / s_i joins
@@ -281,6 +287,11 @@ def shrink(m: Moments) -> Moments:
         With the shrunk covariance and all else unchanged; the trace is kept. Positive definite
         also for N <= d, unless all rows are equal: then it is 0. Merge first and shrink last: the
         covariance of the rows cannot be recovered from the result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
 
     Examples
     --------
@@ -320,6 +331,11 @@ def shrinkage_intensity(m: Moments) -> Array:
         From 0 to 1; 1 where the covariance is already a multiple of the identity, 0 included, and
         nan where it is nan.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
     Notes
     -----
     It needs the covariance and the count only, and so works on merged moments and on data that
@@ -356,6 +372,11 @@ def summary(m: Moments) -> Summary:
     Summary
         NumPy arrays in float64, whatever the library and dtype of `m`; nan for heads whose
         covariance is not finite.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
 
     Notes
     -----
@@ -413,6 +434,11 @@ def mean_only(m: Moments) -> Array:
     array, shape (...)
         With the namespace, dtype and device of `m.mean`.
 
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
+
     Examples
     --------
     >>> import numpy as np
@@ -443,6 +469,11 @@ def mean_plus_trace(m: Moments) -> Array:
     -------
     array, shape (...)
         With the namespace, dtype and device of `m.mean`; nan where the covariance is.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `m` is not a Moments, or its fields do not match.
 
     Examples
     --------

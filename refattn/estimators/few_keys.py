@@ -314,6 +314,14 @@ def sampled_key_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key of the sample are 0.
 
+    Raises
+    ------
+    TypeError
+        As in `attend`, and if `indices` are not integers.
+    ValueError
+        As in `attend`; if shapes of `indices` or `log_probability` do not fit, or if an index is
+        not of a key.
+
     Examples
     --------
     >>> import numpy as np

@@ -99,6 +99,11 @@ def draw_pivots(
         Indices for each head of `k`, in the order in which they were chosen, with the namespace
         and device of `k`.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`; if `num_keys` is not a positive integer of at most m, or `pivots` unknown.
+
     Examples
     --------
     >>> import numpy as np
@@ -230,6 +235,11 @@ def draw_keys(
         `indices` and `log_probability`, of shape (..., S), or (..., n, S) if the law is
         ``"softmax"``, for each query head. The latter have the dtype of `q`. Places beyond the keys
         there are have the log probability inf, with which they are not seen.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`; if `num_keys` is not a positive integer of at most m, or `law` unknown.
 
     Examples
     --------

@@ -92,6 +92,12 @@ def eva_attention(
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attend`; if `window` is not a positive integer, if the mask differs between queries,
+        or if `omega` has not one frequency for each chunk.
+
     Examples
     --------
     >>> import numpy as np
@@ -425,6 +431,11 @@ def local_random_feature_attention(
     -------
     array, shape (..., n, d_v)
         Same namespace, dtype and device as `q`. Rows that see no key are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `random_feature_attention`, and if `window` is not such a pair.
 
     Examples
     --------

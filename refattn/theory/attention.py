@@ -272,6 +272,11 @@ def num_features_for(
     numpy.ndarray, shape (...), float64
         Whole numbers, one for each head; inf if the predicted error is infinite.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`, and if the target is not positive.
+
     Examples
     --------
     >>> import numpy as np

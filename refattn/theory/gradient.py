@@ -54,7 +54,7 @@ def gradient_law(
     q, k, v, num_features, proposal, scale, mask, causal
         As in `attention_law`.
     d_out : array_like, shape (..., n, d_v)
-        Cotangent of the output, of its shape.
+        Cotangent of the output.
 
     Returns
     -------
@@ -62,6 +62,11 @@ def gradient_law(
         `bias` and `variance` have the shape of the gradient, (..., n, d), for queries as they are
         given, not in kernel coordinates; leading axes are those of the output. Takes time
         O(n m^2 d). A query that sees no key has bias and variance 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`, and if `d_out` does not have the shape of the output.
 
     Examples
     --------

@@ -414,6 +414,11 @@ def num_features_for_kernel(
         Whole numbers; inf if no number reaches the target, because it is below the bias of a biased
         coupling.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As in `log_kernel_variance`, and if the target is not positive.
+
     Examples
     --------
     >>> from refattn import theory

@@ -65,6 +65,12 @@ def sampled_keys_law(
         float64 NumPy arrays, an `ExactLaw` if keys are drawn from the softmax. A query that sees no
         key has bias and variance 0 and ess S.
 
+    Raises
+    ------
+    TypeError, ValueError
+        As in `attention_law`, and if `draws` is unknown, or the mask differs between queries where
+        it must not.
+
     Examples
     --------
     >>> import numpy as np

@@ -57,6 +57,13 @@ def pack(path: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
     list of Path
         The archive.
 
+    Raises
+    ------
+    ValueError
+        If the name does not end so, or the format is unknown.
+    ModuleNotFoundError
+        If what the format needs is not installed.
+
     Examples
     --------
     >>> import tempfile, zipfile

@@ -43,6 +43,13 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
     list of Path
         The files written.
 
+    Raises
+    ------
+    ValueError
+        If the format is unknown.
+    ModuleNotFoundError
+        If mpmath, or for its format onnx, is not installed.
+
     Examples
     --------
     >>> import tempfile
