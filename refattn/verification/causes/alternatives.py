@@ -48,7 +48,7 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         yield f"{problem.result} is 0 everywhere"
     if nan:
         span = describe_span(np.array(sorted(held)))
-        where = f" ({problem.rows} {span})" if len(held) > 1 and "among" not in span else ""
+        where = f" ({problem.rows} {span})" if len(held) > 1 else ""
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}{where}"
 
 

@@ -440,6 +440,22 @@ SEEN_PLACES = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("name", some(("scale times 1.3", "lost tile", "lse to base 2")))
+def test_rows_of_nan_hide_no_cause(name):
+    """That of the other rows is named; of these it is said how many there are, and where."""
+    arrays = CASES[name][0]()
+    numbers = arrays[name.split()[0] if name.startswith("lse") else "out"]
+    numbers[0, 3], numbers[1, 40:43] = np.nan, np.inf
+    found = judged(arrays)
+    assert found.suspects[0].text.startswith("agrees if ")
+    assert CASES[name][1] in found.suspects[0].text
+    assert found.place == "124 of 128 rows"
+    line = "4 log normalisers are not finite, of queries among 3 to 42"
+    if "lse" not in name:
+        line = "4 of 128 rows hold NaN or infinity, the first is (0, 3) (queries among 3 to 42)"
+    assert line in found.remarks
+
+
 @pytest.mark.parametrize("name", some(SEEN_PLACES))
 def test_what_wrong_numbers_of_a_place_are_is_said(name):
     make, words = SEEN_PLACES[name]
