@@ -45,8 +45,9 @@ def explain(
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
     rest = verdict.dtype, failed, where
     found, sample = explain_output(problem, numbers, profiles, *rest)
-    if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
-        fits = []
+    if failed == "lse":
+        share = 0.0 if found else share_of_offset(problem, sample)
+        fits = [x._replace(explained=share) for x in fits if share >= _MOST]
     suspects = order_suspects(found, fits)
     holds = any(x.name == "convention" for x in suspects)
     suspects = suspects if holds else name_trivial(verdict) or suspects

@@ -34,22 +34,25 @@ class Place(NamedTuple):
     ----------
     i, j : arrays, (queries, 1) and (keys,)
         Positions of queries and keys.
-    n, m : int
-        How many of each the head has.
+    n, m : int or arrays
+        How many of each the head has, or the sequence of each query.
     mask : array of bool, (queries, keys), or None
         The mask, if there is one.
+    at : tuple of int
+        Index of the head.
     """
 
     i: Numbers1D
     j: Numbers1D
-    n: int
-    m: int
+    n: Any
+    m: Any
     mask: Seen | None
+    at: Index = ()
 
     @property
     def ahead(self) -> Numbers1D:
         """How far keys are ahead of queries, if the last query is level with the last key."""
-        return self.j - self.i - (self.m - self.n)
+        return np.asarray(self.j - self.i - (self.m - self.n))
 
 
 Bias = Callable[[Place, Index, Doubles | None], Doubles]
@@ -126,7 +129,7 @@ def take_rows(
     every = len(j) == m
     some = problem if every else problem._replace(has_sinks=False)
     head = some.head(at, i, WHOLE if every else j)
-    place = Place(i[:, None], j, n, m, head.mask)
+    place = Place(i[:, None], j, n, m, head.mask, at)
     visible = show_band(problem)(place) if seen is None else seen(place)
     if head.mask is not None and among:
         visible = visible & head.mask

@@ -214,17 +214,18 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
         tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
-        if problem.packed is not None:
-            of_row = number_sequences(problem, np.arange(wrong.shape[1]))
+        of_row = number_sequences(problem, np.arange(wrong.shape[1]))
+        if of_row is not None:
             tile = np.isin(of_row, of_row[rows])
         near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
 
 
 def number_sequences(problem: Problem, rows: Any) -> Any:
-    """Return which sequence each row is of."""
+    """Return which sequence each row is of; None if it is the only one of its head."""
     packed = problem.packed
-    assert packed is not None
+    if packed is None or packed.queries.ndim > 1:
+        return None
     offsets = packed.queries if problem.rows == "queries" else packed.keys
     return np.searchsorted(offsets, rows, "right") - 1
 
