@@ -29,11 +29,12 @@ class Sequences(NamedTuple):
 
     The last key is the number of the key that is level with each query, for causal attention and
     windows, among all keys: shape (tokens,), or (batch, n) with blocks. Offsets are where each
-    begins among queries and among keys, and their ends; None with blocks.
+    begins among queries and among keys, and their ends: shapes (sequences + 1,), or (batch, 2) with
+    blocks.
     """
 
     last_key: _Integers
-    offsets: tuple[_Integers, _Integers] | None = None
+    offsets: tuple[_Integers, _Integers]
 
 
 def take_sequences(
@@ -51,7 +52,7 @@ def take_sequences(
     if "mask" in arrays:
         raise ValueError(f"`mask` must not come with `{next(iter(given))}`.")
     if TABLE in given:
-        return Sequences(_take_blocks(arrays, given))
+        return _take_blocks(arrays, given)
     return _take_offsets(arrays, given)
 
 
@@ -88,8 +89,11 @@ def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> 
     return Sequences(np.arange(len(of_query)) + shift, (both[0], both[1]))
 
 
-def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> _Integers:
-    """Put keys and values (blocks, block size, heads, size) in order, (batch, m, heads, size)."""
+def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> Sequences:
+    """Put keys and values (blocks, block size, heads, size) in order, (batch, m, heads, size).
+
+    Numbers after the end of a sequence stay, if they are like the others: wrong kernels read them.
+    """
     called = next((x for x in LENGTHS if x in given), None)
     if called is None:
         raise ValueError(f"`{TABLE}` must come with `{LENGTHS[0]}`, got none.")
@@ -122,14 +126,31 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> _
             f"`{TABLE}` must hold blocks of 0 to {count - 1}, got "
             f"{table[member][read[member]].tolist()} for member {member}."
         )
-    most = int(np.max(lengths, initial=0))
+    most = min(int(np.max(lengths, initial=0)) // size + 1, table.shape[1]) * size
     seen = np.arange(most) < lengths[:, None]
+    there = (table >= 0) & (table < count)
     for name in "kv":
         pages: Any = arrays[name]
-        found = pages[np.where(read, table, 0)] if count else np.zeros((*table.shape, 0))
+        found = pages[np.where(there, table, 0)] if count else np.zeros((*table.shape, 0))
         keys = found.reshape(len(q), table.shape[1] * size, *pages.shape[2:])[:, :most].copy()
-        keys[~seen] = 0
+        keys[~seen] = _keep_alike(keys[~seen], keys[seen])
         arrays[name] = keys
     arrays["mask"] = seen[:, None, None]
-    last_key: _Integers = lengths[:, None] - q.shape[1] + np.arange(q.shape[1])
-    return last_key
+    n = q.shape[1]
+    last_key: _Integers = lengths[:, None] - n + np.arange(n)
+    of_q, of_k = (np.stack([0 * x, x], -1) for x in (0 * lengths + n, lengths))
+    return Sequences(last_key, (of_q, of_k))
+
+
+def _keep_alike(x: Any, others: Any) -> Any:
+    """Put 0 in place of numbers with more digits than others have, and of larger ones."""
+
+    def last_digits(x: Any) -> Any:
+        bits = x.view(f"uint{8 * x.itemsize}")
+        return np.where(bits == 0, np.iinfo(bits.dtype).max, bits & -bits)
+
+    most = np.max(np.abs(others), initial=0)
+    fewest = np.min(last_digits(others), initial=np.iinfo(f"uint{8 * x.itemsize}").max)
+    with np.errstate(invalid="ignore"):
+        alike = (np.abs(x) <= most) & (last_digits(x) >= fewest)
+    return np.where(alike, x, 0).astype(x.dtype)

@@ -65,7 +65,7 @@ def pose_tensors(
     window = qkv.window(unlimited(window))
     of_sequence, sequences, packed = None, tensors.sequences, None
     last = None if sequences is None else sequences.last_key
-    if sequences is not None and sequences.offsets is not None:
+    if sequences is not None:
         packed = Packed(*sequences.offsets, causal, window)
     if last is not None and not np.array_equal(last, np.arange(n) + m - n):
         of_sequence = partial(_see_band, last, Band.of(0, causal, window), m)

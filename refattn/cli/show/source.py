@@ -53,7 +53,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
         said.append(f"softcap {problem.softcap:g}")
     said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in given]
     if problem.packed is not None:
-        said.append(f"{len(problem.packed.queries) - 1} sequences, each by itself")
+        said.append(f"{np.diff(problem.packed.queries).size} sequences, each by itself")
     name = click.format_filename(tensors.path.name)
     return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
 

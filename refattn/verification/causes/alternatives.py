@@ -15,10 +15,16 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Index, Problem
 from ..findings import describe_span, place
 from .sampled import Alternative, Bias, Place, Rows, Seen, show_band
-from .sequences import list_packed
+from .sequences import list_packed, one_sequence, within_sequences
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
+_WRAPS = [2**x for x in range(4, 17)]  # where places may start again from 0
+_WRAPPED: Mapping[str, Callable[..., Place]] = {
+    "queries": lambda x, size: x._replace(i=x.i % size),
+    "keys": lambda x, size: x._replace(j=x.j % size),
+    "queries and keys": lambda x, size: x._replace(i=x.i % size, j=x.j % size),
+}
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # to which inputs are rounded
@@ -48,7 +54,7 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         yield f"{problem.result} is 0 everywhere"
     if nan:
         span = describe_span(np.array(sorted(held)))
-        where = f" ({problem.rows} {span})" if len(held) > 1 and "among" not in span else ""
+        where = f" ({problem.rows} {span})" if len(held) > 1 else ""
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}{where}"
 
 
@@ -77,16 +83,12 @@ def list_alternatives(problem: Problem) -> Iterator[Alternative]:
 def _list_options(problem: Problem) -> Iterator[Alternative]:
     """List the same problem with another option, each one that is given left out first."""
     arrays = problem.first
-    d = arrays["q"].shape[-1] if arrays else 1
+    d, m = arrays["q"].shape[-1] if arrays else 1, problem.shape[1]
     for name, other in problem.leave_out():
-        yield Alternative(_WITHOUT[name], other)
-    if not problem.causal:
+        if problem.packed is None or name not in ("mask", "causal mask", "window"):
+            yield Alternative(_WITHOUT[name], other)
+    if not problem.causal and problem.packed is None:
         yield Alternative("attention is causal", problem._replace(causal=True))
-    left, right = problem.window
-    if left is not None and right is not None:
-        for words, window in (("left", (None, right)), ("right", (left, None))):
-            text = f"the window has no limit on the {words}"
-            yield Alternative(text, problem._replace(window=window))
     scales = {
         f"1 / sqrt({d})": d**-0.5,
         "1": 1.0,
@@ -94,6 +96,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         "squared (used twice)": problem.scale**2,
         "multiplied by log2(e) once more": problem.scale * _LOG2E,
         "multiplied by ln(2) (log2(e) is left out)": problem.scale / _LOG2E,
+        "multiplied by the log of the number of keys": problem.scale * math.log(max(m, 2)),
     }
     for words, scale in scales.items():
         if not math.isclose(scale, problem.scale):
@@ -101,7 +104,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
     if problem.softcap is not None:
         words = "the cap is applied before the scale"
         yield Alternative(words, problem._replace(softcap=problem.softcap * problem.scale))
-    if "mask" in arrays:
+    if "mask" in arrays and problem.packed is None:
         text = "the mask is inverted"
         yield Alternative(text, problem.replaced("mask", lambda _, x: np.logical_not(x)))
     if problem.has_sinks:
@@ -119,14 +122,8 @@ def list_added(problem: Problem) -> Iterator[Alternative]:
     """List sums of weights in which there is more than the weights of the keys."""
     if problem.has_sinks or problem.kind != "scores":
         return
-    m, added = problem.shape[1], problem._replace(has_sinks=True)
-    sinks = {"1 is added to the sum of e^score (one more key, of score 0)": 0.0}
-    for size in (x for x in _TILES if m % x):
-        text = f"keys are padded to a multiple of {size} with scores of 0"
-        sinks[text] = math.log(-m % size)
-    for text, x in sinks.items():
-        sink = np.full((1, 1), x)
-        yield Alternative(text, added.replaced("sinks", lambda *_, sink=sink: sink))
+    added = problem._replace(has_sinks=True).replaced("sinks", lambda *_: np.zeros((1, 1)))
+    yield Alternative("1 is added to the sum of e^score (one more key, of score 0)", added)
 
 
 def _sink_of_next(problem: Problem, index: Index) -> Any:
@@ -136,10 +133,18 @@ def _sink_of_next(problem: Problem, index: Index) -> Any:
 
 def _list_visible(problem: Problem) -> Iterator[Alternative]:
     """List what queries may see by their place."""
+    if problem.packed is not None:
+        for one in _list_visible(one_sequence(problem)):
+            yield within_sequences(problem, one)
+        return
     n, m, _ = problem.shape
     band, (left, right) = show_band(problem), problem.window
 
     is_causal = problem.causal or right == 0
+    if left is not None and right is not None:
+        for words, window in (("left", (None, right)), ("right", (left, None))):
+            text = f"the window has no limit on the {words}"
+            yield Alternative(text, problem._replace(window=window))
     if problem.kind == "scores" and right is None:
         reach = "" if problem.causal else "attention is causal, and "
         for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
@@ -164,6 +169,11 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
             if side is not None and side + by >= 0:
                 text = f"the window reaches {side + by} to the {words}, not {side}"
                 yield Alternative(text, problem._replace(window=change(side + by)))
+    for size in (x for x in _WRAPS if (is_causal or left is not None) and x < max(n, m)):
+        for words, wrap in _WRAPPED.items():
+            text = f"places of {words} are counted modulo {size}"
+            seen = partial(_show_wrapped, band=band, wrap=partial(wrap, size=size))
+            yield Alternative(text, problem, seen)
     if left is not None or right is not None:
         words = "all queries have the window of the last query"
         yield Alternative(words, problem, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
@@ -186,6 +196,10 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
 def _show_reach(x: Place, left: int | None, right: int) -> Seen:
     seen = x.ahead <= right
     return seen if left is None else seen & (x.ahead >= -left)
+
+
+def _show_wrapped(x: Place, band: Callable[[Place], Seen], wrap: Callable[[Place], Place]) -> Seen:
+    return band(wrap(x))
 
 
 def _show_blocks(x: Place, size: int, last: int) -> Seen:
@@ -312,6 +326,18 @@ def list_families(
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
     if problem.kind != "scores" or not problem.first:
         return
+    n, m, _ = problem.shape
+    log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
+
+    def multiply(factors: Any) -> Alternative:
+        return Alternative("", problem.replaced("q", lambda _, q: factors * q))
+
+    if problem.packed is None:
+        text = "scores are multiplied by {} times the log of the place of the query, from 1 on"
+        yield text, lambda c: multiply(c * log_of_place), (0.2, 1.0)
+        text = "scores are multiplied by log(place of the query) / log({}) where that is above 1"
+        starts = tuple(2.0**x for x in range(4, max(5, m.bit_length())))
+        yield text, lambda c: multiply(np.maximum(log_of_place / math.log(c), 1.0)), starts
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
     if problem.softcap is not None:
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
@@ -375,6 +401,12 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             return rows._replace(queries=np.clip(rows.queries + by, 0, n - 1))
 
         yield Alternative(f"rows are those of {words}", problem, move=of_query)
+    for size in (x for x in _WRAPS if x < max(n, m)):
+        for words, names in (("queries i are those of i", "q"), ("keys j are those of j", "kv")):
+            wrapped = problem
+            for name in names:
+                wrapped = wrapped.replaced(name, partial(_start_again, size=size))
+            yield Alternative(f"{words} % {size}", wrapped)
     if len(problem.lead) and problem.lead[-1] > 1:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
@@ -392,6 +424,10 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
     yield from _list_strides(problem)
     yield from _list_narrow(problem)
+
+
+def _start_again(_: Index, x: Any, size: int) -> Any:
+    return x[np.arange(len(x)) % size]
 
 
 def _cut(_: Index, x: Any, width: int) -> Any:

@@ -27,20 +27,22 @@ from .places import list_places, list_seen
 from .sampled import Alternative, Result, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
+    FAR,
     Sample,
     Sampled,
     differ,
     divide,
+    find_columns,
     find_near,
     list_wrong,
     measure_unit,
     row_sizes,
+    set_apart,
     stay_wrong,
     thin,
 )
 
 _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
-_WRONG_FROM = 8.0  # standard deviations beyond which a row is wrong
 _MAY_CANCEL, _LOOKED_AGAIN = 1e4, 64  # what is beyond it where terms cancel, and rows, at most
 _MOST_TILES = 8  # of keys or queries, of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
@@ -305,28 +307,32 @@ class Backward:
         unit = measure_unit(read, profile, dtype)
         heads, n = [*np.ndindex(problem.lead)], problem.shape[0]
         far, taken = np.full((len(heads), n), np.nan), []
-        columns = np.zeros(problem.shape[2], bool)
+        columns, strange = np.zeros((2, problem.shape[2]), bool), np.zeros(far.shape, bool)
         looked = int(np.clip(_LOOKED // max(n * problem.shape[1], 1), _HEADS, _MOST_HEADS))
         spread = {*np.linspace(0, len(heads) - 1, looked).astype(int).tolist(), worst}
         for at in sorted(spread):
             index = heads[at]
             exact = self.predict(given, name, index, np.arange(n))
             got = part.numbers.out(index)
-            z = np.abs(divide(differ(got, exact), unit * row_sizes(exact)))
+            error = differ(got, exact)
+            strange[at] = ~np.isfinite(np.sum(error, -1))
+            z = np.abs(divide(error, unit * row_sizes(exact)))
             most = np.max(z, -1, initial=0.0)
-            doubtful = np.flatnonzero((most > _WRONG_FROM) & (most < _MAY_CANCEL))
+            doubtful = np.flatnonzero((most > FAR) & (most < _MAY_CANCEL))
             for row in thin(doubtful, _LOOKED_AGAIN):
                 law = read.analyse(index, profile.kernel(dtype), slice(row, row + 1))
                 z[row] = np.minimum(z[row], np.abs(divide(got[row] - exact[row], law.std[0])))
             far[at] = np.max(z, -1, initial=0.0)
-            columns |= np.any(z > _WRONG_FROM, 0)
-        wrong = far > _WRONG_FROM
+            columns |= find_columns(z, strange[at])
+        count = int(np.sum(~np.isnan(far)))
+        far, of_others = set_apart(far, strange, columns)
+        wrong = far > FAR
         near = find_near(wrong, problem)
         order = sorted(spread, key=lambda x: (-int(wrong[x].sum()), x))
         right = [x for x in order if not wrong[x].any()]
         for at in [*[x for x in order if wrong[x].any()][:_HEADS], *right[:_HEADS]]:
-            bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= _WRONG_FROM)
-            inside = np.flatnonzero(near[at] & (far[at] <= _WRONG_FROM))
+            bad, good = np.flatnonzero(wrong[at]), np.flatnonzero(far[at] <= FAR)
+            inside = np.flatnonzero(near[at] & (far[at] <= FAR))
             right_rows = (*thin(good, _RIGHT_ROWS), *thin(inside, _RIGHT_ROWS))
             some = {*thin(bad, _WRONG_ROWS), *right_rows}
             rows = Rows(heads[at], np.array(sorted(some)), np.arange(0))
@@ -334,7 +340,7 @@ class Backward:
                 mark = wrong[at, rows.queries] if wrong.any() else np.ones(len(some), bool)
                 i = rows.queries
                 taken.append(Sampled(rows, part.numbers.out(heads[at])[i], None, mark, near[at, i]))
-        return Sample(taken, unit, wrong, columns, int(np.sum(~np.isnan(far))))
+        return Sample(taken, unit, wrong, of_others, count)
 
 
 def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, list[Doubles]]:

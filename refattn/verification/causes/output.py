@@ -28,8 +28,17 @@ from .alternatives import list_added, list_alternatives, list_families
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
-from .sequences import list_skipped
-from .slips import NORMALISERS, PARTS, list_cuts, list_fills, list_lost_tiles, list_slips, sum_tiles
+from .sequences import list_padded, list_skipped
+from .slips import (
+    NORMALISERS,
+    PARTS,
+    fit_normalisers,
+    list_cuts,
+    list_fills,
+    list_lost_tiles,
+    list_slips,
+    sum_tiles,
+)
 from .wrong_rows import (
     FAR,
     Sample,
@@ -196,7 +205,7 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        for listing in (list_skipped, list_alternatives, list_slips, list_added):
+        for listing in (list_skipped, list_alternatives, list_slips, list_added, list_padded):
             yield from map(self.explain, listing(self.problem))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
@@ -536,7 +545,9 @@ def explain_normalisers(
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
     moved = (Normalisers(f"lse is {words}", other) for words, other in trials.list_moved())
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
-    for lse in chain([Normalisers("")], named, [right], moved):
+    of_lse = [(x.lse, y.lse) for x, y in zip(heads, results, strict=True) if x.lse is not None]
+    fitted = (Normalisers(f"lse is {x}", change=change) for x, change in fit_normalisers(of_lse))
+    for lse in chain([Normalisers("")], named, [right], moved, fitted):
         if all(np.all(lse.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
             return lse
     return None

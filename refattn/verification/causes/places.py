@@ -62,9 +62,10 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
 
 def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
     """Say which sequences rows are of, if not of all."""
-    if problem.packed is None:
+    of_row = number_sequences(problem, rows)
+    if problem.packed is None or of_row is None:
         return ""
-    found = np.unique(number_sequences(problem, rows))
+    found = np.unique(of_row)
     few = len(found) < len(problem.packed.queries) - 1
     return f" (sequence{'s' * (len(found) > 1)} {describe_span(found)})" if few else ""
 

@@ -45,12 +45,14 @@ def explain(
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
     rest = verdict.dtype, failed, where
     found, sample = explain_output(problem, numbers, profiles, *rest)
-    if failed == "lse" and (found or share_of_offset(problem, sample) < _MOST):
-        fits = []
-    suspects = name_trivial(verdict) or order_suspects(found, fits)
+    if failed == "lse":
+        share = 0.0 if found else share_of_offset(problem, sample)
+        fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+    suspects = order_suspects(found, fits)
+    holds = any(x.name == "convention" for x in suspects)
+    suspects = suspects if holds else name_trivial(verdict) or suspects
     at = describe_place(problem, sample)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
-    holds = any(x.name == "convention" for x in suspects)
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
     seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
     zeros = remark_zeros(problem, numbers, sample)
@@ -92,7 +94,7 @@ def explain_gradients(
 
 
 def name_trivial(verdict: Verdict) -> list[Suspect]:
-    """Name what is the cause before all others: results that are all 0, or NaN in every row."""
+    """Name what is the cause if no other is known: results that are all 0, or NaN in every row."""
     found = (
         re.match(r".* is 0 everywhere|(\d+) of \1 rows hold NaN.*", x) for x in verdict.remarks
     )

@@ -32,14 +32,15 @@ class Place(NamedTuple):
 
     i: Numbers1D  # positions of queries, (queries, 1)
     j: Numbers1D  # and of keys, (keys,)
-    n: int  # how many queries the head has
-    m: int  # and keys
+    n: Any  # how many queries the head has, or the sequence of each query
+    m: Any  # and keys
     mask: Seen | None  # (queries, keys)
+    at: Index = ()  # index of the head
 
     @property
     def ahead(self) -> Numbers1D:
         """How far keys are ahead of queries, if the last query is level with the last key."""
-        return self.j - self.i - (self.m - self.n)
+        return np.asarray(self.j - self.i - (self.m - self.n))
 
 
 Bias = Callable[[Place, Index, Doubles | None], Doubles]
@@ -96,7 +97,7 @@ def take_rows(
     every = len(j) == m
     some = problem if every else problem._replace(has_sinks=False)
     head = some.head(at, i, WHOLE if every else j)
-    place = Place(i[:, None], j, n, m, head.mask)
+    place = Place(i[:, None], j, n, m, head.mask, at)
     visible = show_band(problem)(place) if seen is None else seen(place)
     if head.mask is not None and among:
         visible = visible & head.mask

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.problems import Index, Packed, Problem
 from .sampled import (
@@ -18,18 +19,20 @@ from .sampled import (
     Rows,
     Seen,
     attend,
+    show_band,
     show_distances,
     take_rows,
 )
-from .slips import TILE_SIZES
+from .slips import TILE_SIZES, hide_tile
 
 _MOST_SKIPPED = 64  # sequences, at most, of which each may be skipped
 _MOST_BORDERS = 16  # between sequences, at most, of which each may be wrong alone
+_LOST_TILES = 8  # of a sequence, at most, of which each may be lost
 _SAME_SLOPE = 1e-2  # of a bias over distances, how far it may differ
 
 
 class Bounds(NamedTuple):
-    """What each sequence sees."""
+    """What each sequence sees: arrays (1, sequences), or (batch, 1) with keys in blocks."""
 
     rows: Numbers1D  # the first query of each
     begin: Numbers1D  # its first key
@@ -39,11 +42,13 @@ class Bounds(NamedTuple):
     @classmethod
     def of(cls, queries: Numbers1D, keys: Numbers1D) -> Bounds:
         """Let each sequence see itself; its last query is level with its last key."""
-        return cls(queries[:-1], keys[:-1], keys[1:], keys[1:] - queries[1:])
+        queries, keys = np.atleast_2d(queries, keys)
+        return cls(queries[:, :-1], keys[:, :-1], keys[:, 1:], keys[:, 1:] - queries[:, 1:])
 
-    def ahead(self, x: Place) -> tuple[Numbers1D, Numbers1D]:
+    def ahead(self, x: Place) -> tuple[Any, Numbers1D]:
         """Return the sequence of each query, and how far keys are ahead of it."""
-        at = np.maximum(np.searchsorted(self.rows, x.i, "right") - 1, 0)
+        member = x.at[0] if len(self.rows) > 1 else 0
+        at = member, np.maximum(np.searchsorted(self.rows[member], x.i, "right") - 1, 0)
         return at, x.j - x.i - self.level[at]
 
 
@@ -51,7 +56,32 @@ def _show(bounds: Bounds, packed: Packed, x: Place) -> Seen:
     """Show the keys of each sequence, those that causal attention and windows show."""
     at, ahead = bounds.ahead(x)
     theirs = (x.j >= bounds.begin[at]) & (x.j < bounds.end[at])
-    return theirs & show_distances(ahead, packed.causal, packed.window)
+    return np.asarray(theirs & show_distances(ahead, packed.causal, packed.window))
+
+
+def _show_within(bounds: Bounds, rule: Callable[[Place], Seen], x: Place) -> Seen:
+    """Show the keys of each sequence that a rule shows, by places in the sequence."""
+    at, _ = bounds.ahead(x)
+    rows, begin, end, level = (y[at] for y in bounds)
+    j, m = x.j - begin, end - begin
+    place = Place(x.i - rows, j, m - level - rows + begin, m, None, x.at)
+    return np.asarray((j >= 0) & (j < m) & rule(place))
+
+
+def within_sequences(problem: Problem, one: Alternative) -> Alternative:
+    """Show what an alternative of one sequence shows, in each of several."""
+    assert problem.packed is not None
+    bounds = Bounds.of(problem.packed.queries, problem.packed.keys)
+    seen = partial(_show_within, bounds, one.seen or show_band(one.problem))
+    return Alternative(one.text, problem, seen, among=False)
+
+
+def one_sequence(problem: Problem) -> Problem:
+    """Return a problem with the causal attention and windows of several sequences, but of one."""
+    packed, (_, m, columns) = problem.packed, problem.shape
+    assert packed is not None
+    one = problem._replace(packed=None, shape=(m, m, columns))
+    return one._replace(causal=packed.causal, window=packed.window)
 
 
 def list_packed(problem: Problem) -> Iterator[Alternative]:
@@ -63,25 +93,38 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     banded = packed.causal or packed.window != (None, None)
     called = "causal attention" if packed.causal else "the window"
     levels = [(f"{called} is {words}", x) for words, x in _list_levels(packed, right) if banded]
-    for text, bounds in (*levels, *_list_bounds(packed, right)):
+    borders = _list_borders(packed, right) if packed.queries.ndim == 1 else ()
+    for text, bounds in (*levels, *borders, *_list_lengths(right)):
         yield Alternative(text, problem, partial(_show, bounds, packed), among=False)
-    if packed.causal:
-        seen = partial(_show, right, packed._replace(causal=False))
-        yield Alternative("attention is not causal", problem, seen, among=False)
+    for text, others in (
+        ("attention is not causal", {"causal": False}),
+        ("attention is causal", {"causal": True}),
+        ("there is no window", {"window": (None, None)}),
+    ):
+        seen = partial(_show, right, packed._replace(**others))
+        yield Alternative(text, problem, seen, among=False)
+    inner, longest = one_sequence(problem), int(np.max(right.end - right.begin))
+    for size in (x for x in TILE_SIZES if x < longest):
+        for j in (*[*blocks(0, longest, size)][:_LOST_TILES], slice(size, longest)):
+            lost = within_sequences(problem, hide_tile(inner, j))
+            text = f"keys {j.start} to {j.stop - 1} of each sequence have no part"
+            yield lost._replace(text=text)
     if "bias" in problem.first:
         for words, bounds in _list_levels(packed, right):
             move = partial(_move_bias, right, bounds)
             yield Alternative(f"the bias is {words}", problem, bias=move)
 
 
-def _list_bounds(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
-    """List other borders; where keys are level with queries stays, or goes with the last key."""
+def _list_borders(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
+    """List other borders of sequences one after another."""
     rows, begin, end, level = right
     start, stop = 0 * begin, 0 * end + packed.keys[-1]
-    before, after = np.append(0, begin[:-1]), np.append(end[1:], stop[-1])
+    before, after = np.roll(begin, 1), np.roll(end, -1)
+    before[:, 0], after[:, -1] = 0, packed.keys[-1]
     words = "cu_seqlens are ignored: all tokens are one sequence"
     yield words, Bounds(rows, start, stop, stop - packed.queries[-1])
-    for words, first, last in (
+    yield from _with_ends(
+        right,
         ("sees the last key of the sequence before it, too", begin - 1, end),
         ("sees the first key of the next sequence, too", begin, end + 1),
         ("sees the keys of the sequence before it, too", before, end),
@@ -89,26 +132,48 @@ def _list_bounds(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
         ("sees the keys of all sequences before it, too", start, end),
         ("sees the keys of all sequences after it, too", begin, stop),
         ("sees the keys of all sequences", start, stop),
-        ("does not see its first key", begin + 1, end),
-        ("does not see its last key", begin, end - 1),
-    ):
-        yield f"a sequence {words}", Bounds(rows, first, last, level)
-        text = f"a sequence {words} (and is causal by the last that it sees)"
-        yield text, Bounds(rows, first, last, level + last - end)
+    )
     yield (
         "k and v of each sequence are read from the first key",
         right._replace(begin=start, end=end - begin, level=level - begin),
     )
+    yield from _list_offsets(packed)
+
+
+def _with_ends(right: Bounds, *ends: tuple[str, Any, Any]) -> Iterator[tuple[str, Bounds]]:
+    """Move ends; where keys are level with queries stays, or goes with the last key."""
+    rows, _, end, level = right
+    for words, first, last in ends:
+        yield f"a sequence {words}", Bounds(rows, first, last, level)
+        text = f"a sequence {words} (and is causal by the last that it sees)"
+        yield text, Bounds(rows, first, last, level + last - end)
+
+
+def _list_lengths(right: Bounds) -> Iterator[tuple[str, Bounds]]:
+    """List other lengths of sequences."""
+    rows, begin, end, level = right
+    yield from _with_ends(
+        right,
+        ("does not see its first key", begin + 1, end),
+        ("does not see its last key", begin, end - 1),
+    )
+    if len(rows) > 1:
+        yield from _with_ends(
+            right,
+            ("is one key too long", begin, end + 1),
+            ("has the length of the next one", begin, np.roll(end, -1)),
+            ("has the length of the one before", begin, np.roll(end, 1)),
+        )
+    longest = np.max(end - begin)
+    for words, at in (("", level), (", and causal by it", _by_longest(right))):
+        text = f"all sequences are as long as the longest, {longest} keys{words}"
+        yield text, Bounds(rows, begin, begin + longest, at)
     for size in TILE_SIZES:
         more, less = (begin - end) % size, (end - begin) % size
         for words, last in (("up", end + more), ("down", end - less)):
             text = f"lengths of sequences are rounded {words} to multiples of {size} keys"
             yield text, Bounds(rows, begin, last, level)
-    longest = np.max(end - begin)
-    for words, at in (("", level), (", and causal by it", _by_longest(packed, right))):
-        text = f"all sequences are as long as the longest, {longest} keys{words}"
-        yield text, Bounds(rows, begin, begin + longest, at)
-    yield from _list_offsets(packed)
+            yield f"{text}, and causal by it", Bounds(rows, begin, last, level + last - end)
 
 
 def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
@@ -126,13 +191,13 @@ def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
             (" of k and v", queries, of_keys),
         ):
             yield f"cu_seqlens{text} are 1 too {words}", Bounds.of(x, y)
-    yield from _list_borders(queries, keys)
+    yield from _list_moved(queries, keys)
     count = len(queries) - 1
     even = [np.arange(count + 1) * (x[-1] // count) for x in (queries, keys)]
     yield f"all {count} sequences are of one length", Bounds.of(*even)
 
 
-def _list_borders(queries: Numbers1D, keys: Numbers1D) -> Iterator[tuple[str, Bounds]]:
+def _list_moved(queries: Numbers1D, keys: Numbers1D) -> Iterator[tuple[str, Bounds]]:
     """List offsets of which one, between sequences, is off by one or left out."""
     inner = range(1, len(keys) - 1) if len(keys) > 3 else ()  # of one, all are wrong
     for at in inner[:_MOST_BORDERS]:
@@ -143,24 +208,22 @@ def _list_borders(queries: Numbers1D, keys: Numbers1D) -> Iterator[tuple[str, Bo
             yield f"{border} is 1 too {words}", Bounds.of(queries + by * step, keys + by * step)
 
 
-def _by_longest(packed: Packed, right: Bounds) -> Numbers1D:
+def _by_longest(right: Bounds) -> Numbers1D:
     """Return where keys are level if the longest lengths are those of all sequences."""
-    most_queries, most_keys = (np.max(np.diff(x)) for x in (packed.queries, packed.keys))
-    return np.asarray(right.begin - right.rows + most_keys - most_queries)
+    rows, begin, end, level = right
+    queries = end - level - rows
+    return np.asarray(begin - rows + np.max(end - begin) - np.max(queries))
 
 
 def _list_levels(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
     """List other places from which causal attention, windows and biases may be counted."""
     start = right.begin - right.rows
+    ends = packed.keys[..., -1:] - packed.queries[..., -1:]
     levels = {
         "from the first key of each sequence, not from the last": start,
         "from the start of the buffer, not of each sequence": 0 * start,
-        "from the end of the buffer, not of each sequence": (
-            0 * start + packed.keys[-1] - packed.queries[-1]
-        ),
-        "by the longest lengths of q and k, not by those of each sequence": (
-            _by_longest(packed, right)
-        ),
+        "from the end of the buffer, not of each sequence": 0 * start + ends,
+        "by the longest lengths of q and k, not by those of each sequence": _by_longest(right),
     }
     yield from ((f"counted {words}", right._replace(level=x)) for words, x in levels.items())
 
@@ -176,9 +239,43 @@ def _move_bias(right: Bounds, other: Bounds, x: Place, _: Index, bias: Doubles |
     return np.asarray(np.median(slopes) * theirs)
 
 
+def list_padded(problem: Problem) -> Iterator[Alternative]:
+    """List kernels in which zeros that fill the last tile of keys have part in the sum."""
+    if problem.kind != "scores" or 0 in problem.lead:
+        return
+    whose = "" if problem.packed is None else " of each sequence"
+    for size in TILE_SIZES:
+        text = f"keys{whose} are padded to a multiple of {size} with scores of 0"
+        yield Alternative(text, problem, answer=partial(_add_zeros, problem, size))
+
+
+def _add_zeros(problem: Problem, size: int, rows: Rows) -> Result:
+    """Add keys with score 0 and value 0 to the end of what the mask shows of each query."""
+    x = attend(take_rows(problem, rows))
+    with np.errstate(divide="ignore"):
+        more = np.log(-_count_visible(problem, rows) % size)
+    lse = np.logaddexp(x.lse, more)
+    share = np.exp(x.lse - np.where(np.isfinite(lse), lse, 0.0))
+    top = np.where(np.isfinite(more), np.maximum(x.top, 0.0), x.top)
+    return Result(share[:, None] * x.out, lse, top)
+
+
+def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
+    """Count the keys of the sequence of each query, or up to the end of what masks show."""
+    n, m, _ = problem.shape
+    if problem.packed is not None:
+        bounds = Bounds.of(problem.packed.queries, problem.packed.keys)
+        at, _ = bounds.ahead(Place(rows.queries[:, None], rows.keys, n, m, None, rows.at))
+        return np.asarray((bounds.end - bounds.begin)[at][:, 0])
+    mask = problem.read(rows.at).get("mask")
+    if mask is None or np.any(mask != mask[:1]):
+        return np.full(len(rows.queries), m)
+    return np.full(len(rows.queries), np.max(np.flatnonzero(mask[0]), initial=-1) + 1)
+
+
 def list_skipped(problem: Problem) -> Iterator[Alternative]:
     """List kernels that leave rows of sequences at 0: of one, or of all that are short."""
-    if problem.packed is None:
+    if problem.packed is None or problem.packed.queries.ndim > 1:
         return
     offsets = problem.packed.queries
     lengths = np.diff(offsets)

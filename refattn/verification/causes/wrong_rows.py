@@ -88,8 +88,8 @@ def draw_sample(
     """Find wrong rows, among them that of the worst element, and take some of them with others."""
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
-    far, columns = np.full((heads, n), np.nan), np.zeros(d_v, bool)
-    empty = np.zeros((heads, n), bool)
+    far, columns = np.full((heads, n), np.nan), np.zeros((2, d_v), bool)
+    empty, strange = np.zeros((2, heads, n), bool)
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
     blocks = items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
@@ -98,21 +98,22 @@ def draw_sample(
     for index, i in blocks:
         with np.errstate(all="ignore"):
             exact = Result(*attend_rows(problem.head(index), i, None))
-            z = np.abs(
-                divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out))
-            )
-            worst = np.max(z, -1, initial=0.0)
+            error = differ(numbers.out(index)[i], exact.out)
+            z = np.abs(divide(error, unit * row_sizes(exact.out)))
+            worst, lost = np.max(z, -1, initial=0.0), ~np.isfinite(np.sum(error, -1))
             if numbers.lse is not None:
                 error = differ(numbers.lse(index)[i], exact.lse)
                 worst = np.maximum(
                     worst, np.abs(divide(error, error_of_lse(exact, numbers, profile, m)))
                 )
-        columns |= np.any(z > FAR, 0)
-        far[problem.number(index), i] = worst
-        empty[problem.number(index), i] = np.isneginf(exact.lse)
+                lost |= ~np.isfinite(error)
+        columns |= find_columns(z, lost)
+        at = problem.number(index)
+        far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
         far[empty] = np.nan
+    far, of_others = set_apart(far, strange, columns)
     wrong = far > FAR
     near = find_near(wrong, problem)
     among = wrong.any(1, keepdims=True) & (far <= FAR)
@@ -135,8 +136,25 @@ def draw_sample(
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
-    looked = int(np.sum(~np.isnan(far) | empty))
-    return Sample(taken, unit, wrong, columns, looked, conventions)
+    looked = int(np.sum(~np.isnan(far) | empty | strange))
+    return Sample(taken, unit, wrong, of_others, looked, conventions)
+
+
+def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Find the wrong columns, (2, columns): of rows of numbers, and of rows that are strange."""
+    return np.stack([np.any((z > FAR) & x[:, None], 0) for x in (~strange, strange)])
+
+
+def set_apart(
+    far: Doubles, strange: npt.NDArray[np.bool_], columns: npt.NDArray[np.bool_]
+) -> tuple[Doubles, npt.NDArray[np.bool_]]:
+    """Leave out rows with NaN or infinity if others are wrong as well: these have their own cause.
+
+    Return how far the other rows are off, and the columns that are wrong in them.
+    """
+    if np.any(far[~strange] > FAR):
+        return np.where(strange, np.nan, far), columns[0]
+    return far, np.any(columns, 0)
 
 
 def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:
@@ -179,17 +197,18 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
         tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
-        if problem.packed is not None:
-            of_row = number_sequences(problem, np.arange(wrong.shape[1]))
+        of_row = number_sequences(problem, np.arange(wrong.shape[1]))
+        if of_row is not None:
             tile = np.isin(of_row, of_row[rows])
         near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
 
 
 def number_sequences(problem: Problem, rows: Any) -> Any:
-    """Return which sequence each row is of."""
+    """Return which sequence each row is of; None if it is the only one of its head."""
     packed = problem.packed
-    assert packed is not None
+    if packed is None or packed.queries.ndim > 1:
+        return None
     offsets = packed.queries if problem.rows == "queries" else packed.keys
     return np.searchsorted(offsets, rows, "right") - 1
 

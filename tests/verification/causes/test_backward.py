@@ -139,6 +139,18 @@ def test_rows_of_nan_are_said_of_all_gradients():
 
 
 @pytest.mark.long
+def test_rows_of_nan_hide_no_cause():
+    arrays = backward(*SAME, CAUSAL, seen_back=True)
+    arrays["dk"][1, 5], arrays["dq"][0, 33, 2] = np.nan, np.inf
+    found = verify(**arrays, causal=True, profile="flash").parts
+    for of in ("dq", "dk", "dv"):
+        text = found[of].suspects[0].text
+        assert text.startswith("agrees if in the backward pass attention is not causal")
+        assert "alone" not in text
+    assert found["dq"].place == "77 of 80 rows, queries 0 to 38"
+
+
+@pytest.mark.long
 def test_rows_in_which_terms_cancel_are_not_wrong():
     """In float32, where weights are nearly 1 and derivatives are large; other rows lack keys."""
     q, k, v, g = (x.astype(np.float32) for x in draw(4, n=64))

@@ -226,6 +226,19 @@ CASES = {
     "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
         "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
     "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
+    "padded": (lambda: given(sinking(scores(*FEW[:2]), FEW[2], math.log(16))[0], FEW),
+        "keys are padded to a multiple of 32 with scores of 0"),
+    "padded lengths": (lambda: given(sinking(S[..., :37], V[:, :37], math.log(11))[0],
+        mask=PADDED), "keys are padded to a multiple of 16 with scores of 0"),
+    "queries wrap": (lambda: attention(hide(S, J <= ROW % 32), causal=True),
+        "places of queries are counted modulo 32"),
+    "keys wrap": (lambda: attention(S[..., J % 32], V[:, J % 32]), "keys j are those of j % 32"),
+    "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
+    "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
+        "times the log of the place of the query"),
+    "log beyond": (lambda: attention(hide(np.maximum(np.log(ROW + 1) / 3, 1) * S, FAR <= 0),
+        causal=True), "log(place of the query) / log(20.0"),
+    "lse times 1.01": (lambda: attention(lse=1.01 * LSE), "lse is 1.01 times what it should be"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
     "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
         "lse is that of the last of 4 parts of the keys"),
@@ -438,6 +451,22 @@ SEEN_PLACES = {
     "rows by factors": (lambda: unwritten(np.s_[0], np.linspace(2, 3, N)[:, None]),
         "head 0: each row is a number times the exact row, 2.001 to 3"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some(("scale times 1.3", "lost tile", "lse to base 2")))
+def test_rows_of_nan_hide_no_cause(name):
+    """That of the other rows is named; of these it is said how many there are, and where."""
+    arrays = CASES[name][0]()
+    numbers = arrays[name.split()[0] if name.startswith("lse") else "out"]
+    numbers[0, 3], numbers[1, 40:43] = np.nan, np.inf
+    found = judged(arrays)
+    assert found.suspects[0].text.startswith("agrees if ")
+    assert CASES[name][1] in found.suspects[0].text
+    assert found.place == "124 of 128 rows"
+    line = "4 log normalisers are not finite, of queries among 3 to 42"
+    if "lse" not in name:
+        line = "4 of 128 rows hold NaN or infinity, the first is (0, 3) (queries among 3 to 42)"
+    assert line in found.remarks
 
 
 @pytest.mark.parametrize("name", some(SEEN_PLACES))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from refattn.files.tensors import open_tensors
+from refattn.verification.causes.alternatives import list_alternatives
 from refattn.verification.causes.sampled import Rows
-from refattn.verification.causes.sequences import list_packed
 from refattn.verification.judging import judge_all
 from refattn.verification.reading import pose_tensors, read_parts
 from tests.verification.causes.kernels import BF16, fused, hide, scores
@@ -20,6 +20,8 @@ START = BEGIN - OF_Q[:-1]
 LONGEST = START + np.max(np.diff(OF_K)) - np.max(np.diff(OF_Q))
 TILES = BEGIN + -(-np.diff(OF_K) // 16) * 16
 EVEN_Q, EVEN_K = (np.arange(5) * (x // 4) for x in (N, M))
+IN_ROW, IN_J = ROW - OF_Q[AT, None], J - OF_K[AT, None]  # places in a sequence
+MORE = (np.diff(OF_K) - np.diff(OF_Q))[AT, None]
 SLOPES = np.array([0.5, 0.25])[:, None, None]
 
 
@@ -92,6 +94,11 @@ CASES = {
     "end of buffer": (see(level=M - N), True, "is counted from the end of the buffer"),
     "by longest": (see(level=LONGEST), True, "is counted by the longest lengths of q and k"),
     "not causal": (see(), True, "attention is not causal"),
+    "causal": (see(level=LEVEL), False, "attention is causal"),
+    "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
+    "blocks": (see() & (IN_J <= (IN_ROW + MORE) // 4 * 4 + 3), True, "a block of 4 see all keys"),
+    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "places of queries are counted modulo 16"),
+    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence have no part"),
 }  # fmt: skip
 
 
@@ -125,7 +132,7 @@ def test_the_first_that_sees_the_same_is_what_is_named(posed, name):
     seen, causal, words = CASES[name]
     problem = posed(Q, causal)["out"].problem
     rows = Rows((1,), ROW[:, 0], J)
-    heads = ((x.text, x.head(rows).mask) for x in list_packed(problem))
+    heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
     same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
     assert words in next(same)
 
@@ -152,7 +159,7 @@ def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
     ahead = np.arange(of_k[-1]) - of_k[at, None]
     seen = (ahead >= 0) & (ahead <= (np.arange(len(at)) - offsets[0][at])[:, None])
     rows = Rows((0,), np.arange(len(at)), np.arange(of_k[-1]))
-    heads = ((x.text, x.head(rows).mask) for x in list_packed(problem))
+    heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
     same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
     assert next(same) == (
         "causal attention is counted from the first key of each sequence, not from the last"
@@ -236,3 +243,66 @@ def test_no_cause_is_named_for_another_defect(judged):
     out = attend(see())
     out[:, 15:25] = BF16(np.random.default_rng(3).standard_normal((10, 16)))
     assert [x.text for x in judged(out).suspects] == []
+
+
+LENGTHS, SIZE, FEW = np.array([21, 40, 11]), 16, 4
+TABLE = np.array([[4, 1, 0], [2, 7, 3], [6, 0, 0]])
+
+
+def in_blocks():
+    """Queries of three members, and keys and values in blocks that lie in any order."""
+    rng = np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal(x)) for x in ((3, FEW, 2, 16), *[(8, SIZE, 1, 16)] * 2))
+    k[5] = np.nan
+    return q, k, v
+
+
+def attend_blocks(table=TABLE, lengths=LENGTHS, level=None, padded=1):
+    """Attend; the last query sees the last key, or queries see keys up to a level."""
+    q, k, v = in_blocks()
+    out = np.zeros(q.shape)
+    for b, (row, length) in enumerate(zip(table, lengths, strict=True)):
+        keys, values = (x[row].reshape(1, -1, 16) for x in (k, v))
+        j, last = np.arange(keys.shape[1]), LENGTHS[b] - FEW if level is None else level[b]
+        s = scores(np.swapaxes(q[b], 0, 1), keys)
+        s = hide(s, (j < length) & (j <= np.arange(FEW)[:, None] + last))
+        more = -length % padded
+        s = np.concatenate([s, np.zeros((2, FEW, more))], -1)
+        values = np.concatenate([values, np.zeros((1, more, 16))], 1)
+        out[b] = np.swapaxes(fused(s, values)[0], 0, 1)
+    return out
+
+
+NEXT, FULL = np.roll(LENGTHS, -1), np.full(3, 99)
+BLOCKS = {
+    "right": ({}, True, ""),
+    "not causal": ({"level": FULL}, True, "attention is not causal"),
+    "causal": ({}, False, "attention is causal"),
+    "first key": ({"level": np.zeros(3, int)}, True, "counted from the first key of each sequence"),
+    "next key": ({"level": LENGTHS - FEW + 1}, True, "a query also sees the next key"),
+    "one more": ({"lengths": LENGTHS + 1, "level": FULL}, False, "a sequence is one key too long"),
+    "one less": ({"lengths": LENGTHS - 1, "level": FULL}, False, "does not see its last key"),
+    "of the next": ({"lengths": NEXT, "level": FULL}, False, "has the length of the next one"),
+    "longest": ({"lengths": FULL * 0 + 40, "level": FULL}, False, "as long as the longest, 40"),
+    "whole blocks": ({"lengths": -(-LENGTHS // 16) * 16, "level": FULL}, False,
+        "lengths of sequences are rounded up to multiples of 16 keys"),
+    "padded": ({"level": FULL, "padded": 16}, False, "of each sequence are padded to a"),
+    "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL}, False,
+        "keys and values are those of the batch member before"),
+}  # fmt: skip
+
+
+@pytest.mark.long(*(x for x in BLOCKS if x not in ("right", "whole blocks")))
+@pytest.mark.parametrize("name", BLOCKS)
+def test_causes_with_keys_in_blocks(tmp_path, name):
+    how, causal, words = BLOCKS[name]
+    arrays = dict(zip("qkv", in_blocks(), strict=True)) | {"out": attend_blocks(**how)}
+    arrays = {x: y.astype(np.float32) for x, y in arrays.items()}
+    np.savez(tmp_path / "x.npz", **arrays, block_table=TABLE, cache_seqlens=LENGTHS)
+    tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
+    parts = read_parts(tensors, pose_tensors(tensors, causal=causal))
+    found = judge_all(parts, "bfloat16", "flash", 1e-6, False, None)
+    assert (found.verdict == "FAIL") == bool(words)
+    if words:
+        assert found.suspects[0].text.startswith("agrees if ")
+        assert words in found.suspects[0].text
