@@ -65,7 +65,7 @@ class Centred(NamedTuple):
     Attributes
     ----------
     q, k : array, shape (..., n, d) and (..., m, d)
-        Queries and keys less a and b.
+        Queries and keys minus a and b.
     bias : array, shape (..., 1, m)
         scale times a . k_j, for `attend`, of every query head.
     """
@@ -424,7 +424,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     q, k : array, shape (..., n, d) and (..., m, d), float32 or float64
         Queries and keys.
     a, b : array_like, shape (..., d)
-        What to subtract from queries and keys, for example their means, in their coordinates.
+        Constants to subtract from queries and keys, for example their means, in their coordinates.
         Leading axes broadcast to those of `q` and of `k`: where query heads share a key head, `a`
         may still differ between them.
     scale

@@ -382,7 +382,7 @@ def measure(
     q, k, v : NumPy arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Queries, keys and values, all float32 or all float64.
     estimators : iterable of str
-        Names of `registry.ESTIMATORS` that stand for softmax attention, see `names`.
+        Names in `registry.ESTIMATORS` of estimators of softmax attention, see `names`.
     sizes : sequence of int
         Numbers S of features, samples, ...; an estimator that has no size is measured once.
     draws : int
@@ -394,10 +394,10 @@ def measure(
     causal : bool, default False
         Query i sees key j only if j <= i + m - n.
     queries : int, optional
-        How many queries of each head are taken, evenly spaced, for an estimator whose time grows
-        with n m S, and whose queries have nothing to do with each other; all by default.
+        Number of queries of each head, evenly spaced, on which estimators are measured whose time
+        grows with n m S and whose queries are independent of each other; all by default.
     slowest : int, optional
-        Skip estimators with more than so many times the products of exact attention, at S above it.
+        Skip estimators at S above this, if they take S times the products of exact attention.
     announce : callable, optional
         Called first with an estimate of the time in seconds.
     track : callable
@@ -406,7 +406,7 @@ def measure(
     Returns
     -------
     Comparison
-        Errors and times, and what an estimator refused.
+        Errors and times, and what was skipped.
 
     Raises
     ------

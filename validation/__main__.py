@@ -44,10 +44,10 @@ def main(
     resume: bool,
     listing: bool,
 ) -> None:
-    """Try every CLAIM of the references, or those named, and write a report.
+    """Test all claims of the sources, or only each CLAIM that is named, and write a report.
 
     The exit status is 0 if every verdict is the expected one, 1 if not, and 2 for unusable
-    arguments. A claim that a reference makes wrongly is expected to be refuted.
+    arguments. A claim that a source prints wrongly is expected to be refuted.
     """
     if listing:
         width = max(map(len, suite.claims()))

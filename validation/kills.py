@@ -91,7 +91,7 @@ def written(kills: dict[str, dict[str, list[str]]]) -> str:
 
 def main() -> None:
     """Print the matrix."""
-    parser = argparse.ArgumentParser(description="Check every catalogued defect.")
+    parser = argparse.ArgumentParser(description="Check every known bug of the catalogue.")
     parser.add_argument("--write", action="store_true", help=f"write {FILE.name}")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seeds", type=int, help="check each at so many seeds")

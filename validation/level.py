@@ -562,7 +562,9 @@ def upper_limit(count: int, n: int) -> float:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Check, print, and say whether a correct candidate failed."""
-    parser = argparse.ArgumentParser(description="Measure how often what is right is rejected.")
+    parser = argparse.ArgumentParser(
+        description="Measure how often correct implementations are rejected."
+    )
     parser.add_argument("--seeds", type=int, default=50, help="of each candidate")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, help="write the table")

@@ -35,7 +35,7 @@ DIGITS: dict[str, Callable[[], tuple[list[results.Section], Any]]] = {
 
 @click.group()
 def main() -> None:
-    """Run a study and write what it finds."""
+    """Run a study and write its results."""
 
 
 def _out(default: Path) -> Callable[[Any], Any]:
@@ -93,10 +93,10 @@ def bugs_command(entries: tuple[str, ...], render: bool, listing: bool, out: Pat
     default="all,5",
     show_default=True,
     metavar="LAYER,LAYER,...",
-    help="What is replaced at once: all layers, or the one of this number, from 0.",
+    help="Layers to replace: all at once, or one, counted from 0.",
 )
 @click.option(
-    "--texts", type=click.IntRange(2, 4), default=4, show_default=True, help="Of each topic."
+    "--texts", type=click.IntRange(2, 4), default=4, show_default=True, help="Texts per topic."
 )
 @click.option("--draws", type=_LEAST, default=2, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)

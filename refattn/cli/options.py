@@ -309,7 +309,7 @@ window_option = click.option(
     "--window",
     metavar="LEFT,RIGHT",
     callback=_parse_window,
-    help="Number of keys that a query sees before and after its own; `128,` is no limit after it.",
+    help="Number of keys that a query sees before and after its own; `128,` means no limit after.",
 )
 softcap_option = click.option(
     "--softcap", type=float, metavar="C", help="The kernel uses C tanh(score / C) as the score."

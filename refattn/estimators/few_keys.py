@@ -42,7 +42,7 @@ def coreset_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> ArrayT:
-    r"""Attend to a few keys that represent all (Nystrom approximation of the kernel of the keys).
+    r"""Attend to a few keys that represent all keys (Nystrom approximation of their kernel).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{s \in J} e^{q_i \cdot k_s} (W v)_s}
@@ -301,7 +301,7 @@ def sampled_key_attention(
         As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
     indices : array of integers, shape (..., S) or (..., n, S)
         Which keys are in the sample: the same for all queries, or of each query if there is one
-        axis more. A key may come several times. All must be from 0 to m - 1. This is checked except
+        more axis. A key may come several times. All must be from 0 to m - 1. This is checked except
         in Dask and while JAX traces; the result of any other index is undefined.
     log_probability : array, shape of `indices`, optional
         log p: the expected number of times that a key is in the sample, which is its inclusion

@@ -127,7 +127,7 @@ def random_feature_attention(
     Nothing is added to denominators, nothing is clamped, and positive features are computed as
     logarithms, which do not overflow. |k|^2 must be representable, or the result is NaN.
 
-    Causal attention cuts the tokens into blocks of a few. Queries attend to the samples, which have
+    Causal attention cuts the tokens into small blocks. Queries attend to the samples, which have
     seen the earlier blocks, and to the keys of their own block one by one. Later keys enter no sum
     and no maximum, so editing them leaves earlier outputs unchanged bit for bit.
 

@@ -45,9 +45,9 @@ Tolerated.__module__ = "refattn.compare"  # where users find it, and so do pickl
 def tolerated() -> Tolerated:
     """Load the errors that a sentence encoder tolerates, as `validation/model` measured them.
 
-    Errors of one size may do more harm or less: those that an estimator makes in each query anew
-    average out over the tokens, those that queries share do not. So each estimator has its own
-    number; they are of that model, of short texts, and of the error in all its layers at once.
+    Errors of the same size may do more or less harm: errors that are independent between queries
+    average out over the tokens, but errors that queries share do not. So each estimator has its own
+    number. The numbers hold for this model, for short texts, and for errors in all layers at once.
 
     Returns
     -------

@@ -35,7 +35,7 @@ def coreset_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> ArrayT:
-    r"""Attend to a few keys that represent all (Nystrom approximation of the kernel of the keys).
+    r"""Attend to a few keys that represent all keys (Nystrom approximation of their kernel).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{s \in J} e^{q_i \cdot k_s} (W v)_s}

@@ -49,7 +49,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
 
 
 class Estimator(NamedTuple):
-    """The record of an estimator, from which the rest of the package works.
+    """The record of an estimator, which the rest of the package uses.
 
     Attributes
     ----------
@@ -60,29 +60,29 @@ class Estimator(NamedTuple):
         with the trait "pairs" ``fn(x, y, ...)``, with "rows" ``fn(x)``. With the trait "random" it
         takes `rng`, whatever `numpy.random.default_rng` takes.
     naive : callable
-        The formula as it is written, for arrays of any floating-point dtype of NumPy, longdouble
-        too: what implementations are compared with. It takes the `options`, `omega` among them
-        where that is one, and, if the estimator is not random or is of chunks, the size.
+        The plain formula, for arrays of any floating-point dtype of NumPy, also longdouble.
+        Implementations are compared with it. It takes the `options`, including `omega` if that is
+        one, and the size, if the estimator is not random or uses chunks.
     size : str or None
         The keyword that sets the number S of features, samples, landmarks, ...: a positive integer.
         Any S up to the numbers of queries and of keys must be taken.
     options : iterable of str
         Other keywords that `fn` and `naive` take: ``"scale"`` (a factor on q . k, by default
-        1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys, in
-        place of those drawn) with ``"log_probability"`` for a sample of them, and more that an
-        implementation may be able to do, see `conformance.CAPABILITIES`. With ``"vjp"``, gradients
-        are compared with those of `refattn.vjp`: of `fn`, where a record has its pullback, or else
-        of the estimator whose formula is `naive`.
+        1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys,
+        instead of drawn ones) with ``"log_probability"`` for a sample of them, and others in
+        `conformance.CAPABILITIES`. With ``"vjp"``, gradients are compared with those of
+        `refattn.vjp`: of `fn`, if the record has its pullback, or else of the estimator whose
+        formula is `naive`.
     traits : iterable of str
-        What is claimed of it, in words of `TRAITS`. Each adds checks; none but "local" takes any
-        away, and that only where a tag would have tokens asked at other places.
+        Its properties, in words of `TRAITS`. Each trait adds checks; only "local" removes some, if
+        a tag would move tokens to other places.
     state : class or None
         Its decoding state, as in `refattn.streaming`: with `init`, `update`, `read` and `merge`.
     aliases : iterable of str
         Other names.
     certified : callable or None
-        It in pairs, with a proven error, as in `refattn.certified`: what candidates in float64 are
-        compared with at sizes that the formula is too slow for.
+        The estimator in pairs, with a proven error, as in `refattn.certified`: candidates in
+        float64 are compared with it at sizes for which the formula is too slow.
     vjp : callable, str or None
         Its pullback: ``vjp(q, k, v, **options)``, with all options of `fn`, returns the output and
         a function from the cotangent of the output to `refattn.Gradients`. `refattn.vjp` then takes
@@ -332,17 +332,17 @@ ESTIMATORS: Mapping[str, Estimator] = _REGISTRY
 
 
 def register(record: Estimator) -> Estimator:
-    """Add an estimator, for `compare`, `check` and all else that looks in `ESTIMATORS`.
+    """Add an estimator to `ESTIMATORS`, for `compare`, `check` and the commands.
 
     Parameters
     ----------
     record : Estimator
-        What is known of it.
+        The record of the estimator.
 
     Returns
     -------
     Estimator
-        The record as it is kept: options, traits and aliases are tuples.
+        The record that was stored: options, traits and aliases are tuples.
 
     Raises
     ------

@@ -19,18 +19,18 @@ from .roundings import RowErrors
 
 @held()
 class Prediction(NamedTuple):
-    """What a correct kernel gives, and how far it may be off.
+    """The exact result, and how far a correct kernel may be off.
 
     Attributes
     ----------
     out : NumPy array, shape (..., n, d_v), float64
-        The exact result, for queries, keys and values as they are.
+        The exact result for these queries, keys and values.
     lse : NumPy array, shape (..., n), float64
         The log of the exact normaliser; -inf for a query that sees no key.
     std : NumPy array, shape (..., n, d_v), float64
         Standard deviation of the error; infinite where its law is not known.
     bound : NumPy array, shape (..., n, d_v), float64
-        What no error exceeds; infinite where the profile overflows.
+        Bound that no error exceeds; infinite where the profile overflows.
     """
 
     out: Doubles

@@ -200,7 +200,8 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
     mean : float
         The mean under the null, strictly between 0 and 1.
     level : float, default 1e-6
-        The level a for which bets are sized, strictly between 0 and 1. The p-value is valid at any.
+        The level a for which bets are sized, strictly between 0 and 1. The p-value is valid at any
+        level.
 
     Returns
     -------
@@ -246,7 +247,8 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     variance : float
         Upper bound on the variance v under the null, positive.
     level : float, default 1e-6
-        The level a for which lambda is best, strictly between 0 and 1. The p-value is valid at any.
+        The level a for which lambda is best, strictly between 0 and 1. The p-value is valid at any
+        level.
 
     Returns
     -------

@@ -175,7 +175,7 @@ class EvaState(_ChunkState):
     r"""The keys of the last chunk, and a summary of each chunk before it.
 
     It decodes `refattn.eva_attention` with ``causal=True``: beside a chunk it holds d + d_v
-    numbers for each. Frequencies are of the queries of their chunks: `update` takes the queries
+    numbers for each. Frequencies depend on the queries of their chunks: `update` takes the queries
     of its tokens, unless frequencies are given.
 
     Examples

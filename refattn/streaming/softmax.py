@@ -16,8 +16,8 @@ from .state import KeysAndValues, check_keys, check_same, copy_array
 class SoftmaxState(KeysAndValues):
     """The keys and values so far, for exact attention: a key-value cache.
 
-    Its size grows with the number of tokens, but for that of a window, which holds the last of
-    them; that of `PositiveState` and `LinearState` does not.
+    Its size grows with the number of tokens, unless there is a window, which holds the last tokens
+    only. The sizes of `PositiveState` and `LinearState` do not grow.
 
     Examples
     --------

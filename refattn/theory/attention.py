@@ -256,7 +256,7 @@ def num_features_for(
     of the squared biases: the inverse of `relative_error`.
 
     **Asymptotic**, as `attention_law`. If the formula is not valid at this number, the number is
-    raised until ess >= 10 for the mean weight of the queries: it then is the number from which the
+    raised until ess >= 10 for the mean weight of the queries: it is then the number from which the
     formula is valid, which may be far more than a measured error needs.
 
     Parameters

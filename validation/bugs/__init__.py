@@ -1,1 +1,1 @@
-"""What is wrong in public implementations: every statement is made by running them."""
+"""Run public implementations, and list their bugs."""

@@ -37,7 +37,7 @@ def _sums() -> tuple[Number, ...]:
     causal = package.causal_linear_attn(q, k, *_tensors(ones), bucket_size=1)
     return (
         Number(
-            "1 less the output for values that are all 1, not causal, real tensors, d = 32",
+            "1 minus the output for values that are all 1, not causal, real tensors, d = 32",
             1 - float(plain.mean()),
             "0: weights sum to 1",
             0.5,

@@ -101,7 +101,7 @@ def _haar() -> tuple[Number, ...]:
         estimates = np.exp(2 * omega @ x - 1).mean(axis=-1) / math.e
         numbers.append(
             Number(
-                f"bias of the mean of {_SETS} estimates of exp(x . x), relative, absolute value; "
+                f"relative bias (absolute value) of the mean of {_SETS} estimates of exp(x . x); "
                 f"x = (1, ..., 1)/sqrt({d})",
                 abs(float(estimates.mean()) - 1),
                 f"0 ± {float(estimates.std()) * _SETS**-0.5:.2g} (standard error)",
@@ -264,7 +264,7 @@ def _norms() -> tuple[Number, ...]:
             "1",
         ),
         Number(
-            "bias of the mean estimate of exp(x . y), relative, absolute value; x = y, |x| = 1/2",
+            "relative bias (absolute value) of estimates of exp(x . y); x = y, |x| = 1/2",
             abs(kernel - 1),
             "below 0.01, 6 standard errors",
             0.02,

@@ -173,7 +173,7 @@ def _summary(found: Iterable[tuple[Entry, Record]]) -> str:
     rows = []
     for x, record in found:
         first = next(n for n in record["numbers"] if n["bound"] is not None)
-        value = f"{_value(first['value'])} (expected: {first['right']})"
+        value = f"{_value(first['value'])}; expected {first['right']}"
         rows.append([f"{x.package} {record['version']}", x.title, value])
     return markdown(["package", "bug", "first number that shows it"], rows, [True] * 3)
 

@@ -26,8 +26,8 @@ def _rff() -> tuple[Number, ...]:
     truth, step = np.exp(-(x @ x) / 2), float(estimates.std()) * _SETS**-0.5
     return (
         Number(
-            "bias of the mean estimate of the Gaussian kernel, relative, absolute value; x - y "
-            f"between two keys of the real tensors, rescaled to length 1.5, {_SETS} sets",
+            "relative bias (absolute value) of estimates of the Gaussian kernel; x - y between two "
+            f"keys of the real tensors, rescaled to length 1.5, {_SETS} sets",
             abs(float(estimates.mean() / truth) - 1),
             f"0 ± {step / truth:.2g} (standard error)",
             6 * step / truth,

@@ -1,1 +1,1 @@
-"""How many digits of attention are right: on hard inputs, at real sizes, and in pairs."""
+"""Count the right digits of attention: on hard inputs, at real sizes, and in pairs."""

@@ -52,9 +52,9 @@ class Adapter:
         What it computes: a name of `registry.ESTIMATORS`, such as ``"softmax"``, ``"kernel"``,
         ``"rfa"``, ``"ra"``, ``"lara"``, ``"linear"``, ``"moments"``.
     capabilities : iterable of str
-        Keywords it takes beyond those of a black box: names of `CAPABILITIES`, which says what each
-        means, as `refattn check --list` does. Keys that are given (``"indices"``) are integers from
-        0 to m - 1, for all heads or each; those of a coreset differ.
+        Keywords it takes beyond those of a black box: names of `CAPABILITIES`, which explains them,
+        as `refattn check --list` does. ``"indices"`` are integers from 0 to m - 1, for all heads or
+        for each; the indices of a coreset are all different.
     tags : mapping, optional
         Conventions, see `TAGS`; values may be strings, as on the command line.
     name : str, optional

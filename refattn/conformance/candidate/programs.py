@@ -25,10 +25,10 @@ class Subprocess:
 
     For each call the arguments are written to a file (arrays under the names of the contract,
     ``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``indices`` as int64,
-    ``mask`` as uint8), the program is run with the paths of this file and of one to write, and
-    ``out`` is read from the latter (``mean`` and ``cov`` for moments). Where there is ``d_out``,
-    the cotangent of ``out``, those of the arrays are read too: ``dq``, ``dk`` and ``dv``, with
-    ``d_bias`` and ``d_sinks`` if they are there; with ``return_lse``, ``lse`` is read. A side of a
+    ``mask`` as uint8). The program is run with the path of this file and the path of a file to
+    write, and ``out`` is read from the latter (``mean`` and ``cov`` for moments). If there is
+    ``d_out``, the cotangent of ``out``, the gradients ``dq``, ``dk`` and ``dv`` are also read, and
+    ``d_bias`` and ``d_sinks`` if declared; with ``return_lse``, ``lse`` is read. A side of a
     ``window`` without a limit is -1. So a program in any language is checked without bindings.
 
     Parameters
@@ -39,9 +39,9 @@ class Subprocess:
     format : {"safetensors", "npz"}
         Format of both files.
     names : sequence of str
-        Names of the positional arrays, those of q, k, v by default.
+        Names of the positional arrays; by default q, k and v.
     timeout : float
-        Seconds after which a call is stopped; at most 10^6 are waited.
+        Seconds after which a call is stopped, at most 10^6.
 
     Raises
     ------

@@ -20,7 +20,7 @@ from .trials import CHECKS, CONDITIONS, RUNS, Check
 _TABLE = """
 contract | | | shapes, dtypes and errors are as declared, and one seed gives the same result twice
 seeds | random seeds-differ | draws
-  | the result depends on the seed, and two seeds never give the same
+  | the result depends on the seed, and no two seeds give the same result
 reference_values | | evaluated | agrees with the reference on ordinary numbers
 value_length | | attends evaluated same_value_size=false | values may have another length than keys
 large_logits | exponential | evaluated | right where unstabilised exponentials lose digits
@@ -65,7 +65,7 @@ factors_of_dropout | exact | attends dropout
 law_of_dropout | exact | law attends dropout
   | weights are kept with probability 1 - p, each independent of all others
 gradients_of_dropout | exact | attends dropout vjp | gradients use the same dropout as the output
-all_keys | | attends given_keys | with all keys given it is exact attention
+all_keys | | attends given_keys | with all keys passed, the result is exact attention
 order_of_given_keys | | attends given_keys
   | the order in which keys are given does not matter
 keys_of_heads | | attends given_keys heads | each head uses the keys given for it

@@ -17,7 +17,7 @@ from .trials import CheckRun, add_check, again, attends, comparable_ways, ways_t
 
 @add_check
 def contract(t: CheckRun) -> None:
-    """Test library, dtype and shape of the result, repeatability, and that arguments stay."""
+    """Test library, dtype and shape of the result, repeatability, and unchanged arguments."""
     for sizes in ((), (2,), (2, 3)):
         n, m, _ = t.fit(5, 5, 4)  # with a mask and without it the same keys, for what is drawn
         arrays, frequencies = t.problem(n, m, 4, 4, lead=t.adapter.lead(*sizes))

@@ -202,7 +202,7 @@ def hides(adapter: Adapter) -> bool:
 def gradients_of_hidden(t: CheckRun) -> None:
     """Test masked keys, future keys, and queries whose output has no cotangent.
 
-    But for rounding: a maximum over all keys may be differentiated, and cancel.
+    Rounding errors are allowed: a maximum over all keys may have a gradient, which then cancels.
     """
     n, m, d = t.fit(5, 7, 4)
     arrays, frequencies = t.problem(n, m, d, 4)

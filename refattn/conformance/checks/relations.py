@@ -88,7 +88,7 @@ def order_of_keys(t: CheckRun) -> None:
 
 @add_check
 def queries_apart(t: CheckRun) -> None:
-    """Change other queries, also to far away; the result of a query must stay."""
+    """Move other queries, also far away; the result of a query must not change."""
     (q, k, v), frequencies = t.problem(4, 6, 4, 4)
     ways = comparable_ways(t, frequencies)
     ways = ways[:1] if t.adapter.has("proposals") else ways
@@ -100,7 +100,7 @@ def queries_apart(t: CheckRun) -> None:
 
 @add_check
 def heads_apart(t: CheckRun) -> None:
-    """Change one head: others must stay. At given frequencies, compare each with itself alone."""
+    """Change one head; others must not change. At given frequencies, also call each head alone."""
     lead = t.adapter.lead(2, 3)
     (q, k, v), frequencies = t.problem(5, 6, 4, 4, lead=lead)
     ways = comparable_ways(t, frequencies)
@@ -125,7 +125,7 @@ def one_frequency(t: CheckRun) -> None:
 
 @add_check
 def mean_over_frequencies(t: CheckRun) -> None:
-    """Reorder the frequencies, and repeat each of them; the result must stay."""
+    """Reorder the frequencies, and repeat each of them; the result must not change."""
     arrays, options = t.problem(4, 6, 4, 6)
     omega = options["omega"]
     for _, out, allowed in results_of(t, arrays, [{"omega": omega}]):
@@ -147,7 +147,7 @@ def feature_products(t: CheckRun) -> None:
 
 @add_check
 def masked_keys_unseen(t: CheckRun) -> None:
-    """Change masked keys and values; the result must stay."""
+    """Change masked keys and values; the result must not change."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     for size, edits in _edits(t):
         (q, k, v), frequencies = t.problem(5, 6, 4, 4, size=size)
@@ -205,7 +205,7 @@ def hidden_nonsense(t: CheckRun) -> None:
 
 @add_check
 def future_unseen(t: CheckRun) -> None:
-    """Change later keys and values, then also later queries; earlier results must stay."""
+    """Change later keys and values, then also later queries; earlier results must not change."""
     for size, edits in _edits(t):
         (q, k, v), frequencies = t.problem(9, 9, 4, 3, size=size)
         ways = comparable_ways(t, frequencies, 3)

@@ -37,7 +37,7 @@ def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
 def target_law(t: CheckRun) -> None:
     """Recover frequencies from single samples of the second of three queries, d = 4.
 
-    With fewer seeds of the last of six queries of the last head, d = 8.
+    With fewer seeds, also of the last of six queries of the last head, d = 8.
     """
     _target_law(t, 4, (), 3, 1, 1.0)
     _target_law(t, 8, t.adapter.lead(2, 2), 6, 5, 0.5)
@@ -113,8 +113,8 @@ def _rosenblatt(omega: Floats, centres: Floats, weight: Floats) -> Floats:
 def choices(t: CheckRun) -> None:
     """Count how many of 16 samples choose one of a thousand light keys: a binomial distribution.
 
-    A heavy key comes before them, and one that is never chosen after, far from them all, so that
-    the result is the fraction of samples that chose a light one.
+    A heavy key comes before the light ones, and a key that is never chosen comes after them, far
+    away, so that the result is the fraction of samples that chose a light key.
     """
     from scipy import stats as laws
 
@@ -246,7 +246,7 @@ def draws_apart(t: CheckRun) -> None:
     """Pass equal queries, heads and batch members; their results must differ.
 
     There are more queries than keys: some share a component, and would share a result if they
-    shared the noise about it. Keys are small, so that no weight is 1 but for rounding.
+    shared the noise about it. Keys are small, so that no weight rounds to 1.
     """
     lead = t.adapter.lead(2, 2)
     (q, k, v), _ = t.problem(1, 3, 3, size=0.5)
@@ -262,8 +262,8 @@ def draws_apart(t: CheckRun) -> None:
 def proposal_noise(t: CheckRun) -> None:
     """Recover frequencies at C = 1 from successive seeds, and test their differences.
 
-    Queries are equal and keys almost, so that a centre made of them, be it of a random one, is
-    the same to within the distance of keys.
+    Queries are equal and keys nearly equal, so any centre computed from them, even from a random
+    one, is the same up to the distance of the keys.
     """
     d, root = 4, t.adapter.root(4)
     c = 1e-3 if t.adapter["dtype"] == "float64" else 0.03
@@ -309,7 +309,7 @@ def two_proposals(t: CheckRun) -> None:
     """Recover both frequencies along an axis, at C = 2, from the weights of five keys on it.
 
     Two queries that differ by b e_0 weigh the proposals differently by e^{b (omega_1 - omega_2)}
-    along the axis, whatever the centres are and whether weights are balanced or own.
+    along the axis, whatever the centres and the weighting ("balance" or "own") are.
     """
     d, c, b, root = 3, 1.0, 0.5, t.adapter.root(3)
     line = np.zeros((5, d))
@@ -358,8 +358,8 @@ def two_proposals(t: CheckRun) -> None:
 def proposal_average(t: CheckRun) -> None:
     """Compare the distribution of weights at C = 3 with the package's own (DKWM).
 
-    The tokens of each chunk are near one point, on an axis of its own. There the weights by a
-    chunk's own proposal and by the mixture differ most: their distribution functions are at least
+    The tokens of each chunk are near one point, on a separate axis. There the weights by a chunk's
+    own proposal differ most from those by the mixture: their distribution functions are at least
     0.12 apart.
     """
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)

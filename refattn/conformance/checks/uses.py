@@ -204,7 +204,7 @@ def weights_of_sinks(t: CheckRun) -> None:
 
 @add_check
 def biases(t: CheckRun) -> None:
-    """Try biases of pairs, keys, heads and batches; large ones; and -infinity, which hides."""
+    """Try biases of pairs, keys, heads and batches; large ones; and -infinity, which hides keys."""
     adapter, plain = t.adapter, _plain(t)
     n, m, d = t.fit(5, 7, 4)
     lead = adapter.lead(2, 4)
@@ -237,7 +237,7 @@ def has_uses(adapter: Adapter) -> bool:
 def uses_together(t: CheckRun) -> None:
     """Combine all masks, causal, one query or many, grouped heads and frequencies of each head.
 
-    Any two of a mask, a bias and causal may be refused, by an exception.
+    A candidate may refuse any two of a mask, a bias and causal by an exception.
     """
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):

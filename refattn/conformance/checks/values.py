@@ -73,7 +73,7 @@ def large_logits(t: CheckRun) -> None:
 def extreme_logits(t: CheckRun) -> None:
     """Try exponents of thousands, positive and negative, and rows of very negative ones only.
 
-    Of exact attention in float32 and float64 down to -3e5.
+    For exact attention in float32 and float64, exponents go down to -3e5.
     """
     for size in (10.0, 16.0) if t.adapter.half else (10.0, 25.0, 70.0):
         (q, k, v), options = t.problem(5, 6, 2, 4, size=size)

@@ -61,7 +61,7 @@ def check(
 ) -> Report:
     r"""Check that an implementation of an attention estimator is right.
 
-    A candidate is called with arrays by position and all else by keyword:
+    A candidate is called with arrays by position and everything else by keyword:
 
     ============  ======================================  =======================================
     estimator     black box                               with a capability
@@ -78,21 +78,21 @@ def check(
     ``moments``   ``fn(x)`` -> (mean, cov)
     ============  ======================================  =======================================
 
-    Identities are compared with the package's own evaluation in extended precision, within
-    the rounding error of an honest evaluation in the candidate's dtype. Of a black box the
-    frequencies are recovered from its outputs (`laws`), and their distribution is tested exactly.
+    Results are compared with the package's own evaluation in extended precision, within the
+    rounding error of a careful evaluation in the candidate's dtype. The frequencies of a black box
+    are recovered from its outputs (`laws`), and their distribution is tested exactly.
 
     At one seed results are compared for the same inputs and, except for RA, whose draws depend on
     queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
     kernel estimate may depend on the seed, their number and length only.
 
-    What a candidate takes it takes together: masks of any shape that broadcasts, causal, grouped
-    heads; of exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
-    ``return_lse=True``, for ``(out, lse)``. Any two of a mask, a bias and causal may be refused, by
-    an exception. With a cotangent ``d_lse=`` the results are those without it: the output and the
-    cotangents of arrays. ``lse`` is not asked with sinks or dropout, and dropout, ``dropout=p`` and
-    ``seed=``, with at most two of the others. No check calls it from several threads at once, with
-    empty arrays, or with seeds of 2^31 and more.
+    All declared features must also work together: masks of any shape that broadcasts, causal,
+    grouped heads; for exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
+    ``return_lse=True``, for ``(out, lse)``. A candidate may refuse any two of a mask, a bias and
+    causal by an exception. With a cotangent ``d_lse=`` it returns the same arrays as without: the
+    output and the gradients. No check combines ``lse`` with sinks or dropout, or dropout
+    (``dropout=p`` and ``seed=``) with more than two other features. No check calls a candidate from
+    several threads at once, with empty arrays, or with seeds of 2^31 and more.
 
     Parameters
     ----------
@@ -108,22 +108,23 @@ def check(
         Source of the inputs and of the seeds given to the candidate. The report has the seed to
         pass for the same run.
     expected_failures : mapping of check names to reasons, optional
-        These checks still run; their failure does not count, and their passing is an error.
+        These checks still run; their failure does not count, and passing is an error.
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for the whole run; by default 120 or 600. A check's calls may take half of its
-        share of what is left, and use fewer seeds then. When time is over a check fails if the
-        candidate seems to hang, and is underpowered if it is only slow; the others are not tried.
+        Seconds for the whole run; by default 120 or 600. The calls of a check may take half of its
+        share of the remaining time; slow candidates get fewer seeds. When the time is over, a check
+        fails if the candidate seems to hang, and is underpowered if it is only slow; the remaining
+        checks are not run.
     isolate : bool
-        Call the candidate in a process of its own. A crash of that process is a failure of the
-        check that ran, and the checks after it are not tried. The process must be able to import
-        the candidate; as with all of `multiprocessing`, a script that asks for it needs
+        Call the candidate in its own process. A crash of that process is a failure of the check
+        that ran, and the remaining checks are not run. The process must be able to import the
+        candidate; as always with `multiprocessing`, a script that passes this needs
         ``if __name__ == "__main__":``.
     on_result : callable, optional
         Called with each `Result` as it ends; statistical ones may still change.
     track : callable
-        Wraps the sequence of the checks, each of which runs when it is taken, to show progress.
+        Wraps the sequence of the checks, for example to show progress.
 
     Returns
     -------
