@@ -49,9 +49,9 @@ def coreset_attention(
                               {\sum_{s \in J} e^{q_i \cdot k_s} (W 1)_s}, \qquad
         W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
 
-    after the mean of the visible keys is subtracted from the keys. arXiv:2602.10056. Linear in n
-    and m. Biased; weights and the denominator may be negative, or 0. With all keys in J it is exact
-    attention. Not causal, and without a decoding state: the weights depend on all keys.
+    after the mean of the visible keys is subtracted from the keys (WildCat, arXiv:2602.10056).
+    Linear in n and m. Biased; weights and the denominator may be negative, or 0. With all keys in J
+    it is exact attention. Not causal, and without a decoding state: the weights depend on all keys.
 
     Parameters
     ----------

@@ -291,7 +291,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
 def _say_what_next(verdict: Verdict) -> str:
     """Say what to do."""
     if verdict.verdict == "PASS":
-        return "nothing for these inputs; test other sizes and options with other files"
+        return "test other sizes and options with other files"
     if verdict.verdict == "UNDERPOWERED":
         return f"more rows, or {_LARGER.removeprefix('give ')}"
     if not verdict.suspects:
