@@ -47,12 +47,8 @@ def log_weights(
     ----------
     q, k : array, shape (..., n, d) and (..., m, d), float32 or float64
         Queries and keys; see `attend` for broadcasting and grouped heads.
-    omega : array, shape (..., S, d)
-        Frequencies, in kernel coordinates.
-    log_weight : array, shape (..., S), optional
-        log N(omega; 0, I) - log q(omega); 0 by default.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
+    omega, log_weight, scale
+        As in `importance_sampled_attention`: shapes (..., S, d) and (..., S).
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where queries attend to the key.
 

@@ -420,10 +420,8 @@ def draw_target(
         Queries and keys; see `attend` for broadcasting and grouped heads.
     num_samples : int
         Frequencies S for each query, at least 1.
-    rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
-        Source of randomness.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
+    rng, scale
+        As in `randomized_attention`.
     mask, causal
         As in `attend`: which keys each query sees. For a query that sees none, omega is
         N(q_i, I).

@@ -74,15 +74,11 @@ def sum_of_products(
     if whole < terms:
         first = sum_of_products(x[..., :whole], y[..., :whole, :])
         return first + x[..., whole:] @ y[..., whole:, :]
-    if _is_turned(x) and x.size > y.size:
+    # Columns that follow each other in memory CuPy copies in a batch.
+    if is_cupy_array(x) and x.strides[-2] < x.strides[-1] and x.size > y.size:
         x, y = xp.matrix_transpose(y), xp.matrix_transpose(x)
         return xp.matrix_transpose(_sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp))
     return _sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp)
-
-
-def _is_turned(x: Array) -> bool:
-    """Say whether columns follow each other in memory, which CuPy copies in a batch."""
-    return is_cupy_array(x) and x.strides[-2] < x.strides[-1]
 
 
 def _cut_terms(x: Array, xp: Any) -> Array:

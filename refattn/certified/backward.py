@@ -225,16 +225,12 @@ def sum_bounds_to(x: Bound, shape: tuple[int, ...], final: tuple[int, ...], xp: 
             continue
         count, size = error.shape[axis], xp.sum(xp.abs(value.hi), axis=axis, keepdims=True)
         error = xp.sum(error, axis=axis, keepdims=True) * SAFE + count * 2.0**-102 * size
-        value = reduce(add_pairs, (Pair(*(_slab(y, axis, i) for y in value)) for i in range(count)))
+        slabs = ((*(WHOLE,) * axis, slice(i, i + 1), ...) for i in range(count))
+        value = reduce(add_pairs, [Pair(*(y[slab] for y in value)) for slab in slabs])
     known = xp.isfinite(value.hi) & xp.isfinite(value.lo) & xp.isfinite(error) & (error >= 0)
     error = xp.where(known, error, math.inf)
     reshaped = [xp.reshape(y, final) for y in (*value, error)]
     return Bound(Pair(*reshaped[:2]), reshaped[2])
-
-
-def _slab(x: Array, axis: int, i: int) -> Array:
-    """Take one entry of an axis, which is kept."""
-    return x[(*(WHOLE,) * axis, slice(i, i + 1), ...)]
 
 
 class _WeightedSum:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import decimal
 from fractions import Fraction
 from numbers import Rational
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..arrays import checks, qkv
 from ..arrays.heads import Alibi, group_heads
@@ -14,13 +14,6 @@ from ..engine.scores import Options
 from .assumptions import require
 from .forward import Arguments
 from .pairs import Pair, as_pair, two_sum
-
-
-class _Prepared(NamedTuple):
-    """Arguments in pairs and in groups of heads, and the function that undoes the groups."""
-
-    args: Arguments
-    ungroup: Any
 
 
 def prepare_pairs(
@@ -32,8 +25,8 @@ def prepare_pairs(
     bias: Array | Pair | Alibi | None,
     sinks: Array | None,
     **options: Any,
-) -> _Prepared:
-    """Check arguments, and group heads."""
+) -> tuple[Arguments, Any]:
+    """Check arguments, and group heads; return also the function that undoes the groups."""
     mask, causal = options["mask"], options["causal"]
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
@@ -66,7 +59,7 @@ def prepare_pairs(
         Options(qkv.window(options["window"]), None, softcap, sinks, slopes),
         None if scale is None else as_arrays(scale, q1),
     )
-    return _Prepared(args, ungroup)
+    return args, ungroup
 
 
 def first_part(x: Any) -> Any:

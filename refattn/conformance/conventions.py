@@ -226,7 +226,6 @@ def listing(width: int = 98) -> str:
 
     Examples
     --------
-    >>> from refattn.conformance.conventions import listing
     >>> print(listing().splitlines()[0])
     layout: axes, one of nd, hnd, nhd, bnd, bhnd, bnhd; by default any leading axes, then n, d
     """

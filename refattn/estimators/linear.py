@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
-from ..arrays.blocks import WHOLE
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, Workspace, array_namespace, as_written, device, is_numpy_array
+from ..arrays.library import Array, Workspace, as_written, is_numpy_array
 from ..engine import signed
 from ..engine.hops import Keys
 from ..features import Features, elu, elu_features, relu, relu_features
@@ -94,25 +93,6 @@ def prepare_linear(
     checks.function("feature_map", feature_map)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
     return q, Keys(k, v, mask), xp, ungroup
-
-
-@as_written
-def sum_keys(k: Array, v: Array, feature_map: UserMap) -> signed.Totals:
-    """Return the state of linear attention over some keys."""
-    return map_features(feature_map, k, array_namespace(k)).start(Keys(k, v))
-
-
-@as_written
-def read_sums(q: Array, state: signed.Totals, feature_map: UserMap) -> Array:
-    """Read linear attention from the state of the keys."""
-    checks.arrays(2, q=q, state=state.total)
-    xp, shape = array_namespace(q), (*qkv.lead(q, state.total, state.total), q.shape[-2])
-    if 0 in shape:  # Dask finds no maximum of no rows
-        return xp.zeros((*shape, state.total.shape[-1] - 1), dtype=q.dtype, device=device(q))
-    (q, *parts), ungroup = group_heads(q, *state)
-    features = map_features(feature_map, q, xp)
-    (sums,) = features.read(features.queries(q, WHOLE), signed.Totals(*parts))
-    return ungroup(features.finish(sums).out)
 
 
 def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:

@@ -111,7 +111,7 @@ def eva_attention(
     inputs = prepare_chunks(q, k, v, locals())
 
     def of_heads(some: EvaInputs) -> Array:
-        return some.chunks.joined(attend_chunks(some).done.out)
+        return some.chunks.joined(attend_chunks(some)[1].out)
 
     return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
@@ -159,13 +159,6 @@ class EvaInputs(NamedTuple):
         }
 
 
-class Summaries(NamedTuple):
-    """What the frequency of each chunk has seen of its keys, and what queries have seen."""
-
-    states: Attended  # (..., C, 1, d_v)
-    done: Attended  # (..., B, w, d_v)
-
-
 @as_written
 def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
@@ -202,12 +195,15 @@ def summaries_of(
 
 
 @as_written
-def attend_chunks(inputs: EvaInputs) -> Summaries:
-    """Attend to the keys of the own chunk, and to summaries of others."""
+def attend_chunks(inputs: EvaInputs) -> tuple[Attended, Attended]:
+    """Attend to the keys of the own chunk, and to summaries of others; return these first.
+
+    Summaries are what the frequency of each chunk has seen of its keys, (..., C, 1, d_v).
+    """
     states = inputs.sampled()
     keys, options = inputs.far(states.out[..., 0, :])
     near = inputs.chunks.near(inputs.root * inputs.root, inputs.causal)
-    return Summaries(states, merge(near, attend(inputs.chunks.q, *keys, **options)))
+    return states, merge(near, attend(inputs.chunks.q, *keys, **options))
 
 
 @as_written

@@ -276,17 +276,12 @@ def importance_sampled_attention(
     return inputs.ungroup(in_heads(inputs, of_heads, q, v, inputs.xp))
 
 
-class Ratio(NamedTuple):
-    """RFA, the exact normaliser, and the log of the estimated one over it, -inf without keys."""
-
-    done: Attended
-    exact: Attended
-    log: Array
-
-
 @as_written
-def importance_ratio(inputs: RfaInputs, causal: bool) -> Ratio:
-    """Compute the factor by which importance sampling multiplies RFA."""
+def importance_ratio(inputs: RfaInputs, causal: bool) -> tuple[Attended, Attended, Array]:
+    """Return RFA, the exact normaliser, and the log of the estimated one over it.
+
+    The ratio is what importance sampling multiplies RFA by; its log is -inf without keys.
+    """
     q, keys, samples, root, xp, _ = inputs
     k, v, mask, _ = keys
     done = two_hops(q, samples, keys, causal, xp)
@@ -295,4 +290,4 @@ def importance_ratio(inputs: RfaInputs, causal: bool) -> Ratio:
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
     log_size = xp.log(constant(samples.omega.shape[-2], q))
     log_ratio = log_estimate - root * root * square_norm(q) / 2 - log_size - log_exact
-    return Ratio(done, exact, xp.where(empty, -math.inf, log_ratio))
+    return done, exact, xp.where(empty, -math.inf, log_ratio)

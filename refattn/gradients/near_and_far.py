@@ -27,7 +27,6 @@ from ..estimators.near_and_far import (
     Field,
     Local,
     Sides,
-    Summaries,
     attend_chunks,
     attend_locally,
     attend_moments,
@@ -56,9 +55,9 @@ def vjp_local(q: Array, k: Array, v: Array, **options: Any) -> Any:
 def vjp_eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `eva_attention` back, through the means that summaries are made of."""
     inputs = prepare_chunks(q, k, v, options)
-    sources, done = sources_of(q, k, v, options, inputs.xp), attend_chunks(inputs)
-    pull = partial(_pull_chunks, inputs, done, k.shape[-2])
-    return with_pullback(inputs.chunks.joined(done.done.out), inputs.ungroup, sources, pull)
+    sources, (states, done) = sources_of(q, k, v, options, inputs.xp), attend_chunks(inputs)
+    pull = partial(_pull_chunks, inputs, states, done, k.shape[-2])
+    return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
 
 def vjp_second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
@@ -97,10 +96,10 @@ def _turn_back(x: Array, field: Field) -> Array:
 
 @as_written
 def _pull_chunks(
-    inputs: EvaInputs, done: Summaries, m: int, d_out: Array
+    inputs: EvaInputs, states: Attended, whole: Attended, m: int, d_out: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Pull `near_and_far.attend_chunks`, which returned `done`, back: q, k, v, omega."""
-    chunks, root, xp, (states, whole) = inputs.chunks, inputs.root, inputs.xp, done
+    """Pull `near_and_far.attend_chunks` back, from what it returned: q, k, v, omega."""
+    chunks, root, xp = inputs.chunks, inputs.root, inputs.xp
     g = _cut_as_queries(d_out, chunks, xp)
     near = _pull_near(chunks, root, inputs.causal, whole, g)
     (mean, f), options = inputs.far(states.out[..., 0, :])

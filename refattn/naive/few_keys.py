@@ -43,7 +43,8 @@ def coreset_attention(
         W = h_{JJ}^{-1} h_{JK}, \quad h(k, k') = e^{k \cdot k'}
 
     after the mean of the visible keys is subtracted from the keys (WildCat, arXiv:2602.10056).
-    If J is all keys, W is the identity. Otherwise its entries, and the denominator, may be negative.
+    If J is all keys, W is the identity. Otherwise its entries, and the denominator, may be
+    negative.
 
     Parameters
     ----------

@@ -29,11 +29,6 @@ def mean_and_covariance(x: ArrayT, *, ddof: int = 1) -> tuple[ArrayT, ArrayT]:
     array, shape (..., d), and array, shape (..., d, d)
         Same namespace, dtype and device as `x`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If `x` is not an array of rows.
-
     Examples
     --------
     >>> import numpy as np

@@ -169,12 +169,11 @@ def _reached(roots: Sequence[tuple[str, str]]) -> tuple[list[_Definition], set[s
         for _, where, used in _uses(_definitions(module)[name]):
             if where is None:
                 imports.add(used)
-            elif used not in _PLAIN and (where, used) not in seen:
-                seen.add((where, used))
-                open_.append((where, used))
-            elif used in _PLAIN and ("naive.one_file_array", _PLAIN[used]) not in seen:
-                seen.add(("naive.one_file_array", _PLAIN[used]))
-                open_.append(("naive.one_file_array", _PLAIN[used]))
+                continue
+            home = ("naive.one_file_array", _PLAIN[used]) if used in _PLAIN else (where, used)
+            if home not in seen:
+                seen.add(home)
+                open_.append(home)
     every = (x for module in _MODULES for x in _definitions(module).values())
     return [x for x in every if (x.module, x.name) in seen], imports
 

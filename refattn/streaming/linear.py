@@ -8,10 +8,13 @@ from typing import Any
 
 from .. import features
 from ..arrays import checks, qkv
-from ..arrays.library import Array, as_written
+from ..arrays.blocks import WHOLE
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, device
 from ..arrays.shown import held
-from ..engine.signed import merge_totals
-from ..estimators import linear
+from ..engine.hops import Keys
+from ..engine.signed import Totals, merge_totals
+from ..estimators.linear import map_features
 from .state import check_keys, check_same, check_states
 
 
@@ -50,7 +53,8 @@ class LinearState:
         """
         qkv.keys_and_values(k, v)
         checks.function("feature_map", feature_map)
-        return cls(linear.sum_keys(k, v, feature_map), int(k.shape[-1]), feature_map)
+        sums = map_features(feature_map, k, array_namespace(k)).start(Keys(k, v))
+        return cls(sums, int(k.shape[-1]), feature_map)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -76,7 +80,14 @@ class LinearState:
             raise ValueError(
                 f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
             )
-        return linear.read_sums(q, self.sums, self.feature_map)
+        total, xp = self.sums.total, array_namespace(q)
+        shape = (*qkv.lead(q, total, total), q.shape[-2])
+        if 0 in shape:  # Dask finds no maximum of no rows
+            return xp.zeros((*shape, total.shape[-1] - 1), dtype=q.dtype, device=device(q))
+        (q, *parts), ungroup = group_heads(q, *self.sums)
+        phi = map_features(self.feature_map, q, xp)
+        (sums,) = phi.read(phi.queries(q, WHOLE), Totals(*parts))
+        return ungroup(phi.finish(sums).out)
 
     def merge(self, other: LinearState) -> LinearState:
         """Add the sums over other keys, of the same leading axes and the same feature map."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..arrays import checks, qkv
@@ -64,7 +62,10 @@ def write_random_feature_attention(
     n, shift = q.shape[-2], k.shape[-2] - q.shape[-2]
     shape = (*lead, n, v.shape[-1])
     if not (isinstance(out, np.ndarray) and out.dtype == q.dtype and out.flags.writeable):
-        raise TypeError(f"`out` must be a writable NumPy array of {q.dtype}, got {_kind(out)}.")
+        got = type(out).__name__
+        if isinstance(out, np.ndarray):
+            got = f"{out.dtype}, {'' if out.flags.writeable else 'not '}writable"
+        raise TypeError(f"`out` must be a writable NumPy array of {q.dtype}, got {got}.")
     if out.shape != shape:
         raise ValueError(f"`out` must have shape {shape}, got {out.shape}.")
 
@@ -83,10 +84,3 @@ def write_random_feature_attention(
         out[..., i, :] = state.read_causal(q[..., i, :], *keys)
         state = state.update(*keys)
     return out
-
-
-def _kind(x: Any) -> str:
-    """Describe what was received in place of a writable array."""
-    if not isinstance(x, np.ndarray):
-        return type(x).__name__
-    return f"{x.dtype}, {'' if x.flags.writeable else 'not '}writable"

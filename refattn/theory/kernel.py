@@ -348,12 +348,10 @@ def log_norm_approximation_bias(
 
     Parameters
     ----------
-    x, y : array_like, shape (..., d)
-        Vectors in kernel coordinates; leading axes broadcast.
+    x, y, features
+        As in `log_kernel_mean`.
     square_x, square_y : array_like, shape (...)
         The constants that replace their squared norms.
-    features : {"positive", "hyperbolic", "trigonometric"}
-        See `kernels.estimate`.
 
     Returns
     -------

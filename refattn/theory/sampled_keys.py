@@ -43,8 +43,8 @@ def sampled_keys_law(
 
     Parameters
     ----------
-    q, k, v : array_like, shape (..., n, d), (..., m, d), (..., m, d_v)
-        Queries, keys and values; see `attend` for broadcasting and grouped heads.
+    q, k, v, scale
+        As in `attention_law`: shapes (..., n, d), (..., m, d), (..., m, d_v).
     num_samples : int
         Number S of keys in a sample, counting repetitions.
     draws : {"softmax", "uniform", "norms"}
@@ -53,8 +53,6 @@ def sampled_keys_law(
         * ``"softmax"``: pi_ij, which differs between queries;
         * ``"uniform"``: 1/m;
         * ``"norms"``: (abs(v_j)^2 / sum_l abs(v_l)^2 + 1/m) / 2.
-    scale : float, optional
-        Factor on q . k, 1 / sqrt(d) by default, positive.
     mask : array_like of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. The mask is the same for all queries, (..., 1, m),
         unless keys are drawn from the softmax. No hidden key is drawn, and m counts visible keys.

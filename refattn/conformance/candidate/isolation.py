@@ -26,13 +26,7 @@ class Crash(Refusal):
 
 @contextmanager
 def isolated(adapter: Adapter) -> Iterator[Adapter]:
-    """Call the same candidate in another process, which ends with the context.
-
-    Raises
-    ------
-    ValueError
-        If the candidate is a program, or the other process cannot have it.
-    """
+    """Call the same candidate in another process, which ends with the context."""
     if isinstance(adapter.fn, Subprocess):
         raise ValueError("`isolate` must be left out for a program: it has a process of its own.")
     worker = _Worker()

@@ -140,7 +140,9 @@ class Subprocess:
                 process.kill()
                 raise
         if process.returncode != 0:
-            raise _failure_of(process.returncode, errors)
+            said = errors.decode(errors="replace").strip()[-200:]  # the last of standard error
+            said = f"{': ' if said else ''}{said}"
+            raise RuntimeError(f"the program ended {ending(process.returncode)}{said}")
 
     def _write(self, path: str, arrays: Mapping[str, Any]) -> None:
         arrays = {k: np.asarray(x, order="C") for k, x in arrays.items()}
@@ -154,12 +156,6 @@ class Subprocess:
             with np.load(path, allow_pickle=False) as file:
                 return dict(file)
         return read_tensors(path)[0]
-
-
-def _failure_of(status: int, errors: bytes) -> RuntimeError:
-    """Make the error of a program that failed, with the last words of its standard error."""
-    words = errors.decode(errors="replace").strip()[-200:]
-    return RuntimeError(f"the program ended {ending(status)}{': ' if words else ''}{words}")
 
 
 def _safetensors() -> Any:

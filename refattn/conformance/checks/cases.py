@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ..candidate.limits import Arrays, Keywords
 from .trials import CheckRun
 
 Mask = npt.NDArray[np.bool_]
+_Lead = tuple[int, ...]  # leading axes
 
 SECONDS = {"quick": 15.0, "full": 60.0}  # several times what fast candidates take
 OPTIONS = ("window", "softcap", "sinks", "bias", "lse")
@@ -62,14 +63,6 @@ def covering(
         row = max(tries, key=lambda guess: len(new(guess)), default=row)
 
 
-class _MaskShape(NamedTuple):
-    """What a mask is made for."""
-
-    lead: tuple[int, ...]
-    n: int
-    m: int
-
-
 def _mask_of_some(rng: np.random.Generator, *shape: int) -> Mask:
     """Return a random mask of which every query sees the first key."""
     mask = rng.random(shape) < 0.6
@@ -77,42 +70,42 @@ def _mask_of_some(rng: np.random.Generator, *shape: int) -> Mask:
     return mask
 
 
-def _mask_of_padding(rng: np.random.Generator, size: _MaskShape) -> Mask:
+def _mask_of_padding(rng: np.random.Generator, lead: _Lead, n: int, m: int) -> Mask:
     """Return keys that are there, all of them in the first member of the batch."""
-    mask = _mask_of_some(rng, size.lead[0], *[1] * len(size.lead[1:]), 1, size.m)
+    mask = _mask_of_some(rng, lead[0], *[1] * len(lead[1:]), 1, m)
     mask[0] = True
     return mask
 
 
-def _mask_of_each(rng: np.random.Generator, size: _MaskShape) -> Mask:
+def _mask_of_each(rng: np.random.Generator, lead: _Lead, n: int, m: int) -> Mask:
     """Draw a mask for each query of each head; in the first head all queries have one."""
-    mask = _mask_of_some(rng, *size.lead, size.n, size.m)
-    first = mask.reshape(-1, size.n, size.m)[0]
+    mask = _mask_of_some(rng, *lead, n, m)
+    first = mask.reshape(-1, n, m)[0]
     first[:] = first[:1]
     return mask
 
 
-_MASKS: Mapping[str, Callable[[np.random.Generator, _MaskShape], Mask]] = {
-    "pairs": lambda rng, s: _mask_of_some(rng, s.n, s.m),
-    "keys": lambda rng, s: _mask_of_some(rng, s.m),
-    "row": lambda rng, s: _mask_of_some(rng, 1, s.m),
-    "queries": lambda rng, s: np.repeat(rng.random((s.n, 1)) < 0.7, s.m, axis=1),
-    "heads": lambda rng, s: _mask_of_some(rng, *s.lead[-1:], s.n, s.m),
+_MASKS: Mapping[str, Callable[[np.random.Generator, _Lead, int, int], Mask]] = {
+    "pairs": lambda rng, lead, n, m: _mask_of_some(rng, n, m),
+    "keys": lambda rng, lead, n, m: _mask_of_some(rng, m),
+    "row": lambda rng, lead, n, m: _mask_of_some(rng, 1, m),
+    "queries": lambda rng, lead, n, m: np.repeat(rng.random((n, 1)) < 0.7, m, axis=1),
+    "heads": lambda rng, lead, n, m: _mask_of_some(rng, *lead[-1:], n, m),
     "padding": _mask_of_padding,
     "all": _mask_of_each,
 }
 
 
 _WINDOWS = ((2, 0), (0, 1), (70, 3), (3, None), (None, 2))
-_BIASES: Mapping[str, Callable[[_MaskShape], tuple[int, ...]]] = {
-    "pairs": lambda s: (s.n, s.m),
-    "keys": lambda s: (1, s.m),
-    "heads": lambda s: (*s.lead[-1:], s.n, s.m),
-    "all": lambda s: (*s.lead, s.n, s.m),
-    "heads of keys": lambda s: (*s.lead[-1:], 1, s.m),
-    "batch": lambda s: (s.lead[0], *[1] * len(s.lead[1:]), s.n, s.m),
-    "padding": lambda s: (s.lead[0], *[1] * len(s.lead[1:]), 1, s.m),
-    "first keys hidden": lambda s: (s.n, s.m),
+_BIASES: Mapping[str, Callable[[_Lead, int, int], tuple[int, ...]]] = {
+    "pairs": lambda lead, n, m: (n, m),
+    "keys": lambda lead, n, m: (1, m),
+    "heads": lambda lead, n, m: (*lead[-1:], n, m),
+    "all": lambda lead, n, m: (*lead, n, m),
+    "heads of keys": lambda lead, n, m: (*lead[-1:], 1, m),
+    "batch": lambda lead, n, m: (lead[0], *[1] * len(lead[1:]), n, m),
+    "padding": lambda lead, n, m: (lead[0], *[1] * len(lead[1:]), 1, m),
+    "first keys hidden": lambda lead, n, m: (n, m),
 }
 
 
@@ -135,6 +128,8 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "bias": (None, *biases),
         "lse": (False, True),
     }
+    indices = adapter.drawn_keyword == "indices" and not adapter.has("per-query")
+    own = indices or adapter.can("omega", "omega_per_head")  # of heads, what they share otherwise
     return {
         "n": (5, 1, 70),
         "more": (0,) if adapter["self_attention"] else (0, 4, 130) if fewer else (0, 4, 130, -3),
@@ -142,15 +137,9 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),
         "groups": (None, 2, 1) if adapter.grouped else (None,),
-        "own": (False, True) if _own_of_heads(adapter) else (False,),
+        "own": (False, True) if own else (False,),
         **{name: x for name, x in of_options.items() if adapter.can(name)},
     }
-
-
-def _own_of_heads(adapter: Adapter) -> bool:
-    """Return whether heads may be given something of their own that they share otherwise."""
-    indices = adapter.drawn_keyword == "indices" and not adapter.has("per-query")
-    return indices or adapter.can("omega", "omega_per_head")
 
 
 def in_time(
@@ -219,12 +208,11 @@ def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
     """Return inputs that use a candidate in these ways."""
     adapter, lead, samples = t.adapter, t.adapter.lead(2, 4), 5
     n, m, d = t.fit(case["n"], max(1, case["n"] + case["more"]), 4)
-    size = _MaskShape(lead, n, m)
     arrays, options = t.problem(n, m, d, samples, lead=lead, d_v=case["d_v"], groups=case["groups"])
     if case["own"]:
         options |= t.of_heads(arrays, options)
     if case["mask"] is not None:
-        options["mask"] = _MASKS[case["mask"]](t.rng, size)
+        options["mask"] = _MASKS[case["mask"]](t.rng, lead, n, m)
     options |= {name: case[name] for name in ("causal", "window", "softcap") if case.get(name)}
     if case.get("sinks"):
         options["sinks"] = sinks = t.normal(*arrays[0].shape[-3:-2], size=2.0)
@@ -233,7 +221,7 @@ def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
     if "mask" in options and (adapter["empty_rows"] == "undefined" or "sinks" in options):
         options["mask"] = seeing(adapter, n, m, options)
     if case.get("bias"):
-        options["bias"] = bias = t.normal(*_BIASES[case["bias"]](size), size=2.0)
+        options["bias"] = bias = t.normal(*_BIASES[case["bias"]](lead, n, m), size=2.0)
         if case["bias"] == "first keys hidden":
             bias[:, : 2 * m // 3] = -np.inf
             seen = np.broadcast_to(adapter.visible(n, m, options), (*lead, n, m))

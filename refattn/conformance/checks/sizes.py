@@ -142,16 +142,12 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
         t.equal(got[..., rows, :], want, allowed)
     except Failure as failure:
         t.case = t.case._replace(want=None) if t.case is not None else None
+        error = np.abs(np.asarray(got[..., rows, :], np.longdouble) - want)
+        worst = rows[np.unravel_index(int(np.argmax(error)), error.shape)[-2]]
         raise Failure(
-            f"{failure.expected} (row {rows[_worst_row(got[..., rows, :], want)]}, {size})",
+            f"{failure.expected} (row {worst}, {size})",
             f"{failure.got}; {_describe_wrong(t, got, arrays, asked, allowed)}",
         ) from None
-
-
-def _worst_row(got: Floats, want: Any) -> int:
-    """Return the row that is furthest off."""
-    error = np.abs(np.asarray(got, np.longdouble) - want)
-    return int(np.unravel_index(int(np.argmax(error)), error.shape)[-2])
 
 
 def _describe_wrong(

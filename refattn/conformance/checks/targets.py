@@ -194,20 +194,14 @@ def mean_of_samples(t: CheckRun) -> None:
         weight = (m[1] - nodes[::-1] * m[0]) / (nodes - nodes[::-1])
         return 2 * weight * (nodes[:, None] ** np.arange(5) @ (1 / square)), float(gap / abs(total))
 
-    best: tuple[float, int] = (-1.0, start)
-    bend = 0.0
-    for seed in range(start, start + 16):
-        out = t.call(q, line / root, np.eye(5), **sized, seed=seed)[1]
-        curved = math.log(max(out[0] * out[2] / out[1] ** 2, 1e-300)) + c * c
-        bend = max(bend, abs(curved))
-        with np.errstate(all="ignore"):
-            try:
-                best = max(best, (shares(out)[1], seed))
-            except np.linalg.LinAlgError:
-                continue
+    seeds = range(start, start + 16)
+    outs = [t.call(q, line / root, np.eye(5), **sized, seed=seed)[1] for seed in seeds]
+    curved = (math.log(max(x[0] * x[2] / x[1] ** 2, 1e-300)) + c * c for x in outs)
+    bend = max(0.0, *map(abs, curved))
+    with np.errstate(all="ignore"):
+        out = max(outs, key=lambda x: np.nan_to_num(shares(x)[1], nan=-1.0))
     if not bend > 1e3 * t.adapter.eps:  # by chance only if 16 pairs all lie within 1e-2
         raise Failure("the mean of two different samples", "the result of a single one")
-    out = t.call(q, line / root, np.eye(5), **sized, seed=best[1])[1]
     sums = shares(out)[0]
     allowed = 0.0
     unit = recovery_error(t, d, 4 * c) * 4 * c  # of the output of the longest key

@@ -82,15 +82,11 @@ def extreme_logits(t: CheckRun) -> None:
         t.compare(q, k, v, **options)
         t.compare(-q, k, v, **options)
     if t.adapter.has("exact") and not t.adapter.half:
-        _scores_far_down(t)
-
-
-def _scores_far_down(t: CheckRun) -> None:
-    """Compare where all scores are far below numbers that stand for minus infinity in halves."""
-    for size in (7e4, 3e5):
-        (q, k, v), _ = t.problem(5, 6, 2)
-        far = math.sqrt(size / 2) / t.adapter.root(2)
-        t.compare(t.adapter.exact(q - far), t.adapter.exact(k + far), v)
+        # All scores far below numbers that stand for minus infinity in halves.
+        for size in (7e4, 3e5):
+            (q, k, v), _ = t.problem(5, 6, 2)
+            far = math.sqrt(size / 2) / t.adapter.root(2)
+            t.compare(t.adapter.exact(q - far), t.adapter.exact(k + far), v)
 
 
 @add_check

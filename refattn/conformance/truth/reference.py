@@ -118,9 +118,10 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
             return math.inf
     elif not adapter.has("normalised", "nonnegative"):
         condition = max(1.0, _measure_condition(adapter, arrays, options))
-    return (
-        condition * unit * (1 + exponent) + _rounding_of_copies(adapter, arrays, options)
-    ) * size
+    n, m = (x.shape[-2] for x in arrays[:2])
+    times = copies(adapter, n, m, options)  # as often may a candidate add every key
+    more = terms(adapter, m * times) if times > 1 else 0.0
+    return (condition * unit * (1 + exponent) + more) * size
 
 
 def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays, tuple[float, ...]]:
@@ -134,7 +135,8 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     apart = ("d_out", "d_lse", "return_lse", "autograd")
     usual = {k: x for k, x in options.items() if k not in apart}
     d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
-    fn, cotangent = adapter.record.differentiable, None
+    fn: Any = adapter.record.differentiable
+    cotangent: Any = d_out
     if "d_lse" in options:
         d_lse: Floats = np.asarray(options["d_lse"], dtype)
         if adapter["lse_base"] == "2":
@@ -146,18 +148,15 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     def evaluate(*wide: Floats, **named: Any) -> Arrays:
         if "feature_map" in named:
             named["feature_map"] = _MAPS[adapter["feature_map"]]
-        q, k, v = wide
         try:
-            out, pullback = vjp(fn, q, k, v, **named)
-            cotangents, out = (
-                (pullback(d_out), out) if cotangent is None else (pullback(cotangent), out.out)
-            )
+            out, pullback = vjp(fn, *wide, **named)
+            cotangents = pullback(cotangent)
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             name = adapter.record.name
             raise WrongRecord(f"`vjp` of the record of {name} must work, got {words}") from error
         return (
-            out,
+            out.out if "d_lse" in options else out,
             *cotangents[:3],
             *(getattr(cotangents, name) for name in adapter.pulled(usual)),
         )
@@ -288,13 +287,6 @@ def terms(adapter: Adapter, count: int) -> float:
     Halves are added in single precision.
     """
     return count * min(adapter.eps, 2.0**-23)
-
-
-def _rounding_of_copies(adapter: Adapter, arrays: Arrays, options: Keywords) -> float:
-    """Bound the rounding where limits make a candidate add every key many times."""
-    n, m = (x.shape[-2] for x in arrays[:2])
-    times = copies(adapter, n, m, options)
-    return terms(adapter, m * times) if times > 1 else 0.0
 
 
 def _estimate_size(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any) -> float:

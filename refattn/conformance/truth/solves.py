@@ -27,18 +27,9 @@ def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
     rows of h are exchanged, a long one for a short one, what is subtracted is longer, by up to
     rho = max a / min a.
 
-    Parameters
-    ----------
-    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        In kernel coordinates, with as many heads of keys as of queries.
-    indices : array of integers, shape (..., S)
-        The keys J.
-
-    Returns
-    -------
-    float
-        The largest such error over delta and the length of the longest value; infinite where A is
-        singular to rounding.
+    Arrays are in kernel coordinates, with as many heads of keys as of queries; `indices`
+    (..., S) are the keys J. Returned is the largest such error over delta and the length of the
+    longest value, infinite where A is singular to rounding.
     """
     k = k - np.mean(k, -2, keepdims=True)
     lead = np.broadcast_shapes(k.shape[:-2], indices.shape[:-1])

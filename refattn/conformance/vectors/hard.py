@@ -80,7 +80,6 @@ class Hard(NamedTuple):
 
         Examples
         --------
-        >>> from refattn.conformance.vectors.hard import Hard
         >>> Hard("tie", 2, seed=7, width=5).label
         'softmax-hard-tie-level2-seed7-width5-n2-m128-d32-dv4-float64'
         """
@@ -153,7 +152,6 @@ def recipe(hard: Hard) -> Recipe:
 
     Examples
     --------
-    >>> from refattn.conformance.vectors.hard import Hard, recipe
     >>> found = recipe(Hard("large", 1, m=4, d=2, d_v=3))
     >>> {name: x.shape for name, x in found.inputs.items()}
     {'q': (2, 2), 'k': (4, 2), 'v': (4, 3)}

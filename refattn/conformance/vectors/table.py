@@ -64,7 +64,6 @@ def group_name(convention: Convention) -> str:
 
     Examples
     --------
-    >>> from refattn.conformance.vectors.cases import Convention
     >>> group_name(Convention("default_scale", "1/sqrt(d)"))
     'convention-default-scale-1-over-sqrt-d'
     """

@@ -81,14 +81,8 @@ def groups() -> dict[str, list[str]]:
 def explain(name: str) -> list[str]:
     """Explain a name, in lines; a name of several things is explained as each.
 
-    Raises
-    ------
-    ValueError
-        If nothing has this name.
-
     Examples
     --------
-    >>> from refattn.conformance.verdict.explanations import explain
     >>> explain("order_of_keys")[0]
     'check order_of_keys: the order of keys does not matter.'
     """

@@ -39,9 +39,6 @@ def diagnose(trial: CheckRun) -> list[str]:
     Examples
     --------
     >>> import refattn
-    >>> from refattn.conformance import Adapter
-    >>> from refattn.conformance.checks.trials import CheckRun
-    >>> from refattn.conformance.verdict.neighbours import diagnose
     >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
     >>> diagnose(CheckRun(adapter, "diagnosis", 0))
     ['matches what is declared except that causal is bottom-right']

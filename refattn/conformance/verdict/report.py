@@ -266,7 +266,14 @@ class Report:
             skipped=str(counts[EXPECTED] + counts[UNDERPOWERED]),
         )
         properties = ElementTree.SubElement(suite, "properties")
-        for name, value in self._properties().items():
+        values = {
+            "verdict": self.verdict,
+            "conclusion": self.conclusion,
+            **{f"severity.{name}": str(count) for name, count in self.severities.items()},
+            **{f"limit.{name}": text for name, text in self.limits.items()},
+            **{f"diagnosis.{i}": words for i, words in enumerate(self.diagnosis)},
+        }
+        for name, value in values.items():
             ElementTree.SubElement(properties, "property", name=name, value=printable(value))
         for result in self.results:
             case = ElementTree.SubElement(
@@ -283,16 +290,6 @@ class Report:
                 ElementTree.SubElement(case, "skipped", message=printable(text))
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-    def _properties(self) -> dict[str, str]:
-        """Return the properties of the run in JUnit XML."""
-        return {
-            "verdict": self.verdict,
-            "conclusion": self.conclusion,
-            **{f"severity.{name}": str(count) for name, count in self.severities.items()},
-            **{f"limit.{name}": text for name, text in self.limits.items()},
-            **{f"diagnosis.{i}": words for i, words in enumerate(self.diagnosis)},
-        }
 
     def to_html(self) -> str:
         """Return the report as a page that needs no other file.

@@ -41,14 +41,10 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
         ]
         return "\n".join(lines) + "\n"
     names = list(adapter.record.arrays[: len(case.arrays)])
-    for name, x in zip(names, case.arrays, strict=True):
-        lines.append(f"{name} = {_write_array(x)}")
-    for name, x in case.options.items():
-        if isinstance(x, np.ndarray):
-            lines.append(f"{name} = {_write_array(x)}")
-    words = names + [
-        f"{k}={k}" if isinstance(x, np.ndarray) else f"{k}={x!r}" for k, x in case.options.items()
-    ]
+    given = {k: x for k, x in case.options.items() if isinstance(x, np.ndarray)}
+    held = dict(zip(names, case.arrays, strict=True)) | given
+    lines += [f"{name} = {_write_array(x)}" for name, x in held.items()]
+    words = names + [f"{k}={k if k in given else repr(x)}" for k, x in case.options.items()]
     if getattr(case, "strict", False):
         words.append("strict=True")
     lines.append(f"got = candidate({', '.join(words)})")
