@@ -202,8 +202,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if name not in arrays or (name == "mask" and problem.packed is not None):
             continue
         for words, at in _other_heads(problem):
-            change = partial(_take_from, problem, name, at)
-            yield Alternative(f"the {name} is that of {words}", problem.replaced(name, change))
+            taken = problem.with_arrays_of([name], at)
+            yield Alternative(f"the {name} is that of {words}", taken)
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
@@ -326,12 +326,8 @@ def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
     return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
 
 
-def _take_from(problem: Problem, name: str, at: Any, index: Index, _: Any) -> Any:
-    return problem.read(at(index))[name]
-
-
-def _own(index: Index) -> Index:
-    return index
+def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
+    return problem.read(index)[name]
 
 
 def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
@@ -379,13 +375,13 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
     if n == m:
-        turned = problem.replaced("q", partial(_take_from, problem, "k", _own))
-        turned = turned.replaced("k", partial(_take_from, problem, "q", _own))
+        turned = problem.replaced("q", partial(_take_from, problem, "k"))
+        turned = turned.replaced("k", partial(_take_from, problem, "q"))
         yield Alternative("q and k are exchanged", turned)
     d, d_v = (problem.first[x].shape[-1] for x in "kv")
     if d == d_v:
         for words, name, other in (("keys", "v", "k"), ("values", "k", "v")):
-            taken = problem.replaced(name, partial(_take_from, problem, other, _own))
+            taken = problem.replaced(name, partial(_take_from, problem, other))
             yield Alternative(f"{words} are read in place of {name}", taken)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))

@@ -200,11 +200,7 @@ class Trials:
             yield from map(self.explain, listing(self.problem))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
-            if not self.is_worse(lambda x: self._transposed(x.rows).out):
-                results = [self._transposed(x.rows) for x in self.sample.heads]
-                yield self.explain(
-                    Alternative(text, self.problem, answer=self._transposed), results
-                )
+            yield self.explain(Alternative(text, self.problem, answer=self._transposed))
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
@@ -442,10 +438,9 @@ def explain_output(
             holding.sort(
                 key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
             )
-        found = trials.keep_apart(holding)
-        found = found or [x for x in judged[:1] if x.everywhere]
-    if failed != "lse" and not any(x.holds for x in found):
-        found = [*trials.list_rounded(profile, dtype), *found]
+        found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
+        if not any(x.holds for x in found):
+            found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:
         words, of_lse = one.alternative.text, None
