@@ -77,7 +77,7 @@ def list_alternatives(problem: Problem) -> Iterator[Alternative]:
 def _list_options(problem: Problem) -> Iterator[Alternative]:
     """List the same problem with another option, each one that is given left out first."""
     arrays = problem.first
-    d = arrays["q"].shape[-1] if arrays else 1
+    d = arrays["q"].shape[-1]
     for name, other in problem.leave_out():
         yield Alternative(_WITHOUT[name], other)
     if not problem.causal:
@@ -117,7 +117,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
 
 def list_added(problem: Problem) -> Iterator[Alternative]:
     """List sums of weights in which there is more than the weights of the keys."""
-    if problem.has_sinks or problem.kind != "scores":
+    if problem.has_sinks:
         return
     m, added = problem.shape[1], problem._replace(has_sinks=True)
     sinks = {"1 is added to the sum of e^score (one more key, of score 0)": 0.0}
@@ -140,7 +140,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     band, (left, right) = show_band(problem), problem.window
 
     is_causal = problem.causal or right == 0
-    if problem.kind == "scores" and right is None:
+    if right is None:
         reach = "" if problem.causal else "attention is causal, and "
         for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
             seen = partial(_show_reach, left=left, right=by)
@@ -221,12 +221,11 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     if "bias" in arrays:
         text = "the bias is also multiplied by the scale"
         yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
-    if problem.kind == "scores" and arrays:
-        for words, power in _SLOPES.items():
-            slopes = partial(_slope_of_head, problem, power)
-            if not _is_multiple(problem, slopes):  # of which the factor is fitted
-                text = f"the bias is that of ALiBi, slopes 2^{words}"
-                yield Alternative(text, problem, bias=slopes)
+    for words, power in _SLOPES.items():
+        slopes = partial(_slope_of_head, problem, power)
+        if not _is_multiple(problem, slopes):  # of which the factor is fitted
+            text = f"the bias is that of ALiBi, slopes 2^{words}"
+            yield Alternative(text, problem, bias=slopes)
 
 
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
@@ -310,8 +309,6 @@ def list_families(
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
-    if problem.kind != "scores" or not problem.first:
-        return
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
     if problem.softcap is not None:
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
@@ -350,8 +347,6 @@ def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Inde
 
 def _list_places(problem: Problem) -> Iterator[Alternative]:
     """List other heads, queries and keys that may be read."""
-    if not problem.first:
-        return
     n, m, _ = problem.shape
     if problem.key_heads is not None:
         yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
@@ -397,7 +392,8 @@ def _cut(_: Index, x: Any, width: int) -> Any:
 def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
     """List other key heads that query heads may share."""
     share = heads // keys
-    yield Alternative(f"query head h shares key head h % {keys}", problem.dealt())
+    dealt = problem.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
+    yield Alternative(f"query head h shares key head h % {keys}", dealt)
     for words, key in (
         (f"h // {keys}", lambda h: min(h // keys, keys - 1)),
         (f"h % {keys}", lambda h: h % keys),

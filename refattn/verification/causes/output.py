@@ -206,29 +206,28 @@ class Trials:
         for text, fill in list_fills(self.problem):
             yield from self.fit(text, fill, _FILLS)
         yield from self.explain_heads()
-        if self.problem.kind == "scores":
-            for x, own in zip(self.first, self.given_first, strict=True):
-                cuts = list_cuts(self.problem, x, self.sample.unit * row_sizes(own))
-                yield from map(self.explain, cuts)
-            given = Alternative("", self.problem)
-            few, tiles = (
-                {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
-                for heads in (self.first, self.sample.heads)
-            )
-            for number, alternative in enumerate(list_lost_tiles(self.problem)):
+        for x, own in zip(self.first, self.given_first, strict=True):
+            cuts = list_cuts(self.problem, x, self.sample.unit * row_sizes(own))
+            yield from map(self.explain, cuts)
+        given = Alternative("", self.problem)
+        few, tiles = (
+            {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
+            for heads in (self.first, self.sample.heads)
+        )
+        for number, alternative in enumerate(list_lost_tiles(self.problem)):
 
-                def lose(x: Sampled, number: int = number) -> Doubles:
-                    return few[x.rows.at][number].out
+            def lose(x: Sampled, number: int = number) -> Doubles:
+                return few[x.rows.at][number].out
 
-                if not self.is_worse(lose):
-                    yield self.explain(alternative, [x[number] for x in tiles.values()])
+            if not self.is_worse(lose):
+                yield self.explain(alternative, [x[number] for x in tiles.values()])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             yield "transposed (heads and queries exchanged)", self._transposed
         given, keys = Alternative("", self.problem), self.problem.shape[1]
-        for parts in (x for x in PARTS if x < keys and self.problem.kind == "scores"):
+        for parts in (x for x in PARTS if x < keys):
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
                 text = f"that of the {words} of {parts} parts of the keys"
@@ -251,7 +250,7 @@ class Trials:
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""
-        if self.problem.kind != "scores" or not math.prod(self.problem.lead) > 1:
+        if not math.prod(self.problem.lead) > 1:
             return
         for alternative in list_exchanged(self.problem, self.sample, self.sizes):
             yield self.explain(alternative)

@@ -57,7 +57,7 @@ def _show(bounds: Bounds, packed: Packed, x: Place) -> Seen:
 def list_packed(problem: Problem) -> Iterator[Alternative]:
     """List kernels that mistake the borders of sequences, or count places from elsewhere."""
     packed = problem.packed
-    if packed is None or 0 in problem.lead:
+    if packed is None:
         return
     right = Bounds.of(packed.queries, packed.keys)
     banded = packed.causal or packed.window != (None, None)
