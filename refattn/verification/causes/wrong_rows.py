@@ -97,7 +97,7 @@ def draw_sample(
         blocks += [x for x in items if x not in blocks and _covers_row(x, where)]
     for index, i in blocks:
         with np.errstate(all="ignore"):
-            exact = Result(*attend_rows(problem.head(index), i, None))
+            exact = attend_rows(problem.head(index), i, None)
             z = np.abs(
                 divide(differ(numbers.out(index)[i], exact.out), unit * row_sizes(exact.out))
             )
