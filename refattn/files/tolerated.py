@@ -49,6 +49,10 @@ def tolerated() -> Tolerated:
     average out over the tokens, those that queries share do not. So each estimator has its own
     number; they are of that model, of short texts, and of the error in all its layers at once.
 
+    Parameters
+    ----------
+    None
+
     Returns
     -------
     Tolerated
