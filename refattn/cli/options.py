@@ -249,7 +249,7 @@ scale_option = click.option("--scale", type=float, help="Factor on q . k.  [defa
 
 
 def file_option(form: str, content: str, suffixes: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Make the option of a file that is written, with a suffix of these or named as its form."""
+    """Make the option of an output file; by default its suffix is the name of the option."""
     suffixes = suffixes or (f".{form}",)
     return click.option(
         *(f"--{form}", f"{form}_path"),

@@ -51,8 +51,8 @@ class Work:
     """A piece of work, named by a word, that says how far it is.
 
     On a terminal there is a bar with the time so far, and else a line now and then; what is
-    estimated to take over `LONG` seconds is announced on both. If its parts, `total` or more, are
-    counted, it is by `tick`.
+    estimated to take over `LONG` seconds is announced on both. `tick` counts its parts: `total`, if
+    that is known, and more may follow.
     """
 
     def __init__(self, description: str, total: int = 0) -> None:

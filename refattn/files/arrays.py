@@ -37,8 +37,9 @@ def load_qkv(
     """Read and check q, k and, if the file has it, v; return them, and the dtype of q in the file.
 
     The file is an .npz (not pickled) or .safetensors; it must have the arrays that are `required`.
-    Arrays are all float32 or all float64, finite, of shapes that match, with heads before tokens.
-    Floating-point ones are cast to `dtype`; without it float16 and bfloat16 become float32.
+    Arrays are all float32 or all float64, finite, of shapes that match, with heads before tokens:
+    in layout "bnhd" the file has them after. Floating-point ones are cast to
+    `dtype`; without it float16 and bfloat16 become float32.
     """
     arrays, stored = read_file(path, {".npz": _read_npz_qkv, ".safetensors": _read_tensor_qkv})
     must_hold(path, arrays, required)

@@ -17,6 +17,10 @@ def load_sample() -> tuple[np.ndarray[Any, Any], ...]:
     The arrays are not divided by sqrt(d), and attention in the model is not causal: it is
     ``refattn.softmax_attention(q, k, v)``.
 
+    Parameters
+    ----------
+    None
+
     Returns
     -------
     q, k, v : NumPy arrays, shape (2, 4, 128, 32), float32

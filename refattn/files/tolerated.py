@@ -49,6 +49,10 @@ def tolerated() -> Tolerated:
     average out over the tokens, but errors that queries share do not. So each estimator has its own
     number. The numbers hold for this model, for short texts, and for errors in all layers at once.
 
+    Parameters
+    ----------
+    None
+
     Returns
     -------
     Tolerated

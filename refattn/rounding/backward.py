@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -292,9 +292,8 @@ def _analyse_rows(
     most = float(np.max(copies, initial=1.0))
     rounded = kernel.weights if of == "dv" else kernel.d_scores
     sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, rounded)
-    softcap = backs[0][0].head.softcap
     has_sinks = any(back.head.sink is not None for back, _ in backs)
-    names = list_directions(of, softcap is not None, has_sinks)
+    names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
     tangents = {x: np.zeros_like(sum_.total) for x in names}
     size, to = _SUM_TOKENS, None  # tokens of a block, and what the sum is rounded to after each
     if kernel.parts is not None:
@@ -308,13 +307,8 @@ def _analyse_rows(
                 if x is not None:
                     rounded = None if head.is_sink(j) else to  # a sink adds 0
                     _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
-                    tangents["scale"] += x.s_scale @ head.k[j]
-                    if softcap is not None:
-                        tangents["cap"] += _tangent_of_cap(x, saved, rows) @ head.k[j]
-                    if has_sinks:
-                        tangents["lost sink"] += (
-                            _tangent_of_sink(x, back, saved, kernel, rows) @ head.k[j]
-                        )
+                    for name, y in _list_tangents(x, back, saved, kernel, rows, names):
+                        tangents[name] += y @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
             sum_.variance += saved.delta_variance[rows, None] * mean * mean
             common = saved.lse_variance + saved.scores_variance
@@ -333,25 +327,16 @@ def _analyse_rows(
                             odds = _odds_without_sink(back, saved, i)
                             tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
                     else:
-                        tangents["scale"] += x.s_scale.T @ head.q[i]
                         d = x.p * x.slope
                         tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
                         sum_.known -= (d * saved.delta_shift[i, None]).T @ head.q[i]
-                        if softcap is not None:
-                            tangents["cap"] += _tangent_of_cap(x, saved, i).T @ head.q[i]
-                        if has_sinks:
-                            lost = _tangent_of_sink(x, back, saved, kernel, i)
-                            tangents["lost sink"] += lost.T @ head.q[i]
+                        for name, y in _list_tangents(x, back, saved, kernel, i, names):
+                            tangents[name] += y.T @ head.q[i]
             if kernel.by_head and kernel.out is not None and len(backs) > 1:
                 sum_.close_head(kernel.out)
     if of != "dv":
         tangents["scale"] += sum_.total
     return _close_sum(sum_, tangents)
-
-
-def _tangent_of_cap(x: PairErrors, saved: Saved, i: slice) -> Doubles:
-    """Return what derivatives to scores gain if a cap has no slope."""
-    return np.asarray(x.p * (x.t - saved.delta[i, None]) * (1 - np.asarray(x.slope)))
 
 
 def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
@@ -362,13 +347,23 @@ def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
     return np.where(np.isfinite(odds), odds, 0.0)
 
 
-def _tangent_of_sink(
-    x: PairErrors, back: BackwardHead, saved: Saved, kernel: Roundings, i: slice
-) -> Doubles:
-    """Return what derivatives to scores gain without the sink; D too, if it is made of weights."""
-    odds, delta = _odds_without_sink(back, saved, i), saved.delta[i, None]
-    more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
-    return np.asarray((odds * (x.t - delta) - more) * x.p * x.slope)
+def _list_tangents(
+    x: PairErrors,
+    back: BackwardHead,
+    saved: Saved,
+    kernel: Roundings,
+    i: slice,
+    names: Sequence[str],
+) -> Iterator[tuple[str, Doubles]]:
+    """List what derivatives to scores gain: by the scale, a cap of no slope, and a lost sink."""
+    delta = saved.delta[i, None]
+    yield "scale", x.s_scale
+    if "cap" in names:
+        yield "cap", x.p * (x.t - delta) * (1 - np.asarray(x.slope))
+    if "lost sink" in names:  # D, too, if it is made of weights
+        odds = _odds_without_sink(back, saved, i)
+        more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
+        yield "lost sink", (odds * (x.t - delta) - more) * x.p * x.slope
 
 
 def _count_columns(back: BackwardHead, of: str) -> int:

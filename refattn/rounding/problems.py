@@ -204,15 +204,6 @@ class Problem(NamedTuple):
 
         return self._replace(read=read)
 
-    def dealt(self) -> Problem:
-        """Deal heads of keys to query heads in turn, not to groups of neighbours."""
-        if self.gradient is not None:
-            return self.gradient.dealt().problem(self.lead)._replace(blocks=self.blocks)
-        heads, keys = self.lead[-1], self.key_heads
-        assert keys is not None
-        share = heads // keys
-        return self.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
-
     def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
         """Add one more mask."""
         return self.replaced("mask", lambda index, x: seen if x is None else seen & x)
@@ -345,19 +336,6 @@ class Gradient(NamedTuple):
         heads = np.ndindex(self.forward.lead)
         scaled = _scaled_to(to, (self.derivatives(index)[0] for index in heads))
         return self._replace(forward=self.forward.rounded(to, powers), products=scaled)
-
-    def dealt(self) -> Gradient:
-        """Deal keys to query heads in turn: other heads have a part in a gradient."""
-        heads, forward = self.heads, self.forward
-        keys = forward.key_heads
-        assert keys is not None
-        if self.of != "dq":
-            share = forward.lead[-1] // keys
-            heads = {
-                at: [(*x[:-1], x[-1] % share * keys + x[-1] // share) for x in shared]
-                for at, shared in heads.items()
-            }
-        return self._replace(forward=forward.dealt(), heads=heads)
 
 
 def pose_gradients(

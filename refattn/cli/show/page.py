@@ -115,17 +115,14 @@ class Grid:
                 width=None if i else first,
             )
         for row in self.rows:
-            drawn.add_row(*(Text(row[i], STATUS_COLOURS.get(_last(row[i]), "")) for i in kept))
+            styles = [STATUS_COLOURS.get(x.rpartition(" ")[2], "") for x in row]
+            drawn.add_row(*(Text(row[i], styles[i]) for i in kept))
         with console.capture() as printed:
             console.print(drawn)
         return "\n".join(line.rstrip() for line in printed.get().splitlines())
 
     def markdown(self) -> str:
         return markdown(self.names, self.rows, self.left)
-
-
-def _last(cell: str) -> str:
-    return cell.rpartition(" ")[2]
 
 
 class Page:

@@ -83,7 +83,7 @@ def list_alternatives(problem: Problem) -> Iterator[Alternative]:
 def _list_options(problem: Problem) -> Iterator[Alternative]:
     """List the same problem with another option, each one that is given left out first."""
     arrays = problem.first
-    d, m = arrays["q"].shape[-1] if arrays else 1, problem.shape[1]
+    d, m = arrays["q"].shape[-1], problem.shape[1]
     for name, other in problem.leave_out():
         if problem.packed is None or name not in ("mask", "causal mask", "window"):
             yield Alternative(_WITHOUT[name], other)
@@ -120,7 +120,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
 
 def list_added(problem: Problem) -> Iterator[Alternative]:
     """List sums of weights in which there is more than the weights of the keys."""
-    if problem.has_sinks or problem.kind != "scores":
+    if problem.has_sinks:
         return
     added = problem._replace(has_sinks=True).replaced("sinks", lambda *_: np.zeros((1, 1)))
     yield Alternative("1 is added to the sum of e^score (one more key, of score 0)", added)
@@ -145,7 +145,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         for words, window in (("left", (None, right)), ("right", (left, None))):
             text = f"the window has no limit on the {words}"
             yield Alternative(text, problem._replace(window=window))
-    if problem.kind == "scores" and right is None:
+    if right is None:
         reach = "" if problem.causal else "attention is causal, and "
         for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
             seen = partial(_show_reach, left=left, right=by)
@@ -216,8 +216,8 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         if name not in arrays or (name == "mask" and problem.packed is not None):
             continue
         for words, at in _other_heads(problem):
-            change = partial(_take_from, problem, name, at)
-            yield Alternative(f"the {name} is that of {words}", problem.replaced(name, change))
+            taken = problem.with_arrays_of([name], at)
+            yield Alternative(f"the {name} is that of {words}", taken)
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
@@ -235,12 +235,11 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     if "bias" in arrays:
         text = "the bias is also multiplied by the scale"
         yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
-    if problem.kind == "scores" and arrays:
-        for words, power in _SLOPES.items():
-            slopes = partial(_slope_of_head, problem, power)
-            if not _is_multiple(problem, slopes):  # of which the factor is fitted
-                text = f"the bias is that of ALiBi, slopes 2^{words}"
-                yield Alternative(text, problem, bias=slopes)
+    for words, power in _SLOPES.items():
+        slopes = partial(_slope_of_head, problem, power)
+        if not _is_multiple(problem, slopes):  # of which the factor is fitted
+            text = f"the bias is that of ALiBi, slopes 2^{words}"
+            yield Alternative(text, problem, bias=slopes)
 
 
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
@@ -324,8 +323,6 @@ def list_families(
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
-    if problem.kind != "scores" or not problem.first:
-        return
     n, m, _ = problem.shape
     log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
 
@@ -352,12 +349,8 @@ def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
     return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
 
 
-def _take_from(problem: Problem, name: str, at: Any, index: Index, _: Any) -> Any:
-    return problem.read(at(index))[name]
-
-
-def _own(index: Index) -> Index:
-    return index
+def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
+    return problem.read(index)[name]
 
 
 def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
@@ -380,8 +373,6 @@ def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Inde
 
 def _list_places(problem: Problem) -> Iterator[Alternative]:
     """List other heads, queries and keys that may be read."""
-    if not problem.first:
-        return
     n, m, _ = problem.shape
     if problem.key_heads is not None:
         yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
@@ -411,13 +402,13 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
     if n == m:
-        turned = problem.replaced("q", partial(_take_from, problem, "k", _own))
-        turned = turned.replaced("k", partial(_take_from, problem, "q", _own))
+        turned = problem.replaced("q", partial(_take_from, problem, "k"))
+        turned = turned.replaced("k", partial(_take_from, problem, "q"))
         yield Alternative("q and k are exchanged", turned)
     d, d_v = (problem.first[x].shape[-1] for x in "kv")
     if d == d_v:
         for words, name, other in (("keys", "v", "k"), ("values", "k", "v")):
-            taken = problem.replaced(name, partial(_take_from, problem, other, _own))
+            taken = problem.replaced(name, partial(_take_from, problem, other))
             yield Alternative(f"{words} are read in place of {name}", taken)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
@@ -437,7 +428,8 @@ def _cut(_: Index, x: Any, width: int) -> Any:
 def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
     """List other key heads that query heads may share."""
     share = heads // keys
-    yield Alternative(f"query head h shares key head h % {keys}", problem.dealt())
+    dealt = problem.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
+    yield Alternative(f"query head h shares key head h % {keys}", dealt)
     for words, key in (
         (f"h // {keys}", lambda h: min(h // keys, keys - 1)),
         (f"h % {keys}", lambda h: h % keys),

@@ -24,7 +24,7 @@ from ..findings import Part, Suspect
 from .alternatives import list_alternatives
 from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
 from .places import list_places, list_seen
-from .sampled import Alternative, Result, Rows
+from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
     FAR,
@@ -251,7 +251,7 @@ class Backward:
                 rows = Rows(index, np.arange(n), np.arange(head.keys))
                 result = self.forward[number].result(rows)
             else:
-                result = Result(*attend_rows(head, slice(0, n), None))
+                result = attend_rows(head, slice(0, n), None)
             used = out if out is not None and self.from_out and not own else result.out
             used = np.where(np.isfinite(used), used, 0.0)
             kept = Kept(result.lse, np.sum(d_out * used, -1), result.top)

@@ -33,26 +33,25 @@ def list_exchanged(
             rows = x.rows._replace(queries=x.rows.queries[i])
             far = {}
             for other in others if len(i) else ():
-                out = take(partial(_follow_move, {x.rows.at: other})).result(rows).out
+                out = take({x.rows.at: other}).result(rows).out
                 far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
             nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
         moved = {x: y for x, y in nearest.items() if x != y}
         if moved:
             called = (f"head {place(x)} has that of head {place(y)}" for x, y in moved.items())
-            alternative = take(partial(_follow_move, moved))
-            yield alternative._replace(text=f"heads have {words} of others: {', '.join(called)}")
+            yield take(moved)._replace(text=f"heads have {words} of others: {', '.join(called)}")
 
 
 def _list_arrays(
     problem: Problem,
-) -> Iterator[tuple[str, Callable[[Callable[[Index], Index]], Alternative]]]:
+) -> Iterator[tuple[str, Callable[[Mapping[Index, Index]], Alternative]]]:
     """List what may be of another head, and how the kernel computes that takes it so."""
 
-    def moved(at: Callable[[Index], Index]) -> Alternative:
-        return Alternative("", problem, move=lambda rows: rows._replace(at=at(rows.at)))
+    def moved(to: Mapping[Index, Index]) -> Alternative:
+        return Alternative("", problem, move=lambda x: x._replace(at=to.get(x.at, x.at)))
 
-    def taken(at: Callable[[Index], Index], names: Iterable[str]) -> Alternative:
-        return Alternative("", problem.with_arrays_of(names, at))
+    def taken(to: Mapping[Index, Index], names: Iterable[str]) -> Alternative:
+        return Alternative("", problem.with_arrays_of(names, lambda x: to.get(x, x)))
 
     yield "the output", moved
     for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
@@ -61,10 +60,6 @@ def _list_arrays(
     for name in ("mask", "bias", "sinks"):
         if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
             yield f"the {name}", partial(taken, names=(name,))
-
-
-def _follow_move(moved: Mapping[Index, Index], index: Index) -> Index:
-    return moved.get(index, index)
 
 
 def list_of_heads(

@@ -209,39 +209,34 @@ class Trials:
             yield from map(self.explain, listing(self.problem))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
-            if not self.is_worse(lambda x: self._transposed(x.rows).out):
-                results = [self._transposed(x.rows) for x in self.sample.heads]
-                yield self.explain(
-                    Alternative(text, self.problem, answer=self._transposed), results
-                )
+            yield self.explain(Alternative(text, self.problem, answer=self._transposed))
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
             yield from self.fit(text, fill, _FILLS)
         yield from self.explain_heads()
-        if self.problem.kind == "scores":
-            for x, own in zip(self.first, self.given_first, strict=True):
-                cuts = list_cuts(self.problem, x, self.sample.unit * row_sizes(own))
-                yield from map(self.explain, cuts)
-            given = Alternative("", self.problem)
-            few, tiles = (
-                {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
-                for heads in (self.first, self.sample.heads)
-            )
-            for number, alternative in enumerate(list_lost_tiles(self.problem)):
+        for x, own in zip(self.first, self.given_first, strict=True):
+            cuts = list_cuts(self.problem, x, self.sample.unit * row_sizes(own))
+            yield from map(self.explain, cuts)
+        given = Alternative("", self.problem)
+        few, tiles = (
+            {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
+            for heads in (self.first, self.sample.heads)
+        )
+        for number, alternative in enumerate(list_lost_tiles(self.problem)):
 
-                def lose(x: Sampled, number: int = number) -> Doubles:
-                    return few[x.rows.at][number].out
+            def lose(x: Sampled, number: int = number) -> Doubles:
+                return few[x.rows.at][number].out
 
-                if not self.is_worse(lose):
-                    yield self.explain(alternative, [x[number] for x in tiles.values()])
+            if not self.is_worse(lose):
+                yield self.explain(alternative, [x[number] for x in tiles.values()])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             yield "transposed (heads and queries exchanged)", self._transposed
         given, keys = Alternative("", self.problem), self.problem.shape[1]
-        for parts in (x for x in PARTS if x < keys and self.problem.kind == "scores"):
+        for parts in (x for x in PARTS if x < keys):
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
                 text = f"that of the {words} of {parts} parts of the keys"
@@ -264,7 +259,7 @@ class Trials:
 
     def explain_heads(self) -> Iterator[Explained]:
         """List what explains the heads by others, or by a number for each."""
-        if self.problem.kind != "scores" or not math.prod(self.problem.lead) > 1:
+        if not math.prod(self.problem.lead) > 1:
             return
         for alternative in list_exchanged(self.problem, self.sample, self.sizes):
             yield self.explain(alternative)
@@ -451,10 +446,9 @@ def explain_output(
             holding.sort(
                 key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
             )
-        found = trials.keep_apart(holding)
-        found = found or [x for x in judged[:1] if x.everywhere]
-    if failed != "lse" and not any(x.holds for x in found):
-        found = [*trials.list_rounded(profile, dtype), *found]
+        found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
+        if not any(x.holds for x in found):
+            found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:
         words, of_lse = one.alternative.text, None

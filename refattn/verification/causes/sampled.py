@@ -11,11 +11,12 @@ import numpy.typing as npt
 from ...arrays.blocks import WHOLE
 from ...arrays.library import Doubles
 from ...engine.scores import Band, Reach
-from ...rounding.head import TILE_KEYS, SoftmaxHead, attend_rows
+from ...rounding.head import TILE_KEYS, ScoredRows, SoftmaxHead, attend_rows
 from ...rounding.problems import Index, Problem
 
 Numbers1D = npt.NDArray[np.int64]
 Seen = npt.NDArray[np.bool_]
+Result = ScoredRows  # what some queries of a head get
 _PAIRS = 2**16  # of queries and keys, of which scores are made at a time
 
 
@@ -46,18 +47,10 @@ class Place(NamedTuple):
 Bias = Callable[[Place, Index, Doubles | None], Doubles]
 
 
-class Result(NamedTuple):
-    """What some queries of a head get."""
-
-    out: Doubles
-    lse: Doubles
-    top: Doubles
-
-
 def attend(head: SoftmaxHead) -> Result:
     """Compute exact attention of all queries of a head."""
     size = max(4 * TILE_KEYS, _PAIRS // max(len(head.q), 1))
-    return Result(*attend_rows(head, slice(0, len(head.q)), None, size))
+    return attend_rows(head, slice(0, len(head.q)), None, size)
 
 
 class Alternative(NamedTuple):

@@ -87,7 +87,7 @@ def one_sequence(problem: Problem) -> Problem:
 def list_packed(problem: Problem) -> Iterator[Alternative]:
     """List kernels that mistake the borders of sequences, or count places from elsewhere."""
     packed = problem.packed
-    if packed is None or 0 in problem.lead:
+    if packed is None:
         return
     right = Bounds.of(packed.queries, packed.keys)
     banded = packed.causal or packed.window != (None, None)

@@ -94,10 +94,11 @@ def draw_sample(
     unit = measure_unit(problem, profile, dtype)
     blocks = items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     if where:
-        blocks += [x for x in items if x not in blocks and _covers_row(x, where)]
+        covering = ((x, i) for x, i in items if x == where[:-2] and i.start <= where[-2] < i.stop)
+        blocks += [x for x in covering if x not in blocks]
     for index, i in blocks:
         with np.errstate(all="ignore"):
-            exact = Result(*attend_rows(problem.head(index), i, None))
+            exact = attend_rows(problem.head(index), i, None)
             error = differ(numbers.out(index)[i], exact.out)
             z = np.abs(divide(error, unit * row_sizes(exact.out)))
             worst, lost = np.max(z, -1, initial=0.0), ~np.isfinite(np.sum(error, -1))
@@ -211,12 +212,6 @@ def number_sequences(problem: Problem, rows: Any) -> Any:
         return None
     offsets = packed.queries if problem.rows == "queries" else packed.keys
     return np.searchsorted(offsets, rows, "right") - 1
-
-
-def _covers_row(block: tuple[Index, slice], where: Index) -> bool:
-    """Tell whether an element is in a block of rows."""
-    index, i = block
-    return index == where[:-2] and i.start <= where[-2] < i.stop
 
 
 def error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
