@@ -22,7 +22,8 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
+        if tag not in self.VOID:
+            self.open.pop()
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
