@@ -145,6 +145,7 @@ def test_right_backward_passes(use, name, dtype, profile):
     assert verdict.verdict != "FAIL", str(verdict)
 
 
+@pytest.mark.sweep(2)
 @of_each
 @pytest.mark.parametrize("options", OF_EXACT)
 def test_laws_of_right_backward_passes(options, name, dtype):
@@ -284,7 +285,7 @@ def test_gradients_of_heads_that_share_keys_may_be_rounded_before_they_are_added
         assert np.all(np.abs(found["dk"][0] - once.out) <= twice.bound)
 
 
-@pytest.mark.long("searched")
+@pytest.mark.long("searched", "each")
 @pytest.mark.parametrize("profile", ["named", "searched"])
 @pytest.mark.parametrize("by_head", [True, "each"])
 @pytest.mark.parametrize("name", ["math", "flash", "flash-32", "upcast", "eager", "eager-narrow"])
@@ -824,7 +825,7 @@ def test_the_wrong_sharing_of_keys_is_named():
         assert part.suspects[0].text == "agrees if query head h shares key head h % 2"
 
 
-@pytest.mark.long("dq", "dk")
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", NAMES)
 def test_others_are_not_tried_again_where_one_fails(wrong, monkeypatch):
     """Where no profile explains one, all are ruled out; the others are tried by few."""
@@ -960,6 +961,7 @@ def of_equal_rows(how, seed):
     return np.abs(q) if how == "queries of one sign" else q, k, v, g
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("ones+2", "ones+12", "ones+13", "ones+20")
 @pytest.mark.parametrize(
     ("how", "of", "seed"),

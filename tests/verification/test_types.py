@@ -71,6 +71,7 @@ CACHES = [
 of_caches = pytest.mark.parametrize("types", CACHES, ids="-".join)
 
 
+@pytest.mark.sweep(2)
 @of_caches
 @pytest.mark.parametrize("cast", [False, True])
 def test_right_kernels_with_a_cache_of_8_bits(types, cast):
@@ -94,6 +95,7 @@ def test_wrong_kernels_with_a_cache_of_8_bits(types, cast):
     assert found.verdict == "FAIL"
 
 
+@pytest.mark.long("v_scale")
 @pytest.mark.long("v_scale")
 @pytest.mark.parametrize("lost", ["k_scale", "v_scale"])
 def test_a_scale_that_was_left_out(lost):
