@@ -515,24 +515,15 @@ def test_queries_that_are_the_same_have_the_same_errors(of, name):
 
 @pytest.mark.parametrize("softcap", [None, 1.3])
 @pytest.mark.parametrize("of", NAMES)
-def test_the_direction_of_a_lost_sink_is_what_its_loss_changes(of, softcap):
+def test_directions_are_what_a_lost_sink_changes_and_the_derivative_to_the_scale(of, softcap):
     given = (x[0] for x in arrays(np.random.default_rng(22), "float32", 1, 6, 5, 4))
     given = dict(zip("qkvg", given, strict=True)) | {"softcap": softcap}
     sink, none = (gradient(of, **given, sinks=x) for x in (np.asarray(0.7), None))
-    kernel, all_rows = PROFILES["math"].kernel("float32"), slice(0, sink.shape[0])
+    kernel, all_rows, h = PROFILES["math"].kernel("float32"), slice(0, sink.shape[0]), 1e-5
     rows = sink.analyse((), kernel, all_rows)
     change = none.exact((), kernel, all_rows) - rows.out
     np.testing.assert_allclose(rows.tangents["lost sink"], change, atol=1e-12)
-
-
-@pytest.mark.parametrize("softcap", [None, 1.3])
-@pytest.mark.parametrize("of", NAMES)
-def test_the_direction_of_the_scale_is_its_derivative(of, softcap):
-    given = (x[0] for x in arrays(np.random.default_rng(22), "float32", 1, 6, 5, 4))
-    given = dict(zip("qkvg", given, strict=True)) | {"softcap": softcap}
-    kernel, h = PROFILES["math"].kernel("float32"), 1e-5
     own, less, more = (gradient(of, **given, scale=0.6 * (1 + x)) for x in (0.0, -h, h))
-    all_rows = slice(0, own.shape[0])
     slope = (more.exact((), kernel, all_rows) - less.exact((), kernel, all_rows)) / (2 * h)
     found = own.analyse((), kernel, all_rows).tangents["scale"]
     np.testing.assert_allclose(found, slope, rtol=1e-6, atol=1e-8)
