@@ -321,14 +321,6 @@ def test_empty_arrays(shape, lead):
         assert result.exit_code in (0, 3), result.output
 
 
-def test_a_mask_of_linear_attention_is_read():
-    q, k, v = sample()
-    out = naive.linear_attention(q, k, v, mask=WITHOUT)
-    for mask, status in (({"mask": WITHOUT}, 0), ({}, 1)):
-        path = save("linear.safetensors", {"q": q, "k": k, "v": v, "out": out, **mask})
-        assert run(f"{path} --estimator linear").exit_code == status
-
-
 def test_a_batch_of_none():
     x = np.ones((0, 4, 32, 16), ml_dtypes.bfloat16)  # of several tiles
     save_file({"q": x, "k": x, "v": x, "out": x.astype(np.float32)}, "file.safetensors")
