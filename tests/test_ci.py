@@ -104,6 +104,7 @@ def test_what_was_skipped_must_be_known(options, run):
     assert "--last-skipped needs a run before it" in result.stderr.str()
 
 
+@pytest.mark.long("True")
 @pytest.mark.parametrize("ci", [False, True])
 def test_what_is_long_without_saying_so_fails(ci, run, pytester, monkeypatch):
     monkeypatch.setenv("CI", "true") if ci else monkeypatch.delenv("CI", raising=False)

@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pkgutil
-import re
 import subprocess
 import sys
 from typing import get_args
@@ -13,8 +12,6 @@ import pytest
 
 import refattn
 from refattn.files import arrays as files_arrays
-from refattn.registry import DEFAULT
-from tests.validation import guide_blocks
 
 
 def test_names_are_sorted_and_exist():
@@ -116,38 +113,6 @@ def test_array_helpers():
     x = np.arange(6).reshape(2, 1, 3)
     index = (slice(0, 1), slice(1, 2), slice(5, 7), slice(1, 3))
     np.testing.assert_array_equal(part(x, index), x[1:2, :, 1:3])
-
-
-@pytest.mark.long
-def test_the_guide_shows_what_compare_prints():
-    from tests.cli.running import run
-
-    shown = guide_blocks.page("choose").split("$ refattn compare\n")[1].split("```")[0]
-    done = run("compare", "--features", "8,32,128", width=80)
-    assert done.exit_code == 0
-
-    def rows(text):
-        """Cells by the names of columns, without 512 samples, which take long."""
-        lines = text.splitlines()
-        rule = next(i for i, line in enumerate(lines) if line.startswith("──"))
-        names = list(re.finditer(r"\S+(?: \S+)*", lines[rule - 1]))[1:]
-        starts = [0, *(name.end() for name in names)]
-        found = [
-            {name[0]: line[i : name.end()].strip() for i, name in zip(starts, names, strict=False)}
-            for line in lines[rule + 1 :]
-            if re.match(r"[\w ]+\S*( +\d+)? {2,}\d\S+(?: |$)", line)
-        ]
-        return [row for row in found if row["samples"].split()[1:] != ["512"]]
-
-    printed, known = rows(done.stdout), rows(shown)
-    assert len(printed) == len(known) == 2 + 3 * len(DEFAULT) - 1  # ra of 128 takes too long
-    for row, expected in zip(printed, known, strict=True):
-        for name in ("samples", "head"):
-            assert name not in expected or row[name] == expected[name]
-        for name in {"mean", "worst"} & {*expected}:
-            value, shown_value = float(row[name]), float(expected[name])
-            rtol = 0.02 if shown_value > 1e-5 else 0.5  # rounding differs by machine
-            np.testing.assert_allclose(value, shown_value, rtol)
 
 
 def test_the_sample_is_what_the_command_line_reads():

@@ -59,7 +59,7 @@ MANY = [  # leading axes, queries, keys, causal
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("keys")
 @pytest.mark.parametrize("mask", ["none", "keys", "heads"])
 @those("formula")
@@ -102,7 +102,7 @@ VARIANTS = [  # queries, keys, mask, causal
 ]  # fmt: skip
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("d", "size"),
     [*SIZES, *(pytest.param(*x, marks=pytest.mark.long) for x in MORE if x not in SIZES)],
@@ -292,7 +292,7 @@ def test_a_scale_multiplies_queries_and_keys_by_its_root(name, scale):
         assert_close(got, function(*p.arrays, **options), atol)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("True+heads", "False+rows")
 @pytest.mark.parametrize("mask", ["none", "heads", "rows"])
 @pytest.mark.parametrize("causal", [False, True])

@@ -8,6 +8,7 @@ from tests.recorded.results import changes, results
 WANT = recorded()
 
 
+@pytest.mark.long("backward", "more_gradients", "more_tolerances", "of_files", "profiles")
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_those_that_were_recorded(name):
     found, want = results(CASES[name]), WANT[name]

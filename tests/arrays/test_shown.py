@@ -2,7 +2,6 @@
 
 import pickle
 from dataclasses import is_dataclass
-from html.parser import HTMLParser
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import refattn
 from refattn.arrays.shown import held, short
 from refattn.verification import tolerance
+from tests.pages import Page
 
 RNG = np.random.default_rng(0)
 Q, K, V = RNG.standard_normal((3, 2, 128, 8)).astype(np.float32)
@@ -45,29 +45,6 @@ HELD = {
 }
 
 
-class Table(HTMLParser):
-    """Rows of the table of a result."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.cells = [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.open.append(tag)
-        if tag in ("th", "td"):
-            self.cells.append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1] in ("th", "td"):
-            self.cells[-1] += data
-
-
 @pytest.mark.long("Tolerance", "Certified")
 @pytest.mark.parametrize("name", HELD)
 def test_results_are_short(name):
@@ -81,13 +58,17 @@ def test_results_are_short(name):
     if name == "Report":
         assert "<b>" not in page
         return
-    cells = Table(page).cells
+    cells = cells_of(page)
     names = list(found.__dataclass_fields__ if is_dataclass(found) else found._fields)
     assert cells[::2] == names
     assert cells[1::2] == [short(getattr(found, x)) for x in names]
     for array in (x for x in vars_of(found) if isinstance(x, np.ndarray) and x.size > 12):
         assert f"{array.dtype} {array.shape}" in page
         assert not [x for x in ("...", "[[") if x in short(array)]
+
+
+def cells_of(page):
+    return [text for tags, text in Page(page).texts if tags[-1] in ("th", "td")]
 
 
 def vars_of(found):
@@ -119,7 +100,7 @@ def test_text_is_escaped():
     assert repr(found) == "Strange(first='<script>&\\x1b', ...)"
     page = found._repr_html_()
     assert not [x for x in ("<script>", "<i>", "\x1b") if x in page]
-    assert Table(page).cells[1::2] == ["'<script>&\\x1b'", "{'<i>': ['</td>', None, 1.5]}"]
+    assert cells_of(page)[1::2] == ["'<script>&\\x1b'", "{'<i>': ['</td>', None, 1.5]}"]
 
 
 @pytest.mark.parametrize(

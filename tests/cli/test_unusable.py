@@ -30,8 +30,11 @@ CONTENTS = {
 def folder(here):
     for name, content in CONTENTS.items():
         (here / name).write_bytes(content)
+    whole = (here / "qkv.npz").read_bytes()
+    (here / "half.npz").write_bytes(whole[: len(whole) // 2])
     x = np.ones((2, 24, 8), np.float32)
     np.savez("no-heads.npz", q=x[:, :0], k=x, v=x)
+    np.savez("q.npz", q=x)
     np.savez("qk.npz", q=x, k=x)
     np.savez("wide.npz", q=np.eye(3) * 1e200, k=np.ones((4, 3)))
     more = {"bias": np.zeros((24, 24)), "sinks": x[:, 0, 0], "mask": np.eye(24) > 0}

@@ -38,7 +38,7 @@ def edited(arrays, t, edit, which):
     return changed
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.long("0.0", "1.0", "70.0", "1000.0", "scaled", "reversed", "one nan", "powers", "inf")
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("edit", EDITS)

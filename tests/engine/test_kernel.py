@@ -171,6 +171,7 @@ def units_of_a_mean(values):
     return reference.error(got, want, float(np.max(values)), 0)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("7944")
 @pytest.mark.parametrize("m", [1024, 3904, 4112, 7944])
 @pytest.mark.parametrize("terms", [48, 64])

@@ -73,18 +73,6 @@ def test_drawing_is_evaluating_at_drawn_frequencies(coupling):
     assert np.any(got != random_feature_attention(q, k, v, num_features=7, rng=43))
 
 
-def test_error_falls_as_features_grow():
-    # A fixed draw, not evidence: the error of 2^14 features is far below that of 2^4.
-    rng = np.random.default_rng(0)
-    q, k, v = draw(rng, 20, 4), draw(rng, 30, 4), draw(rng, 30, 2)
-    exact = refattn.softmax_attention(q, k, v)
-    errors = [
-        np.linalg.norm(random_feature_attention(q, k, v, num_features=s, rng=1) - exact)
-        for s in (2**4, 2**14)
-    ]
-    assert errors[1] < errors[0] / 4
-
-
 def test_frequencies_of_batches_and_heads():
     rng = np.random.default_rng(0)
     q, k, v = draw(rng, 2, 6, 40, 3), draw(rng, 2, 2, 40, 3), draw(rng, 2, 2, 40, 2)

@@ -38,7 +38,7 @@ def plain(rng, n, m, heads=()):
 SIZES = [(1, 1), (3, 9), (9, 3), (65, 65), (200, 131), (131, 330), (331, 70)]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("sampled keys", "sampled keys alike", "(331, 70)", "False+(131, 330)")
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @BOTH

@@ -203,15 +203,6 @@ def test_the_standard_error_of_some_queries():
     assert np.mean(spreads) == pytest.approx(want, rel=0.1)
 
 
-def test_the_law_of_importance_sampling_is_that_of_the_theory():
-    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 12, 3))
-    exact = softmax_attention(q, k, v)
-    found = advice._unnormalised(theory.attention_law(q, k, v, num_features=1), exact)
-    want = theory.importance_sampling_law(q, k, v, num_features=1)
-    for part, wanted in zip(found, want, strict=True):
-        np.testing.assert_allclose(part, wanted, rtol=1e-9)
-
-
 def test_without_values():
     q, k = np.random.default_rng(0).standard_normal((2, 12, 3))
     found = profile.study(q, k)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refattn.naive import visible
 from refattn.rounding import problems
 from refattn.rounding.formats import FORMATS, Format
 
@@ -75,15 +76,7 @@ class Case(NamedTuple):
         return x if self.sinks is None else np.concatenate([x, 0 * x[:1]])
 
     def seen(self):
-        n, m = len(self.q), len(self.k)
-        ahead = np.arange(m) - np.arange(n)[:, None] - (m - n)
-        seen = np.ones((n, m), bool) if self.mask is None else np.broadcast_to(self.mask, (n, m))
-        left, right = self.window or (None, None)
-        if self.causal:
-            seen = seen & (ahead <= 0)
-        if left is not None:
-            seen = seen & (ahead >= -left)
-        return seen if right is None else seen & (ahead <= right)
+        return visible(self.q, self.k, mask=self.mask, causal=self.causal, window=self.window)
 
 
 # --- roundings ------------------------------------------------------------------------------------

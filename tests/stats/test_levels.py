@@ -28,6 +28,7 @@ def at_least(count, runs, rate):
     return float(scipy.stats.binom.sf(count - 1, runs, rate))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("binomial", "gaussian_estimates", "gaussian_estimates, each", "ks", "ks, rounded")
 @pytest.mark.long("lognormal_pair", "lognormal_pair, any law")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(NULLS)))
@@ -42,6 +43,7 @@ def test_planted_defects_are_unsound(seed, name):
     assert min(too_many(seed, name, DEFECTS[name])) < LEVEL / DECISIONS
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("binomial", "dkwm_mean", "dkwm_two_sample", "hotelling", "ks", "ks, rounded")
 @pytest.mark.long("lognormal_pair, any law")
 @pytest.mark.parametrize(("seed", "name"), list(enumerate(DESIGNS, 200)))

@@ -40,6 +40,16 @@ def test_proposals_against_mpmath(d):
         assert proposal_units(x, y, turned) <= CONTRACT * d
 
 
+@pytest.mark.parametrize("features", ["hyperbolic", "trigonometric"])
+def test_even_features_have_the_law_of_the_opposite_mean(features):
+    x, mean = np.full(2, 30.0), np.full(2, 20.0)
+    one, other = (
+        theory.log_kernel_variance(x, x, features=features, proposal=Gaussian(mu))
+        for mu in (mean, -mean)
+    )
+    assert one == other < math.inf
+
+
 def test_infinite_and_zero_variance_of_proposals():
     x, y = np.array([0.5, -0.2]), np.array([0.1, 0.4])
     for eigenvalues in ([0.5, 1.0], [0.3, 2.0], [0.1, 0.1]):

@@ -166,7 +166,7 @@ def fits(verdict, wanted, expected):
     return verdict == (expected if wanted == "as expected" else wanted)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("name", "level", "replaced", "wanted"), [*rows()])
 def test_verdicts_where_something_is_replaced(name, level, replaced, wanted, monkeypatch):
     calls = {path: replace(monkeypatch, path, text) for path, text in sizes(name) + pairs(replaced)}

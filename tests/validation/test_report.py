@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from unittest.mock import Mock
 from xml.etree import ElementTree
@@ -15,6 +14,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("latex2mathml")
 pytest.importorskip("matplotlib")
 
+from tests.pages import Page
 from tests.validation import links
 from tests.validation.conftest import run_claim, show
 from validation import plotting, report, sources, suite
@@ -100,43 +100,6 @@ def examples():
         {**plain, "unheard-of": [1, {"x": None}]},
         failed | {"error": "Traceback:\n  <module>\nMemoryError: 64 & more", "seconds": 0.1},
     ]
-
-
-class Page(HTMLParser):
-    """What a page holds, and that its tags match."""
-
-    VOID = frozenset({"meta", "link", "br", "img", "hr"})
-
-    def __init__(self, text):
-        super().__init__()
-        self.open = []
-        self.tags = []
-        self.texts = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-        self.handle_endtag(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if data.strip():
-            self.texts.append((tuple(self.open), data))
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
-
-    def text(self, tag):
-        return [" ".join(text.split()) for inside, text in self.texts if inside[-1:] == (tag,)]
 
 
 def written(folder, records, *more, settings=SETTINGS):
@@ -233,9 +196,9 @@ def test_every_claim_opens_and_has_an_address(page):
 
 def test_addresses_lead_to_places_on_the_page_or_to_sources(page, out):
     assert links.problems(out) == []
-    ids = {a["id"] for _, a in page.tags if "id" in a}
+    ids = {a["id"] for _, a in page.elements if "id" in a}
     outside = {u for s in sources.SOURCES.values() for u in s.links.values()}
-    for tag, attributes in page.tags:
+    for tag, attributes in page.elements:
         address = attributes.get("href", "")
         assert address[:1] in ("", "#") or address.startswith("data:") or address in outside
         assert tag == "a" or not address.startswith("http")
@@ -243,7 +206,7 @@ def test_addresses_lead_to_places_on_the_page_or_to_sources(page, out):
         assert {*attributes.get("aria-labelledby", "").split()} <= ids
         values = " ".join(attributes.values())
         assert {*re.findall(r"url\(['\"]?#?([^'\")]+)", values)} <= ids
-    assert any(v.startswith("data:image/png;base64,") for _, a in page.tags for v in a.values())
+    assert any(v.startswith("data:image/png;base64,") for _, a in page.elements for v in a.values())
     assert page.all("script") == [{}]  # one, within the page
 
 
@@ -253,7 +216,7 @@ def test_text_is_shown_as_it_is_and_without_scripts(page, html):
     assert MARKUP in page.text("dd") + page.text("span")
     assert "<i>" in page.text("dd")
     assert html.count("<script") == 1
-    assert [tag for tag, attributes in page.tags if "hidden" in attributes] == ["form"]
+    assert [tag for tag, attributes in page.elements if "hidden" in attributes] == ["form"]
 
 
 def test_figures_take_the_colours_of_the_page(page, html):
@@ -266,7 +229,7 @@ def test_figures_take_the_colours_of_the_page(page, html):
     assert "currentColor" in html
     # Neither a background nor a legend's text or frame in a colour of its own.
     for colour in (plotting.INK, "#ffffff", "#000000"):
-        assert not any(colour in value for _, a in page.tags for value in a.values())
+        assert not any(colour in value for _, a in page.elements for value in a.values())
     assert "measured &amp; so" in html  # as text, not as outlines
     assert len(page.text("style")) == 1
 

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from refattn import naive, softmax_attention, vjp
 from refattn.rounding import PROFILES
 from refattn.rounding.problems import pose_arrays, pose_gradients
 from refattn.verification import judging, looks, verify
@@ -17,6 +18,19 @@ def posed(heads=3, n=1000, m=40):
     rng = np.random.default_rng(0)
     q, k, v = (BF16(rng.standard_normal((heads, x, 4))) for x in (n, m, m))
     return (q, k, v), pose_arrays(q, k, v)
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    """How many rows each attempt to explain numbers had."""
+    rows, attempt = [], judging.attempt
+
+    def counted(problem, *rest):
+        rows.append(looks.count_rows(problem.items()))
+        return attempt(problem, *rest)
+
+    monkeypatch.setattr(judging, "attempt", counted)
+    return rows
 
 
 def test_small_problems_are_looked_at_as_a_whole():
@@ -48,9 +62,7 @@ def test_what_is_seen_of_part_of_the_rows_is_said(monkeypatch):
     monkeypatch.setattr(looks, "MOST_PAIRS", 3 * 1000 * 12)
     rows = [i for _, i in looks.choose_blocks(problem)]
     left = next(x for x in range(1000) if not any(i.start <= x < i.stop for i in rows))
-    s = 0.5 * q @ k.swapaxes(1, 2)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    out = BF16(p @ v / p.sum(-1, keepdims=True))
+    out = BF16(naive.softmax_attention(q, k, v))
     given = {"q": q, "k": k, "v": v, "dtype": "bfloat16", "profile": "math"}
     found = verify(**given, out=out)
     assert found.verdict == "PASS"
@@ -83,20 +95,10 @@ def test_the_loudest_blocks_are_chosen():
     assert looks.choose_loud(tuple(problem.items()), squares, wide) == (((1,), slice(256, 512)),)
 
 
-def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(monkeypatch):
+def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(tried, monkeypatch):
     (q, k, v), problem = posed(2, 1024)
     monkeypatch.setattr(looks, "_SCREENED_PAIRS", 256 * 40)
-    s = 0.5 * q @ k.swapaxes(1, 2)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    out = BF16(1.02 * p @ v / p.sum(-1, keepdims=True))
-    tried = []
-    attempt = judging.attempt
-
-    def counted(problem, *rest):
-        tried.append(looks.count_rows(problem.items()))
-        return attempt(problem, *rest)
-
-    monkeypatch.setattr(judging, "attempt", counted)
+    out = BF16(1.02 * naive.softmax_attention(q, k, v))
     found = judge(problem, Numbers(out.__getitem__, "bfloat16"), "bfloat16", ("flash", "upcast"))
     assert found.verdict == "FAIL"
     assert tried.count(2048) == 1  # that whose tests are told
@@ -111,9 +113,7 @@ def test_numbers_that_are_wrong_everywhere_are_measured_by_some_rows(where, monk
     (q, k, v), problem = posed(2, 2048)
     monkeypatch.setattr(looks, "_SCREENED_PAIRS", 256 * 40)
     monkeypatch.setattr(looks, "ALL_DIRECTIONS", 1024 * 40)
-    s = 0.5 * q @ k.swapaxes(1, 2)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    out = BF16((1.02 if where == "everywhere" else 1.0) * p @ v / p.sum(-1, keepdims=True))
+    out = BF16((1.02 if where == "everywhere" else 1.0) * naive.softmax_attention(q, k, v))
     if where == "in a row":
         out[1, 1000] = 0
     judged = problem, Numbers(out.__getitem__, "bfloat16"), "bfloat16", ("math", "upcast")
@@ -127,23 +127,11 @@ def test_numbers_that_are_wrong_everywhere_are_measured_by_some_rows(where, monk
 
 
 @pytest.mark.long
-def test_wrong_gradients_are_tried_on_all_rows_once(monkeypatch):
+def test_wrong_gradients_are_tried_on_all_rows_once(tried):
     """Other profiles are ruled out by some rows of one head; those of right ones are not."""
     (q, k, v), problem = posed(2, 1024)
     g = BF16(np.random.default_rng(1).standard_normal(q.shape))
-    s = 0.5 * q @ k.swapaxes(1, 2)
-    p = np.exp(s - s.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    t = g @ v.swapaxes(1, 2)
-    dq = 0.5 * (p * (t - np.sum(p * t, -1, keepdims=True))) @ k
-    tried: list[int] = []
-    attempt = judging.attempt
-
-    def counted(problem, *rest):
-        tried.append(looks.count_rows(problem.items()))
-        return attempt(problem, *rest)
-
-    monkeypatch.setattr(judging, "attempt", counted)
+    dq = vjp(softmax_attention, q, k, v)[1](g).q
     of = pose_gradients(problem, {"dq": q.shape}, g.__getitem__, None, "bfloat16")["dq"]
     for factor, verdict in ((1.0, "PASS"), (1.005, "FAIL")):
         got = BF16(factor * dq)

@@ -321,16 +321,6 @@ def run(*args):
     return running.run("tolerance", *args)
 
 
-def fails(*args):
-    result = run(*args)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    *usage, line = result.stderr.splitlines()
-    assert line.startswith("Error: ")
-    assert not usage or usage[0] == "Usage: refattn tolerance [OPTIONS] [FILE]"
-    return str(line)
-
-
 def save(path, arrays, dtype=np.float32, **more):
     np.savez(path, **{n: x.astype(dtype) for n, x in zip("qkv", arrays, strict=True)}, **more)
     return path
@@ -372,15 +362,7 @@ def test_the_guide_shows_what_the_command_prints():
     shown = page.split("On the bundled data, `--verbose` prints:\n\n```\n")[1].split("```")[0]
     result = run("--dtype", "bfloat16", "--verbose")
     assert result.exit_code == 0, result.output
-    number = r"-?\d+(?:\.\d*)?(?:e[+-]\d+)?"
-    printed = {" ".join(re.sub(number, "#", x).split()) for x in result.stdout.splitlines()}
-    table = result.stdout.splitlines()
-    for line in shown.splitlines():
-        if line != "...":
-            assert " ".join(re.sub(number, "#", line).split()) in printed
-            same = [x for x in table if x.startswith(line.split("  ")[0])]
-            wanted, *found = ([*map(float, re.findall(number, x))] for x in (line, *same))
-            assert any(x == pytest.approx(wanted, rel=0.02) for x in found if len(x) == len(wanted))
+    assert not guide_blocks.difference(f"...\n{shown}", result.stdout, atol=1e-5)
 
 
 def test_the_type_of_the_file_and_its_mask(tmp_path, few):
@@ -396,50 +378,8 @@ def test_the_type_of_the_file_and_its_mask(tmp_path, few):
         assert any(" ".join(x.split()).startswith(f"{words} ") for x in lines)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("nothing.npz", "does not exist"),
-        ("--dtype int8", "--dtype must be of float32, float16, bfloat16, got 'int8'"),
-        ("file.npz --profile x", "--profile must be of math"),
-        ("file.npz --atol=-1", "`atol` must be"),
-        ("file.npz --rtol=nan", "`rtol` must be"),
-        ("file.npz --window 1", "--window must be LEFT,RIGHT"),
-        ("file.npz --json file.npz", "must end in .json"),
-        ("wide.npz", "`dtype` must be"),
-        ("q.npz", "FILE must hold"),
-        ("half.npz", "cannot read"),
-    ],
-)
-def test_one_line_for_bad_input(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    data = save(tmp_path / "file.npz", sample("float32", 4, 4)).read_bytes()
-    (tmp_path / "half.npz").write_bytes(data[: len(data) // 2])
-    np.savez("wide.npz", **dict(zip("qkv", sample(), strict=True)))
-    np.savez("q.npz", q=np.ones((2, 2), np.float32))
-    assert message in fails(*words.split())
-
-
 def right(heads=3, **options):
     return naive.softmax_attention(*sample(heads=heads), **options)
-
-
-CLOSE = {
-    "as it is": {},
-    "profile": {"profile": "math"},
-    "causal": {"causal": True},
-    "scale": {"scale": 0.3},
-}
-
-
-@pytest.mark.parametrize("name", CLOSE)
-def test_a_correct_kernel_is_close(name):
-    options = {x: y for x, y in CLOSE[name].items() if x != "profile"}
-    given, got = sample(heads=1), FORMATS["bfloat16"].round(right(1, **options))
-    assert assert_close(got, *given, dtype="bfloat16", **CLOSE[name]) is None
-    if options:
-        with pytest.raises(AssertionError, match=r"^FAIL: "):
-            assert_close(got, *given, dtype="bfloat16")
 
 
 def test_what_is_wrong_is_localised():
@@ -458,9 +398,9 @@ def test_what_is_wrong_is_localised():
 
 def test_log_normalisers_of_assert_close():
     q, k, v = sample()
-    got = FORMATS["bfloat16"].round(right())
-    lse = np.log(np.sum(np.exp(32**-0.5 * q @ np.swapaxes(k, -1, -2)), -1)).astype(np.float32)
-    given = {"dtype": "bfloat16", "profile": "math"}
+    got = FORMATS["bfloat16"].round(right(scale=0.3))
+    lse = np.log(np.sum(np.exp(0.3 * q @ np.swapaxes(k, -1, -2)), -1)).astype(np.float32)
+    given = {"dtype": "bfloat16", "profile": "math", "scale": 0.3}
     assert_close(got, q, k, v, lse=lse, **given)
     with pytest.raises(AssertionError, match=r"lse is 0\.01"):
         assert_close(got, q, k, v, lse=lse + np.float32(0.01), **given)

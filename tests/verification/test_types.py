@@ -1,6 +1,6 @@
 """Arrays in types of their own, as of an 8-bit cache: verdicts on calls and on files."""
 
-import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from refattn import verify
 from refattn.files.tensors import open_tensors
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS, STORED
-from tests.rounding.rounded import KERNELS, Case
+from tests.rounding.rounded import flash, of_heads
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 save_file = pytest.importorskip("safetensors.numpy").save_file
@@ -40,9 +40,8 @@ def quantised(x, dtype, share):
     return to.round(x / whole.astype(float)), scale, whole.astype(float)
 
 
-def kernel(name, q, k, v, dtype, **options):
-    found = [KERNELS[name](Case(*x, **options), dtype)[0] for x in zip(q, k, v, strict=True)]
-    return np.stack(found)
+def kernel(*args, **options):
+    return of_heads(*args, **options)[0]
 
 
 def stored(x, dtype):
@@ -72,6 +71,7 @@ CACHES = [
 of_caches = pytest.mark.parametrize("types", CACHES, ids="-".join)
 
 
+@pytest.mark.sweep(2)
 @of_caches
 @pytest.mark.parametrize("cast", [False, True])
 def test_right_kernels_with_a_cache_of_8_bits(types, cast):
@@ -95,6 +95,7 @@ def test_wrong_kernels_with_a_cache_of_8_bits(types, cast):
     assert found.verdict == "FAIL"
 
 
+@pytest.mark.long("v_scale")
 @pytest.mark.long("v_scale")
 @pytest.mark.parametrize("lost", ["k_scale", "v_scale"])
 def test_a_scale_that_was_left_out(lost):
@@ -179,12 +180,7 @@ def test_queries_in_float32_beside_keys_in_float16():
     given = {"q": q.astype(f32), "k": k.astype(np.float16), "v": v.astype(np.float16)}
     found = verify(**given, out=kernel("math", q, k, v, "float32").astype(f32))
     assert (found.verdict, found.profile) == ("PASS", "math")
-    rounded = np.stack(
-        [
-            KERNELS["flash"](Case(*x), "float16", out="float32")[0]
-            for x in zip(to(q), k, v, strict=True)
-        ]
-    )
+    rounded = kernel(partial(flash, out="float32"), to(q), k, v, "float16")
     assert verify(**given, out=rounded.astype(f32)).profile == "tf32"
     assert verify(**given, out=(rounded * 1.001).astype(f32)).verdict == "FAIL"
     half = verify(**given, out=kernel("math", q, k, v, "float16").astype(np.float16))
@@ -242,27 +238,6 @@ def test_gradients_with_a_cache(cast):
     given["d_out"] = stored(g, "bfloat16")
     verdict = verify(**given)
     assert {x: y.verdict for x, y in verdict.parts.items()} == dict.fromkeys(found, "PASS")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            {"dtype": {"w": "bfloat16"}},
-            "`dtype` must name arrays of q, k, v, out, weights, got 'w'",
-        ),
-        ({"dtype": {"k": "int4"}}, "`dtype of k` must be one of"),
-        ({"dtype": {"weights": "int8"}}, "`dtype of weights` must be one of"),
-        ({"dtype": {"q": "float8_e5m2"}}, "`q` must hold numbers of float8_e5m2 only"),
-        ({"dtype": {"k": "float8_e5m2"}}, "`k` must hold numbers of float8_e5m2 only"),
-        ({"dtype": {"out": "float8_e5m2"}}, "`out` must hold numbers of float8_e5m2 only"),
-        ({"k_scale": np.ones((3, M))}, "`k_scale` must be one number, or one a head, a token"),
-        ({"v_scale": np.ones((2, 7))}, "`v_scale` must be one number, or one a head, a token"),
-    ],
-)
-def test_types_that_are_refused(given, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        verify(**cache("bfloat16", "int8", "tokens") | given)
 
 
 def test_types_by_array_in_files(tmp_path):

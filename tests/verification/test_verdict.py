@@ -300,7 +300,7 @@ def some(names, fast):
     return [pytest.param(x, marks=[] if x in fast else [pytest.mark.long]) for x in names]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("window")
 @pytest.mark.parametrize("defect", some(DEFECTS, FAST))
 def test_defects_are_rejected(defect):

@@ -101,6 +101,7 @@ def faults(figure):
     return found
 
 
+@pytest.mark.long
 def test_all_estimators(drawn):
     names = compare.names()
     figure = drawn(plots.plot_comparison, rows(names))

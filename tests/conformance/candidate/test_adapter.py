@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refattn
-from refattn.conformance import CHECKS, SPECS, TAGS, Adapter, Failure, check, checks_of
+from refattn.conformance import CHECKS, Adapter, Failure, check, checks_of
 from refattn.conformance.candidate.failures import Beyond
 from refattn.conformance.candidate.libraries import lay_out
 from refattn.conformance.candidate.limits import largest_logit, shrink, sizes
@@ -161,12 +161,6 @@ def test_the_limit_that_is_suggested_leaves_out_all_sizes_that_overflow(dtype, l
     got = sizes(of(len, "rfa", dtype=dtype), (q, k))
     assert words in got
     assert ("max_logit" in got) == bool(words)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_bundles_are_of_known_tags(name):
-    assert set(SPECS[name]) <= set(TAGS)
-    of(len, "softmax", **SPECS[name])
 
 
 def test_what_the_limits_leave_is_compared():

@@ -83,6 +83,7 @@ def test_other_files_are_left_alone(tmp_path, documents):
     assert len(vectors.load(tmp_path, format="npz")) == len(vectors.load(tmp_path, format="json"))
 
 
+@pytest.mark.long
 def test_command_line(tmp_path, monkeypatch, documents, command):
     out = tmp_path / "out"
     assert command(out, "--check")[0] == 1

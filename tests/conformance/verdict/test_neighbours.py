@@ -61,17 +61,3 @@ def verdict(fn, estimator="softmax", able=(), checks=("reference_values",), **op
 
 def test_no_diagnosis_of_what_is_right():
     assert verdict(refattn.softmax_attention) == ("PASS", [])
-
-
-@pytest.mark.parametrize("corner", ["top-left", "bottom-right"])
-def test_diagnosis_of_torch(corner):
-    torch = pytest.importorskip("torch")
-
-    def sdpa(q, k, v, causal=False):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-    tags = {"library": "torch", "dtype": "float32", "causal": corner}
-    words = ["matches what is declared except that causal is top-left"]
-    right = corner == "top-left"
-    found = verdict(sdpa, able=["causal"], tags=tags, checks=["causal_cross"])
-    assert found == (("PASS", []) if right else ("FAIL", words))

@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import replace
 from html import unescape
-from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from refattn.conformance import Report, Result
 from refattn.conformance.verdict.explanations import explain
 from refattn.conformance.verdict.report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED
+from tests.pages import Page
 
 MARKUP = "<script>alert('&')</script> \"κ\" \x1b[31m\udcff"
 SHOWN = "<script>alert('&')</script> \"κ\" \\x1b[31m\\udcff"
@@ -31,34 +31,6 @@ def result(status=PASS, severity="", check="large_logits"):
     if status in (FAIL, EXPECTED):
         found.expected, found.got, found.error = "1.5", "2.5", 1e6
     return found
-
-
-class Page(HTMLParser):
-    """The elements of a page, its text, and that its tags match."""
-
-    VOID = frozenset({"meta", "link", "br"})
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.elements, self.texts = [], [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append((tuple(self.open), data))
-
-    def text(self, within="article"):
-        """What is to be read, in one line."""
-        return " ".join(" ".join(data for tags, data in self.texts if within in tags).split())
 
 
 def page(found):
@@ -124,7 +96,7 @@ def test_severities_are_in_every_format():
     assert [x.get("type") for x in failures(found)] == ["range", "formula", "range"]
     root = ElementTree.fromstring(found.to_junit())
     assert (root.get("failures"), len(root.findall("testcase"))) == ("3", 5)
-    text = page(found).text()
+    text = page(found).read("article")
     assert words in text
     assert "formula 1 wrong at ordinary inputs range 2 wrong at extreme inputs only" in text
     assert "severity law: random draws have the wrong distribution" in text  # of the expected one
@@ -132,7 +104,7 @@ def test_severities_are_in_every_format():
 
 def test_failures_at_extreme_inputs_only_have_words_of_their_own():
     def says(found):
-        texts = page(found).text().lower(), str(found), found.conclusion, properties(found)
+        texts = page(found).read("article").lower(), str(found), found.conclusion, properties(found)
         return {"right at all ordinary inputs that were tried" in str(x) for x in texts}
 
     only = report(result(), result(FAIL, "range"))
@@ -161,9 +133,9 @@ def test_limits_are_in_every_format():
     assert text.startswith("  head_sizes  only d of 64, 128 were tried\n  dtype       <script>")
     assert json.loads(found.to_json())["limits"]["head_sizes"] == limits["head_sizes"]
     assert properties(found)["limit.head_sizes"] == limits["head_sizes"]
-    shown = page(found).text()
+    shown = page(found).read("article")
     assert f"Limits of the verdict head_sizes {limits['head_sizes']} dtype {SHOWN} only" in shown
-    assert "limits of the verdict" not in f"{free} {page(free).text()}".lower()
+    assert "limits of the verdict" not in f"{free} {page(free).read('article')}".lower()
     assert json.loads(free.to_json())["limits"] == {}
     assert not any("limit" in str(name) for name in properties(free))
 
@@ -191,7 +163,7 @@ def everything():
 
 
 def test_the_page_holds_everything(everything):
-    text = page(everything).text()
+    text = page(everything).read("article")
     for part in (
         f"refattn {everything.version} · check of an implementation FAIL {SHOWN} as rfa",
         f"estimator rfa capabilities {SHOWN}, causal device {SHOWN} scale 1.0 level quick alpha",
@@ -212,7 +184,7 @@ def test_the_page_holds_everything(everything):
 
 def test_the_page_has_no_script_and_needs_no_other_file(everything):
     found = page(everything)
-    assert found.text("title") == f"FAIL: {SHOWN} as rfa"
+    assert found.read("title") == f"FAIL: {SHOWN} as rfa"
     for tag, attributes in found.elements:
         assert tag not in {"script", "img", "iframe", "object", "embed", "base", "form"}
         assert not any(name.startswith("on") for name in attributes)
@@ -229,7 +201,7 @@ def test_the_page_has_no_script_and_needs_no_other_file(everything):
 
 def test_notebooks_show_a_part_of_a_page(everything):
     whole, part = page(everything), Page(everything._repr_html_())
-    assert part.text() == whole.text()
+    assert part.read("article") == whole.read("article")
     assert not {tag for tag, _ in part.elements} & {"html", "head", "body", "script", "title"}
     style = "".join(data for tags, data in part.texts if "style" in tags)
     selectors = re.findall(r"^\s*([^@\s}-][^{};]*)\{", style, re.MULTILINE)
@@ -268,7 +240,7 @@ def test_pages_from_the_command_line(tmp_path, monkeypatch):
     status, said = check("moving:fn", "--html", "out.html")
     assert status == 0, said
     text = (tmp_path / "out.html").read_text("utf-8")
-    assert "PASS softmax_attention as softmax" in Page(text).text()
+    assert "PASS softmax_attention as softmax" in Page(text).read("article")
     status, said = check("refattn:softmax_attention", "--html", "out.png")
     assert (status, "must end in .html, got 'out.png'" in said) == (2, True)
     monkeypatch.setitem(sys.modules, "jinja2", None)

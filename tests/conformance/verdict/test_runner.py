@@ -209,6 +209,7 @@ def test_severity_and_what_was_not_tried():
     assert "wrong at ordinary inputs" in str(report)
 
 
+@pytest.mark.long
 def test_a_convention_of_causal_attention_is_blamed_once():
     """Top-left attention gives 0 where no key is seen, whatever it takes for the past."""
     top_left = BY_NAME["softmax-causal-top-left"].fn

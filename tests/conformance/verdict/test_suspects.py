@@ -81,6 +81,7 @@ def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
     assert any("rfa-key-norm-dropped" in words for words in named(report))
 
 
+@pytest.mark.long
 def test_one_failed_law_is_no_pattern(monkeypatch):
     monkeypatch.setitem(runner.LEVELS, "quick", 300)
     monkeypatch.setattr(runner, "_other_couplings", lambda *x: [])
