@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -25,7 +25,6 @@ from ..verification.causes.sampled import show_distances
 from ..verification.choice import fused_profile
 
 _BACKWARD = "backward"
-_NEEDS = {"bias": "bias", "sink": "sinks", "softcap": "softcap", "window": "window"}
 # Kinds of bugs by their names, the first that fits.
 _KINDS_OF = {
     _BACKWARD: "-backward-|-behind$",
@@ -102,6 +101,15 @@ class Case:
     def swap(self, x: Doubles) -> Doubles:
         """Exchange heads and tokens if the kernel's arrays have them in the other order."""
         return swap_heads(x) if self.swapped else x
+
+    def subtract(self, got: Doubles) -> Doubles:
+        """Return the finite errors of the kernel's output, in its own layout."""
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(self.swap(got) - self.exact["out"], posinf=0.0, neginf=0.0)
+
+    def distance(self, got: Doubles) -> float:
+        """Return the relative error of the kernel's output."""
+        return relative_error(self.subtract(got), self.exact["out"])
 
     def see_first(self, count: float) -> Any:
         """Hide all keys but the first, in a mask."""
@@ -215,13 +223,11 @@ def trivial() -> list[Trial]:
     return [Trial(*x) for x in outputs.items()]
 
 
-def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
-    """List the known bugs, without bugs of options that are not used."""
+def known(estimator: str) -> Iterator[Trial]:
+    """List the known bugs, but those of random numbers."""
     for x in wrong():
-        option = _NEEDS.get(x.name.removeprefix(f"{estimator}-").partition("-")[0].rstrip("s"))
-        there = option is None or option in options
         random = x.fn.over == "dropout" or x.name == f"{estimator}-dropout"
-        if x.estimator == estimator and there and not random:
+        if x.estimator == estimator and not random:
             back = x.fn if kind_of(x.name) == _BACKWARD else None
             yield Trial(x.name, partial(Case.attend, fn=x.fn), back, x.effect)
 
@@ -233,19 +239,17 @@ def kind_of(name: str) -> str:
 
 def sized(case: Case) -> dict[str, tuple[Callable[[float, Case], Doubles], Sequence[float]]]:
     """List bugs of a size, with the sizes for a case, from the smallest."""
-    m, n = case.arrays["k"].shape[-2], case.exact["out"].shape[-2]
+
+    def lose_rows(count: float, case: Case) -> Doubles:
+        out = case.exact["out"]
+        return out * (np.arange(out.shape[-2])[::-1, None] >= count)
+
     return {
         "output times": (lambda x, case: (1 + x) * case.exact["out"], _GROWING),
         "scores times": (lambda x, case: case.attend(q=(1 + x) * case.arrays["q"]), _GROWING),
-        "last keys lost": (_lose_keys, range(1, m + 1)),
-        "last rows zero": (_lose_rows, range(1, n + 1)),
+        "last keys lost": (
+            lambda x, case: case.attend(mask=case.see_first(case.problems["out"].shape[1] - x)),
+            range(1, case.problems["out"].shape[1] + 1),
+        ),
+        "last rows zero": (lose_rows, range(1, case.exact["out"].shape[-2] + 1)),
     }
-
-
-def _lose_keys(count: float, case: Case) -> Doubles:
-    return case.attend(mask=case.see_first(case.arrays["k"].shape[-2] - count))
-
-
-def _lose_rows(count: float, case: Case) -> Doubles:
-    out = case.exact["out"]
-    return np.where(np.arange(out.shape[-2])[:, None] < out.shape[-2] - count, out, 0.0)
