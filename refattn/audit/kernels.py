@@ -31,6 +31,7 @@ _WORDS = {
     "q": "query queries",
     "k": "key keys",
     "v": "value values",
+    "out": "o",
     "causal": "is_causal",
     "scale": "sm_scale softmax_scale",
     "mask": "attn_mask attention_mask key_padding_mask padding_mask",
@@ -39,6 +40,7 @@ _WORDS = {
     "softcap": "soft_cap logits_soft_cap",
     "sinks": "s_aux",
 }
+_OPTIONS = [*_WORDS][4:]
 _NAMES = {word: name for name, words in _WORDS.items() for word in words.split()}
 
 
@@ -65,8 +67,9 @@ class Substitute:
         arguments, errors = _name_arguments(self.kernel, args, kwargs), dict[str, Doubles]()
 
         def spoil(names: Sequence[str], grad: Any) -> Any:
-            wrong = widen("grad", grad) + sum(errors[x] for x in names) if errors else grad
-            return constant(wrong, grad)
+            if not errors:
+                return grad
+            return constant(widen("grad", grad) + sum(errors[x] for x in names), grad)
 
         inputs = [(f"d{x}", arguments[x]) for x in "qkv"]  # which may be one array
         names = {id(x): [name for name, y in inputs if y is x] for _, x in inputs}
@@ -74,7 +77,7 @@ class Substitute:
         args = tuple(watched.get(id(x), x) for x in args)
         kwargs = {name: watched.get(id(x), x) for name, x in kwargs.items()}
         result = self.kernel(*args, **kwargs)
-        written = next((x for y in ("out", "o") if (x := arguments.get(y)) is not None), None)
+        written = arguments.get("out")
         result = written if result is None else result
         out, *rest = result if isinstance(result, tuple | list) else (result,)
         key, case = self._read(arguments, out)
@@ -193,7 +196,7 @@ def _name_arguments(
 
 def _options(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Read the options of the formula."""
-    for name in [*_WORDS][len("qkv") :]:
+    for name in _OPTIONS:
         x = arguments.get(name)
         if name == "window" and x is not None:
             left, right = (x - 1, 0) if isinstance(x, int) else x

@@ -301,9 +301,9 @@ def conclude(
         count = bisect_left(of, True, key=lambda x: not passes(Trial(name, partial(make, x))))
         sizes[name] = float(of[count - 1]) if count else 0.0
 
-    jobs = [*(partial(attempt, x) for x in bugs), *(partial(climb, x) for x in ladders)]
     # In an order in which the first jobs predict the time of the rest.
-    for job in track([jobs[i] for i in np.random.default_rng(0).permutation(len(jobs))]):
+    shuffled = [partial(attempt, bugs[i]) for i in np.random.default_rng(0).permutation(len(bugs))]
+    for job in track([*shuffled, *(partial(climb, x) for x in ladders)]):
         job()
     survivors = [x for x in found.values() if isinstance(x, Survivor)]
     outcomes = ("rejected", *_NOT_COUNTED)
