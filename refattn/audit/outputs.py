@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -34,6 +35,9 @@ _KINDS_OF = {
     "normaliser": "epsilon|plus-one|padded-blocks|sink|sums|over-queries|weights|series|normalis",
     "scale": "scale|base|log2e|cosine|cap|clipped|scores|maximum|overflow",
 }
+# The options without which a bug makes no difference, by the first word of its name.
+_NEEDS = {x: {x} for x in ("bias", "sinks", "softcap", "window")} | {"sink": {"sinks"}}
+_NEEDS |= dict.fromkeys(("mask", "causal"), {"mask", "causal", "window", "bias"})
 _GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 # The same sum without an array of (n, d, m) numbers, for values that are finite.
 _BY_PRODUCTS = (
@@ -230,6 +234,12 @@ def known(estimator: str) -> Iterator[Trial]:
         if x.estimator == estimator and not random:
             back = x.fn if kind_of(x.name) == _BACKWARD else None
             yield Trial(x.name, partial(Case.attend, fn=x.fn), back, x.effect)
+
+
+def matters(name: str, options: AbstractSet[str]) -> bool:
+    """Tell whether a bug can make a difference with these options."""
+    needs = _NEEDS.get(name.split("-")[1])
+    return needs is None or bool(needs & options)
 
 
 def kind_of(name: str) -> str:

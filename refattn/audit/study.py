@@ -24,6 +24,7 @@ from .outputs import (
     Trial,
     kind_of,
     known,
+    matters,
     pose_case,
     relative_error,
     simulate_errors,
@@ -289,7 +290,9 @@ def conclude(
     # Else only gradients are compared.
     forward = not any(x.goes_back for x in cases) or not all(accepted.values())
     bugs = [x for x in known(case.estimator) if forward or x.backward is not None]
-    found: dict[str, Survivor | str] = {x.name: "untried" for x in bugs}
+    found: dict[str, Survivor | str] = {x.name: "alike" for x in bugs}
+    options = {name for x in cases for name, y in x.options.items() if y is not False}
+    bugs = [x for x in bugs if matters(x.name, options)]
     ladders = sized(case) if forward else {}
     sizes = dict.fromkeys(ladders, 0.0)
 
