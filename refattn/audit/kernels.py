@@ -21,7 +21,6 @@ from .outputs import (
     add_gradients,
     on_host,
     pose_case,
-    relative_error,
     simulate_errors,
     swap_heads,
 )
@@ -32,6 +31,7 @@ _WORDS = {
     "q": "query queries",
     "k": "key keys",
     "v": "value values",
+    "out": "o",
     "causal": "is_causal",
     "scale": "sm_scale softmax_scale",
     "mask": "attn_mask attention_mask key_padding_mask padding_mask",
@@ -40,8 +40,8 @@ _WORDS = {
     "softcap": "soft_cap logits_soft_cap",
     "sinks": "s_aux",
 }
+_OPTIONS = [*_WORDS][4:]
 _NAMES = {word: name for name, words in _WORDS.items() for word in words.split()}
-_READ_OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
 
 
 class Unclear(ValueError):
@@ -64,47 +64,80 @@ class Substitute:
         return self if instance is None else partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments, tape = _name_arguments(self.kernel, args, kwargs), _Tape(self)
-        names: dict[int, list[str]] = {}
-        for name in "qkv":  # which may be one array
-            names.setdefault(id(arguments[name]), []).append(f"d{name}")
-        watched = {i: tape.watch(arguments[x[0][1]], x) for i, x in names.items()}
+        arguments, errors = _name_arguments(self.kernel, args, kwargs), dict[str, Doubles]()
+
+        def spoil(names: Sequence[str], grad: Any) -> Any:
+            if not errors:
+                return grad
+            return constant(widen("grad", grad) + sum(errors[x] for x in names), grad)
+
+        inputs = [(f"d{x}", arguments[x]) for x in "qkv"]  # which may be one array
+        names = {id(x): [name for name, y in inputs if y is x] for _, x in inputs}
+        watched = {id(x): _watch(x, x, partial(spoil, names[id(x)])) for _, x in inputs}
         args = tuple(watched.get(id(x), x) for x in args)
         kwargs = {name: watched.get(id(x), x) for name, x in kwargs.items()}
         result = self.kernel(*args, **kwargs)
-        written = next((x for y in ("out", "o") if (x := arguments.get(y)) is not None), None)
+        written = arguments.get("out")
         result = written if result is None else result
         out, *rest = result if isinstance(result, tuple | list) else (result,)
-        tape.key, case = self._read(arguments, out)
-        if self.trial is None or self.trial.backward is not None:
-            out = tape.watch(out, [])
-        else:
-            wrong = case.swap(case.write(self.trial.compute(case)))
-            out = tape.watch(out, [], constant(wrong, out))
+        key, case = self._read(arguments, out)
+        wrong = out
+        if self.trial is not None and self.trial.backward is None:
+            wrong = constant(case.swap(case.write(self.trial.compute(case))), out)
             if written is not None:
-                written[...] = out
+                written[...] = wrong
+        out = _watch(out, wrong, partial(self._go_back, key, errors))
         if isinstance(result, tuple | list):
-            make = type(result)
-            return make(out, *rest) if hasattr(result, "_fields") else make([out, *rest])
+            return getattr(type(result), "_make", type(result))([out, *rest])
         return out
 
     def _read(self, arguments: dict[str, Any], out: Any) -> tuple[bytes, Case]:
         """Find the case that a call is."""
-        numbers = {x: widen(x, arguments[x]) for x in "qkv"}
+        numbers, got = {x: widen(x, arguments[x]) for x in "qkv"}, widen("out", out)
         given = {**dict(_options(arguments)), **self.declared}
         key = pickle.dumps((numbers, given, dtype_of(out, "out")))
+        while key in self.cases and self.cases[key].distance(got) > _LARGEST_ERROR:
+            key += b"'"  # options that are no arguments, such as attributes of a module, differ
         if key not in self.cases:
-            self.cases[key] = _guess(numbers, given, out)
+            self.cases[key] = _guess(numbers, given, got, dtype_of(out, "out"))
         return key, self.cases[key]
 
+    def _go_back(self, key: bytes, errors: dict[str, Doubles], grad: Any) -> Any:
+        """Read the derivative to the output, and find what a wrong kernel adds to gradients."""
+        case, trial = self.cases[key], self.trial
+        d_out = case.swap(widen("d_out", grad))
+        if not case.goes_back:
+            self.cases[key] = add_gradients(case, d_out)
+        if trial is not None and trial.backward is not None:
+            exact, wrong = case.go_back(d_out), case.go_back(d_out, trial.backward)
+            errors.update({x: case.swap(wrong[x] - exact[x]) for x in exact})
+        return grad
 
-def _guess(numbers: Mapping[str, Doubles], given: dict[str, Any], out: Any) -> Case:
+
+def _watch(x: Any, value: Any, back: Callable[[Any], Any]) -> Any:
+    """Give an array of torch other numbers, and change its derivative."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not getattr(x, "requires_grad", False):
+        return value
+
+    class Watched(torch.autograd.Function):  # type: ignore[misc, name-defined, unused-ignore]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return value.detach().clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return back(grad)
+
+    return Watched.apply(x)
+
+
+def _guess(numbers: Mapping[str, Doubles], given: dict[str, Any], got: Doubles, dtype: str) -> Case:
     """Find the way of reading a call that explains its output.
 
     Arguments may not say the layout, the scale or whether it is causal; a mask of padding may be
     true where keys are hidden.
     """
-    got, dtype = widen("out", out), dtype_of(out, "out")
     if "scale" in given and np.isclose(given["scale"], numbers["q"].shape[-1] ** -0.5, rtol=1e-6):
         given["scale"] = None
     ways: dict[str, tuple[Any, ...]]
@@ -112,37 +145,30 @@ def _guess(numbers: Mapping[str, Doubles], given: dict[str, Any], out: Any) -> C
     ways = {x: (given[x],) if x in given else y for x, y in ways.items()}
     if "mask" in given:
         ways["mask"] = given["mask"], ~given["mask"]
-    least, nearest, reason = np.inf, None, "there is no way"
+    cases, reason = [], "it has another shape"
     for way in product(*ways.values()):
         options: dict[str, Any] = {**given, **dict(zip(ways, way, strict=True))}
         swapped = options.pop("layout") == "bnhd" and got.ndim > 2
-        q, k, v, expected = (swap_heads(x) if swapped else x for x in (*numbers.values(), got))
+        arrays = map(swap_heads, numbers.values()) if swapped else numbers.values()
         try:
-            case = pose_case(q, k, v, dtype=dtype, **options)
+            case = replace(pose_case(*arrays, dtype=dtype, **options), swapped=swapped)
         except (TypeError, ValueError) as error:
             reason = str(error)
             continue
-        exact = case.exact["out"]
-        if exact.shape != expected.shape:
-            continue
-        with np.errstate(all="ignore"):
-            errors = np.nan_to_num(expected - exact, posinf=0.0, neginf=0.0)
-            off = relative_error(errors, exact)
-        if off < least:
-            least, nearest = off, replace(case, errors={"out": errors}, swapped=swapped)
-    if nearest is None:
+        if case.swap(got).shape == case.exact["out"].shape:
+            cases.append(case)
+    nearest = min(cases, key=lambda x: x.distance(got), default=None)
+    if nearest is not None:
+        reason = f"it is off by {nearest.distance(got):.0%}"
+    if nearest is None or nearest.distance(got) > _LARGEST_ERROR:
         raise Unclear(
-            f"the kernel's arrays cannot be read ({reason}); give the comparison to "
-            "refattn.testing.audit"
-        )
-    if least > _LARGEST_ERROR:
-        raise Unclear(
-            f"the kernel's output is not softmax attention of its first three arrays: it is "
-            f"off by {least:.0%}; say --layout, --causal or --scale if they differ from what "
-            "its arguments say, or give the comparison to refattn.testing.audit"
+            "the kernel's output is not softmax attention of its first three arrays: "
+            f"{reason}; say --layout, --causal or --scale if they differ from what its arguments "
+            "say, or give the comparison to refattn.testing.audit"
         )
     wide = dtype in ("float32", "float64")  # the errors of others hold the rounding of the output
-    return nearest if wide else simulate_errors(nearest)
+    own = replace(nearest, errors={"out": nearest.subtract(got)})
+    return own if wide else simulate_errors(nearest)
 
 
 def _name_arguments(
@@ -170,59 +196,15 @@ def _name_arguments(
 
 def _options(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Read the options of the formula."""
-    for name in _READ_OPTIONS:
+    for name in _OPTIONS:
         x = arguments.get(name)
-        if x is None:
+        if name == "window" and x is not None:
+            left, right = (x - 1, 0) if isinstance(x, int) else x
+            sides = tuple(None if side is None or side < 0 else side for side in (left, right))
+            x = None if sides == (None, None) else sides
+        if x is None or (name == "softcap" and not x):
             continue
         if name in ("mask", "bias", "sinks"):
             name = "bias" if name == "mask" and "bool" not in str(x.dtype) else name
             x = on_host(name, x)
-        elif name == "window":
-            left, right = (x - 1, 0) if isinstance(x, int) else x
-            x = tuple(None if side is None or side < 0 else side for side in (left, right))
-            if x == (None, None):
-                continue
-        elif name == "softcap" and not x:
-            continue
         yield name, bool(x) if name == "causal" else x
-
-
-class _Tape:
-    """The backward pass of one call, in torch."""
-
-    def __init__(self, of: Substitute) -> None:
-        self.of, self.key = of, b""
-        self.errors: dict[str, Doubles] = {}  # of gradients
-
-    def watch(self, x: Any, names: Sequence[str], value: Any = None) -> Any:
-        """Give an array other numbers, and see its derivative: without names, of the output."""
-        value, back = x if value is None else value, self._back
-        torch: Any = sys.modules.get("torch")
-        if torch is None or not getattr(x, "requires_grad", False):
-            return value
-
-        class Watched(torch.autograd.Function):  # type: ignore[misc, name-defined, unused-ignore]
-            @staticmethod
-            def forward(ctx: Any, x: Any) -> Any:
-                return value.detach().clone()
-
-            @staticmethod
-            def backward(ctx: Any, grad: Any) -> Any:
-                return back(names, grad)
-
-        return Watched.apply(x)
-
-    def _back(self, names: Sequence[str], grad: Any) -> Any:
-        """Take the derivative to the output, or replace that to inputs."""
-        case, trial = self.of.cases[self.key], self.of.trial
-        if not names:
-            d_out = case.swap(widen("d_out", grad))
-            if not case.goes_back:
-                self.of.cases[self.key] = add_gradients(case, d_out)
-            if trial is not None and trial.backward is not None:
-                exact, wrong = case.go_back(d_out), case.go_back(d_out, trial.backward)
-                self.errors = {x: wrong[x] - exact[x] for x in exact}
-        elif self.errors:
-            errors = np.sum([self.errors[x] for x in names], axis=0)
-            grad = constant(widen("grad", grad) + case.swap(errors), grad)
-        return grad

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -25,7 +26,6 @@ from ..verification.causes.sampled import show_distances
 from ..verification.choice import fused_profile
 
 _BACKWARD = "backward"
-_NEEDS = {"bias": "bias", "sink": "sinks", "softcap": "softcap", "window": "window"}
 # Kinds of bugs by their names, the first that fits.
 _KINDS_OF = {
     _BACKWARD: "-backward-|-behind$",
@@ -35,6 +35,9 @@ _KINDS_OF = {
     "normaliser": "epsilon|plus-one|padded-blocks|sink|sums|over-queries|weights|series|normalis",
     "scale": "scale|base|log2e|cosine|cap|clipped|scores|maximum|overflow",
 }
+# The options without which a bug makes no difference, by the first word of its name.
+_NEEDS = {x: {x} for x in ("bias", "sinks", "softcap", "window")} | {"sink": {"sinks"}}
+_NEEDS |= dict.fromkeys(("mask", "causal"), {"mask", "causal", "window", "bias"})
 _GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 # The same sum without an array of (n, d, m) numbers, for values that are finite.
 _BY_PRODUCTS = (
@@ -102,6 +105,15 @@ class Case:
     def swap(self, x: Doubles) -> Doubles:
         """Exchange heads and tokens if the kernel's arrays have them in the other order."""
         return swap_heads(x) if self.swapped else x
+
+    def subtract(self, got: Doubles) -> Doubles:
+        """Return the finite errors of the kernel's output, in its own layout."""
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(self.swap(got) - self.exact["out"], posinf=0.0, neginf=0.0)
+
+    def distance(self, got: Doubles) -> float:
+        """Return the relative error of the kernel's output."""
+        return relative_error(self.subtract(got), self.exact["out"])
 
     def see_first(self, count: float) -> Any:
         """Hide all keys but the first, in a mask."""
@@ -215,15 +227,19 @@ def trivial() -> list[Trial]:
     return [Trial(*x) for x in outputs.items()]
 
 
-def known(estimator: str, options: Container[str]) -> Iterator[Trial]:
-    """List the known bugs, without bugs of options that are not used."""
+def known(estimator: str) -> Iterator[Trial]:
+    """List the known bugs, but those of random numbers."""
     for x in wrong():
-        option = _NEEDS.get(x.name.removeprefix(f"{estimator}-").partition("-")[0].rstrip("s"))
-        there = option is None or option in options
         random = x.fn.over == "dropout" or x.name == f"{estimator}-dropout"
-        if x.estimator == estimator and there and not random:
+        if x.estimator == estimator and not random:
             back = x.fn if kind_of(x.name) == _BACKWARD else None
             yield Trial(x.name, partial(Case.attend, fn=x.fn), back, x.effect)
+
+
+def matters(name: str, options: AbstractSet[str]) -> bool:
+    """Tell whether a bug can make a difference with these options."""
+    needs = _NEEDS.get(name.split("-")[1])
+    return needs is None or bool(needs & options)
 
 
 def kind_of(name: str) -> str:
@@ -233,19 +249,17 @@ def kind_of(name: str) -> str:
 
 def sized(case: Case) -> dict[str, tuple[Callable[[float, Case], Doubles], Sequence[float]]]:
     """List bugs of a size, with the sizes for a case, from the smallest."""
-    m, n = case.arrays["k"].shape[-2], case.exact["out"].shape[-2]
+
+    def lose_rows(count: float, case: Case) -> Doubles:
+        out = case.exact["out"]
+        return out * (np.arange(out.shape[-2])[::-1, None] >= count)
+
     return {
         "output times": (lambda x, case: (1 + x) * case.exact["out"], _GROWING),
         "scores times": (lambda x, case: case.attend(q=(1 + x) * case.arrays["q"]), _GROWING),
-        "last keys lost": (_lose_keys, range(1, m + 1)),
-        "last rows zero": (_lose_rows, range(1, n + 1)),
+        "last keys lost": (
+            lambda x, case: case.attend(mask=case.see_first(case.problems["out"].shape[1] - x)),
+            range(1, case.problems["out"].shape[1] + 1),
+        ),
+        "last rows zero": (lose_rows, range(1, case.exact["out"].shape[-2] + 1)),
     }
-
-
-def _lose_keys(count: float, case: Case) -> Doubles:
-    return case.attend(mask=case.see_first(case.arrays["k"].shape[-2] - count))
-
-
-def _lose_rows(count: float, case: Case) -> Doubles:
-    out = case.exact["out"]
-    return np.where(np.arange(out.shape[-2])[:, None] < out.shape[-2] - count, out, 0.0)

@@ -123,41 +123,39 @@ def _study_pytest(test: str, study: Study) -> Audit:
         from _pytest.runner import runtestprotocol
     except ModuleNotFoundError:
         raise ValueError("tests of pytest need `pip install pytest`") from None
-    found: list[Audit] = []
-    failed: list[Exception] = []
-    parts: list[Any] = []  # reports of subtests
+    ends: list[Audit | ValueError] = []
+    failures: list[str] = []  # also of subtests
 
     def run(item: Any, left: Any) -> str:
         """Run a test; `left` stays set up."""
-        if hasattr(item, "_initrequest"):
-            item._initrequest()  # as before its first run
-        parts.clear()
-        reports = runtestprotocol(item, log=False, nextitem=left)
-        raised = [str(x.longrepr) for x in (*parts, *reports) if x.failed]
-        for x in [x for x in raised if "Unclear: " in x][:1]:
-            failed.append(Unclear(x.rpartition("Unclear: ")[2].splitlines()[0]))
-        return next((_first_error(x) for x in raised), "")
+        failures.clear()
+        for report in runtestprotocol(item, log=False, nextitem=left):
+            Plugin.pytest_runtest_logreport(report)
+        unclear = [x.rpartition("Unclear: ")[2] for x in failures if "Unclear: " in x]
+        if unclear:
+            raise Unclear(unclear[0].splitlines()[0])
+        return _first_error(failures[0]) if failures else ""
 
     class Plugin:
         @staticmethod
         def pytest_runtest_logreport(report: Any) -> None:
-            parts.append(report)
+            failures.extend([str(report.longrepr)] if report.failed else [])
 
         @staticmethod
         def pytest_runtestloop(session: Any) -> bool:
             parents = {x.parent for x in session.items}
             left = parents.pop() if len(parents) == 1 else session
             try:
-                found.append(study([partial(run, item, left) for item in session.items]))
+                ends.append(study([partial(run, item, left) for item in session.items]))
             except ValueError as error:
-                failed.append(error)
+                ends.append(error)
             return True
 
     with redirect_stdout(StringIO()) as printed:
         pytest.main([test, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[Plugin()])
-    if failed:
-        raise failed[0]
-    if not found:
+    if not ends:
         reason = _first_error(printed.getvalue())
         raise ValueError(f"TEST must be a test of pytest, got {test!r}: {reason}")
-    return found[0]
+    if isinstance(ends[0], ValueError):
+        raise ends[0]
+    return ends[0]

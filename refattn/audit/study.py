@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import groupby
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.library import Doubles, array_namespace, constant, device
+from ..arrays.library import array_namespace, constant, device
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits
 from ..arrays.words import portable, to_json
@@ -24,6 +24,7 @@ from .outputs import (
     Trial,
     kind_of,
     known,
+    matters,
     pose_case,
     relative_error,
     simulate_errors,
@@ -141,38 +142,20 @@ class Audit(NamedTuple):
 
     def lines(self, verbose: bool = False) -> list[str]:
         """Say what was found, and what to do; with `verbose` name the bugs that are not counted."""
-        count, tried = len(self.survivors), len(self.survivors) + len(self.rejected)
-        found = [f"{count} of {tried} known bugs pass"]
-        if self.blind:
-            found.insert(0, f"FAIL: this test accepts {', '.join(self.blind)}")
-        if not self.accepts_correct:
-            found.insert(0, "this test rejects a correct kernel")
-        if not self.sizes:
-            found.append("only gradients are compared: bugs of the output were not tried")
-            if not any("dq" in x for x in self.tolerances.values()):
-                found.append("bugs of gradients take no options but mask and causal")
-        uncounted = self._uncounted()
-        if uncounted:
-            counts = (f"{len(names)} {reason}" for reason, names in uncounted.items())
-            found.append(f"not counted: {', '.join(counts)}")
-        for reason, names in uncounted.items() if verbose else ():
-            for kind, group in groupby(sorted(names, key=kind_of), kind_of):
-                found.append(f"  {reason}, {kind}: {', '.join(group)}")
-        found += [f"also passes: {x}" for x in self._describe_sizes()]
-        caught = sum(x.caught for x in self.survivors)
-        if caught:
-            found.append(
-                f"instead: {'; '.join(self._describe_tolerances())}, what a correct kernel needs "
-                f"on these inputs, rejects {caught} of the {count}"
-            )
-        if caught < count or self.blind:
-            found.append(
-                "assert_attention_close of refattn.testing takes no tolerance and rejects all"
-            )
-        return [*found, *self._advise()]
+        return [*self._count(verbose), *self._describe_sizes(), *self._advise()]
 
-    def _uncounted(self) -> dict[str, list[str]]:
-        """Name the bugs that are not counted, by the reason."""
+    def _count(self, verbose: bool) -> Iterator[str]:
+        """Count bugs by what became of them."""
+        if not self.accepts_correct:
+            yield "this test rejects a correct kernel"
+        if self.blind:
+            yield f"FAIL: this test accepts {', '.join(self.blind)}"
+        count = len(self.survivors)
+        yield f"{count} of {count + len(self.rejected)} known bugs pass"
+        if not self.sizes:
+            yield "only gradients are compared: bugs of the output were not tried"
+            if not self._goes_back():
+                yield "bugs of gradients take no options but mask and causal"
         backward = [x for x in self.untried if kind_of(x) == "backward"]
         reasons = {
             "that make no difference on these inputs": self.alike,
@@ -180,27 +163,41 @@ class Audit(NamedTuple):
             "that do not take the kernel's options": [x for x in self.untried if x not in backward],
             "that cannot be told from a correct kernel's errors": self.hidden,
         }
-        return {reason: names for reason, names in reasons.items() if names}
+        counts = [f"{len(names)} {reason}" for reason, names in reasons.items() if names]
+        if counts:
+            yield f"not counted: {', '.join(counts)}"
+        for reason, names in reasons.items() if verbose else ():
+            for kind, group in groupby(sorted(names, key=kind_of), kind_of):
+                yield f"  {reason}, {kind}: {', '.join(group)}"
 
-    def _describe_tolerances(self) -> Iterator[str]:
-        """Write the tolerances for what is compared."""
-        goes_back = any("dq" in x for x in self.tolerances.values())
-        for dtype, needed in self.tolerances.items():
-            for name, (atol, rtol) in needed.items():
-                label = [dtype] * (len(self.tolerances) > 1) + [name] * goes_back
-                if self.sizes or name != "out":
-                    yield " ".join([*label, f"atol {digits(atol)}, rtol {digits(rtol)}"])
+    def _goes_back(self) -> bool:
+        return any("dq" in x for x in self.tolerances.values())
 
     def _describe_sizes(self) -> Iterator[str]:
         """Write the sizes that pass."""
         for name, size in self.sizes.items():
-            if name.endswith("times") and size:
-                yield f"{name} {'any factor up to 2' if size == 1 else f'{1 + size:.4g}'}"
-            elif size:
-                yield f"{name}: {size:.0f}"
+            factor = "any factor up to 2" if size == 1 else f"{1 + size:.4g}"
+            if size:
+                times = name.endswith("times")
+                yield f"also passes: {name}" + (f" {factor}" if times else f": {size:.0f}")
 
     def _advise(self) -> Iterator[str]:
-        """Say which inputs would show more."""
+        """Say which tolerances and inputs would show more."""
+        count, caught = len(self.survivors), sum(x.caught for x in self.survivors)
+        tolerances = [
+            " ".join([dtype] * (len(self.tolerances) > 1) + [name] * self._goes_back())
+            + f" atol {digits(atol)}, rtol {digits(rtol)}"
+            for dtype, needed in self.tolerances.items()
+            for name, (atol, rtol) in needed.items()
+            if self.sizes or name != "out"
+        ]
+        if caught:
+            yield (
+                f"instead: {'; '.join(x.strip() for x in tolerances)}, what a correct kernel needs "
+                f"on these inputs, rejects {caught} of the {count}"
+            )
+        if caught < count or self.blind:
+            yield "assert_attention_close of refattn.testing takes no tolerance and rejects all"
         n, m = self.shapes["q"][-2], self.shapes["k"][-2]
         if {"mean of v", "half the scale"} == {*self.blind}:
             yield "inputs: larger q, so that weights differ from each other"
@@ -289,33 +286,33 @@ def conclude(
     """Try the trivial outputs, the catalogue, and bugs of a size."""
     case = max(cases, key=lambda x: x.exact["out"].size)
     tolerances = _find_tolerances(cases)
-    correct = passes(None)
-    accepted = {x.name: passes(x) for x in trivial()}
-    blind = [name for name, passed in accepted.items() if passed]
-    backward = any(x.d_out is not None for x in cases)
+    correct, accepted = passes(None), {x.name: passes(x) for x in trivial()}
     # Else only gradients are compared.
     forward = not any(x.goes_back for x in cases) or not all(accepted.values())
-    bugs = list(known(case.estimator, {name for x in cases for name in x.options}))
-    bugs = [x for x in bugs if forward or x.backward is not None]
-    found: dict[str, Survivor | str] = {x.name: "untried" for x in bugs}
-    sizes: dict[str, float] = {}
+    bugs = [x for x in known(case.estimator) if forward or x.backward is not None]
+    found: dict[str, Survivor | str] = {x.name: "alike" for x in bugs}
+    options = {name for x in cases for name, y in x.options.items() if y is not False}
+    bugs = [x for x in bugs if matters(x.name, options)]
     ladders = sized(case) if forward else {}
-    search = _climb(ladders, passes, sizes)
+    sizes = dict.fromkeys(ladders, 0.0)
 
     def attempt(bug: Trial) -> None:
         found[bug.name] = _try(cases, tolerances, bug, passes)
 
-    jobs: list[Any] = [partial(attempt, x) for x in bugs if x.backward is None or backward]
-    jobs += [partial(next, search, None)] * sum(len(x).bit_length() for _, x in ladders.values())
+    def climb(name: str) -> None:
+        make, of = ladders[name]
+        count = bisect_left(of, True, key=lambda x: not passes(Trial(name, partial(make, x))))
+        sizes[name] = float(of[count - 1]) if count else 0.0
+
     # In an order in which the first jobs predict the time of the rest.
-    for job in track([jobs[i] for i in np.random.default_rng(0).permutation(len(jobs))]):
+    shuffled = [partial(attempt, bugs[i]) for i in np.random.default_rng(0).permutation(len(bugs))]
+    for job in track([*shuffled, *(partial(climb, x) for x in ladders)]):
         job()
-    deque(search, 0)
     survivors = [x for x in found.values() if isinstance(x, Survivor)]
     outcomes = ("rejected", *_NOT_COUNTED)
     return Audit(
         sorted(survivors, key=lambda x: -x.relative_error),
-        blind if forward else [],
+        [name for name, passed in accepted.items() if passed and forward],
         correct,
         **{x: [name for name, y in found.items() if y == x] for x in outcomes},
         sizes=sizes,
@@ -382,29 +379,11 @@ def _measure(case: Case, needed: dict[str, Allowance], trial: Trial) -> Survivor
     largest, relative = float(np.max(error, initial=0.0)), relative_error(error, size)
     if largest <= _NO_DIFFERENCE * float(np.max(size, initial=0.0)):
         return "alike"
-    small = relative <= _BELOW_ROUNDING * FORMATS[case.dtype].unit
-    if not caught and (small or _verdict(case, written) != "FAIL"):
+    if not caught and relative <= _BELOW_ROUNDING * FORMATS[case.dtype].unit:
+        return "hidden"
+    given = {**case.arrays, **case.options, **written, "dtype": case.dtype}
+    given |= {"d_out": case.d_out} if "dq" in written else {}
+    if not caught and verify(**given, estimator=case.estimator).verdict != "FAIL":
         return "hidden"
     numbers = relative, kind_of(trial.name), largest, float(np.mean(rows)), caught
     return Survivor(trial.name, *numbers, trial.effect)
-
-
-def _verdict(case: Case, written: dict[str, Doubles]) -> str:
-    given = {**case.arrays, **case.options, **written, "dtype": case.dtype}
-    if "dq" in written:
-        given["d_out"] = case.d_out
-    return verify(**given, estimator=case.estimator).verdict
-
-
-def _climb(
-    ladders: dict[str, tuple[Any, Sequence[float]]], passes: Passes, found: dict[str, float]
-) -> Iterator[None]:
-    """Find the largest size that passes of each bug, one test at a time."""
-    for name, (make, of) in ladders.items():
-        low, high = 0, len(of)
-        while low < high:
-            middle = (low + high) // 2
-            passed = passes(Trial(name, partial(make, of[middle])))
-            low, high = (middle + 1, high) if passed else (low, middle)
-            yield
-        found[name] = float(of[low - 1]) if low else 0.0
