@@ -14,6 +14,7 @@ from .library import (
     Array,
     Workspace,
     array_namespace,
+    broadcast_shapes,
     exp_less,
     is_cupy_array,
     is_numpy_array,
@@ -53,7 +54,7 @@ def _of_rows(x: Array, y: Array) -> Array:
 
 def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
     """Return the shape of a product of matrices."""
-    lead = np.broadcast_shapes(tuple(x.shape[:-2]), tuple(y.shape[:-2]))
+    lead = broadcast_shapes(x.shape[:-2], y.shape[:-2])
     return (*lead, x.shape[-2], y.shape[-1])
 
 
