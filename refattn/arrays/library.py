@@ -83,8 +83,10 @@ def is_numpy_array(x: Any) -> bool:
 
 
 def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast two shapes, as NumPy does, at once where there is nothing to do."""
-    return a if a == b or not b else np.broadcast_shapes(a, b)
+    """Broadcast two shapes, as NumPy does, at once where one ends with the other."""
+    if a[max(0, len(a) - len(b)) :] == b:
+        return a
+    return b if b[max(0, len(b) - len(a)) :] == a else np.broadcast_shapes(a, b)
 
 
 def constant(value: Any, like: Array) -> Array:

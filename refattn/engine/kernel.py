@@ -28,6 +28,7 @@ from ..arrays.library import (
     add,
     array_namespace,
     as_written,
+    broadcast_shapes,
     clip,
     device,
     exp,
@@ -219,7 +220,7 @@ def _may_be_joined(q: Array) -> bool:
 
 def _with_bias(k: Array, bias: Array, memory: Workspace) -> Array:
     """Join keys and their bias (..., b): it is one more term of products with [q_i, 1]."""
-    rows = np.broadcast_shapes(k.shape[:-1], bias.shape)
+    rows = broadcast_shapes(k.shape[:-1], bias.shape)
     return _join_column(memory.room("keys", (*rows, k.shape[-1] + 1), k.dtype), k, bias)
 
 
