@@ -51,10 +51,10 @@ class Arithmetic:
     memory = NO_WORKSPACES
     xp: Any  # namespace of the arrays
 
-    def alone(self, like: Array) -> Any:
-        """Return a copy for one thread, which has its own workspaces."""
+    def alone(self, like: Array, memory: Workspace | None = None) -> Any:
+        """Return a copy for one thread, which has its own workspaces, or one for both."""
         mine = copy(self)
-        mine.memory = Workspaces(workspace(like), workspace(like))
+        mine.memory = Workspaces(memory or workspace(like), memory or workspace(like))
         return mine
 
     def chunks(self, q: Array, size: int) -> Iterator[slice]:
@@ -80,7 +80,7 @@ def causal_attention(
     def attend_head(mine: Any, head: tuple[slice, ...]) -> None:
         nonlocal out, lse
         features, q_h, keys_h = mine.part(head), part(q, (*head, WHOLE, WHOLE)), keys.part(head)
-        seen = Seen(features.start(keys_h.tokens(0, shift)), features.join)
+        seen = Seen(features.start(keys_h.tokens(0, shift), size), features.join)
         if past is not None:
             f, log_z = part(past.out, (*head, WHOLE, WHOLE)), part(past.lse, (*head, WHOLE))
             seen.add(features.remember(Attended(f, log_z)))

@@ -28,6 +28,7 @@ from ..arrays.library import (
     add,
     array_namespace,
     as_written,
+    broadcast_shapes,
     clip,
     device,
     exp,
@@ -38,7 +39,13 @@ from ..arrays.library import (
     times,
     workspace,
 )
-from ..arrays.products import UNCUT, multiply, sum_of_products, sums_of_exponentials
+from ..arrays.products import (
+    UNCUT,
+    multiply,
+    sum_of_products,
+    sum_of_rows,
+    sums_of_exponentials,
+)
 from ..arrays.shown import held
 from ..arrays.threads import Tree, available, for_each
 from ..typing import ArrayT
@@ -124,7 +131,7 @@ def attend(
         norms = norm_bound(q_i, xp) if plain and _may_be_bounded(q_i, v) else None
         joined = of_keys and softcap is None and _may_be_joined(q_i)
         if joined:
-            q_i = with_ones(q_i, xp)
+            q_i = with_ones(q_i, xp, memory)
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
@@ -159,6 +166,12 @@ def attend(
         if sinks is not None:
             sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
             sums = combine(sums, Sums(zero, zero + 1.0, sink), xp)
+        if is_numpy_array(v) and sums.base is _zero(
+            v.dtype
+        ):  # of bounded weights: not 0, and their mean is finite
+            np.divide(sums.total, sums.mass, out=out[box])
+            lse[box] = np.log(sums.mass[..., 0])
+            return
         done = normalise(sums, xp)
         out = put(out, (*box, slice(0, d_v)), done.out)
         lse = put(lse, box, done.lse)
@@ -209,7 +222,7 @@ def _may_be_joined(q: Array) -> bool:
 
 def _with_bias(k: Array, bias: Array, memory: Workspace) -> Array:
     """Join keys and their bias (..., b): it is one more term of products with [q_i, 1]."""
-    rows = np.broadcast_shapes(k.shape[:-1], bias.shape)
+    rows = broadcast_shapes(k.shape[:-1], bias.shape)
     return _join_column(memory.room("keys", (*rows, k.shape[-1] + 1), k.dtype), k, bias)
 
 
@@ -264,7 +277,7 @@ def sum_values(
     dropout: Array | None = None,
 ) -> Sums:
     """Sum weights, and values with the weights times `dropout`."""
-    mass = xp.sum(weights, axis=-1, keepdims=True)
+    mass = sum_of_rows(weights, xp)
     if dropout is not None:
         weights, kept = times(weights, dropout), dropout != 0
         visible = kept if visible is None else visible & kept

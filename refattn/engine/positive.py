@@ -172,8 +172,8 @@ class Positive(Arithmetic):
         """Say whether a step is cut into leaves."""
         return not is_numpy_array(like)
 
-    def start(self, keys: Keys) -> _State:
-        """Sum what samples see of keys before the first query."""
+    def start(self, keys: Keys, size: int) -> _State:
+        """Sum what samples see of keys before the first query, in blocks of their own."""
         return self.remember(sample(self.samples.omega, keys))
 
     def remember(self, states: Attended) -> _State:

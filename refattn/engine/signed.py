@@ -23,7 +23,6 @@ from ..arrays.blocks import (
     put,
     put_quotient,
 )
-from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
     Workspace,
@@ -32,6 +31,7 @@ from ..arrays.library import (
     device,
     is_numpy_array,
     rescale,
+    workspace,
 )
 from ..arrays.products import multiply, sum_of_products
 from ..arrays.threads import for_each
@@ -60,10 +60,12 @@ from .kernel import (
 )
 from .scores import causal_mask
 
-# Of tokens, the other arrays of their heads, and where features may be written on NumPy.
+# Of tokens, the other arrays of their heads, and where features may be written on NumPy. A scale of
+# None says that all are 1 and all features finite.
 FeatureMap = Callable[[Array, tuple[Array, ...], Workspace | None], Features]
 
 _LEAF = 48  # tokens of a leaf on NumPy
+_BLOCKS_OF_STEP = 4  # values and products beside the features of a block stay in the cache, too
 _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
@@ -111,22 +113,22 @@ class Signed(Arithmetic):
         total = self.xp.zeros((*lead, self.width, v.shape[-1] + 1), **options)
         return Totals(total, self.xp.full((*lead, 1, 1), -math.inf, **options))
 
-    def start(self, keys: Keys) -> Totals:
-        """Sum over keys before the first query."""
+    def start(self, keys: Keys, size: int) -> Totals:
+        """Sum over keys before the first query, of so many tokens at once."""
 
         def states() -> Iterator[Totals]:
-            for j in blocks(0, keys.k.shape[-2], self.block(keys.k, keys.v)):
+            for j in blocks(0, keys.k.shape[-2], size):
                 some = keys.tokens(j.start, j.stop)
                 yield self.accumulate(self.keys(some), some.mask)
 
         totals: Totals | None = pairwise(self.join, states(), None)
         return totals or self.nothing(keys.v, keys.lead())
 
-    def block(self, x: Array, v: Array) -> int:
-        """Say of how many tokens features are held at once."""
-        row = max(1, math.prod(broadcast_lead(x, v)) * self.width)
-        if is_numpy_array(x):  # half a step: values and products beside them stay in the cache
-            return max(16, chunk_size(x) // (2 * row))
+    def block(self, x: Array, lead: tuple[int, ...]) -> int:
+        """Say of how many tokens features of some heads are held at once."""
+        row = max(1, math.prod(lead) * self.width)
+        if is_numpy_array(x):
+            return max(16, chunk_size(x) // (_BLOCKS_OF_STEP * row))
         return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
@@ -137,10 +139,12 @@ class Signed(Arithmetic):
         """Make features of keys."""
         values, log_scale = self.phi_k(keys.k, self.arrays, self.memory.keys)
         values = self._checked(values)
-        # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of 0.
-        # That of squares takes a quarter of the time.
-        plain = is_numpy_array(values) and not log_scale.any()
-        plain = plain and bool(np.isfinite(np.vdot(values, values)))
+        if plain := log_scale is None:
+            log_scale = np.zeros_like(values[..., 0])
+        elif is_numpy_array(values) and not log_scale.any():
+            # A sum that is finite has finite terms only: no nan of a hidden key meets a weight of
+            # 0. That of squares takes a quarter of the time.
+            plain = bool(np.isfinite(np.vdot(values, values)))
         ones = with_ones(keys.v, self.xp, self.memory.keys)
         return _Scaled(values, log_scale[..., None], ones, plain)
 
@@ -237,6 +241,8 @@ class Totals(NamedTuple):
 def merge_totals(a: Totals, b: Totals) -> Totals:
     """Add the sums over two sets of keys."""
     xp = array_namespace(*a, *b)
+    if is_numpy_array(a.base) and not (a.base.any() or b.base.any()):
+        return Totals(a.total + b.total, np.maximum(a.base, b.base))
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
     return Totals(rescale(a.total, scale_a) + rescale(b.total, scale_b), base)
@@ -251,19 +257,24 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
         return causal_attention(q, keys, arithmetic).out
     lead, n = keys.lead(q), q.shape[-2]
     out, _ = buffers(q, keys.v, lead, arithmetic.xp)
+    size, tokens = arithmetic.block(q, lead), 1
+    if is_numpy_array(q) and arithmetic.splits:
+        # Whatever threads there are: a block is of one head, or holds all tokens of a few.
+        size = arithmetic.block(q, ())
+        tokens = _BLOCKS_OF_STEP * min(size, max(1, n, keys.k.shape[-2]))
 
     def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
         nonlocal out
         features, keys_h = mine.part(head), keys.part(head)
-        q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h)
-        for i in blocks(0, n, features.block(q_h, keys_h.v)):
+        q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h, size)
+        for i in blocks(0, n, size):
             (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
             out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
 
-    heads = list(heads_at_once(lead, q, (1, 1), arithmetic))
+    heads = list(heads_at_once(lead, q, (tokens, 1), arithmetic))
     work = math.prod(lead) * (n + keys.k.shape[-2]) * arithmetic.width
     most = most_threads(q, work) if len(heads) > 1 else 0
-    for_each(lambda: partial(attend_head, arithmetic.alone(q)), heads, most=most)
+    for_each(lambda: partial(attend_head, arithmetic.alone(q, workspace(q))), heads, most=most)
     return out
 
 
@@ -272,7 +283,7 @@ def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], keys.lead(q)
     mask: Array = keys.mask
     out, _ = buffers(q, keys.v, lead, xp)
-    size = arithmetic.block(q, keys.v)
+    size = arithmetic.block(q, lead)
     join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys.v, lead)
     for i in blocks(0, n, size):
         rows = arithmetic.queries(q[..., i, :], i)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,8 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
     def phi(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
         if trusted is None:
             return check_features(feature_map(x), x, xp)
-        return _scale_rows(trusted(x, xp, memory=memory), xp)
+        values = trusted(x, xp, memory=memory)
+        return Features(values, None) if _are_ordinary(values) else _scale_rows(values, xp)
 
     def phi_q(x: Array, _: tuple[Array, ...], memory: Workspace | None) -> Features:
         values, log_scale = phi(x, _, memory)
@@ -149,12 +150,24 @@ def _scale_rows(values: Array, xp: Any) -> Features:
 
     Rows of ordinary size are as they are, on NumPy.
     """
-    if is_numpy_array(values):
-        most = np.exp(np.log(np.finfo(values.dtype).max) / 8)
-        if values.size and np.min(values) >= 1 / most and np.max(values) <= most:
-            return Features(values, np.zeros_like(values[..., 0]))  # no row need be looked at
+    if _are_ordinary(values):
+        return Features(values, np.zeros_like(values[..., 0]))  # no row need be looked at
     peak = xp.max(xp.abs(values), axis=-1)
     peak = xp.where(peak == 0, 1.0, peak)
     if is_numpy_array(values):
+        most = _most_of_ordinary(values.dtype)
         peak = np.where((peak >= 1 / most) & (peak <= most), 1.0, peak)
     return Features(values / peak[..., None], xp.log(peak))
+
+
+def _are_ordinary(values: Array) -> bool:
+    """Say whether all features are positive and of ordinary size, on NumPy."""
+    if not is_numpy_array(values) or not values.size:
+        return False
+    most = _most_of_ordinary(values.dtype)
+    return bool(values.min() >= 1 / most and values.max() <= most)
+
+
+@cache
+def _most_of_ordinary(dtype: Any) -> Any:
+    return np.exp(np.log(np.finfo(dtype).max) / 8)

@@ -9,7 +9,7 @@ from typing import Any
 from .. import features
 from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE
-from ..arrays.heads import group_heads
+from ..arrays.heads import broadcast_lead, group_heads
 from ..arrays.library import Array, array_namespace, as_written, device
 from ..arrays.shown import held
 from ..engine.hops import Keys
@@ -53,7 +53,8 @@ class LinearState:
         """
         qkv.keys_and_values(k, v)
         checks.function("feature_map", feature_map)
-        sums = map_features(feature_map, k, array_namespace(k)).start(Keys(k, v))
+        phi = map_features(feature_map, k, array_namespace(k))
+        sums = phi.start(Keys(k, v), phi.block(k, broadcast_lead(k, v)))
         return cls(sums, int(k.shape[-1]), feature_map)
 
     @property

@@ -15,6 +15,7 @@ from threadpoolctl import threadpool_limits
 import refattn
 from refattn.arrays import threads as arrays_threads
 from refattn.arrays.threads import Sequencer, Tree, _blas, for_each
+from refattn.engine import causal as engine_causal
 from refattn.engine import kernel
 from refattn.rounding import problems
 
@@ -110,6 +111,25 @@ def test_threads_have_workspaces_of_their_own(fn, options, causal):
     first = fn(q[:1], k[:1], v[:1], causal=causal, **options)
     np.testing.assert_allclose(together[:1], first, rtol=0, atol=1e-12)
     assert np.all(np.isfinite(together))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [
+        (refattn.linear_attention, {}),
+        (refattn.random_feature_attention, {"omega": OMEGA[:2], "features": "trigonometric"}),
+    ],
+)
+def test_blocks_of_tokens_do_not_depend_on_threads(fn, options, causal, monkeypatch):
+    """Threads share heads, and few heads have longer blocks: sums must not be cut by these."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 16, 3000, 4))
+    found = []
+    for count in (1, 3, 16):
+        monkeypatch.setattr(engine_causal, "available", lambda count=count: count)
+        found.append(fn(q[:, :500], k, v, causal=causal, **options))
+    np.testing.assert_array_equal(found[1], found[0])
+    np.testing.assert_array_equal(found[2], found[0])
 
 
 def leaves(tree):

@@ -205,11 +205,12 @@ def test_means_of_equal_values(m, value, dtype, record_accuracy):
         assert worst <= CONTRACT
 
 
-def test_sums_of_weights_do_not_round_against_those_of_values(dtype):
+@pytest.mark.parametrize("m", [64, 400, 512])  # as NumPy sums them, and in products of 64 with ones
+def test_sums_of_weights_do_not_round_against_those_of_values(m, dtype):
     """Sums of 64 equal terms in turn are off by 8 eps: those of weights are not added so."""
     scores = np.linspace(0, np.log(2), 400).astype(dtype)[:, None]
     values = (1 + np.random.default_rng(0).random(64)).astype(dtype)
-    out = attend(scores, np.ones((64, 1), dtype), np.repeat(values[None], 64, 0)).out
+    out = attend(scores, np.ones((m, 1), dtype), np.repeat(values[None], m, 0)).out
     worst = np.max(np.abs(out.astype(np.longdouble) / values - 1)) / np.finfo(dtype).eps
     assert worst <= 12
 
