@@ -176,6 +176,18 @@ def test_wide_arrays_of_narrow_numbers(suffix):
         assert [x[key] for x in found[name]] == [x[key] for x in expected[name]]
 
 
+def test_an_output_in_a_wider_type():
+    arrays = problem()
+    narrow = {x: arrays[x].astype(ml_dtypes.bfloat16) for x in "qkv"}
+    for out, dtype in (
+        (arrays["out"].astype(np.float32), "float32"),
+        (arrays["out"].astype(ml_dtypes.bfloat16).astype(np.float32), "bfloat16"),
+    ):
+        save_file(narrow | {"out": out}, "file.safetensors")
+        found = report("file.safetensors --profile math")
+        assert (found["verdict"], found["out_dtype"]) == ("PASS", dtype)
+
+
 def test_random_features_and_linear_attention():
     q, k, v = (0.3 * x[1, :, -M:].astype(float) for x in refattn.load_sample())
     omega = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32).astype(float)
