@@ -166,9 +166,8 @@ def attend(
         if sinks is not None:
             sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
             sums = combine(sums, Sums(zero, zero + 1.0, sink), xp)
-        if is_numpy_array(v) and sums.base is _zero(
-            v.dtype
-        ):  # of bounded weights: not 0, and their mean is finite
+        if is_numpy_array(v) and sums.base is _zero(v.dtype):
+            # Weights are bounded: their sum is not 0, and the mean is finite.
             np.divide(sums.total, sums.mass, out=out[box])
             lse[box] = np.log(sums.mass[..., 0])
             return
