@@ -519,7 +519,10 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
         name = "roundings"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"
-    return as_suspect(f"{start} {words}{there}", one.share, name)
+    suspect = as_suspect(f"{start} {words}{there}", one.share, name)
+    scale, declared = one.alternative.problem.scale, trials.problem.scale
+    known = one.everywhere and declared and scale != declared
+    return suspect._replace(estimate=scale / declared - 1) if known else suspect
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:
