@@ -94,7 +94,6 @@ class _GradientSum:
         self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
         self.terms = self.heads = 0
         self.cuts = None if unit is None else CutSum(unit, rows, columns)
-        self.runs = True  # whether running sums matter
 
     def add(
         self,
@@ -114,11 +113,10 @@ class _GradientSum:
             self.restart()
         for at in blocks(0, len(y), RUN_STEPS if self.kernel.scores_matter else len(y)):
             last = self.total + x[:, at] @ y[at]
-            if self.runs:
-                squares = np.square(x[:, at]) @ np.square(y[at])
-                lanes, steps = self.kernel.lanes, at.stop - at.start
-                walked = walk(self.total, last, squares, steps, lanes)
-                self.running += self.copies * (walked + squares)
+            squares = np.square(x[:, at]) @ np.square(y[at])
+            lanes, steps = self.kernel.lanes, at.stop - at.start
+            walked = walk(self.total, last, squares, steps, lanes)
+            self.running += self.copies * (walked + squares)
             self.total = last
         sizes, tiny = np.abs(y), self.kernel.accumulate.tiny
         size = np.abs(x) @ sizes
@@ -318,8 +316,6 @@ def _analyse_rows(
     most = float(np.max(copies, initial=1.0))
     rounded = kernel.weights if of == "dv" else kernel.d_scores
     sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, rounded)
-    known = of == "dq" or (kernel.delta_of_out and backs[0][0].out is not None)
-    sum_.runs = kernel.scores_matter or not known
     softcap = backs[0][0].head.softcap
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, softcap is not None, has_sinks)
