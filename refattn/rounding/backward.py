@@ -55,7 +55,15 @@ from .roundings import (
     sum_error,
     walk,
 )
-from .saved import BLOCK_QUERIES, RUN_STEPS, BackwardHead, Saved, share_tile, unscale_rows
+from .saved import (
+    BLOCK_QUERIES,
+    RUN_STEPS,
+    BackwardHead,
+    Saved,
+    multiply_slope,
+    share_tile,
+    unscale_rows,
+)
 from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
 
 _SUM_TOKENS = 256  # that are added at a time
@@ -162,12 +170,15 @@ def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
     return common if of == "dv" else [*common, "delta"] + ["cap"] * has_cap
 
 
-def exact_gradient(backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: slice) -> Doubles:
-    """Compute the exact gradient of some queries or keys."""
+def exact_gradient(
+    backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: slice, thin: int = 1
+) -> Doubles:
+    """Compute the exact gradient of some queries or keys, of one in so many tokens."""
     gradient = np.zeros((rows.stop - rows.start, _count_columns(backs[0][0], of)))
     for back, saved in backs:
         head = back.head
         for at in blocks(0, head.keys if of == "dq" else len(head.q), _SUM_TOKENS):
+            at = slice(at.stop - -(-(at.stop - at.start) // thin), at.stop)
             i, j = (rows, at) if of == "dq" else (at, rows)
             tile = scan_tile(head, i, j)
             if tile is not None:
@@ -327,7 +338,7 @@ def _analyse_rows(
                             odds = _odds_without_sink(back, saved, i)
                             tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
                     else:
-                        d = x.p * x.slope
+                        d = multiply_slope(x.p, x.slope)
                         tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
                         sum_.known -= (d * saved.delta_shift[i, None]).T @ head.q[i]
                         for name, y in _list_tangents(x, back, saved, kernel, i, names):
@@ -383,12 +394,15 @@ def _add_to_queries(
     """Add errors of weights, and of D if it is made of them; keys may have copies."""
     kernel = sum_.kernel
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
-    squares = k * k
-    sum_.variance += (copies * x.s_variance) @ squares
-    more = x.p * x.p * x.t_variance
+    squares, variances = k * k, copies * x.s_variance
+    more: Doubles | float = x.p * x.p * x.t_variance
     for variance, factor in x.moves():
-        moved, more = copies * (variance * apart * apart + more), np.zeros_like(more)
-        sum_.variance += (moved * np.square(factor)) @ squares
+        moved = np.square(apart)
+        moved *= variance
+        moved += more
+        moved *= copies
+        more = 0.0
+        variances += multiply_slope(moved, np.square(factor))
         if not kernel.delta_of_out:  # D moves with weights and products: k - mean, not k
             whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
             sum_.variance += mean * mean * whole - 2 * mean * part
@@ -398,6 +412,7 @@ def _add_to_queries(
         if not kernel.delta_of_out:
             both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
             sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
+    sum_.variance += variances @ squares
     sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
 
 
@@ -406,21 +421,26 @@ def _add_to_keys(
 ) -> None:
     q, kernel = back.head.q[i], sum_.kernel
     apart = x.t - saved.delta[i, None]
-    size = x.p * x.p
-    variances = size * apart * apart * (saved.scores_variance + saved.lse_variance)[i, None]
-    times = saved.products[i, None]
+    common, times = (saved.scores_variance + saved.lse_variance)[i, None], saved.products[i, None]
     products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
-    variances += size * (products + (saved.delta_variance[i, None] + shared))
+    variances = np.square(apart)
+    variances *= common if x.cap_variance is not None else x.log_variance + common
+    variances += products
+    variances += saved.delta_variance[i, None] + shared
+    if not kernel.delta_of_out:
+        variances += saved.moved_variance[i, None] - 2 * x.p * products
+    for _ in range(2):
+        variances *= x.p
     if kernel.kept:
         variances += x.p_variance * apart * apart
-    if not kernel.delta_of_out:
-        variances += size * (saved.moved_variance[i, None] - 2 * x.p * products)
-        if kernel.kept:
+        if not kernel.delta_of_out:
             variances -= 2 * x.p_variance * x.p * x.t * apart
-    variances = x.s_variance + variances * np.square(x.slope)
-    for variance, factor in x.moves():
-        variances += variance * np.square(apart * factor)
-    variances = saved.copies[i, None] * variances
+    variances = multiply_slope(variances, np.square(x.slope))
+    variances += x.s_variance
+    if x.cap_variance is not None:
+        for variance, factor in x.moves():
+            variances += variance * np.square(apart * factor)
+    variances *= saved.copies[i, None]
     sum_.variance += np.maximum(variances, 0.0).T @ (q * q)
     sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
 

@@ -117,12 +117,12 @@ class Problem(NamedTuple):
             return analyse_softmax(self.head(index), kernel, i, changes, exact)
         return analyse_linear(self.features(index, kernel), kernel, i)
 
-    def exact(self, index: Index, kernel: Roundings, i: slice) -> Doubles:
-        """Compute the exact result for some rows of a head, of scores or of a gradient."""
+    def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
+        """Compute the exact result of scores, or of a gradient by one in so many tokens."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
         saved = self.gradient.saved(index, kernel)
-        return exact_gradient(saved, self.gradient.of, i)
+        return exact_gradient(saved, self.gradient.of, i, thin)
 
     def list_sources(self, index: Index, kernel: Roundings, i: slice) -> list[Doubles]:
         """List what makes rows: queries, with the derivatives to outputs, or keys and values."""

@@ -79,6 +79,11 @@ def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
         return most
 
 
+def multiply_slope(x: Doubles, slope: Doubles | float) -> Doubles:
+    """Multiply by the slope of a cap, or a power of it, which is 1 without a cap."""
+    return x if np.ndim(slope) == 0 and slope == 1 else x * slope
+
+
 def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
     """Return the weights of a tile, and their logs."""
     logs = tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None]
@@ -153,7 +158,7 @@ def save_queries(
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
             finite = take_gaps(tile, kernel, exact.lse, exact.top)
-            mean[i] += (p * tile.slope) @ head.k[j]
+            mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
             noise = p * p * relative_variance(head, kernel, tile, i, finite)
             epsilon = largest_error(head, kernel, tile, i, finite)
             most = move_weights(p, logs, epsilon)
@@ -164,10 +169,10 @@ def save_queries(
                 t, t_variance, t_bound = multiply_values(back, kernel, i, j)
             apart = t - delta[:, None]
             log_variance += np.sum(noise, -1)
-            moved += np.sum(noise * apart * apart, -1)
-            risen = tile.logits * tile.slope
-            logit += np.sum(p * risen, -1)
-            moved_logit += np.sum(p * apart * risen, -1)
+            moved += np.einsum("ij,ij->i", noise * apart, apart)
+            risen = p * multiply_slope(tile.logits, tile.slope)
+            logit += np.sum(risen, -1)
+            moved_logit += np.einsum("ij,ij->i", risen, apart)
             if not kernel.delta_of_out:
                 near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
                 near += np.sum(nearest.weights(tile, rounded=kernel.kept) * near_t, -1)

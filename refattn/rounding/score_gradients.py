@@ -17,6 +17,7 @@ from .saved import (
     BackwardHead,
     Saved,
     move_weights,
+    multiply_slope,
     multiply_values,
     share_tile,
     take_gaps,
@@ -106,7 +107,7 @@ def analyse_pairs(
     if hidden is not None:
         p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
     p_flushed = p * (p < tiny)
-    risen = tile.logits * tile.slope
+    risen = multiply_slope(tile.logits, tile.slope)
     p_scale = p * (risen - saved.logit[i, None])
     if of == "dv":
         weights = p, _NONE, _NONE, tile.slope, tile.slope, p_scale, _NONE, relative, None
@@ -152,7 +153,9 @@ def analyse_pairs(
         # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
         s_flushed += unit * p * distance * np.square(tile.ratio)
     turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
-    s_scale = (p_scale * apart - p * saved.moved_logit[i, None]) * tile.slope
+    s_scale = p_scale * apart
+    s_scale -= p * saved.moved_logit[i, None]
+    s_scale = multiply_slope(s_scale, tile.slope)
     if head.softcap is not None:
         s_scale -= p * apart * turned * risen
     variance, near_s = gradient.variance, gradient.near

@@ -356,7 +356,6 @@ def judge_all(
     names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
     if any(x.problem.shares_keys for x in gradients.values()):
         names = add_by_head(names)
-    forward = verdicts["out"].verdict if "out" in verdicts else ""
     asked = _Asked(dtype, names, share, everything, hardware)
     backward = _judge_gradients(gradients, asked)
     if "out" in verdicts:
@@ -365,7 +364,7 @@ def judge_all(
             parts, (verdicts["out"], backward), (forward_asked, asked)
         )
     with np.errstate(all="ignore"):
-        verdicts |= explain_gradients(gradients, backward, profile, forward)
+        verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())

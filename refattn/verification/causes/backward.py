@@ -23,7 +23,7 @@ from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
 from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
-from .places import list_places, list_seen
+from .places import list_places
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
@@ -357,8 +357,8 @@ def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, lis
 
 def explain_backward(
     parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
-) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[str]]]:
-    """Return alternatives that explain the gradients that failed, the samples, and what they show.
+) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
+    """Return alternatives that explain the gradients that failed, samples, and what is right there.
 
     Each that failed has the place of its worst element.
     """
@@ -398,8 +398,7 @@ def explain_backward(
         if holding:
             everywhere = harmless and holding == {*failed}
             found.append(Held(one, holding, everywhere, off / len(holding), local))
-    seen = {of: list(list_seen(parts[of].problem, x, given[of])) for of, x in back.samples.items()}
-    return _name(found, back, parts, [*failed]), back.samples, seen
+    return _name(found, back, parts, [*failed]), back.samples, given
 
 
 def _is_near(x: Comparison) -> bool:

@@ -143,10 +143,6 @@ def compare_outputs(
     return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
-def _of_keys(given: Alternative, j: slice, rows: Rows) -> Result:
-    return given.result(rows._replace(keys=rows.keys[j]))
-
-
 def _of_head(
     family: Callable[[Mapping[Index, float]], Alternative], at: Index, c: float
 ) -> Alternative:
@@ -235,17 +231,19 @@ class Trials:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             yield "transposed (heads and queries exchanged)", self._transposed
-        given, keys = Alternative("", self.problem), self.problem.shape[1]
+        keys = self.problem.shape[1]
         for parts in (x for x in PARTS if x < keys):
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
-                text = f"that of the {words} of {parts} parts of the keys"
-                yield text, partial(_of_keys, given, j)
+                yield f"that of the {words} of {parts} parts of the keys", partial(self._of_keys, j)
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
                 yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
             else:
                 yield f"that with another option: {alternative.text}", alternative.result
+
+    def _of_keys(self, j: slice, rows: Rows) -> Result:
+        return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
 
     def _transposed(self, rows: Rows) -> Result:
         """Compute the rows that are there if heads are written after queries."""
@@ -497,7 +495,11 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
         name = "roundings"
     if trials.sample.remarks:
         words = f"{words}, and {' and '.join(trials.sample.remarks)}"
-    return as_suspect(f"{start} {words}{there}", one.share, name)
+    suspect = as_suspect(f"{start} {words}{there}", one.share, name)
+    scale, declared = one.alternative.problem.scale, trials.problem.scale
+    if not (one.everywhere and declared) or scale == declared:
+        return suspect
+    return suspect._replace(estimate=scale / declared - 1)
 
 
 def share_of_offset(problem: Problem, sample: Sample) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
-from ..findings import Numbers, describe_span, place
+from ..findings import Numbers, Suspect, describe_span, place
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
 from .wrong_rows import Sample, number_sequences
@@ -30,6 +31,7 @@ _COARSE = {  # what errors are at most, over numbers, for it to be named
 }
 _TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that others leave, at most
 _MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
+_FACTOR_ALONE = 1e-4  # of the mean square of a gradient, at most, that a factor leaves
 _LEFT_BY_FACTOR = 2e-3  # of the mean square, at most, that a factor leaves
 
 
@@ -111,6 +113,18 @@ def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         yield f"{where}: numbers are unlike the exact ones, as if they were never written (stale)"
     else:
         yield from by_rows
+
+
+def find_factor(sample: Sample, exact: Sequence[Doubles]) -> list[Suspect]:
+    """Find the factor by which all wrong rows of a gradient are too large, if there is one."""
+    got = np.concatenate([x.got[x.wrong] for x in sample.heads])
+    right = np.concatenate([y[x.wrong] for x, y in zip(sample.heads, exact, strict=True)])
+    factor = float(np.sum(got * right) / max(np.sum(right * right), 1e-300))
+    left = np.sum(np.square(got - factor * right)) / max(np.sum(got * got), 1e-300)
+    if not left < _FACTOR_ALONE:
+        return []
+    text = f"the gradient is {factor:.4g} times what it should be"
+    return [Suspect("factor", factor - 1, float(left) ** 0.5, math.nan, 1 - float(left), text)]
 
 
 def _by_row(got: Doubles, right: Doubles) -> Doubles:

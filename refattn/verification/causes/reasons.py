@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...rounding.problems import Problem
+import numpy as np
+
+from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
 from ..findings import Finding, Numbers, Part, Suspect
@@ -15,13 +17,22 @@ from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
-from .output import as_suspect, explain_output, share_of_offset
-from .places import describe_place, list_seen, remark_normalisers, remark_stale, remark_zeros
+from .output import as_suspect, explain_output, say_what_is_left, share_of_offset
+from .places import (
+    describe_place,
+    find_factor,
+    list_seen,
+    remark_normalisers,
+    remark_stale,
+    remark_zeros,
+)
 from .sampled import Alternative
+from .wrong_rows import Sample
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
+_CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
 
@@ -61,23 +72,35 @@ def explain(
 
 
 def explain_gradients(
-    parts: Mapping[str, Part], verdicts: Mapping[str, Verdict], profile: ProfileChoice, forward: str
+    parts: Mapping[str, Part],
+    verdicts: Mapping[str, Verdict],
+    profile: ProfileChoice,
+    forward: Verdict | None,
 ) -> dict[str, Verdict]:
-    """Give the verdicts on failed gradients their suspects; that on the output is `forward`."""
+    """Give the verdicts on failed gradients their suspects; that on the output is `forward`.
+
+    If the output has another scale, causes are those of a backward pass with that scale.
+    """
     failed = [name for name, x in verdicts.items() if x.verdict == "FAIL"]
     if not failed:
         return dict(verdicts)
     first = verdicts[failed[0]]
     profiles = list_profiles(first, parts[failed[0]].numbers, profile)
     by = profiles.get(first.by, next(iter(profiles.values())))
-    own = forward != "PASS"
+    own = forward is None or forward.verdict != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
-    named, samples, seen = explain_backward(parts, places, by, first.dtype, own)
+    named, samples, exact = explain_backward(parts, places, by, first.dtype, own)
+    rescaled: dict[str, list[Suspect]] = {}
+    if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):
+        by_usual = next(iter(profiles.values())), first.dtype
+        rescaled = _explain_rescaled(parts, places, by_usual, samples, forward.suspects[0])
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
-        suspects = name_trivial(verdict) or order_suspects(
-            named.get(name, []), name_factors(problem, tidy_fits(verdict, "out"))
+        suspects = (
+            name_trivial(verdict)
+            or rescaled.get(name)
+            or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
         )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
@@ -88,9 +111,43 @@ def explain_gradients(
             for text in verdicts[x].remarks
             if x != name and "NaN" in text
         ]
-        remarks = [*nan, *([] if suspects else seen[name]), *verdict.remarks]
+        seen = [] if suspects else list_seen(problem, samples[name], exact[name])
+        remarks = [*nan, *seen, *verdict.remarks]
         explained[name] = explained[name]._replace(remarks=remarks)
     return explained
+
+
+def _explain_rescaled(
+    parts: Mapping[str, Part],
+    places: Mapping[str, Index],
+    by: tuple[Profile, str],
+    samples: Mapping[str, Sample],
+    scale: Suspect,
+) -> dict[str, list[Suspect]]:
+    """Name causes of gradients of a kernel that has another scale, if its output says which."""
+    if not math.isfinite(scale.estimate):
+        return {}
+    rescaled, found = {}, {}
+    for name, (problem, numbers) in parts.items():
+        gradient = problem.gradient
+        assert gradient is not None
+        forward = gradient.forward
+        forward = forward._replace(scale=(1 + scale.estimate) * forward.scale)
+        other = gradient._replace(forward=forward).problem(problem.lead)
+        rescaled[name] = Part(other._replace(blocks=problem.blocks), numbers)
+    named, left, exact = explain_backward(rescaled, places, *by, False)
+    words = scale.text.removeprefix("agrees if ").partition(", and ")[0]
+    for name in places:
+        problem, wrong = rescaled[name].problem, np.argwhere(left[name].wrong)
+        rows = [(*problem.index_of(head), int(row)) for head, row in wrong]
+        count = max(int(np.sum(samples[name].wrong)), 1)
+        alone = say_what_is_left(as_suspect(f"agrees if {words}"), rows, count)
+        if alone.name == _CAUSE:
+            found[name] = [alone]
+            continue
+        causes = named.get(name) or name_factors(problem, find_factor(left[name], exact[name]))
+        found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
+    return {x: y for x, y in found.items() if y}
 
 
 def name_trivial(verdict: Verdict) -> list[Suspect]:

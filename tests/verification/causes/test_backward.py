@@ -138,6 +138,42 @@ def test_rows_of_nan_are_said_of_all_gradients():
     assert any("NaN" in x and "keys 32 to 39" in x for x in found.remarks)
 
 
+def of_scale(factor, **wrong):
+    """A kernel whose scale is another than the declared one, forward and backward."""
+    q, k, v, g = SAME
+    found = backward(q * factor, k, v, g, **wrong)
+    return found | {"q": q, "dq": BF16(found["dq"] * factor)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [4.0, 0.5, 1.5])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, ""),
+        ({"delta": lambda x: 0 * x}, "D = d_out . out is left out"),
+        ({"values": lambda v: np.where(np.arange(16) < 8, v, 0)}, "columns 8 to 15 of v have no"),
+    ],
+)
+def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):
+    """The scale is that of the output; what is wrong in gradients is named beside it."""
+    found = verify(**of_scale(factor, **wrong), profile="flash").parts
+    scale = found["out"].suspects[0].text.removeprefix("agrees if ")
+    for of in ("dq", "dk", "dv"):
+        text = found[of].suspects[0].text
+        assert text.endswith(scale)
+        assert (words in text) if of != "dv" else text == f"agrees if {scale}"
+
+
+@pytest.mark.long
+def test_a_factor_of_a_gradient_beside_another_scale():
+    arrays = of_scale(1.5)
+    arrays["dk"] = BF16(arrays["dk"] * 0.375)
+    text = verify(**arrays, profile="flash").parts["dk"].suspects[0].text
+    assert "0.375" in text
+    assert "the scale (it is used twice), and the scale is 1.5" in text
+
+
 @pytest.mark.long
 def test_rows_of_nan_hide_no_cause():
     arrays = backward(*SAME, CAUSAL, seen_back=True)
