@@ -150,7 +150,7 @@ def test_a_cache_that_is_given_in_float32(as_float32):
     assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "bfloat16")
 
 
-@pytest.mark.parametrize("wide", [np.float32, np.float64])
+@pytest.mark.parametrize("wide", [np.float32, pytest.param(np.float64, marks=pytest.mark.long)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, dtype, wide):
     """Unless one of them holds others, or the type is given."""
