@@ -94,6 +94,12 @@ def test_sizes_are_the_largest_that_pass(few):
     assert lost.sizes["last rows zero"] == 2  # of both heads
 
 
+def test_small_sizes_are_written_with_their_digits(few):
+    found = run(lambda got, expected: np.allclose(got, expected, rtol=3e-4), dtype="float64")
+    assert found.sizes["output times"] == 2.0**-11.75
+    assert "also passes: output times 1.0003" in found.lines()
+
+
 def test_the_tolerance_that_is_needed(few):
     """A correct kernel passes it, and what else passes is not caught by it."""
     needed = run().needed
