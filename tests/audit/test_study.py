@@ -220,6 +220,14 @@ def test_bugs_of_options_that_are_not_used_make_no_difference(estimator):
         np.testing.assert_allclose(bug.compute(case), case.exact["out"], 1e-12, err_msg=bug.name)
 
 
+def test_masks_are_tried_with_sinks():
+    """A mask that is added to the scores moves all of them, but not the sink."""
+    case = outputs.pose_case(*qkv(), dtype="float64", sinks=np.zeros(2))
+    bug = next(x for x in outputs.known("softmax") if x.name == "softmax-mask-as-integer")
+    assert np.max(np.abs(bug.compute(case) - case.exact["out"])) > 1e-3
+    assert outputs.matters(bug.name, {"sinks"})
+
+
 def test_cases_are_ragged_and_repeat_with_their_seed():
     first, again = (list(testing.cases(7, count=40)) for _ in range(2))
     for x, y in zip(first, again, strict=True):
