@@ -37,7 +37,7 @@ _KINDS_OF = {
 }
 # The options without which a bug makes no difference, by the first word of its name.
 _NEEDS = {x: {x} for x in ("bias", "sinks", "softcap", "window")} | {"sink": {"sinks"}}
-_NEEDS |= {x: {"mask", "causal", "window", "bias"} for x in ("mask", "causal")}
+_NEEDS |= {x: {"mask", "causal", "window", "bias", "sinks"} for x in ("mask", "causal")}
 _GROWING = [2.0 ** (i / 8) for i in range(-112, 1)]
 # The same sum without an array of (n, d, m) numbers, for values that are finite.
 _BY_PRODUCTS = (

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import groupby
-from math import inf
+from math import floor, inf, log10
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,10 +176,12 @@ class Audit(NamedTuple):
     def _describe_sizes(self) -> Iterator[str]:
         """Write the sizes that pass."""
         for name, size in self.sizes.items():
-            factor = "any factor up to 2" if size == 1 else f"{1 + size:.4g}"
-            if size:
-                times = name.endswith("times")
-                yield f"also passes: {name}" + (f" {factor}" if times else f": {size:.0f}")
+            if size and name.endswith("times"):
+                places = max(4, 1 - floor(log10(size)))  # also of a size below .0005
+                factor = "any factor up to 2" if size == 1 else f"{1 + size:.{places}g}"
+                yield f"also passes: {name} {factor}"
+            elif size:
+                yield f"also passes: {name}: {size:.0f}"
 
     def _advise(self) -> Iterator[str]:
         """Say which tolerances and inputs would show more."""

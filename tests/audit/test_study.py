@@ -94,6 +94,12 @@ def test_sizes_are_the_largest_that_pass(few):
     assert lost.sizes["last rows zero"] == 2  # of both heads
 
 
+def test_small_sizes_are_written_with_their_digits(few):
+    found = run(lambda got, expected: np.allclose(got, expected, rtol=3e-4), dtype="float64")
+    assert found.sizes["output times"] == 2.0**-11.75
+    assert "also passes: output times 1.0003" in found.lines()
+
+
 def test_the_tolerance_that_is_needed(few):
     """A correct kernel passes it, and what else passes is not caught by it."""
     needed = run().needed
@@ -212,6 +218,14 @@ def test_bugs_of_options_that_are_not_used_make_no_difference(estimator):
     assert len(bugs) > 15
     for bug in bugs:
         np.testing.assert_allclose(bug.compute(case), case.exact["out"], 1e-12, err_msg=bug.name)
+
+
+def test_masks_are_tried_with_sinks():
+    """A mask that is added to the scores moves all of them, but not the sink."""
+    case = outputs.pose_case(*qkv(), dtype="float64", sinks=np.zeros(2))
+    bug = next(x for x in outputs.known("softmax") if x.name == "softmax-mask-as-integer")
+    assert np.max(np.abs(bug.compute(case) - case.exact["out"])) > 1e-3
+    assert outputs.matters(bug.name, {"sinks"})
 
 
 def test_cases_are_ragged_and_repeat_with_their_seed():

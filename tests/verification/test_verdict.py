@@ -712,3 +712,12 @@ def test_what_no_query_sees_may_hold_anything(dtype, by, where, bad):
         q[0, 2, 3] = bad
         with pytest.raises(ValueError, match=r"`q` must be finite, got -?(nan|inf) at \(2, 3\)"):
             verify(**arrays, **given, out=to(out))
+
+
+@pytest.mark.long
+def test_a_row_that_has_a_law_in_large_blocks_alone_is_no_error():
+    """The first of causal attention, in float32; small tiles of wrong rows are looked at again."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 300, 64)).astype("f4")
+    out = refattn.softmax_attention(q, k, v, causal=True)
+    out[:, 1:] *= np.float32(1.5)
+    assert verify(q=q, k=k, v=v, out=out, causal=True).verdict == "FAIL"

@@ -47,6 +47,7 @@ from .wrong_rows import (
     divide,
     draw_sample,
     error_of_lse,
+    finite,
     list_wrong,
     rate_rows,
     row_sizes,
@@ -308,8 +309,9 @@ class Trials:
             step = 1e-4 * abs(c)
             product = size = noise = 0.0
             for x, low, high, std in zip(heads, outs(c - step), outs(c + step), sizes, strict=True):
-                slope = divide((high - low) / (2 * step), std)
-                z = divide(differ(x.got, (high + low) / 2), std)
+                # Not clipped as `divide` does: in float32 all of them may be out of its range.
+                slope = finite((high - low) / (2 * step) / std)
+                z = finite(differ(x.got, (high + low) / 2) / std)
                 product += float(np.sum(slope * z))
                 size += float(np.sum(slope * slope))
                 noise += float(np.sum(np.square(np.sum(slope * z, -1))))

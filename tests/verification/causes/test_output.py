@@ -291,6 +291,15 @@ def test_no_cause_is_named_for_another_defect(name):
     assert "\n  unknown cause: " in str(found)
 
 
+def test_numbers_are_fitted_to_errors_of_a_million_units():
+    """In float32 errors are as large if the scale grows with the log of the place."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 96, 16)).astype("f4")
+    grown = 0.3 * np.log(np.arange(96, dtype="f4") + 1)[:, None] * q
+    found = verify(q=q, k=k, v=v, out=softmax_attention(grown, k, v, causal=True), causal=True)
+    words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the place"
+    assert re.match(words, found.suspects[0].text)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "size"), [("bias twice", 2), ("cap of 6", 6), ("scale times 1.3", 1.3)]
