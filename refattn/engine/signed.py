@@ -65,7 +65,6 @@ from .scores import causal_mask
 FeatureMap = Callable[[Array, tuple[Array, ...], Workspace | None], Features]
 
 _LEAF = 48  # tokens of a leaf on NumPy
-_BLOCKS_OF_STEP = 4  # values and products beside the features of a block stay in the cache, too
 _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
@@ -128,7 +127,7 @@ class Signed(Arithmetic):
         """Say of how many tokens features of some heads are held at once."""
         row = max(1, math.prod(lead) * self.width)
         if is_numpy_array(x):
-            return max(16, chunk_size(x) // (_BLOCKS_OF_STEP * row))
+            return max(16, chunk_size(x) // row)
         return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
@@ -261,7 +260,7 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     if is_numpy_array(q) and arithmetic.splits:
         # Whatever threads there are: a block is of one head, or holds all tokens of a few.
         size = arithmetic.block(q, ())
-        tokens = _BLOCKS_OF_STEP * min(size, max(1, n, keys.k.shape[-2]))
+        tokens = min(size, max(1, n, keys.k.shape[-2]))
 
     def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
         nonlocal out
