@@ -104,9 +104,12 @@ def choose_screened(problem: Problem) -> Blocks:
 
 
 def choose_loud(found: Blocks, squares: Doubles, problem: Problem) -> Blocks:
-    """Take the blocks with the largest mean squares, from the largest; none if those are all."""
+    """Take the blocks with the largest mean squares, from the largest; none if those are all.
+
+    There are none either where squares are summed over all rows of a head.
+    """
     most = max(1, _LOUD_PAIRS // (_BLOCK_ROWS * max(problem.shape[1], 1)))
-    if most >= len(found):
+    if most >= len(found) or squares.shape[-1] < problem.shape[0]:
         return ()
     means = [-float(np.mean(squares[problem.number(x), i])) for x, i in found]
     return tuple(found[x] for x in np.argsort(means, kind="stable")[:most].tolist())

@@ -93,6 +93,8 @@ def test_the_loudest_blocks_are_chosen():
     assert looks.choose_loud(tuple(problem.items()), squares, problem) == ()
     wide = problem._replace(shape=(512, 2**14, 4))
     assert looks.choose_loud(tuple(problem.items()), squares, wide) == (((1,), slice(256, 512)),)
+    merged = np.sum(squares, -1, keepdims=True)  # of rows that have roundings in common
+    assert looks.choose_loud(tuple(problem.items()), merged, wide) == ()
 
 
 def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(tried, monkeypatch):
