@@ -53,7 +53,8 @@ class Profile(NamedTuple):
         Type of the derivatives to the scores in their products with queries and keys.
     delta : {"weights", "out", "unrounded"}
         How the sum over the keys of weights times their derivatives is computed: from the weights,
-        or as d_out . out, with the output after or before it was rounded.
+        or as d_out . out, with the output after or before it was rounded. Unless it is from the
+        weights, these are e^(score - log normaliser) if they are not rounded.
     again : bool
         Whether a backward pass with `delta` of an output rounds weights before it multiplies them
         by their derivatives.
@@ -153,7 +154,7 @@ PROFILES: Mapping[str, Profile] = {
     "flash-scaled": _FUSED_FAST._replace(scaled=True),
     "flash-again": _FUSED_FAST._replace(scaled=True, again=True),
     "flash-unrounded": _FUSED_FAST._replace(delta="unrounded"),
-    # As "math", but that a backward pass computes weights again, from log normalisers.
+    # As "math", but that weights are e^(score - log normaliser), as those of a fused backward pass.
     "recomputed": Profile(delta="out"),
     # Scores and softmax in float32, then probabilities are rounded.
     "upcast": Profile(weights="storage", normalised=True, d_weights="storage"),
@@ -175,8 +176,9 @@ PROFILES: Mapping[str, Profile] = {
     "fp8-eager": _FP8._replace(**_EAGER),
     "half-sums": _HALF_SUMS,
     "half-sums-eager": _HALF_SUMS._replace(normalised=True),
-    # As the first two in float64: errors are those to a result in pairs (`refattn.certified`).
+    # The same in float64: errors are those to a result in pairs (`refattn.certified`).
     "math64": Profile(accumulate="float64", softmax="float64"),
+    "recomputed64": Profile(accumulate="float64", softmax="float64", delta="out"),
     "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
 }
 # What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.

@@ -12,15 +12,15 @@ ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 _ALL_TF32 = tuple(x for x in PROFILES if x.startswith("tf32"))
-_WIDE_PROFILES = ("math", "serial", "flash", *_ALL_TF32)
-_DOUBLE_PROFILES = ("math64", "serial64")
+_WIDE_PROFILES = ("math", "recomputed", "serial", "flash", *_ALL_TF32)
+_DOUBLE_PROFILES = ("math64", "recomputed64", "serial64")
 
 _PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
 _SUFFIX = re.compile(r"(-cast)?(-by-head)?(@.*)?$")
 
 BACKWARD_PROFILES: Mapping[bool, Sequence[str]] = {  # whether the type is narrow
     True: (*_NARROW_PROFILES[:4], *_PARTS, *_NARROW_PROFILES[4:]),
-    False: ("math", "recomputed", *_WIDE_PROFILES[1:]),
+    False: _WIDE_PROFILES,
 }
 
 

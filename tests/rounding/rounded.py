@@ -200,10 +200,12 @@ def _top(s):
     return np.where(np.isfinite(top), top, f32(0)).astype(f32)
 
 
-def plain(case, dtype, *, scores=False, weights=False, softmax=False, out=None, of=None):
+def plain(
+    case, dtype, *, scores=False, weights=False, softmax=False, out=None, of=None, logs=False
+):
     """In float32, but for what is rounded: scores, probabilities, and steps of the softmax.
 
-    To the storage type or to another, `of`.
+    To the storage type or to another, `of`. With `logs` probabilities are e^(s - log normaliser).
     """
     to = FORMATS[of or dtype]
 
@@ -218,6 +220,8 @@ def plain(case, dtype, *, scores=False, weights=False, softmax=False, out=None, 
     p = narrow(w / np.where(total > 0, total, f32(1)), weights)
     with np.errstate(divide="ignore"):
         lse = None if weights else (top + np.log(total))[:, 0]
+    if logs:
+        p = np.exp(s - np.where(np.isfinite(lse), lse, f32(0))[:, None])
     return FORMATS[out or dtype].round(p @ case.with_zero(case.v).astype(f32)), lse
 
 
@@ -327,6 +331,7 @@ def read_as(name, q, k, *others, scale=None):
 
 KERNELS = {
     "math": plain,
+    "recomputed": partial(plain, logs=True),
     "flash": flash,
     "serial": serial,
     "upcast": partial(plain, weights=True),
@@ -351,6 +356,7 @@ KERNELS = {
 
 DTYPES = {
     "math": ("bfloat16", "float16", "float32"),
+    "recomputed": ("float32",),
     "serial": ("float32", "bfloat16"),
     "flash": ("bfloat16", "float16"),
     "upcast": ("bfloat16", "float16"),

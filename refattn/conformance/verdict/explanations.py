@@ -38,7 +38,7 @@ _OF_VERIFY = {  # tests and verdicts
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
-    "recomputed": "as math, and the backward pass computes weights again from log normalisers",
+    "recomputed": "as math, but weights are computed from log normalisers",
     "flash": "a fused kernel: weights relative to the largest are rounded, sums are not",
     "upcast": "scores and softmax are in float32, then probabilities are rounded",
     "eager": "step by step: scores and probabilities are rounded to the storage type",
