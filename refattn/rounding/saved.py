@@ -13,7 +13,7 @@ from ..arrays.library import Doubles
 from .hardware import cut_error
 from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
 from .roundings import RMS, Roundings, sum_error, sum_running_products
-from .softmax import NearestWeights, analyse_softmax, bound_softmax
+from .softmax import NearestWeights, analyse_softmax, bound_softmax, size_of_log
 from .weight_errors import largest_error, relative_variance
 
 BLOCK_QUERIES = 256  # of a block
@@ -188,11 +188,7 @@ def save_queries(
                 bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
                 sizes += np.sum(p * np.abs(t), -1)
         unit, gamma = kernel.accumulate.unit, sum_error(kernel, len(head.k), 2)
-        size = (
-            np.where(np.isfinite(exact.lse), np.abs(exact.lse), 0.0)
-            + 1
-            + math.log(max(1, len(head.k)))
-        )
+        size = size_of_log(exact.lse, len(head.k))
         lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
         if not kernel.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
             for factor in (gamma, np.expm1(lse_bound)):

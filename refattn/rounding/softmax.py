@@ -105,7 +105,7 @@ def analyse_softmax(
     rest = -lost / rounded.divisor
     slack = allow(kernel.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
     if kernel.delta_of_out and kernel.fine:  # weights are e^(score - log normaliser)
-        relative = kernel.accumulate.unit * _size_of_log(exact.lse, head.k.shape[0])[:, None]
+        relative = kernel.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
         of_log = relative * np.abs(exact.out)  # the same for all columns: slack, too
         variance, least_favourable = (x + (RMS * of_log) ** 2 for x in (variance, least_favourable))
         slack, bound = slack + of_log, bound + np.expm1(4 * relative) * (np.abs(exact.out) + bound)
@@ -467,7 +467,7 @@ class _ErrorSums:
     ) -> tuple[Doubles, Doubles]:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], kernel.accumulate.unit
-        size = _size_of_log(lse, m)
+        size = size_of_log(lse, m)
         std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
@@ -509,8 +509,8 @@ class _ErrorSums:
         return np.where(reach > accumulate.largest, math.inf, bound)
 
 
-def _size_of_log(lse: Doubles, m: int) -> Doubles:
-    """Return how many units of rounding a log normaliser may be off, but for its sum."""
+def size_of_log(lse: Doubles, m: int) -> Doubles:
+    """Bound the rounding error of a log normaliser of m keys, in units, without that of its sum."""
     return np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
 
 
