@@ -142,6 +142,8 @@ def check_features(phi: Any, x: Array, xp: Any) -> Features:
             )
     if isinstance(phi, Features):
         return phi
+    if _are_ordinary(values):
+        return Features(values, np.zeros_like(values[..., 0]))  # no row need be looked at
     return _scale_rows(values, xp)
 
 
@@ -150,8 +152,6 @@ def _scale_rows(values: Array, xp: Any) -> Features:
 
     Rows of ordinary size are as they are, on NumPy.
     """
-    if _are_ordinary(values):
-        return Features(values, np.zeros_like(values[..., 0]))  # no row need be looked at
     peak = xp.max(xp.abs(values), axis=-1)
     peak = xp.where(peak == 0, 1.0, peak)
     if is_numpy_array(values):
