@@ -126,11 +126,10 @@ def sum_of_rows(x: Array, xp: Any) -> Array:
 
     These add several terms of a row at once, so that few are added in turn.
     """
-    count, rest = divmod(x.shape[-1], _TERMS)
-    if rest or not is_numpy_array(x) or x.dtype.itemsize > 8:  # longdouble has no BLAS
+    by_blas = is_numpy_array(x) and x.dtype.itemsize <= 8  # not longdouble
+    if x.shape[-1] % _TERMS or not by_blas:
         return xp.sum(x, axis=-1, keepdims=True)
-    pieces = x.reshape((*x.shape[:-1], count, _TERMS)).swapaxes(-2, -3)
-    return np.add.reduce(np.matmul(pieces, _ones(x.dtype)), axis=-3)
+    return np.add.reduce(np.matmul(_cut_terms(x, xp), _ones(x.dtype)), axis=-3)
 
 
 @cache
