@@ -28,7 +28,7 @@ class Tensor:
     shape = (2, 3)
     dtype = "float32"
     def __getitem__(self, key: int | slice) -> "Tensor":
-        raise NotImplementedError
+        return self
 
 t, x = Tensor(), np.ones((2, 3))
 

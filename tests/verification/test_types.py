@@ -96,7 +96,6 @@ def test_wrong_kernels_with_a_cache_of_8_bits(types, cast):
 
 
 @pytest.mark.long("v_scale")
-@pytest.mark.long("v_scale")
 @pytest.mark.parametrize("lost", ["k_scale", "v_scale"])
 def test_a_scale_that_was_left_out(lost):
     given = cache("bfloat16", "int8", "tokens")

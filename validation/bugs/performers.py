@@ -76,7 +76,7 @@ def _by_query(layer: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
     """Results of a layer that takes a mask of keys, where each query has a mask of its own."""
     torch, (b, h, n, d) = load("torch", "torch"), q.shape
     if k.shape != q.shape or v.shape != q.shape:
-        raise NotImplementedError("as many queries as keys, and values of the same length")
+        raise ValueError("`q`, `k` and `v` must have one shape, as this layer has one input")
     x = torch.cat([y.transpose(1, 2).reshape(b, n, h * d) for y in (q, k, v)], -1)
     seen = torch.ones(b, h, n, n, dtype=torch.bool) if mask is None else mask
     seen = seen.expand(b, h, n, n)
