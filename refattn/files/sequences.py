@@ -143,7 +143,7 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
 
 
 def _keep_alike(x: Any, others: Any) -> Any:
-    """Put 0 in place of numbers with more digits than others have, and of larger ones."""
+    """Set numbers to 0 that are larger than all others, or have more digits."""
 
     def last_digits(x: Any) -> Any:
         bits = x.view(f"uint{8 * x.itemsize}")

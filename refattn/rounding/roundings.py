@@ -118,7 +118,7 @@ class RowErrors(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[RowErrors]) -> RowErrors:
-        """Put the rows of parts below each other; numbers are those of the first part."""
+        """Stack the rows of the parts; what is not an array is taken from the first part."""
 
         def below(x: Sequence[Any]) -> Any:
             if isinstance(x[0], dict):

@@ -284,7 +284,8 @@ def _find_exact(
 ) -> Doubles:
     """Compute the exact result for some rows, unless it is known.
 
-    Rows of gradients are the same if sums over some tokens are, but for those that see none.
+    Equal rows of a gradient have equal sums over a part of the tokens; only rows with such a sum of
+    0 need all tokens.
     """
     if problem.gradient is not None:
         some = problem.exact(index, kernel, i, _THIN)

@@ -84,7 +84,7 @@ class _Sample(NamedTuple):
     within: bool
     squares: Doubles
     logs: Doubles
-    units: Doubles  # 1 for a row of its own, less for those that depend on others
+    units: Doubles  # 1 for an independent row, less for rows that depend on others
     least: Doubles  # mean square of z at the least
     most: Doubles  # and at the most: at the least favourable digits
     still_squares: Doubles  # without roundings of scores, in rows where these move nothing

@@ -245,7 +245,7 @@ def feature_sums(t: CheckRun) -> None:
 
     The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i determines both up to terms in c^4; for
     features without sign, only the squares. If the features are iid the means are exactly normal
-    and chi-squared; else they are compared with those of the package's own draws (DKWM).
+    and chi-squared; otherwise they are compared with means over the package's draws (DKWM).
     """
     coupling = t.adapter["coupling"]
     sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25), (513, 4, 0.1), (2049, 4, 0.1)]
@@ -436,7 +436,7 @@ def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
 
 @add_check
 def own_law(t: CheckRun) -> None:
-    """Compare entries of results at S = 1 and 4 with those of the registered function (DKWM).
+    """Compare results at S = 1 and 4 with results of the registered function (DKWM).
 
     There are few keys, or many if few are all near; sizes at which nothing is drawn are left out.
     """

@@ -70,11 +70,11 @@ class Candidate(NamedTuple):
 
     text: str  # what is so, after "agrees if"
     number: int = -1  # of an alternative of the forward pass; -1 for the problem as it was given
-    own: bool = False  # whether log normalisers and D are those of the alternative
+    own: bool = False  # whether the alternative gives the log normalisers and D, too
     # Change what a head is computed from, and choose the query heads that are summed, how often.
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
-    of: str = ""  # name of the gradient that is there in place of the right one, if another is
+    of: str = ""  # name of the gradient that was written here by mistake
 
 
 class Held(NamedTuple):

@@ -58,7 +58,7 @@ class Alternative(NamedTuple):
 
     text: str  # what is so, after "agrees if"
     problem: Problem  # with the options of the alternative
-    seen: Callable[[Place], Seen] | None = None  # in place of causal attention and windows
+    seen: Callable[[Place], Seen] | None = None  # replaces causal attention and windows
     among: bool = True  # whether the mask of the problem hides keys as well
     bias: Bias | None = None  # added to scores, by place, head and the bias of the problem
     move: Callable[[Rows], Rows] | None = None  # to the queries that are answered, from the written

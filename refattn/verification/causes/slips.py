@@ -149,9 +149,7 @@ def merge_parts(
 
 _MERGES: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "with equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
-    "with their maxima in place of their log normalisers": lambda lse, top: np.exp(
-        top - np.max(top, 0)
-    ),
+    "by their maxima, not their log normalisers": lambda lse, top: np.exp(top - np.max(top, 0)),
     "with weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
     "with their log normalisers as weights": lambda lse, top: finite(lse),
     "with the sums of weights over their own maxima": lambda lse, top: np.exp(finite(lse - top)),
