@@ -395,12 +395,6 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
     return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
 
 
-def hidden(products: Array, visible: Array) -> Array:
-    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
-    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
-    return np.multiply(products, visible, out=products if fits else None)
-
-
 def base_of(some: Array, like: Array) -> Array:
     """0 where there are some keys, else -inf, in the dtype of `like`."""
     zero, nothing = np.asarray([0.0, -math.inf], dtype=like.dtype)
