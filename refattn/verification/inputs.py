@@ -47,9 +47,8 @@ def read_inputs(
     if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
         types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
     if dtype is None and out is not None:
-        checks.is_array("out", out)
-        stored = own | {"out": dtype_of(out, "out")}
-        types |= assume_narrow(stored, raw | {"out": widen("out", out)})
+        widened = raw | {"out": widen("out", out)}
+        types |= assume_narrow(own | {"out": dtype_of(out, "out")}, widened)
     types = own | types
     unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
     numbers = dict(raw)
