@@ -138,7 +138,9 @@ def attend(
             bias_j: Any = None if bias is None else part(bias, (*head, i, j))
             if key_bias is not None:
                 bias_j = key_bias(k_j)[..., None, :]
-            k_of = _with_bias(k_j, bias_j[..., 0, :], memory or Workspace()) if joined else k_j
+            k_of = k_j
+            if joined and memory:  # the bias is one more term of products with [q_i, 1]
+                k_of = _join_column(k_j, bias_j[..., 0, :], memory, "keys")
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
@@ -215,18 +217,14 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
 
 
 def _may_be_joined(q: Array) -> bool:
-    """Say whether `_with_bias` pays, for one more term of products that are not cut."""
+    """Say whether a bias of keys as one more term pays, in products that are not cut."""
     return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
 
 
-def _with_bias(k: Array, bias: Array, memory: Workspace) -> Array:
-    """Join keys and their bias (..., b): it is one more term of products with [q_i, 1]."""
-    rows = broadcast_shapes(k.shape[:-1], bias.shape)
-    return _join_column(memory.room("keys", (*rows, k.shape[-1] + 1), k.dtype), k, bias)
-
-
-def _join_column(joined: Array, x: Array, column: Any) -> Array:
-    """Write rows with one more number each, on NumPy."""
+def _join_column(x: Array, column: Any, memory: Workspace, name: str) -> Array:
+    """Write rows with one more number each, on NumPy, in the memory of that name."""
+    rows = broadcast_shapes(x.shape[:-1], np.shape(column))
+    joined = memory.room(name, (*rows, x.shape[-1] + 1), x.dtype)
     joined[..., :-1], joined[..., -1] = x, column
     return joined
 
@@ -286,8 +284,7 @@ def sum_values(
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
-        room = memory.room("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
-        return _join_column(room, v, 1.0)
+        return _join_column(v, 1.0, memory, "ones")
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 

@@ -257,11 +257,10 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     out, _ = buffers(q, keys.v, lead, arithmetic.xp)
     if keys.differ:
         return _attend_in_pairs(q, keys, arithmetic, causal, out)
-    size, tokens = arithmetic.block(q, lead), 1
-    if is_numpy_array(q) and arithmetic.splits:
-        # Whatever threads there are: a block is of one head, or holds all tokens of a few.
-        size = arithmetic.block(q, ())
-        tokens = min(size, max(1, n, keys.k.shape[-2]))
+    # On NumPy, whatever threads there are: a block is of one head, or holds all tokens of a few.
+    alone = is_numpy_array(q) and arithmetic.splits
+    size = arithmetic.block(q, () if alone else lead)
+    tokens = min(size, max(1, n, keys.k.shape[-2])) if alone else 1
 
     def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
         nonlocal out
