@@ -78,8 +78,7 @@ def sum_of_products(
         return first + x[..., whole:] @ y[..., whole:, :]
     # Columns that follow each other in memory CuPy copies in a batch.
     if is_cupy_array(x) and x.strides[-2] < x.strides[-1] and x.size > y.size:
-        x, y = xp.matrix_transpose(y), xp.matrix_transpose(x)
-        return xp.matrix_transpose(_sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp))
+        return xp.matrix_transpose(sum_of_products(xp.matrix_transpose(y), xp.matrix_transpose(x)))
     return _sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp)
 
 

@@ -129,7 +129,8 @@ def attend(
         if scale is not None:
             q_i = q_i * scale
         norms = norm_bound(q_i, xp) if plain and _may_be_bounded(q_i, v) else None
-        joined = of_keys and softcap is None and _may_be_joined(q_i)
+        size, d = q_i.shape[-2:]  # on NumPy, of many rows; one more term leaves products uncut
+        joined = memory and of_keys and softcap is None and size >= _BOUNDED_ROWS and d < UNCUT
         if joined:
             q_i = with_ones(q_i, xp, memory)
         seen = band.keys(i, keys, band.step(rows, columns))
@@ -214,11 +215,6 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
     while columns < m and boxes * -(-m // columns) > _MOST_SPANS * available():
         columns *= 2
     return list(blocks(0, m, columns)) or [slice(0, 0)]
-
-
-def _may_be_joined(q: Array) -> bool:
-    """Say whether a bias of keys as one more term pays, in products that are not cut."""
-    return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
 
 
 def _join_column(x: Array, column: Any, memory: Workspace, name: str) -> Array:
