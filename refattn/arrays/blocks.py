@@ -103,7 +103,7 @@ def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> tuple[Array, 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
-    if 0 in values.shape:
+    if 0 in out.shape or 0 in values.shape:
         return out
     if is_jax_array(out):
         return out.at[index].set(values)
