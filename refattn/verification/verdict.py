@@ -277,7 +277,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
-        yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
+        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {_LARGER}"
     if verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
@@ -285,7 +285,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             if x in _DEFECTS
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
-        yield f"  smaller errors pass unnoticed: {', '.join(sizes)}"
+        yield f"  smaller errors than these would pass: {', '.join(sizes)}"
 
 
 def _say_what_next(verdict: Verdict) -> str:
@@ -299,8 +299,8 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":
-        return "look for this cause in the kernel; if it is intended, pass verify the same option"
-    return "look for this cause in the kernel; --verbose lists all tests"
+        return "find this cause in the kernel; if it is intended, pass the same option to verify"
+    return "find this cause in the kernel; --verbose lists all tests"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

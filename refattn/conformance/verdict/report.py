@@ -343,11 +343,12 @@ class Report:
         for r in listed:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
-                lines.append(f"      {r.severity}: {r.claim}")
-                for i, (s, change) in enumerate(r.alike):
+                why = f": {r.gravity}" if r.claim in r.expected else f"; required: {r.claim}"
+                lines.append(f"      {r.severity}{why}")
+                for s, change in r.alike:
                     again = (s, change) in known and not verbose
                     text = f"{s.partition(':')[0]}, as above" if again else s
-                    lines.append(f"      {'like' if i == 0 else '    '}: {text}")
+                    lines.append(f"      like: {text}")
                     lines += [f"            {x}" for x in change.splitlines() if not again]
                 known.update(r.alike)
             if r.status == UNDERPOWERED:

@@ -172,7 +172,7 @@ def test_the_page_holds_everything(everything):
         f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that reproduces it "
         f"{SHOWN}",
         "like none of the known bugs",
-        f"STALE large_logits as it should be failure expected {SHOWN}",
+        f"STALE large_logits Required: as it should be. failure expected {SHOWN}",
         f"PASS contract as it should be max error 0.25 x tolerance {NONE} {NONE} 0.25 0",
         "p = 0.04, adjusted 0.5, 30 seeds would only detect scale >= 0.25 (target 0.1) "
         f"0.04 0.5 {NONE} 0.000",
