@@ -104,8 +104,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     out : array or Attended
         ``fn(q, k, v, **options)``.
     pullback : function
-        Maps the cotangent of `out`, an array of its shape and dtype (for `attend` a pair, for
-        `out` and `lse`, of which one may be None), to `Gradients`. It may be called repeatedly.
+        Maps the cotangent of `out`, an array of the same shape and dtype, to `Gradients`. For
+        `attend` it takes a pair, for `out` and `lse`, of which one may be None. It may be called
+        repeatedly.
 
     Raises
     ------
@@ -122,8 +123,8 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     you may write to the output. If LARA gets a sequence of proposals, there are no cotangents of
     `omega`.
 
-    Where a derivative does not exist, at the kinks of ReLU features and at weights of
-    `linear_randomized_attention` that are dropped, it is the one from the left.
+    Where a derivative does not exist (at the kinks of ReLU features, and where
+    `linear_randomized_attention` drops weights) it is the derivative from the left.
 
     Source: derived by the chain rule from the formulas of the references that `fn` names.
 
