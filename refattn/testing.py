@@ -215,7 +215,7 @@ def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
 
 
 def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
-    """Draw inputs of many sizes and amplitudes, which no kernel can be written for.
+    """Draw inputs of many sizes and amplitudes, to which no kernel can be tuned.
 
     Use them for a test that a kernel must pass after its code is finished. Queries, keys and values
     have amplitudes from 1/8 to 8 on a log scale, and values a mean of up to twice their amplitude.

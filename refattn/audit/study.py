@@ -229,8 +229,8 @@ def audit(
     Parameters
     ----------
     compare : callable
-        ``compare(got, expected)`` returns whether the output passes, or nothing and raises an
-        AssertionError. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
+        ``compare(got, expected)`` returns whether the output passes, or raises an AssertionError
+        if it does not. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
         float32 in NumPy. `expected` is float32, or float64 for that dtype.
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Inputs of the kernel; they are rounded to `dtype` first.

@@ -45,15 +45,15 @@ class Gradients(NamedTuple):
     Attributes
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        Of queries, keys and values.
+        Cotangents of queries, keys and values.
     bias : array, broadcasting to (..., n, m), or None
-        Of the bias; 0 where a key is hidden.
+        Cotangent of the bias; 0 where a key is hidden.
     omega : array, shape (..., S, d) or (..., n, S, d), or None
-        Of frequencies, with the dtype and library of the queries.
+        Cotangent of the frequencies, with the dtype and library of the queries.
     log_weight : array, shape (..., S), or None
-        Of the log weights of frequencies.
+        Cotangent of the log weights of frequencies.
     sinks : array, shape (..., heads), or None
-        Of the scores of sinks.
+        Cotangent of the scores of sinks.
     """
 
     q: Array

@@ -242,7 +242,7 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
 
 
 def _write_share(share: float) -> str:
-    return f"{100 * share:.3g} %" if share > 0.9995 else f"{min(100 * share, 99.9):.1f} %"
+    return "100 %" if share > 0.9995 else f"{min(100 * share, 99.9):.1f} %"
 
 
 def _write_worst(verdict: Verdict) -> str:
