@@ -99,13 +99,13 @@ def attend(
     Notes
     -----
     Against exact arithmetic on the same floats, the error of `out` (relative to the largest value)
-    and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16 asserted
-    by the tests for d up to 4096. Sums of more than 128 terms are split; shorter products of
-    queries and keys are not, as that would take a fifth more time. C exceeds 16 only for vectors
-    constructed so that all roundings of q . k have the same sign. For d up to 128, C is then 3 d /
-    16 if the d terms are nearly equal, and d / 2, the bound for any sum of d terms, if the first is
-    far larger than the rest. For larger d, C is then 64. Scores must be representable: if scale * q
-    . k itself overflows the dtype, the row is NaN. A NaN or an infinite value affects only the rows
+    and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|). The tests assert C =
+    16 for d up to 4096. Sums of more than 128 terms are split; shorter products of queries and keys
+    are not, as that would take a fifth more time. C exceeds 16 only for vectors constructed so that
+    all roundings of q . k have the same sign. For these and d up to 128, C is 3 d / 16 if the d
+    terms are nearly equal. It is d / 2, the bound for any sum of d terms, if the first term is far
+    larger than the rest. For larger d it is 64. Scores must be representable: if scale * q . k
+    itself overflows the dtype, the row is NaN. A NaN or an infinite value affects only the rows
     that see it. Values within a factor 10 m of the smallest normal number may lose digits.
 
     The last bits depend on the array library, and on NumPy also on its BLAS and the processor, but

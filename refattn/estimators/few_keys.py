@@ -97,11 +97,12 @@ def coreset_attention(
     by a Cholesky factor of the Gaussian kernel g = h / (a a'), a = e^{|k|^2 / 2}, whose diagonal is
     1. Relative to the sum of the absolute terms the error is at most of the order of eps (1 +
     largest exponent) S sqrt(cond g). Rounding cannot tell a key from those before it if the rest of
-    its diagonal entry is at most S eps. g is factored in float64 where the device has it, but f and
-    Z are in the dtype of `q`: in float32, 6 of 12 keys in 3 dimensions with coordinates of size
-    0.1, 0.03, 0.01 and 0.003 leave errors up to 2e-5, 2e-4, 1e-3 and 1e-2 of values of size 1, and
-    below 1e-10 in float64, which such keys need. Keys further apart than |k - k'|^2 / 2 = 708, or
-    87 without float64, are treated as orthogonal. `vjp` has no pullback of this function.
+    its diagonal entry is at most S eps. g is factored in float64 if the device has it, but f and Z
+    are in the dtype of `q`. For example, J may be 6 of 12 keys in 3 dimensions with coordinates of
+    size 0.1, 0.03, 0.01 or 0.003. In float32 the errors are then up to 2e-5, 2e-4, 1e-3 and 1e-2 of
+    values of size 1; in float64, which such keys need, they are below 1e-10. Keys further apart
+    than |k - k'|^2 / 2 = 708, or 87 without float64, are treated as orthogonal. `vjp` has no
+    pullback of this function.
 
     Examples
     --------

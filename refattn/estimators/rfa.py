@@ -121,11 +121,11 @@ def random_feature_attention(
 
     Notes
     -----
-    Against exact arithmetic on the same floats the error relative to the largest value is at
-    most C eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with
-    C as in `attend` (for trigonometric features, relative to the sum of the absolute terms).
-    Nothing is added to denominators, nothing is clamped, and positive features are computed as
-    logarithms, which do not overflow. |k|^2 must be representable, or the result is NaN.
+    Against exact arithmetic on the same floats the error relative to the largest value is at most C
+    eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with C as in
+    `attend`. With trigonometric features it is relative to the sum of the absolute terms. Nothing
+    is added to denominators, nothing is clamped, and positive features are computed as logarithms,
+    which do not overflow. |k|^2 must be representable, or the result is NaN.
 
     Causal attention cuts the tokens into small blocks. Queries use random features for keys of
     earlier blocks, and kernel estimates pair by pair for keys of their own block. Later keys enter

@@ -96,8 +96,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         depend on queries and keys. Pass `omega` (and `centres`) for the derivative at fixed
         frequencies (and proposals); `randomized_attention` needs `omega`. A `feature_map` must be
         one of `refattn.features`, or have its own pullback as an attribute: ``feature_map.vjp(x)``
-        returns the features, and a function from their cotangent to that of x (for `Features`, from
-        the cotangents of `values` and of `log_scale`, which is None where the scale cancels).
+        returns the features, and a function from their cotangent to the cotangent of x. For
+        `Features` the function takes the cotangents of `values` and of `log_scale`, which is None
+        where the scale cancels.
 
     Returns
     -------

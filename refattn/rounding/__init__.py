@@ -12,7 +12,7 @@ errors :math:`\delta_{ij}` before rounding and absolute errors :math:`\eta_{ij}`
 
 The standard deviation assumes that roundings are independent of each other. They are not if weights
 are equal or closer to each other than a rounding, if a weight is exactly 1, or if nothing is
-rounded: then `Prediction.std` is infinite, and only the bound remains. The bound assumes sums in
+rounded. Then `Prediction.std` is infinite, and only the bound remains. The bound assumes sums in
 the order of the keys and coordinates. `verify` does the same for gradients; dropout is not
 modelled.
 """

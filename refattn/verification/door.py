@@ -83,10 +83,10 @@ def verify(
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
-        array has its type; an array of a wider type than `out` is assumed to be in the type of
-        `out`, if that type holds all its numbers, and if `q`, `k`, `v` and `out` hold only bfloat16
-        or float16 numbers, all are assumed to be in that type. A dict names the types of `q`, `k`,
-        `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
+        array has its type. An array of a wider type than `out` is assumed to be in the type of
+        `out`, if that type holds all its numbers. If `q`, `k`, `v` and `out` hold only bfloat16 or
+        only float16 numbers, all are assumed to be in that type. A dict names the types of `q`,
+        `k`, `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
         default to the type of `q`.
     profile : str or Profile, optional
         What the kernel rounds, if that is known. No other profile is tried, except that gradients
