@@ -406,7 +406,7 @@ class Report:
     def _failures(self) -> Iterator[str]:
         """Yield how many failures there are of each severity, and their meaning."""
         for name, count in self.severities.items():
-            yield f"{count} {SEVERITIES[name]} ({name})"
+            yield f"{count} {name} failure{'s' * (count > 1)}: {SEVERITIES[name]}"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
         if failed == {"range"} and self.counts[PASS]:
             yield "right at all ordinary inputs that were tried"

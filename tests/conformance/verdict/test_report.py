@@ -85,7 +85,8 @@ def test_the_conclusion_says_the_verdict(results, verdict, text):
 def test_severities_are_in_every_format():
     some = [result(FAIL, name) for name in ("range", "formula", "range")]
     found = report(result(), *some, result(EXPECTED, "law"))
-    words = "1 wrong at ordinary inputs (formula); 2 wrong at extreme inputs only (range)"
+    words = "1 formula failure: wrong at ordinary inputs; "
+    words += "2 range failures: wrong at extreme inputs only"
     assert str(found).splitlines()[1] == f"  {words}"
     content, counts = json.loads(found.to_json()), {"formula": 1, "range": 2}
     assert (content["verdict"], content["seed"]) == ("FAIL", 7)
