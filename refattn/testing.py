@@ -1,8 +1,8 @@
-r"""Test attention kernels: queries, keys and values that kernels get wrong, and one assertion.
+r"""Test attention kernels with difficult queries, keys and values, and without tolerances.
 
-If the package is installed, pytest also has the fixtures `qkv`, `qkv_dtype` and `qkv_shape`: a test
-that takes `qkv` runs once for each of `CASES`. To change dtype or shape, override or parametrize
-the other two::
+If the package is installed, pytest has the fixtures `qkv`, `qkv_dtype` and `qkv_shape`: a test that
+takes `qkv` runs once for each of `CASES`. To change dtype or shape, override or parametrize the
+other two::
 
     @pytest.mark.parametrize("qkv_dtype", ["float16", "float32"])
     def test_my_kernel(qkv, qkv_dtype):
@@ -69,7 +69,7 @@ def assert_attention_close(
     layout: str = "bhnd",
     **options: Any,
 ) -> None:
-    """Raise an AssertionError if no correct kernel gives such an output.
+    """Raise an AssertionError if no correct kernel can give this output.
 
     As in `refattn.testing.assert_close`, you choose no tolerance: the error that rounding allows
     is computed from the arrays.
@@ -146,7 +146,7 @@ def draw_qkv(
     dtype: Dtype = "float32",
     rng: Any = 0,
 ) -> _Triple:
-    """Make queries, keys and values of a case that kernels get wrong.
+    """Make queries, keys and values of a case that is difficult for kernels.
 
     Parameters
     ----------
@@ -215,9 +215,9 @@ def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
 
 
 def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
-    """Draw inputs that no kernel can have been written for: sizes and amplitudes vary freely.
+    """Draw inputs of many sizes and amplitudes, to which no kernel can be tuned.
 
-    Use them for a test that a kernel must pass after its code is frozen. Queries, keys and values
+    Use them for a test that a kernel must pass after its code is finished. Queries, keys and values
     have amplitudes from 1/8 to 8 on a log scale, and values a mean of up to twice their amplitude.
     There are 1 to 4 heads, 1 to 600 queries and keys on a log scale, and head sizes from 8 to 128.
 
@@ -284,7 +284,7 @@ def assert_close(
     lse: Any = None,
     **options: Any,
 ) -> None:
-    """Raise an AssertionError if no correct kernel gives such an output, for tests of kernels.
+    """Raise an AssertionError if no correct kernel can give this output.
 
     You choose no tolerance: the error that rounding allows is computed from the arrays. It raises
     and warns as `assert_attention_close` does.

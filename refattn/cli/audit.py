@@ -84,6 +84,6 @@ def _print(test: str, found: Audit, verbose: bool, page: Page) -> None:
     for line in rest:
         page.say(line)
     if found.survivors:
-        page.say("\nbugs that pass, from the largest error on")
+        page.say("\nbugs that pass, the largest error first")
         page.table(found.tables()[0])
-        page.say("refattn explain NAME describes each")
+        page.say("refattn explain NAME describes a bug")

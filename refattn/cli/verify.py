@@ -48,9 +48,9 @@ _VERIFY = """Judge whether a correct kernel can have produced the numbers in a f
 FILE (.safetensors or .npz) holds the inputs q, k and v of the kernel and its output out, each in
 its own dtype, and optionally lse, mask, bias, sinks and omega. If it holds d_out, the gradients dq,
 dk and dv are also judged. Arrays in 8 bits, also int8, are multiplied by q_scale, k_scale and
-v_scale: one number, or one for each head, token or block. How far a correct kernel may be from
-exact attention follows from q, k, v and from what the kernel rounds. The exit status is 0 if all
-files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 if there is no verdict.
+v_scale: one number, or one for each head, token or block. The allowed error of each element
+follows from q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if
+one FAILs, 3 if one is UNDERPOWERED, and 2 after an error.
 
 \b
 Write such a file from torch:
@@ -281,7 +281,9 @@ def _judge_layout(
 )
 @profile_option
 @hardware_option("ieee")
-@click.option("--atol", type=float, help="Absolute tolerance to test.  [default: as torch.testing]")
+@click.option(
+    "--atol", type=float, help="Absolute tolerance to test.  [default: that of torch.testing]"
+)
 @click.option("--rtol", type=float, help="Relative tolerance to test.")
 @causal_option
 @scale_option
@@ -309,9 +311,8 @@ def tolerance_command(
     FILE (.npz or .safetensors) holds q, k, v of shape (..., n, d), and optionally mask, bias and
     sinks; the default is a sample from a sentence encoder that comes with the package. The arrays
     are rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|. With
-    --verbose, and as CSV or JSON, each known bug is simulated with the roundings of a kernel, and
-    tested at --atol and --rtol, at the tolerance that a correct kernel needs, and by `refattn
-    verify`.
+    --verbose, and as CSV or JSON, kernels with known bugs are simulated. Each is tested at --atol
+    and --rtol, at the tolerance that a correct kernel needs, and by `refattn verify`.
     """
     from ..files.arrays import find_sample
     from ..files.tensors import open_tensors

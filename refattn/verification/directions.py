@@ -25,8 +25,8 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
 _SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",
     "softcap": "the scores have a soft cap: 1 / cap^2 is {size}",
-    "slope": "scores rise by {size} with each key, as with ALiBi",
-    "lse": "lse is {size} too large",
+    "slope": "scores {way} by {amount} with each key, as with ALiBi",
+    "lse": "lse is too {side} by {amount}",
     "factor": "{result} is {factor} times what it should be",
     "truncated": "{result} is truncated, not rounded: {size} times as far",
     "epsilon": "{size} is added to the normaliser (of weights up to 1)",
@@ -44,6 +44,9 @@ def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
     return lambda x, e: _SENTENCES[name].format(
         result=problem.result,
         size=give_error(x, e),
+        amount=give_error(abs(x), e),
+        side="small" if x < 0 else "large",
+        way="fall" if x < 0 else "rise",
         rest=give_error(1 - x, e),
         more=give_error(1 + x, e),
         factor=_give_factor(x, e),

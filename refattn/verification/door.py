@@ -56,10 +56,10 @@ def verify(
     v_scale: Any = None,
     empty_rows: str = "zero",
 ) -> Verdict:
-    """Judge whether a correct kernel can have produced these numbers, up to rounding.
+    """Judge whether a correct kernel can have produced these numbers.
 
-    The numbers are compared with exact attention, and their errors with those that
-    `rounding.predict` predicts; `refattn.verification` has the tests and their assumptions.
+    The numbers are compared with exact attention, and their errors with the rounding errors that
+    `rounding.predict` predicts. The docstring of `refattn.rounding` states the assumptions.
     Profiles are tried from the likeliest until one explains the numbers.
 
     Parameters
@@ -71,8 +71,8 @@ def verify(
     lse : array, shape (..., n), optional
         Its log normalisers (natural logarithms), for softmax attention.
     d_out : array, shape (..., n, d_v), optional
-        Input of the backward pass: the derivative with respect to the output, in numbers of the
-        type of `out` or, without `out`, of the storage type.
+        Input of the backward pass: the gradient of the loss with respect to the output. It has the
+        type of `out` or, without `out`, the storage type.
     dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
         Gradients that the backward pass returned, for softmax attention. It is assumed to have used
         the numbers of `out`, if you pass them, and to sum over heads that share keys.
@@ -83,10 +83,10 @@ def verify(
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
-        array has its type; an array of a wider type than `out` is assumed to be in the type of
-        `out`, if that type holds all its numbers, and if `q`, `k`, `v` and `out` hold only bfloat16
-        or float16 numbers, all are assumed to be in that type. A dict names the types of `q`, `k`,
-        `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
+        array has its type. An array of a wider type than `out` is assumed to be in the type of
+        `out`, if that type holds all its numbers. If `q`, `k`, `v` and `out` hold only bfloat16 or
+        only float16 numbers, all are assumed to be in that type. A dict names the types of `q`,
+        `k`, `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
         default to the type of `q`.
     profile : str or Profile, optional
         What the kernel rounds, if that is known. No other profile is tried, except that gradients
@@ -97,10 +97,10 @@ def verify(
         As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
         (batch, m) masks the keys of each batch member, and -1 in a window means no limit.
     hardware : str, optional
-        What the kernel ran on, if its matrix units cut sums: "volta", "turing", "ampere", "ada",
-        "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in float32) or
-        "blackwell"; "ieee" if sums are rounded. By default rounded sums are tried first, and then
-        these units if no profile with rounded sums explains the numbers.
+        Hardware on which the kernel ran, if its matrix units truncate sums: "volta", "turing",
+        "ampere", "ada", "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in
+        float32) or "blackwell"; "ieee" if sums are rounded. By default rounded sums are tried
+        first, and then these units if no profile with rounded sums explains the numbers.
     everything : bool, default False
         Whether all rows of large arrays are tested, for all known bugs. If not, the verdict reports
         which share of the rows was tested.

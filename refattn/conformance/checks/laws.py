@@ -55,7 +55,7 @@ def frequency_law(t: CheckRun) -> None:
 
     If they are iid, also at d = 256: half a million numbers at level quick, for the tails.
 
-    Hyperbolic and trigonometric features determine them up to sign, which is then drawn anew.
+    Hyperbolic and trigonometric features determine frequencies up to sign; a random sign is used.
     """
     c = {"positive": 1.0, "hyperbolic": 0.7, "trigonometric": 0.3}[t.adapter["features"]]
     shares: dict[int, float] = {}
@@ -97,10 +97,10 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
 
 @add_check
 def one_function(t: CheckRun) -> None:
-    r"""Compare estimates at the same sum x + y of different parts, near the origin and far.
+    r"""Compare estimates for pairs x, y of the same sum, near the origin and far from it.
 
-    Weights of keys :math:`z_j - x` at a query x, times :math:`e^{|z_j - x|^2/2}`, have the ratios
-    that they have at x = 0.
+    Multiplied by e^{|k|^2/2}, the weights of keys k = z - x at a query x have the same ratios for
+    every x.
     """
     far = t.adapter["features"] != "trigonometric" and told(t.adapter)
     for samples, length in ((4, 0.3), (33, 0.3), *(((4, 2.0), (33, 4.0), (129, 6.0)) * far)):
@@ -190,7 +190,7 @@ def given_moments_law(t: CheckRun) -> None:
 
 @add_check
 def frequency_pairs(t: CheckRun) -> None:
-    """Recover both frequencies at S = 2: independent, orthogonal or opposite."""
+    """Recover both frequencies at S = 2, and test whether they are coupled as declared."""
     from scipy import stats as laws
 
     d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
@@ -245,7 +245,7 @@ def feature_sums(t: CheckRun) -> None:
 
     The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i determines both up to terms in c^4; for
     features without sign, only the squares. If the features are iid the means are exactly normal
-    and chi-squared; otherwise they are compared with means over the package's draws (DKWM).
+    and chi-squared; otherwise they are compared with means over refattn's draws.
     """
     coupling = t.adapter["coupling"]
     sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25), (513, 4, 0.1), (2049, 4, 0.1)]
@@ -376,8 +376,8 @@ def _recovered_values(
 def feature_average(t: CheckRun) -> None:
     """Try 15 or 16 features, at x + y along an axis in both directions, and along the diagonal.
 
-    The distribution of the estimate is compared with that of the package's own draws (DKWM), and
-    its mean with the kernel (Catoni, with the variance of the theory).
+    The distribution of the estimate is compared with that of refattn's own draws, and its mean
+    with the kernel (Catoni's bound, with the variance from the closed form).
     """
     d, features, coupling = 4, t.adapter["features"], t.adapter["coupling"]
     samples = 15 if coupling in ("iid", "orthogonal") else 16  # odd where blocks need not be whole
@@ -436,9 +436,9 @@ def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
 
 @add_check
 def own_law(t: CheckRun) -> None:
-    """Compare results at S = 1 and 4 with results of the registered function (DKWM).
+    """Compare the distribution of results at S = 1 and 4 with that of the registered function.
 
-    There are few keys, or many if few are all near; sizes at which nothing is drawn are left out.
+    There are 6 keys, or 40 if the result with 6 keys does not depend on the seed.
     """
     size = t.near if t.adapter.can("omega") else 1.0  # without, problems are of that size
     for samples in (1, 4):
@@ -476,5 +476,5 @@ def _ends(out: Any) -> Floats:
 
 @add_check
 def unseen_law(t: CheckRun) -> None:
-    """Test nothing: rounding or a declared epsilon hides the distribution, and this reports it."""
+    """Report that rounding or a declared epsilon hides the distribution; nothing is tested."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

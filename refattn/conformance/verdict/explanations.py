@@ -22,7 +22,7 @@ _LAYERS = {
     "law": "a distribution of random draws, tested by exact p-values",
     "bound": "a property of random draws, tested by p-values from bounds for every sample size",
 }
-_OF_DRAWS = "how the function draws: the distribution, the coupling, and what a seed changes"
+_OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _OF_VERIFY = {  # tests and verdicts
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
@@ -145,7 +145,7 @@ def _explain_bugs(name: str) -> Iterator[str]:
             yield f"  seen in: {bug.seen}"
         if change := bug.fn.shown(most=20):
             yield from (f"  {line}" for line in change.splitlines())
-        how = "write what is marked -" if change else "compare yours with `python -m refattn.naive`"
+        how = "use the lines marked -" if change else "compare yours with `python -m refattn.naive`"
         yield f"  what to do: {how}"
         failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
         if failed:

@@ -41,7 +41,7 @@ def diagnose(trial: CheckRun) -> list[str]:
     >>> import refattn
     >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
     >>> diagnose(CheckRun(adapter, "diagnosis", 0))
-    ['matches what is declared except that causal is bottom-right']
+    ['matches your declaration except that causal is bottom-right']
     """
     adapter = trial.adapter
     if not attends(adapter) or not evaluated(adapter):
@@ -70,7 +70,7 @@ def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Quest
 def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
     """Yield what is declared, and then the conventions of each well-known function."""
     same = [name for name, tags in SPECS.items() if dict(tags) == adapter.declared]
-    yield f"spec {', '.join(same)}" if same else "what is declared", adapter
+    yield f"spec {', '.join(same)}" if same else "your declaration", adapter
     names: dict[tuple[Any, ...], list[str]] = {}
     asked = ("hidden", "causal", "empty_rows", *(["window"] if adapter.can("window") else []))
     for name, tags in SPECS.items():

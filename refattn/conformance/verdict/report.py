@@ -343,11 +343,12 @@ class Report:
         for r in listed:
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
-                lines.append(f"      {r.severity}: {r.claim}")
-                for i, (s, change) in enumerate(r.alike):
+                why = f": {r.gravity}" if r.claim in r.expected else f"; required: {r.claim}"
+                lines.append(f"      {r.severity}{why}")
+                for s, change in r.alike:
                     again = (s, change) in known and not verbose
                     text = f"{s.partition(':')[0]}, as above" if again else s
-                    lines.append(f"      {'like' if i == 0 else '    '}: {text}")
+                    lines.append(f"      like: {text}")
                     lines += [f"            {x}" for x in change.splitlines() if not again]
                 known.update(r.alike)
             if r.status == UNDERPOWERED:
@@ -405,7 +406,7 @@ class Report:
     def _failures(self) -> Iterator[str]:
         """Yield how many failures there are of each severity, and their meaning."""
         for name, count in self.severities.items():
-            yield f"{count} {SEVERITIES[name]} ({name})"
+            yield f"{count} {name} failure{'s' * (count > 1)}: {SEVERITIES[name]}"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
         if failed == {"range"} and self.counts[PASS]:
             yield "right at all ordinary inputs that were tried"

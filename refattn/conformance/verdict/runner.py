@@ -265,7 +265,7 @@ def _other_couplings(
                 break
         else:
             names += [coupling] * bool(laws)
-    return [f"matches what is declared except that coupling is {' or '.join(names)}"] * bool(names)
+    return [f"matches your declaration except that coupling is {' or '.join(names)}"] * bool(names)
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:
@@ -579,5 +579,5 @@ def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> Non
         ):
             if not trial.p and trial.error is None and not result.expected:
                 result.expected = "something that can be compared"
-                result.got = "nothing: rounding, or what is declared, may hide all of it"
+                result.got = "nothing: rounding or the declared tags may hide everything"
             result.status = UNDERPOWERED

@@ -101,9 +101,9 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     d, d_v = gradient.forward.first["q"].shape[-1], gradient.forward.shape[2]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
-        text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
+        text = f"columns {width} to {d_v - 1} of v are left out of d_out . v"
         yield Candidate(text, change=partial(_cut_columns, width=width))
-        text = f"columns {width} to {d_v - 1} have no part in D = d_out . out"
+        text = f"columns {width} to {d_v - 1} are left out of D = d_out . out"
         yield Candidate(text, change=partial(_cut_delta, width=width))
     yield Candidate(
         "D = d_out . out is left out", change=lambda x, y: (x, y._replace(delta=0 * y.delta))
@@ -133,7 +133,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             at = f"query head {i} of {most} that share a key head"
             for words, own_part, rest in (
                 (f"only {at} has part", 1.0, 0.0),
-                (f"{at} has no part", 0.0, 1.0),
+                (f"{at} is left out", 0.0, 1.0),
                 (f"{at} counts twice", 2.0, 1.0),
             ):
                 weigh = partial(_weigh_heads, at=i, own=own_part, rest=rest)
@@ -166,7 +166,7 @@ def _list_tiles(length: int) -> list[slice]:
 def _list_lost_queries(gradient: Gradient) -> Iterator[Candidate]:
     if gradient.of != "dq":
         for i in _list_tiles(gradient.forward.shape[0]):
-            text = f"queries {i.start} to {i.stop - 1} have no part"
+            text = f"queries {i.start} to {i.stop - 1} are left out"
             yield Candidate(text, change=partial(_lose_queries, tile=i))
 
 

@@ -107,7 +107,7 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     for size in (x for x in TILE_SIZES if x < longest):
         for j in (*[*blocks(0, longest, size)][:_LOST_TILES], slice(size, longest)):
             lost = within_sequences(problem, hide_tile(inner, j))
-            text = f"keys {j.start} to {j.stop - 1} of each sequence have no part"
+            text = f"keys {j.start} to {j.stop - 1} of each sequence are left out"
             yield lost._replace(text=text)
     if "bias" in problem.first:
         for words, bounds in _list_levels(packed, right):

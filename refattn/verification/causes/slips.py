@@ -56,7 +56,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     yield Alternative("weights are the scores themselves (no softmax)", problem, compute=_linear)
     yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
     if problem.has_sinks:
-        yield Alternative("the sink has no part in the sum", problem, compute=_leave_sink_out)
+        yield Alternative("the sink is left out of the sum", problem, compute=_leave_sink_out)
     if problem.softcap is not None:
         without = problem._replace(softcap=None)
         for words, cap in _CAPS.items():
@@ -284,7 +284,7 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     def seen(x: Place) -> Seen:
         return np.asarray(band(x) & ((x.j < j.start) | (x.j >= j.stop)))
 
-    return Alternative(f"keys {j.start} to {j.stop - 1} have no part", problem, seen)
+    return Alternative(f"keys {j.start} to {j.stop - 1} are left out", problem, seen)
 
 
 def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
@@ -332,7 +332,7 @@ def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> 
 
 
 _LOSSES: Mapping[str, tuple[float, float]] = {
-    "have no part": (-1.0, -1.0),
+    "are left out": (-1.0, -1.0),
     "count twice": (1.0, 1.0),
     "count in the sum of the weights only": (0.0, -1.0),
 }

@@ -36,7 +36,7 @@ def test_diagnosis_of_an_isolated_candidate():
         checks=["causal_cross"],
         isolate=True,
     )
-    words = "matches what is declared except that causal is bottom-right"
+    words = "matches your declaration except that causal is bottom-right"
     assert report.diagnosis == [words]
     assert f"<p>{words}</p>" in report.to_html()
     assert f'<property name="diagnosis.0" value="{words}" />' in report.to_junit()

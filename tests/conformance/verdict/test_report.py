@@ -85,7 +85,8 @@ def test_the_conclusion_says_the_verdict(results, verdict, text):
 def test_severities_are_in_every_format():
     some = [result(FAIL, name) for name in ("range", "formula", "range")]
     found = report(result(), *some, result(EXPECTED, "law"))
-    words = "1 wrong at ordinary inputs (formula); 2 wrong at extreme inputs only (range)"
+    words = "1 formula failure: wrong at ordinary inputs; "
+    words += "2 range failures: wrong at extreme inputs only"
     assert str(found).splitlines()[1] == f"  {words}"
     content, counts = json.loads(found.to_json()), {"formula": 1, "range": 2}
     assert (content["verdict"], content["seed"]) == ("FAIL", 7)
@@ -172,7 +173,7 @@ def test_the_page_holds_everything(everything):
         f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that reproduces it "
         f"{SHOWN}",
         "like none of the known bugs",
-        f"STALE large_logits as it should be failure expected {SHOWN}",
+        f"STALE large_logits Required: as it should be. failure expected {SHOWN}",
         f"PASS contract as it should be max error 0.25 x tolerance {NONE} {NONE} 0.25 0",
         "p = 0.04, adjusted 0.5, 30 seeds would only detect scale >= 0.25 (target 0.1) "
         f"0.04 0.5 {NONE} 0.000",

@@ -230,7 +230,7 @@ def test_another_coupling_is_named(monkeypatch, coupling):
     drawn = partial(refattn.random_feature_attention, coupling=coupling)
     declared = "iid" if coupling == "orthogonal" else "orthogonal"
     found = check(of(drawn, "rfa", coupling=declared), checks=["frequency_pairs"])
-    assert found.diagnosis == [f"matches what is declared except that coupling is {coupling}"]
+    assert found.diagnosis == [f"matches your declaration except that coupling is {coupling}"]
 
 
 def test_no_other_coupling_is_tried_where_a_formula_is_wrong_too(monkeypatch):

@@ -52,7 +52,7 @@ CASES = {
     "no window": (lambda: backward(*SAME, BAND, seen_back=CAUSAL),
         {"window": (8, 0)}, "dq", "limit on the left"),
     "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),
-        {}, "dq", "columns 8 to 15 of v have no part in d_out . v"),
+        {}, "dq", "columns 8 to 15 of v are left out of d_out . v"),
     "no delta": (lambda: backward(*SAME, delta=lambda x: 0 * x), {}, "dk", "is left out"),
     "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
         {}, "dq", "D = d_out . out is that of the query before"),
@@ -62,9 +62,9 @@ CASES = {
         {}, "dk", "only query head 0 of 2 that share a key head has part"),
     "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "1 / scale (it is left out)"),
     "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale (it is used twice)"),
-    "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 have no part"),
+    "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
     "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
-        "queries 32 to 39 have no part"),
+        "queries 32 to 39 are left out"),
     "weights not divided": (with_weights_over_the_largest, {}, "dv",
         "weights are not divided by their sum"),
     "dealt": (dealt, {}, "dk", "query heads h of which h % 2 is the key head"),
@@ -94,7 +94,7 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
     found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
     assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
     text = found.parts[part].suspects[0].text
-    assert text == f"agrees if columns 8 to 15 of v have no part in d_out . v, in {part} alone"
+    assert text == f"agrees if columns 8 to 15 of v are left out of d_out . v, in {part} alone"
 
 
 @pytest.mark.long
@@ -116,7 +116,7 @@ def test_a_lost_block_of_keys_of_a_causal_backward_pass():
     arrays = backward(*SAME, CAUSAL, seen_back=seen)
     arrays = {x: y for x, y in arrays.items() if x not in ("dk", "dv")}
     found = verify(**arrays, causal=True, profile="flash")
-    assert "keys 32 to 39 have no part" in found.parts["dq"].suspects[0].text
+    assert "keys 32 to 39 are left out" in found.parts["dq"].suspects[0].text
     assert "in the wrong rows alone" not in found.parts["dq"].suspects[0].text
 
 

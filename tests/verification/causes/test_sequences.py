@@ -98,7 +98,7 @@ CASES = {
     "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
     "blocks": (see() & (IN_J <= (IN_ROW + MORE) // 4 * 4 + 3), True, "a block of 4 see all keys"),
     "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "places of queries are counted modulo 16"),
-    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence have no part"),
+    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence are left out"),
 }  # fmt: skip
 
 
