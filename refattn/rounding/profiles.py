@@ -35,7 +35,8 @@ class Profile(NamedTuple):
     normalised : bool
         Whether weights are divided by their sum before they are rounded.
     softmax : str
-        Type of the differences to the maximum, of the exponentials and of their sum.
+        Type of the differences to the maximum, of the exponentials and of their sum, and of the sum
+        of weights times derivatives that `delta` is about, if it is computed from the weights.
     inputs : str or None
         Type to which queries, keys, values and derivatives to the output are rounded before they
         are multiplied: to nearest, and for 8 bits after a division by a scale that takes the

@@ -205,7 +205,8 @@ class NearestWeights:
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
         self.narrow = kernel.softmax.unit > kernel.accumulate.unit
         plain = kernel.weights is not None and not kernel.normalised
-        self.of_largest = to is None and not self.narrow and plain  # rounded over the largest
+        self.moved = to is not None or self.narrow  # before the weights are rounded themselves
+        self.of_largest = plain and not self.moved  # rounded over the largest
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
         total = np.exp(lse - self.top)
         if self.narrow:
@@ -393,9 +394,8 @@ class _ErrorSums:
             narrow *= narrow
             narrow /= 12
             return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
-        narrow = (to.spacing(weights) if of.step is None else of.step) * self.whole
-        narrow *= narrow
-        narrow /= 12
+        narrow = np.square(to.spacing(weights) if of.step is None else of.step)
+        narrow *= np.square(self.whole) / 12
         narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
         widest = size * (4.0**-to.digits / 3)
         least, last = np.min(weights), to.spacing(0.0)

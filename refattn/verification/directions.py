@@ -12,12 +12,13 @@ from ..arrays.library import Doubles
 from ..rounding.head import SoftmaxHead, Tile
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import RowErrors
+from ..rounding.saved import multiply_slope
 
 NEARLY_ONE = 1 - 2.0**-20
 
 # Defects that change scores: derivative of the score, and what a size means.
 SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
-    "scale": lambda head, tile, i: tile.logits * tile.slope,
+    "scale": lambda head, tile, i: multiply_slope(tile.logits, tile.slope),
     "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
 }
