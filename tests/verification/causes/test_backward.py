@@ -120,6 +120,17 @@ def test_a_lost_block_of_keys_of_a_causal_backward_pass():
     assert "in the wrong rows alone" not in found.parts["dq"].suspects[0].text
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["dv", "dk"])
+def test_a_factor_of_some_heads_is_a_cause(part):
+    arrays = backward(*draw(3, heads=4, n=40))
+    arrays[part][1:3] *= 2
+    found = verify(**arrays, profile="flash").parts[part]
+    text = r"the gradient of heads 1, 2 is (2|2\.00.|1\.99.) times what it should be"
+    assert re.fullmatch(text, found.suspects[0].text)
+    assert not any("times" in x for x in found.remarks)
+
+
 @pytest.mark.parametrize("part", [pytest.param("dq", marks=pytest.mark.long), "dv"])
 def test_no_cause_is_named_for_other_numbers(part):
     arrays = backward(*SAME, CAUSAL)
