@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from .options import (
     many_heads,
     needed,
     one_line,
-    other_layout,
     plot_option,
     profile_option,
     publish,
@@ -39,6 +37,7 @@ from .progress import Work
 if TYPE_CHECKING:
     from ..rounding.problems import Problem
     from ..verification.findings import Part
+    from ..verification.verdict import Verdict
     from .show.verdicts import Verified
 
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
@@ -209,16 +208,15 @@ def _foresee(
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
     """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
+    from ..verification.door import try_other_layout
+
     judged = _judge_layout(path, layout=layout, **options)
-    tensors, verdict, (n, m, _) = judged.tensors, judged.verdict, judged.problem.shape
-    looks_transposed = tensors.sequences is None and tensors.lead[-1:] > (max(n, m),)
-    if verdict.verdict != "FAIL" or not looks_transposed:
-        return judged
-    other = other_layout(layout)
-    with suppress(TypeError, ValueError):  # shapes that have no such layout
-        transposed = _judge_layout(path, layout=other, **options).verdict
-        return judged._replace(verdict=verdict.in_layout(other, transposed))
-    return judged
+
+    def judge_in(other: str) -> Verdict:
+        return _judge_layout(path, layout=other, **options).verdict
+
+    about = judged.problem, judged.verdict, layout, judge_in
+    return judged._replace(verdict=try_other_layout(*about, "--layout {}"))
 
 
 def _judge_layout(
