@@ -280,10 +280,9 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
         return "time is over"
     if trial.crashed:
         return "the candidate crashed"
-    refused = result.status == FAIL and trial.refused and trial.calls == 0
-    if item.name == "contract" and refused:
+    if item.name == "contract" and trial.refused and trial.calls == 0:
         result.got = f"{result.got}; {_signatures(trial)}"
-        return "every call raises"
+        return trial.refused
     return ""
 
 
@@ -471,7 +470,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     thread.start()
     thread.join(min(limit, threading.TIMEOUT_MAX))
     late = thread.is_alive()
-    trial.refused = not late and isinstance(outcome[0], Refusal)
+    trial.refused = "" if late else getattr(outcome[0], "stops", "")
     calls, since = trial.calls, trial.since
     hangs = since is not None and time.monotonic() - since > patience
     if late:

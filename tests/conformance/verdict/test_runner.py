@@ -163,6 +163,14 @@ def test_a_run_stops_where_every_call_raises():
     assert "not run: every call raises" in str(report)
 
 
+def test_a_run_stops_where_every_call_returns_a_tuple():
+    report = check(lambda q, k, v: (q, q[..., 0]), **SOFTMAX)
+    (result,) = report.results
+    assert (result.check, result.severity) == ("contract", "contract")
+    assert "a tuple of 2: return out alone, or declare --capability lse" in result.got
+    assert "not run: every call returns several results" in str(report)
+
+
 def test_exceptions_without_words():
     class Wordless(BaseException):
         def __str__(self):
