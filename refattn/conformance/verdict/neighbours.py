@@ -117,6 +117,8 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         ):
             if scale != adapter["scale"]:
                 yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}), turn)
+    if adapter["dtype"] == "float64":
+        yield _Neighbour("dtype", "float32", _declare(adapter, {"dtype": "float32"}))
     if adapter.can("mask"):
         inverted = replace(adapter, fn=_invert_masks(adapter.fn))
         yield _Neighbour("mask", "inverted (True hides a key)", inverted)

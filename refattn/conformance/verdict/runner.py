@@ -288,15 +288,19 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
 
 def _signatures(trial: CheckRun) -> str:
     """Describe how the candidate was called, and how it is defined."""
-    names = list(trial.adapter.record.arrays)
+    adapter = trial.adapter
+    names = list(adapter.record.arrays)
     if trial.case is not None:
         names += [
             f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
             for k, x in trial.case.options.items()
         ]
     called = f"called as fn({', '.join(names)})"
+    if len(adapter.record.arrays) == 3:
+        axes = ", ".join(adapter["layout"] or "nd")
+        called += f" with arrays ({axes}) of {adapter['library']} (--tag library=, --tag layout=)"
     try:
-        return f"{called}, defined as fn{inspect.signature(trial.adapter.fn)}"
+        return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
     except Exception:  # no signature, or one that fails
         return called
 
