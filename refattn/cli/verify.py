@@ -190,20 +190,19 @@ def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -
 
 def _foresee(
     problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
-) -> tuple[float, str]:
-    """Return the time of one profile, and how many may be tried."""
+) -> float:
+    """Return about the time that right numbers take: few profiles are tried on all rows."""
     from ..rounding.profiles import profile_of
     from ..verification.choice import usual_profiles
     from ..verification.looks import choose_blocks, count_rows
     from ..verification.tolerance import block_seconds
 
     if 0 in (*problem.lead, *problem.shape):
-        return 0.0, ""
-    names = [profile] if profile is not None else list(usual_profiles(dtype))
-    _, block = (block_seconds(problem, dtype, profile_of(names[0])) for _ in "ab")  # one to warm up
-    words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
+        return 0.0
+    name = next(iter(usual_profiles(dtype))) if profile is None else profile
+    block = block_seconds(problem, dtype, profile_of(name))
     share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
-    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words
+    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items())
 
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
@@ -245,7 +244,8 @@ def _judge_layout(
     if tensors.lead and tensors.sequences is None:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
-        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts), everything))
+        seconds = _foresee(problem, tensors.dtype, profile, len(parts), everything)
+        work.estimated(seconds, ", longer if the numbers are wrong")
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:
