@@ -71,7 +71,7 @@ def verify(
         Inputs of the kernel, of any floating-point dtype and library, or int8.
     out : array, shape (..., n, d_v), optional
         Its output.
-    lse : array, shape (..., n), optional
+    lse : array, shape (..., n) or (..., n, 1), optional
         Its log normalisers (natural logarithms), for softmax attention.
     d_out : array, shape (..., n, d_v), optional
         Input of the backward pass: the derivative with respect to the output, in numbers of the

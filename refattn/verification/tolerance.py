@@ -150,7 +150,8 @@ class Tolerance(NamedTuple):
         pairs = (f"{x}.{y}" for x in ("pair", "proven_pair") for y in ("rtol", "atol"))
         needs = [Column("profile"), Column("head", write_head)]
         drift = [] if self.hardware is None else ["drift"]
-        needs += [Column(x, digits) for x in ("atol", "proven", *pairs, *drift)]
+        names = ("atol", "proven", *pairs, *drift)
+        needs += [Column(x, digits, drop=int(x.startswith("proven_"))) for x in names]
         power = [
             *(Column("defect"), Column("size")),
             *(Column("given", _write_ratio, drop=2), Column("ours", _write_ratio, drop=3)),
