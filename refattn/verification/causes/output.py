@@ -468,7 +468,8 @@ def explain_output(
                     suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
                 )
             suspects.append(suspect)
-    return suspects, sample
+    whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
+    return whole or suspects, sample
 
 
 def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
@@ -492,7 +493,7 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     alone = _OUTPUT_ALONE in words
     start = "agrees if" if one.holds and not alone else "agrees in part if"
     where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
-    there = "" if one.everywhere else f" in the wrong rows alone ({where})"
+    there = "" if one.everywhere else f", but only in {where}"
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
