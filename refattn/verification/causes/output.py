@@ -440,7 +440,9 @@ def explain_output(
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
-        nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
+        nearest = sorted(
+            enough, key=lambda x: (round(4 * math.log(max(x.square, 1.0))), not x.everywhere)
+        )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
         holding = [x for x in judged if x.holds]
         if len(holding) > 1:  # rows that were not taken may tell them apart

@@ -215,6 +215,8 @@ CASES = {
         "2 parts of the keys are merged without weights"),
     "cap without cap": (lambda: given(fused(np.tanh(scores(*LARGE[:2]) / 8), LARGE[2])[0], LARGE,
         softcap=8.0), "the cap is tanh(s / cap)"),
+    "cap twice": (lambda: attention(np.where(MASK, 3 * np.tanh(np.tanh(S / 3)), -3), mask=MASK,
+        softcap=3.0), "the cap is applied before and after the mask"),
     "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
         softcap=3.0), "the cap is applied after the mask"),
     "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),

@@ -203,6 +203,18 @@ def test_rows_that_were_not_taken_tell_causes_apart(judged):
 
 
 @pytest.mark.long
+def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones(judged):
+    """Rows of one sequence see those before it, which has many causes; the others are right."""
+    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
+    row = np.arange(offsets[-1])[:, None]
+    first = np.delete(offsets, 1)[sequences_of(np.delete(offsets, 1), row)]
+    out = fused(hide(scores(q, k), (first <= row.T) & (row >= row.T)), v)[0]
+    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
+    assert found == "agrees if entry 1 of cu_seqlens (24) is left out"
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("value", "start"), [(0.0, "agrees if"), (0.5, "agrees in part if")])
 def test_a_cause_explains_rows_that_see_no_key_by_it(judged, value, start):
     """First queries, if their own key is not seen: they are 0, and not any number."""
