@@ -27,7 +27,6 @@ from .arrays.library import Floats
 from .arrays.words import close
 from .audit import Audit, audit
 from .files.sample import load_sample
-from .files.tensors import JUDGED, view_heads_first
 from .rounding.formats import FORMATS
 from .rounding.profiles import PROFILES, Profile
 from .typing import CASES, DTYPES, Case, Dtype
@@ -123,16 +122,14 @@ def assert_attention_close(
                 f"assert_attention_close() got an unexpected keyword argument {name!r}."
                 f"{close(name, known)}"
             )
-    options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    _verify_actual(layout, q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
+    options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale, "layout": layout}
+    _verify_actual(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 
 
-def _verify_actual(layout: str, **arguments: Any) -> Verdict:
+def _verify_actual(**arguments: Any) -> Verdict:
     """Verify the output, with errors in the words of the assertion."""
-    checks.choice("layout", layout, ("bhnd", "bnhd"))
-    arrays = {x: y for x in (*"qkv", "d_out", *JUDGED) if (y := arguments.get(x)) is not None}
     try:
-        return verify(**arguments | view_heads_first(arrays, layout))
+        return verify(**arguments)
     except (TypeError, ValueError) as error:
         if type(error) not in (TypeError, ValueError) or "`out`" not in str(error):
             raise
@@ -302,7 +299,7 @@ def assert_close(
     lse : array, shape (..., n), optional
         Log normalisers of the kernel.
     **options
-        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `sinks`, ...
+        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `layout`, ...
 
     Examples
     --------

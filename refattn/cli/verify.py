@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from .options import (
     many_heads,
     needed,
     one_line,
-    other_layout,
     plot_option,
     profile_option,
     publish,
@@ -39,6 +37,7 @@ from .progress import Work
 if TYPE_CHECKING:
     from ..rounding.problems import Problem
     from ..verification.findings import Part
+    from ..verification.verdict import Verdict
     from .show.verdicts import Verified
 
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
@@ -191,34 +190,32 @@ def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -
 
 def _foresee(
     problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
-) -> tuple[float, str]:
-    """Return the time of one profile, and how many may be tried."""
+) -> float:
+    """Return about the time that right numbers take: few profiles are tried on all rows."""
     from ..rounding.profiles import profile_of
     from ..verification.choice import usual_profiles
     from ..verification.looks import choose_blocks, count_rows
     from ..verification.tolerance import block_seconds
 
     if 0 in (*problem.lead, *problem.shape):
-        return 0.0, ""
-    names = [profile] if profile is not None else list(usual_profiles(dtype))
-    _, block = (block_seconds(problem, dtype, profile_of(names[0])) for _ in "ab")  # one to warm up
-    words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
+        return 0.0
+    name = next(iter(usual_profiles(dtype))) if profile is None else profile
+    block = block_seconds(problem, dtype, profile_of(name))
     share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
-    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words
+    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items())
 
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
     """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
+    from ..verification.door import try_other_layout
+
     judged = _judge_layout(path, layout=layout, **options)
-    tensors, verdict, (n, m, _) = judged.tensors, judged.verdict, judged.problem.shape
-    looks_transposed = tensors.sequences is None and tensors.lead[-1:] > (max(n, m),)
-    if verdict.verdict != "FAIL" or not looks_transposed:
-        return judged
-    other = other_layout(layout)
-    with suppress(TypeError, ValueError):  # shapes that have no such layout
-        transposed = _judge_layout(path, layout=other, **options).verdict
-        return judged._replace(verdict=verdict.in_layout(other, transposed))
-    return judged
+
+    def judge_in(other: str) -> Verdict:
+        return _judge_layout(path, layout=other, **options).verdict
+
+    about = judged.problem, judged.verdict, layout, judge_in
+    return judged._replace(verdict=try_other_layout(*about, "--layout {}"))
 
 
 def _judge_layout(
@@ -247,7 +244,8 @@ def _judge_layout(
     if tensors.lead and tensors.sequences is None:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
-        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts), everything))
+        seconds = _foresee(problem, tensors.dtype, profile, len(parts), everything)
+        work.estimated(seconds, ", longer if the numbers are wrong")
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:

@@ -23,7 +23,7 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
 }
 
-_SENTENCES: Mapping[str, str] = {
+SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",
     "softcap": "the scores have a soft cap: 1 / cap^2 is {size}",
     "slope": "scores {way} by {amount} with each key, as with ALiBi",
@@ -42,7 +42,7 @@ _SENTENCES: Mapping[str, str] = {
 
 def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
     """Return what puts the size of a defect into words, for the output or a gradient."""
-    return lambda x, e: _SENTENCES[name].format(
+    return lambda x, e: SENTENCES[name].format(
         result=problem.result,
         size=give_error(x, e),
         amount=give_error(abs(x), e),

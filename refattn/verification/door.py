@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
+from ..files.tensors import JUDGED, view_heads_first
 from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
-from ..rounding.problems import check_holds, pose_arrays
+from ..rounding.problems import Problem, check_holds, pose_arrays
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
@@ -55,6 +57,7 @@ def verify(
     k_scale: Any = None,
     v_scale: Any = None,
     empty_rows: str = "zero",
+    layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
 
@@ -68,7 +71,7 @@ def verify(
         Inputs of the kernel, of any floating-point dtype and library, or int8.
     out : array, shape (..., n, d_v), optional
         Its output.
-    lse : array, shape (..., n), optional
+    lse : array, shape (..., n) or (..., n, 1), optional
         Its log normalisers (natural logarithms), for softmax attention.
     d_out : array, shape (..., n, d_v), optional
         Input of the backward pass: the gradient of the loss with respect to the output. It has the
@@ -110,6 +113,9 @@ def verify(
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
         Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega` and factors of arrays
+        they always do.
 
     Returns
     -------
@@ -135,8 +141,12 @@ def verify(
     >>> found.verdict, found.suspects[0].name
     ('FAIL', 'scale')
     """
+    arguments = dict(locals())
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    results = (x for x in ("d_out", *JUDGED) if arguments[x] is not None)
+    views = view_heads_first({x: arguments[x] for x in (*"qkv", *results)}, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
-    inputs = read_inputs({"q": q, "k": k, "v": v}, out, dtype, scales)
+    inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
     q, k, v = (inputs.numbers[name] for name in "qkv")
     if mask is not None:
         checks.is_array("mask", mask)
@@ -160,25 +170,25 @@ def verify(
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     n, _, d_v = problem.shape
     of_result = "the result"
-    results_by_name = {
-        "out": (out, (*problem.lead, n, d_v), of_result),
-        "lse": (lse, (*problem.lead, n), of_result),
-        "d_out": (d_out, (*problem.lead, n, d_v), of_result),
-        "dq": (dq, tuple(q.shape), "`q`"),
-        "dk": (dk, tuple(k.shape), "`k`"),
-        "dv": (dv, tuple(v.shape), "`v`"),
+    shapes = {
+        "out": ((*problem.lead, n, d_v), of_result),
+        "lse": ((*problem.lead, n), of_result),
+        "d_out": ((*problem.lead, n, d_v), of_result),
+        "dq": (tuple(q.shape), "`q`"),
+        "dk": (tuple(k.shape), "`k`"),
+        "dv": (tuple(v.shape), "`v`"),
     }
     got: dict[str, Doubles] = {}
-    for name, (x, shape, of) in results_by_name.items():
-        if x is not None:
-            got[name] = widen(name, x)
-            if got[name].shape != shape:
-                raise ValueError(
-                    f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
-                )
+    for name in (x for x in shapes if x in views):
+        got[name] = widen(name, views[name])
+        shape, of = shapes[name]
+        if got[name].shape != shape:
+            raise ValueError(
+                f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
+            )
     check_holds(problem, inputs.unchecked)
     storage = inputs.storage
-    types = {x: narrowest(got[x], storage, dtype_of(results_by_name[x][0], x)) for x in got}
+    types = {x: narrowest(got[x], storage, dtype_of(views[x], x)) for x in got}
     if "out" in inputs.types and "out" in got:
         types["out"] = inputs.types["out"]
         check_all_hold("out", got["out"], (), types["out"])
@@ -189,13 +199,32 @@ def verify(
         raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
     if not gradients and "out" not in got:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    shapes = {x: y.shape for x, y in got.items()}
-    parts = gather_parts(problem, {x: y.__getitem__ for x, y in got.items()}, types, shapes)
+    read = {x: y.__getitem__ for x, y in got.items()}
+    parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
     names: ProfileChoice = profile
     if profile is None:
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, bool(gradients))
-    return judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+    verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+
+    def judge_in(other: str) -> Verdict:
+        return verify(**arguments | {"layout": other})
+
+    return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")
+
+
+def try_other_layout(
+    problem: Problem, verdict: Verdict, layout: str, judge_in: Callable[[str], Verdict], option: str
+) -> Verdict:
+    """Judge arrays that fail and look transposed in the other layout, which may be the cause."""
+    n, m, _ = problem.shape
+    looks_transposed = problem.packed is None and problem.lead[-1:] > (max(n, m),)
+    if verdict.verdict != "FAIL" or not looks_transposed:
+        return verdict
+    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
+    with suppress(TypeError, ValueError):  # shapes that have no such layout
+        return verdict.in_layout(option.format(other), judge_in(other))
+    return verdict
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:

@@ -130,9 +130,10 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     """Read the results in a file: the output, with log normalisers, and gradients."""
     names = [x for x in ("out", *_BACKWARD) if x in tensors.shapes]
     if not names:
+        there = {*tensors.shapes, *tensors.others}
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
-            f"{str(tensors.path)!r} has none."
+            f"{str(tensors.path)!r} has none, but {', '.join(sorted(there))}."
         )
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")

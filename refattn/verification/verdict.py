@@ -142,17 +142,17 @@ class Verdict(NamedTuple):
             text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
-    def in_layout(self, layout: str, transposed: Verdict) -> Verdict:
+    def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
         share = 1.0
         if transposed.verdict == "FAIL":
             share -= (transposed.z.rms / self.z.rms) ** 2 if self.z.rms > 0 else 1.0
         if self.verdict != "FAIL" or not share > _NEARLY_ALL:
             return self
-        text = f"the arrays look transposed: pass --layout {layout}"
+        text = f"the arrays look transposed: pass {option}"
         cause = Suspect("layout", math.nan, math.nan, math.nan, share, text)
         rest = [] if transposed.verdict == "PASS" else self.suspects
-        parts = {x: y.in_layout(layout, transposed.parts[x]) for x, y in self.parts.items()}
+        parts = {x: y.in_layout(option, transposed.parts[x]) for x, y in self.parts.items()}
         return self._replace(suspects=[cause, *rest], parts=parts)
 
     def __str__(self) -> str:

@@ -8,7 +8,7 @@ from ...arrays.tables import digits
 from ...arrays.words import portable, to_json
 from ...files.tensors import Tensors
 from ...rounding.problems import Problem
-from ...verification.tolerance import LEVEL, USUAL, Tolerance
+from ...verification.tolerance import LEVEL, USUAL, Allowance, Tolerance
 from .page import Page
 from .source import introduction, source_of
 
@@ -32,12 +32,14 @@ def print_tolerance(
             "drift: share of the result that is lost by truncated sums; all tolerances include it"
         )
     if tolerance.power[0].given > 1:
-        atol, rtol = map(digits, tolerance.given)
         usual = tolerance.given == USUAL.get(tolerance.dtype)
         name = "torch's default" if usual else "the given tolerance"
-        page.say(f"{name} (atol {atol}, rtol {rtol}) would reject a correct kernel")
+        page.say(f"{name} ({_write_pair(tolerance.given)}) would reject a correct kernel")
+    fused = " fused" * tolerance.profile.startswith("flash")
+    use = f"for a{fused} kernel (profile {tolerance.profile}): {_write_pair(tolerance.ours)}"
     if not verbose:
         page.say("--verbose: the atol of each head, and which known bugs the tolerance accepts")
+        page.say(use)
         return
     if of_heads := [x for x in needs.rows if x["head"] is not None]:
         page.say("\natol of each head (rtol 0), by profile")
@@ -52,8 +54,12 @@ def print_tolerance(
         f"{math.prod(problem.lead) * problem.shape[0]} queries; verdict and suspect: from verify"
     )
     page.table(power)
-    for name, pair in (("given", tolerance.given), ("ours", tolerance.ours)):
-        page.say(f"{name}: atol {digits(pair.atol)}, rtol {digits(pair.rtol)}")
+    page.say(f"given: {_write_pair(tolerance.given)}")
+    page.say(f"ours, {use}")
+
+
+def _write_pair(pair: Allowance) -> str:
+    return f"atol {digits(pair.atol)}, rtol {digits(pair.rtol)}"
 
 
 def tolerance_to_json(tensors: Tensors, problem: Problem, tolerance: Tolerance) -> str:

@@ -19,7 +19,7 @@ from ...arrays.library import Floats, array_namespace
 from ...arrays.words import said
 from ...engine.scores import Reach
 from ...registry import ESTIMATORS, Estimator
-from .failures import Failure, Refusal
+from .failures import Failure, Refusal, SeveralResults
 from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
@@ -353,6 +353,11 @@ class Adapter:
             out, lse = result
             return self._result(out, shape, sent[0], strict), self._normalisers(lse, shape)
         if d_out is None:
+            if isinstance(result, tuple):
+                or_lse = ", or declare --capability lse" if "lse" in possible(self.record) else ""
+                raise SeveralResults(
+                    "an array", f"{_describe_type(result)}: return out alone{or_lse}"
+                )
             return self._result(result, shape, sent[0], strict)
         more = self.pulled(options)
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in more))

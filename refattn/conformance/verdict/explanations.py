@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -12,6 +13,7 @@ from typing import Any
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
 from ...rounding.profiles import PROFILES, Profile
+from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS
 from ..checks.trials import CHECKS, Check
@@ -24,13 +26,27 @@ _LAYERS = {
 }
 _OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
-_OF_VERIFY = {  # tests and verdicts
+_FITTED = "a test of verify: the errors are like those of a known bug: "
+_SIZES = dict.fromkeys(("size", "factor", "rest", "more"), "x") | {"result": "the output"}
+_SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
+_OF_VERIFY = {  # tests, verdicts, and other words
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
+    "bound of lse": "a test of verify: no error of a log normaliser exceeds its proven bound",
     "largest z": "a test of verify: the largest error divided by its standard deviation",
-    "mean square": "a test of verify: the mean square of errors divided by standard deviations",
-    "mean square of tiles": "the same for the rows of a tile, of 16 or more queries",
-    "mean square of heads": "the same for the rows of a head",
+    "mean square": _SQUARES,
+    "mean square of lse": f"{_SQUARES}, of the log normalisers",
+    "mean square of tiles": f"{_SQUARES}, of a tile of 16 or more queries of a head",
+    "mean square of heads": f"{_SQUARES}, of a head",
+    "mean square of columns": f"{_SQUARES}, of a column of the output",
+    "sum of squares of a tile": f"{_SQUARES}, of a tile, with the correlations of its columns",
     "likelihood": "a test of verify: another profile is much likelier than this one",
+    "some rows": "a test of verify: all its other tests, of a few rows only",
+    "key": f"{_FITTED}a key is missing, or counts several times",
+    "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
+    **{name: _FITTED + text.format_map(_SIZES) for name, text in SENTENCES.items()},
+    "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
+    "profiles ruled out": "profiles (what a kernel rounds) by which a test of verify failed",
+    "unknown cause": "no known bug that verify tries explains most of the error",
     "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
     "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
@@ -86,6 +102,7 @@ def explain(name: str) -> list[str]:
     >>> explain("order_of_keys")[0]
     'check order_of_keys: the order of keys does not matter.'
     """
+    name = re.sub(r"( of tiles) of \d+$| of a head$", r"\1", name)  # tests of verify
     lines = [*_explain_bugs(name)]
     if name in CHECKS:
         lines = [*_explain_check(CHECKS[name]), *lines]

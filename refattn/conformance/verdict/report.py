@@ -15,11 +15,14 @@ from ..._version import __version__
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.arrays import INSTALL
-from ..candidate.failures import SEVERITIES
+from ..candidate.failures import SEVERITIES, Refusal, SeveralResults
 from ..candidate.tags import DEFAULTS
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
-STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
+STOPS = (
+    *(Refusal.stops, SeveralResults.stops),
+    *("the candidate hangs", "the candidate crashed", "time is over"),
+)
 LEFT_OUT = "not requested"  # of a check that applies
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -38,9 +39,9 @@ from .untried import not_tried
 LEVELS = {"quick": 2000, "full": 8000}
 _BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
-_TO_DIAGNOSE = 10.0  # seconds
+_TO_DIAGNOSE = 30.0  # seconds
 _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
-_TO_TRY_COUPLINGS, _FEW_SEEDS = 30.0, 500  # seconds for all, and seeds for each
+_FEW_SEEDS = 500  # of each coupling that is tried
 
 
 def check(
@@ -198,7 +199,10 @@ def check(
         if laws and all(chosen[name].layer != "identity" for name in laws):
             diagnosis, weighing = _other_couplings(candidate, laws, seed, alpha, left), []
         else:
-            diagnosis = _within(candidate, seed, left, diagnose) if wrong else []
+            failed = [r for r in results if r.status == FAIL and r.severity == "formula"]
+            find = partial(diagnose, failed=[chosen[r.check] for r in failed])
+            diagnosis = _within(candidate, seed, left, find) if wrong else []
+            diagnosis = diagnosis or [f"cause: {t.cause}" for t in trials if t.cause]
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
@@ -252,7 +256,7 @@ def _other_couplings(
     """
     if not candidate.has("random-features") or not set(failed) <= _OF_COUPLINGS:
         return []
-    names, end = [], time.monotonic() + min(left, _TO_TRY_COUPLINGS)
+    names, end = [], time.monotonic() + min(left, _TO_DIAGNOSE)
     for coupling in (x for x in CHOICES["coupling"] if x != candidate["coupling"]):
         other = replace(candidate, tags={**(candidate.tags or {}), "coupling": coupling})
         laws = [x for x in checks_of(other) if x.name in {"frequency_pairs", *failed}]
@@ -276,24 +280,27 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
         return "time is over"
     if trial.crashed:
         return "the candidate crashed"
-    refused = result.status == FAIL and trial.refused and trial.calls == 0
-    if item.name == "contract" and refused:
+    if item.name == "contract" and trial.refused and trial.calls == 0:
         result.got = f"{result.got}; {_signatures(trial)}"
-        return "every call raises"
+        return trial.refused
     return ""
 
 
 def _signatures(trial: CheckRun) -> str:
     """Describe how the candidate was called, and how it is defined."""
-    names = list(trial.adapter.record.arrays)
+    adapter = trial.adapter
+    names = list(adapter.record.arrays)
     if trial.case is not None:
         names += [
             f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
             for k, x in trial.case.options.items()
         ]
     called = f"called as fn({', '.join(names)})"
+    if len(adapter.record.arrays) == 3:
+        axes = ", ".join(adapter["layout"] or "nd")
+        called += f" with arrays ({axes}) of {adapter['library']} (--tag library=, --tag layout=)"
     try:
-        return f"{called}, defined as fn{inspect.signature(trial.adapter.fn)}"
+        return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
     except Exception:  # no signature, or one that fails
         return called
 
@@ -467,7 +474,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     thread.start()
     thread.join(min(limit, threading.TIMEOUT_MAX))
     late = thread.is_alive()
-    trial.refused = not late and isinstance(outcome[0], Refusal)
+    trial.refused = "" if late else getattr(outcome[0], "stops", "")
     calls, since = trial.calls, trial.since
     hangs = since is not None and time.monotonic() - since > patience
     if late:

@@ -416,10 +416,9 @@ def _name(
     named: dict[str, list[Suspect]] = {}
     for of in failed:
         for x in [x for x in order if of in x.parts][:1]:
-            alone = f", in {' and '.join(sorted(x.parts))} alone"
-            alone = "" if x.everywhere or len(parts) == 1 else alone
-            where = ", ".join(list_places(parts[of].problem, back.samples[of]))
-            alone += f", in the wrong rows alone ({where})" if x.local else ""
+            only = [] if x.everywhere or len(parts) == 1 else [" and ".join(sorted(x.parts))]
+            only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
+            alone = ", but only in " * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
     return named

@@ -23,6 +23,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
+from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
 from .heads import describe_numbers, list_exchanged, list_of_heads
@@ -114,7 +115,7 @@ def compare_outputs(
 ) -> Comparison:
     """Compare what is left of errors by an alternative with the errors themselves.
 
-    Rows that are empty by the alternative may hold anything, and are left out.
+    Rows that are empty by the alternative are left out.
     """
     before = after = moved = right = close = 0.0
     numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
@@ -193,10 +194,10 @@ class Trials:
     def _find_empty(
         self, alternative: Alternative, results: Sequence[Result]
     ) -> list[npt.NDArray[np.bool_]]:
-        """Find wrong rows that are not 0, and see keys as given but none by an alternative."""
+        """Find wrong rows that an alternative leaves without keys, as in `leave_without_keys`."""
         hides = alternative.compute is attend and alternative.answer is None
         return [
-            hides & z.wrong & np.isneginf(x.lse) & np.isfinite(y.lse) & np.any(z.got != 0, -1)
+            hides & z.wrong & leave_without_keys(self.problem, z, x, y)
             for x, y, z in zip(results, self.given, self.sample.heads, strict=True)
         ]
 
@@ -439,7 +440,9 @@ def explain_output(
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
-        nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
+        nearest = sorted(
+            enough, key=lambda x: (round(4 * math.log(max(x.square, 1.0))), not x.everywhere)
+        )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
         holding = [x for x in judged if x.holds]
         if len(holding) > 1:  # rows that were not taken may tell them apart
@@ -467,7 +470,8 @@ def explain_output(
                     suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
                 )
             suspects.append(suspect)
-    return suspects, sample
+    whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
+    return whole or suspects, sample
 
 
 def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
@@ -491,7 +495,7 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     alone = _OUTPUT_ALONE in words
     start = "agrees if" if one.holds and not alone else "agrees in part if"
     where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
-    there = "" if one.everywhere else f" in the wrong rows alone ({where})"
+    there = "" if one.everywhere else f", but only in {where}"
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
@@ -551,6 +555,15 @@ def explain_normalisers(
     return None
 
 
+def leave_without_keys(
+    problem: Problem, x: Sampled, result: Result, given: Result
+) -> npt.NDArray[np.bool_]:
+    """Find rows that see a key as given but none by a result, and are NaN or the mean of v."""
+    empty = np.isneginf(result.lse) & np.isfinite(given.lse)
+    mean = np.mean(problem.read(x.rows.at)["v"], 0) if empty.any() else 0.0
+    return empty & (fit_convention(x.got, "nan", mean) | fit_convention(x.got, "mean", mean))
+
+
 def find_left(
     trials: Trials,
     alternative: Alternative,
@@ -572,7 +585,8 @@ def find_left(
             continue
         result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
         off = stay_wrong(x.got, result.out, given.out, sample.unit, usual)
-        off &= ~(np.isneginf(result.lse) & np.isfinite(given.lse) & (alternative.answer is None))
+        if alternative.answer is None:
+            off &= ~leave_without_keys(problem, x, result, given)
         if of_lse is not None:
             off |= of_lse.far(x, result, problem, numbers, profile) > 2 * FAR
         left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]

@@ -115,16 +115,20 @@ def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         yield from by_rows
 
 
-def find_factor(sample: Sample, exact: Sequence[Doubles]) -> list[Suspect]:
+def find_factor(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> list[Suspect]:
     """Find the factor by which all wrong rows of a gradient are too large, if there is one."""
+    if not sample.wrong.any():
+        return []
     got = np.concatenate([x.got[x.wrong] for x in sample.heads])
     right = np.concatenate([y[x.wrong] for x, y in zip(sample.heads, exact, strict=True)])
     factor = float(np.sum(got * right) / max(np.sum(right * right), 1e-300))
-    left = np.sum(np.square(got - factor * right)) / max(np.sum(got * got), 1e-300)
-    if not left < _FACTOR_ALONE:
+    rest, error, size = (float(np.sum(x * x)) for x in (got - factor * right, got - right, got))
+    if not rest < min(_FACTOR_ALONE * size, _LEFT * error):
         return []
-    text = f"the gradient is {factor:.4g} times what it should be"
-    return [Suspect("factor", factor - 1, float(left) ** 0.5, math.nan, 1 - float(left), text)]
+    where = ", ".join(list_places(problem, sample))
+    text = f"the gradient{' of ' * bool(where)}{where} is {factor:.4g} times what it should be"
+    spread, share = math.sqrt(rest / size), 1 - rest / error
+    return [Suspect("factor", factor - 1, spread, math.nan, share, text)]
 
 
 def _by_row(got: Doubles, right: Doubles) -> Doubles:

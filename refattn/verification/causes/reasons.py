@@ -101,6 +101,7 @@ def explain_gradients(
             name_trivial(verdict)
             or rescaled.get(name)
             or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
+            or name_factors(problem, find_factor(problem, samples[name], exact[name]))
         )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
@@ -145,7 +146,9 @@ def _explain_rescaled(
         if alone.name == _CAUSE:
             found[name] = [alone]
             continue
-        causes = named.get(name) or name_factors(problem, find_factor(left[name], exact[name]))
+        causes = named.get(name) or name_factors(
+            problem, find_factor(problem, left[name], exact[name])
+        )
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
 

@@ -65,6 +65,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         fill = partial(_fill_hidden, problem, fill=-problem.softcap)
         text = "hidden keys have the score -cap (the cap is applied after the mask)"
         yield Alternative(text, problem, answer=fill)
+        twice = partial(_cap_twice, cap=problem.softcap)
+        yield Alternative("the cap is applied before and after the mask", without, compute=twice)
         if "bias" in problem.first:
             capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
             yield Alternative("the cap is applied after the bias", without, compute=capped)
@@ -236,6 +238,13 @@ def _cap_scores(cap: float, s: Doubles) -> Doubles:
 def _map_scores(head: SoftmaxHead, change: Callable[[Doubles], Doubles]) -> Result:
     s = score_all(head)
     return _attend_by(np.where(np.isfinite(s), change(finite(s)), s), head.v)
+
+
+def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
+    """Cap scores, hide keys, and cap again: hidden keys have the score -cap."""
+    s = score_all(head)
+    once = np.where(np.isfinite(s), _cap_scores(cap, finite(s)), s)
+    return _attend_by(_cap_scores(cap, once), head.v)
 
 
 def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:

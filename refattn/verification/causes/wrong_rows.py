@@ -107,7 +107,9 @@ def draw_sample(
                 worst = np.maximum(
                     worst, np.abs(divide(error, error_of_lse(exact, numbers, profile, m)))
                 )
-                lost |= ~np.isfinite(error)
+                # A row of 0 with a lse of -inf sees no key: wrong as others are.
+                no_key = np.isneginf(numbers.lse(index)[i]) & ~np.any(numbers.out(index)[i], -1)
+                lost |= ~np.isfinite(error) & ~no_key
         columns |= find_columns(z, lost)
         at = problem.number(index)
         far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)

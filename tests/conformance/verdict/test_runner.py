@@ -158,9 +158,18 @@ def test_a_run_stops_where_every_call_raises():
 
     report = check(other, **SOFTMAX)
     assert [r.check for r in report.results] == ["contract"]
-    assert "called as fn(q, k, v), defined as fn(query, key)" in report.results[0].got
+    called = "called as fn(q, k, v) with arrays (n, d) of numpy (--tag library=, --tag layout=)"
+    assert f"{called}, defined as fn(query, key)" in report.results[0].got
     assert "every call raises: reference_values" in report.text(verbose=True)
     assert "not run: every call raises" in str(report)
+
+
+def test_a_run_stops_where_every_call_returns_a_tuple():
+    report = check(lambda q, k, v: (q, q[..., 0]), **SOFTMAX)
+    (result,) = report.results
+    assert (result.check, result.severity) == ("contract", "contract")
+    assert "a tuple of 2: return out alone, or declare --capability lse" in result.got
+    assert "not run: every call returns several results" in str(report)
 
 
 def test_exceptions_without_words():

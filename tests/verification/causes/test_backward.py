@@ -94,7 +94,7 @@ def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
     found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
     assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
     text = found.parts[part].suspects[0].text
-    assert text == f"agrees if columns 8 to 15 of v are left out of d_out . v, in {part} alone"
+    assert text == f"agrees if columns 8 to 15 of v are left out of d_out . v, but only in {part}"
 
 
 @pytest.mark.long
@@ -117,7 +117,18 @@ def test_a_lost_block_of_keys_of_a_causal_backward_pass():
     arrays = {x: y for x, y in arrays.items() if x not in ("dk", "dv")}
     found = verify(**arrays, causal=True, profile="flash")
     assert "keys 32 to 39 are left out" in found.parts["dq"].suspects[0].text
-    assert "in the wrong rows alone" not in found.parts["dq"].suspects[0].text
+    assert "but only in" not in found.parts["dq"].suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["dv", "dk"])
+def test_a_factor_of_some_heads_is_a_cause(part):
+    arrays = backward(*draw(3, heads=4, n=40))
+    arrays[part][1:3] *= 2
+    found = verify(**arrays, profile="flash").parts[part]
+    text = r"the gradient of heads 1, 2 is (2|2\.00.|1\.99.) times what it should be"
+    assert re.fullmatch(text, found.suspects[0].text)
+    assert not any("times" in x for x in found.remarks)
 
 
 @pytest.mark.parametrize("part", [pytest.param("dq", marks=pytest.mark.long), "dv"])

@@ -215,6 +215,8 @@ CASES = {
         "2 parts of the keys are merged without weights"),
     "cap without cap": (lambda: given(fused(np.tanh(scores(*LARGE[:2]) / 8), LARGE[2])[0], LARGE,
         softcap=8.0), "the cap is tanh(s / cap)"),
+    "cap twice": (lambda: attention(np.where(MASK, 3 * np.tanh(np.tanh(S / 3)), -3), mask=MASK,
+        softcap=3.0), "the cap is applied before and after the mask"),
     "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
         softcap=3.0), "the cap is applied after the mask"),
     "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
@@ -504,14 +506,22 @@ def test_right_numbers_have_no_remark():
 
 
 @pytest.mark.long
+def test_rows_that_see_no_key_by_mistake_are_wrong_rows():
+    """Their output is 0 and their lse -inf: not left out as NaN is."""
+    out, lse = fused(hide(S, FAR < 0), V)
+    lse = np.where(np.isnan(lse), -np.inf, lse).astype(np.float32)
+    found = judged(given(np.nan_to_num(out), causal=True, lse=lse))
+    assert [x.text for x in found.suspects] == ["agrees if a query does not see its last key"]
+    assert "queries" not in found.place
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("head", [0, 1])
 def test_a_cause_in_some_heads_names_them(head):
     """The other head is causal; its rows would not be right without that."""
     s = np.where((np.arange(2) == head)[:, None, None], S, hide(S, FAR <= 0))
     text = judged(attention(s, causal=True)).suspects[0].text
-    assert text.startswith(
-        f"agrees if attention is not causal in the wrong rows alone (head {head}"
-    )
+    assert text.startswith(f"agrees if attention is not causal, but only in head {head}")
 
 
 @pytest.mark.long
