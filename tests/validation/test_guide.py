@@ -1,9 +1,11 @@
 """The pages of the guide: their blocks run, and print what is shown."""
 
+import operator
 import re
 
 import pytest
 
+import refattn
 from refattn.rounding import PROFILES
 from refattn.rounding.hardware import UNITS
 from tests.validation import guide_blocks
@@ -37,6 +39,15 @@ def test_every_profile_and_unit_is_in_the_tables_of_numbers():
     assert listed <= {*PROFILES, *UNITS}
     named = (x for x in [*PROFILES, *UNITS] if not x.endswith(("-cast", "-by-head")))
     assert {*named} <= listed
+
+
+def test_names_in_the_table_of_functions_exist():
+    rows = [line.split(" | ")[-1] for line in guide_blocks.page("where").splitlines() if "`" in line]
+    names = re.findall(r"`([a-z][\w.]*)(?:\(|`)", " ".join(x for x in rows if x.endswith("|")))
+    assert "features.positive_features" in names
+    assert "testing.assert_close" in names
+    for name in names:
+        assert callable(operator.attrgetter(name)(refattn))
 
 
 def test_the_glossary_is_in_order():
