@@ -40,7 +40,7 @@ _BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 10.0  # seconds
 _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
-_TO_TRY_COUPLINGS, _FEW_SEEDS = 30.0, 500  # seconds for all, and seeds for each
+_TO_TRY_DRAWS, _FEW_SEEDS = 30.0, 500  # seconds for all, and seeds for each
 
 
 def check(
@@ -193,13 +193,15 @@ def check(
                 break
         wrong = not stopped and any(r.status == FAIL for r in results)
         _correct(results, trials, alpha)
-        laws = [r.check for r in results if r.status == FAIL]
+        failed = [r.check for r in results if r.status == FAIL]
         left = 0.0 if stopped else end - time.monotonic()
-        if laws and all(chosen[name].layer != "identity" for name in laws):
-            diagnosis, weighing = _other_couplings(candidate, laws, seed, alpha, left), []
-        else:
+        diagnosis: list[str] = []
+        weighing: list[Any] = []
+        if any(chosen[name].layer == "identity" for name in failed):
             diagnosis = _within(candidate, seed, left, diagnose) if wrong else []
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
+        if failed and not diagnosis:
+            diagnosis = _other_draws(candidate, failed, seed, alpha, left)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
@@ -242,21 +244,24 @@ def _within(candidate: Adapter, seed: int, left: float, find: Callable[..., Any]
     return list(found)
 
 
-def _other_couplings(
+def _other_draws(
     candidate: Adapter, failed: list[str], seed: int, alpha: float, left: float
 ) -> list[str]:
-    """Name the couplings under which the draws that fail have the right distribution.
+    """Name the couplings, or else the features, under which the checks that fail would pass.
 
-    A single frequency has one distribution, which no coupling changes. Tests of pairs come first,
-    and the first test that fails ends the trial of a coupling.
+    A single frequency has one distribution, which no coupling changes. Identities and tests of
+    pairs come first, and the first that fails ends the trial of a value.
     """
-    if not candidate.has("random-features") or not set(failed) <= _OF_COUPLINGS:
+    if not (candidate.has("random-features") and candidate.draws):
         return []
-    names, end = [], time.monotonic() + min(left, _TO_TRY_COUPLINGS)
-    for coupling in (x for x in CHOICES["coupling"] if x != candidate["coupling"]):
-        other = replace(candidate, tags={**(candidate.tags or {}), "coupling": coupling})
-        laws = [x for x in checks_of(other) if x.name in {"frequency_pairs", *failed}]
-        for item in sorted(laws, key=lambda x: x.name != "frequency_pairs"):
+    tag, more = "coupling", {"frequency_pairs"}
+    if not set(failed) <= _OF_COUPLINGS:
+        tag, more = "features", {"one_function", "frequency_law"}
+    names, end = [], time.monotonic() + min(left, _TO_TRY_DRAWS)
+    for value in (x for x in CHOICES[tag] if x != candidate[tag]):
+        other = replace(candidate, tags={**(candidate.tags or {}), tag: value})
+        items = [x for x in checks_of(other) if x.name in {*more, *failed}]
+        for item in sorted(items, key=lambda x: (x.layer != "identity", x.name not in more)):
             rest = max(end - time.monotonic(), 0.0)
             trial = CheckRun(other, item.name, seed, _FEW_SEEDS, rest / 2)
             result = _run_check(item, trial, rest, rest)
@@ -264,8 +269,8 @@ def _other_couplings(
             if result.status != PASS:
                 break
         else:
-            names += [coupling] * bool(laws)
-    return [f"matches what is declared except that coupling is {' or '.join(names)}"] * bool(names)
+            names += [value] * bool(items)
+    return [f"matches what is declared except that {tag} is {' or '.join(names)}"] * bool(names)
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:

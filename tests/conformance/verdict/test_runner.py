@@ -233,14 +233,26 @@ def test_another_coupling_is_named(monkeypatch, coupling):
     assert found.diagnosis == [f"matches what is declared except that coupling is {coupling}"]
 
 
-def test_no_other_coupling_is_tried_where_a_formula_is_wrong_too(monkeypatch):
+def test_no_other_coupling_is_named_where_a_formula_is_wrong_too(monkeypatch):
     monkeypatch.setitem(runner.LEVELS, "quick", 60)
-    monkeypatch.setattr(runner, "_other_couplings", None)
     wrong = changed(after=lambda out, *_: out + 0.1, fn=refattn.random_feature_attention)
     names = ["frequency_pairs", "weighted_mean"]
     found = check(of(wrong, "rfa", coupling="orthogonal"), checks=names)
     assert failures(found) == set(names)
     assert found.diagnosis == []
+
+
+@pytest.mark.long("draws")
+@pytest.mark.parametrize("able", ["omega_only", "draws"])
+@pytest.mark.parametrize("features", ["trigonometric", "hyperbolic", "positive"])
+def test_other_features_are_named(monkeypatch, able, features):
+    """From results at frequencies that are given, or at seeds."""
+    monkeypatch.setattr(runner, "_FEW_SEEDS", 60)
+    declared = "positive" if features == "trigonometric" else "trigonometric"
+    drawn = partial(refattn.random_feature_attention, features=features)
+    adapter = of(drawn, "rfa", *({able} - {"draws"}), features=declared)
+    found = check(adapter, checks=["one_function" if able == "draws" else "reference_values"])
+    assert found.diagnosis == [f"matches what is declared except that features is {features}"]
 
 
 def test_a_verdict_names_its_limits():

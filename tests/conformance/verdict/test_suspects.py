@@ -84,7 +84,7 @@ def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
 @pytest.mark.long
 def test_one_failed_law_is_no_pattern(monkeypatch):
     monkeypatch.setitem(runner.LEVELS, "quick", 300)
-    monkeypatch.setattr(runner, "_other_couplings", lambda *x: [])
+    monkeypatch.setattr(runner, "_other_draws", lambda *x: [])
     report = check(of(wide, "rfa"), rng=0, checks=["contract", "feature_sums", "seeds"])
     assert failures(report) == {"feature_sums"}
     assert not any(r.suspects for r in report.results)
