@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -578,7 +579,9 @@ def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> Non
         if result.adjusted is not None and result.adjusted <= alpha:
             result.status = FAIL
             result.expected = f"that {result.claim}"
+            found = (y for x, y in trial.effects.items() if result.statistic.startswith(x))
             result.got = f"p = {result.p:.2g} ({result.statistic}), adjusted {result.adjusted:.2g}"
+            result.got = ": ".join([*islice(found, 1), result.got])
         elif any(result.detectable[name] > target for name, target in result.target.items()) or (
             not trial.p and trial.error is None  # nothing was compared
         ):
