@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from ..checks.trials import CheckRun
 from .report import UNDERPOWERED, Result
 
+_HIDDEN = (
+    "rounding or the declared epsilon hides what is drawn: check your function with float64 arrays "
+    "and an epsilon of 0 too"
+)
+
 
 def advise(
     results: list[Result],
@@ -16,7 +21,7 @@ def advise(
     level: str,
     limit: float,
 ) -> str:
-    """Ask for more time if checks that lack power were cut short, or else for more seeds."""
+    """Ask for more time if checks that lack power were cut short, or else for more seeds, if they help."""
     weak = [x for x in zip(results, trials, strict=True) if x[0].status == UNDERPOWERED]
     if not weak:
         return ""
@@ -27,8 +32,10 @@ def advise(
         factor = max(1 / share, 2.0 if late else 1.0)
         return f"too slow: {done} in {limit:g} s: --time-limit {_round_to_digits(factor * limit)}"
     higher = [*levels][[*levels].index(level) + 1 :]
-    short = any(result.shortfalls for result, _ in weak)
-    return f"too few seeds: --level {higher[0]}" if higher and short else ""
+    short = [bool(t.p) for result, t in weak if result.shortfalls]
+    if any(short):
+        return f"too few seeds: --level {higher[0]}" if higher else ""
+    return _HIDDEN if short else ""
 
 
 def _round_to_digits(x: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -143,7 +144,10 @@ class Result:
         missed = [x for x, target in self.target.items() if self.detectable[x] > target]
         missed.sort(key=lambda x: -self.detectable[x] / self.target[x])
         return [
-            f"would only detect {x} >= {self.detectable[x]:.2g} (target {self.target[x]:.2g})"
+            f"{x}: would only detect an error of {self.detectable[x]:.2g} or more "
+            f"(target {self.target[x]:.2g})"
+            if math.isfinite(self.detectable[x])
+            else f"{x}: no error would be detected, however large"
             for x in missed
         ]
 

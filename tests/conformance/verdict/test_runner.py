@@ -53,6 +53,16 @@ def test_time_runs_out_for_a_slow_candidate():
     assert "not run: time is over" in str(report)
 
 
+def test_seeds_are_no_advice_where_nothing_can_be_seen():
+    """An epsilon hides the distribution of the frequencies, with any number of seeds."""
+    adapter = of(refattn.random_feature_attention, "rfa", epsilon=1e-6)
+    text = str(check(adapter, checks=["unseen_law"]))
+    assert "law of frequencies: no error would be detected, however large" in text
+    assert "an epsilon of 0 too" in text
+    assert "--level" not in text
+    assert "inf" not in text
+
+
 @pytest.mark.parametrize("answers", [0, 1])
 def test_a_candidate_that_hangs_fails_and_costs_its_time_and_no_more(answers):
     left = [None] * answers
