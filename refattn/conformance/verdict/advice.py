@@ -21,7 +21,7 @@ def advise(
     level: str,
     limit: float,
 ) -> str:
-    """Ask for more time if checks that lack power were cut short, or else for more seeds, if they help."""
+    """Ask for more time if checks that lack power were cut short, or else for more seeds."""
     weak = [x for x in zip(results, trials, strict=True) if x[0].status == UNDERPOWERED]
     if not weak:
         return ""
