@@ -24,7 +24,7 @@ from ...arrays.words import said
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
-from ..candidate.limits import sizes
+from ..candidate.limits import leaving_out, sizes
 from ..candidate.tags import CHOICES, LISTING
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
@@ -206,8 +206,11 @@ def check(
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
+    only_range = {r.severity for r in results if r.status == FAIL} == {"range"}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
+            if only_range and trial.case is not None and attends(adapter):
+                result.got += leaving_out(adapter, trial.case.arrays)
             result.reproducer = reproducer(trial, result, again)
             if result.check in expected:
                 result.status, result.reason = EXPECTED, expected[result.check]

@@ -324,6 +324,17 @@ def test_a_mask_may_be_refused_with_another(names, able, verdict):
         assert words in report.not_tried["uses_together"]
 
 
+def test_a_limit_is_suggested_only_where_no_formula_is_wrong_too():
+    def clipping(off):
+        return lambda q, k, v: clipped(q, k, v) + off
+
+    names = ["reference_values", "extreme_logits"]
+    for off, suggested in ((0.0, True), (0.1, False)):
+        results = check(clipping(off), checks=names, **SOFTMAX).results
+        assert "at queries of length" in results[1].got
+        assert ("max_logit" in results[1].got) is suggested
+
+
 def test_pytest_parametrisation():
     def cases(adapter, **options):
         mark = conformance.parametrize_with_checks([adapter], **options)
