@@ -46,7 +46,7 @@ def test_names_in_the_table_of_functions_exist():
     cells = " ".join(line.split(" | ")[-1] for line in lines if line.endswith("` |"))
     names = re.findall(r"`([a-z][\w.]*)[(`]", cells)
     assert "features.positive_features" in names
-    assert "testing.assert_close" in names
+    assert "testing.assert_attention_close" in names
     for name in names:
         assert callable(operator.attrgetter(name)(refattn))
 
