@@ -6,6 +6,7 @@ import re
 import pytest
 
 import refattn
+from refattn.conformance.defects import MUTANTS
 from refattn.rounding import PROFILES
 from refattn.rounding.hardware import UNITS
 from tests.validation import guide_blocks
@@ -49,6 +50,13 @@ def test_names_in_the_table_of_functions_exist():
     assert "testing.assert_attention_close" in names
     for name in names:
         assert callable(operator.attrgetter(name)(refattn))
+
+
+def test_pages_agree_on_the_number_of_known_bugs():
+    back = sum("vjp" in x.capabilities for x in MUTANTS)
+    assert f"{len(MUTANTS)} known bugs, {back} of them" in " ".join(guide_blocks.page("ci").split())
+    assert f"{len(MUTANTS)} known bugs" in guide_blocks.page("verdicts")
+    assert f"{len(MUTANTS)} known bugs" in (GUIDE.parents[2] / "CHANGELOG.md").read_text("utf-8")
 
 
 def test_the_glossary_is_in_order():
