@@ -16,6 +16,7 @@ from refattn import conformance
 from refattn.conformance import Adapter, check
 from refattn.conformance.checks import sizes, trials
 from refattn.conformance.verdict import runner
+from refattn.conformance.verdict.advice import advise
 from tests.conformance import candidates
 from tests.conformance.candidates import BY_NAME, changed, failures, of, plain
 
@@ -146,6 +147,22 @@ def test_a_slow_callable_is_underpowered(monkeypatch):
     assert "would only detect" in str(report)
     assert re.fullmatch(r"too slow: \d+ of 2,000 seeds in 60 s: --time-limit \d+", report.advice)
     assert f"\n  {report.advice}\n" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("tags", "said"),
+    [
+        ({}, False),
+        ({"library": "torch"}, True),
+        ({"library": "torch", "device": "cuda:0"}, False),
+    ],
+)
+def test_threads_of_torch_are_an_advice_on_a_cpu(tags, said):
+    trial = trials.CheckRun(of(plain, "softmax", **tags), "causal", 0, reached=0.5)
+    weak = runner.Result("causal", "", "identity", "UNDERPOWERED")
+    text = advise([weak], [trial], {"quick": 2000}, "quick", 120.0)
+    assert text.startswith("too slow: 1,000 of 2,000 seeds in 120 s: --time-limit 240")
+    assert ("OMP_NUM_THREADS=1" in text) is said
 
 
 def test_progress_is_followed_check_by_check():
