@@ -500,7 +500,7 @@ def record_of(name: str) -> Estimator:
     if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
         known = [x for x, record in ESTIMATORS.items() if record.approximates]
         raise ValueError(
-            f"`estimators` must be of {', '.join(names())}, got {name!r}.{close(name, known)}"
+            f"`estimators` must be one of {', '.join(names())}, got {name!r}.{close(name, known)}"
         )
     return ESTIMATORS[name]
 

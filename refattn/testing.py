@@ -70,8 +70,7 @@ def assert_attention_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel can give this output.
 
-    As in `refattn.testing.assert_close`, you choose no tolerance: the error that rounding allows
-    is computed from the arrays.
+    You choose no tolerance: the error that rounding allows is computed from the arrays.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ def assert_attention_close(
         Whether heads come before tokens; in `mask`, `bias`, `sinks` and `omega` they always do.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
-        `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
+        `estimator` (softmax, rfa or linear), `omega`, and `d_out` with `dq`, `dk` and `dv`.
 
     Raises
     ------
@@ -283,8 +282,8 @@ def assert_close(
 ) -> None:
     """Raise an AssertionError if no correct kernel can give this output.
 
-    You choose no tolerance: the error that rounding allows is computed from the arrays. It raises
-    and warns as `assert_attention_close` does.
+    Use `assert_attention_close` in new tests: the verdict is the same, and it also takes a
+    `layout` and a pair of output and log normalisers.
 
     Parameters
     ----------

@@ -297,7 +297,7 @@ def known_option(
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None and value not in taken():
             raise Unusable(
-                f"{param.opts[0]} must be of {', '.join(known())}, got {value!r}."
+                f"{param.opts[0]} must be one of {', '.join(known())}, got {value!r}."
                 f"{close(value, taken())}"
             )
         return value

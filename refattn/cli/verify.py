@@ -80,7 +80,7 @@ def _parse_types(
     if "=" not in value:
         if value not in DTYPES:
             raise Unusable(
-                f"--dtype must be of {', '.join(DTYPES)}, got {value!r}.{close(value, DTYPES)}"
+                f"--dtype must be one of {', '.join(DTYPES)}, got {value!r}.{close(value, DTYPES)}"
             )
         return value
     named = dict(pair.partition("=")[::2] for pair in value.split(","))

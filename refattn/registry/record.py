@@ -207,11 +207,12 @@ class _Estimators(Mapping[str, Estimator]):
                     self.add(record)
         except Exception as error:  # it may be anything that another package does
             package = "of an unknown package" if point.dist is None else f"of {point.dist.name}"
-            warnings.warn(
+            warnings.warn_explicit(  # at the module that failed: who asks for a name is no use
                 f"the entry point {point.name} = {point.value} {package} adds no estimator: "
                 f"{type(error).__name__}: {said(error)}",
                 RuntimeWarning,
-                stacklevel=4,
+                point.module,
+                lineno=1,
             )
 
     def add(self, record: Estimator) -> Estimator:

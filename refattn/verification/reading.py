@@ -114,7 +114,7 @@ def kind_of(estimator: Any) -> str:
             if record.has(trait):
                 return kind
     known = ", ".join(CALLED.values())
-    raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
+    raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
 
 
 def list_judged() -> list[str]:

@@ -176,6 +176,7 @@ class Adapter:
         """What a verdict does not cover, by what the candidate declares."""
         words = dict.fromkeys(self.capabilities, "")
         words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
+        words.pop("centres", None)  # chunks, of which all is tested
         if self.has("proposals") and self["centres"] == "own" and "omega" not in words:
             words |= {"centres": "=own"} if self.draws else {}
         return {f"{name}{words[name]}": text for name, text in LIMITS.items() if name in words}

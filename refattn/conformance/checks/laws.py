@@ -35,6 +35,8 @@ from .recovery import (
     estimate_kernels,
     keep_p,
     match_pair,
+    moments_of,
+    note_moments,
     p_of_scale,
     positive,
     precise,
@@ -75,6 +77,8 @@ def frequency_law(t: CheckRun) -> None:
         if not positive(t.adapter):
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
+        t.omega = z if t.omega is None else t.omega
+        note_moments(t, f"d = {d}, ", moments_of(z))
         check_normal(t, z, error, f"d = {d}, ")
     if positive(t.adapter) and not t.adapter.has("pairs") and t.adapter.lead(2, 3):
         _law_of_last_head(t, nearest_head_size(t.adapter, 4), c)
@@ -92,7 +96,9 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
         out = t.call(*arrays, **t.adapter.record.sized(1), seed=seed)
         return recover_frequency(out[(-1,) * (out.ndim - 1)], keys)
 
-    check_normal(t, draw_results(t, one, 0.5), recovery_error(t, d, c), "last head, ")
+    z = draw_results(t, one, 0.5)
+    note_moments(t, "last head, ", moments_of(z))
+    check_normal(t, z, recovery_error(t, d, c), "last head, ")
 
 
 @add_check
@@ -162,7 +168,9 @@ def long_vectors(t: CheckRun) -> None:
             return np.asarray(spread @ (np.log(estimate_kernels(t, x, y, 1, seed)) + square))
 
     error = recovery_error(t, d, 1.0) * (1 + float(np.max(lengths)))
-    check_normal(t, draw_results(t, one), error)
+    omega = draw_results(t, one)
+    note_moments(t, "", moments_of(omega))
+    check_normal(t, omega, error)
 
 
 @add_check
@@ -209,12 +217,13 @@ def frequency_pairs(t: CheckRun) -> None:
         raise Failure("two frequencies that explain the results at S = 2", "none for some seeds")
     # Two numbers that are nearly equal are recovered to the root of the precision only.
     error = math.sqrt(recovery_error(t, d, c))
+    square, inner = np.sum(pairs * pairs, (1, 2)) / 2, np.sum(pairs[:, 0] * pairs[:, 1], -1)
+    moments = [("mean |omega|^2", square, d, 2 * d)]
+    note_moments(t, "", moments + [("mean omega_1 . omega_2", inner, 0, d)] * (coupling == "iid"))
     if coupling == "antithetic":
         _fail_above(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
     elif coupling == "orthogonal":
-        _fail_above(
-            t, np.sum(pairs[:, 0] * pairs[:, 1], -1), "omega_1 . omega_2 = 0", 4 * d * error
-        )
+        _fail_above(t, inner, "omega_1 . omega_2 = 0", 4 * d * error)
         if t.adapter["dtype"] == "float64":  # else the two may be mistaken for one another
             squares = np.sum(pairs * pairs, -1)
             share, law = squares[:, 0] / np.sum(squares, 1), laws.beta(d / 2, d / 2)
@@ -274,6 +283,8 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
         return np.stack([math.sqrt(samples) * first, -sign_of_norm(t) * samples * second])
 
     theirs = draw_results(t, one, share)
+    words = f"mean of the sum of omega[0]^2 over {samples} features"
+    note_moments(t, label, [(words, theirs[:, 1, 0], samples, 2 * samples)])
     # Of terms in c^4 with |omega| below 9, which all are but for one draw in 1e18, and of rounding.
     rounding = recovery_error(t, d, c) * c
     first = math.sqrt(samples) * (c**4 * 9.0**5 / 30 + 2 * rounding / c)
@@ -411,6 +422,9 @@ def feature_average(t: CheckRun) -> None:
                 num_features=samples,
             )
             cap = float(variance) / kernel**2
+            note_moments(
+                t, "", [(f"mean estimate at {name}", estimates[:, i], kernel, cap * kernel**2)]
+            )
             p = stats.catoni(estimates[:, i] / kernel, 1.0, cap)
             keep_p(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
 

@@ -78,6 +78,8 @@ class CheckRun:
     error: float | None = None
     p: dict[str, float] = field(default_factory=dict)
     power: dict[str, tuple[Callable[[float], float], float]] = field(default_factory=dict)
+    effects: dict[str, str] = field(default_factory=dict)  # sizes, by the labels of statistics
+    omega: Floats | None = None  # frequencies that it recovered, one of each seed
     samples: int = 0
     reached: float = 1.0  # share of the planned seeds that time allowed
     hidden: float = 0.0

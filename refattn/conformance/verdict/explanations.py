@@ -29,7 +29,7 @@ _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a s
 _FITTED = "a test of verify: the errors are like those of a known bug: "
 _SIZES = dict.fromkeys(("size", "factor", "rest", "more"), "x") | {"result": "the output"}
 _SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
-_OF_VERIFY = {  # tests, verdicts, and other words
+_OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
     "bound of lse": "a test of verify: no error of a log normaliser exceeds its proven bound",
     "largest z": "a test of verify: the largest error divided by its standard deviation",
@@ -50,6 +50,14 @@ _OF_VERIFY = {  # tests, verdicts, and other words
     "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
     "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
+    "p": "the probability that a correct implementation gives a result as extreme as this one",
+    "adjusted": "a p-value times the number of tests, less those of smaller p (Holm's method)",
+    "error_mean": "a column of compare: |out - exact| / |exact|, the mean over heads",
+    "error_worst": "a column of compare: the same error in the worst head",
+    "standard_error": "a column of compare: of error_mean, over draws with different seeds",
+    "ratio": "a column of compare: seconds divided by those of exact attention",
+    "error_tolerated": "a column of compare: the error in all layers at which a sentence encoder "
+    "still works, as measured on all-MiniLM-L6-v2",
 }
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
@@ -77,7 +85,7 @@ def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]
-    return list(dict.fromkeys([*found, *_OF_VERIFY, *PROFILES]))
+    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -97,12 +105,15 @@ def groups() -> dict[str, list[str]]:
 def explain(name: str) -> list[str]:
     """Explain a name, in lines; a name of several things is explained as each.
 
+    Upper and lower case make no difference.
+
     Examples
     --------
     >>> explain("order_of_keys")[0]
     'check order_of_keys: the order of keys does not matter.'
     """
     name = re.sub(r"( of tiles) of \d+$| of a head$", r"\1", name)  # tests of verify
+    name = {x.lower(): x for x in names()}.get(name.lower(), name)
     lines = [*_explain_bugs(name)]
     if name in CHECKS:
         lines = [*_explain_check(CHECKS[name]), *lines]
@@ -116,8 +127,12 @@ def explain(name: str) -> list[str]:
         lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
     if name in PROFILES:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
-    if name in _OF_VERIFY:
-        lines.append(f"{name}: {_OF_VERIFY[name]}.")
+    if name in TRAITS:
+        lines.append(f"trait {name}, of estimators: {TRAITS[name]}.")
+        having = dict.fromkeys(x.name for x in ESTIMATORS.values() if x.has(name))
+        lines.append(f"  {', '.join(having)}")
+    if name in _OF_REPORTS:
+        lines.append(f"{name}: {_OF_REPORTS[name]}.")
     if not lines:
         hint = close(name, names())
         known = "reports name known bugs, and refattn check --list prints all other names"
@@ -162,8 +177,13 @@ def _explain_bugs(name: str) -> Iterator[str]:
             yield f"  seen in: {bug.seen}"
         if change := bug.fn.shown(most=20):
             yield from (f"  {line}" for line in change.splitlines())
-        how = "use the lines marked -" if change else "compare yours with `python -m refattn.naive`"
-        yield f"  what to do: {how}"
+        right = bug.fn.right() if bug.fn.over else {}  # of the draw, or a backward pass
+        if right:
+            yield "  correct code:"
+        for line in "\n\n".join(right.values()).splitlines():
+            yield f"    {line}".rstrip()
+        how = f"compare yours with {'that' if right else '`python -m refattn.naive`'}"
+        yield f"  what to do: {'use the lines marked -' if change else how}"
         failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
         if failed:
             yield f"  detected by: {', '.join(failed)}"

@@ -105,6 +105,10 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
             for value in CHOICES[tag]:
                 if value not in (adapter[tag], "undefined"):
                     yield _Neighbour(tag, value, _declare(adapter, {tag: value}))
+    if adapter.has("random-features"):
+        for value in CHOICES["features"]:
+            if value != adapter["features"]:
+                yield _Neighbour("features", value, _declare(adapter, {"features": value}))
     if adapter["layout"] in _SWAPPED:
         value = _SWAPPED[adapter["layout"]]
         yield _Neighbour("layout", value, _declare(adapter, {"layout": value}))

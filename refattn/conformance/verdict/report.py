@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ STOPS = (
     *("the candidate hangs", "the candidate crashed", "time is over"),
 )
 LEFT_OUT = "not requested"  # of a check that applies
+_FIRST = ("contract", "formula", "range", "law", "")  # of severities: causes, then consequences
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -146,7 +148,10 @@ class Result:
         missed = [x for x, target in self.target.items() if self.detectable[x] > target]
         missed.sort(key=lambda x: -self.detectable[x] / self.target[x])
         return [
-            f"would only detect {x} >= {self.detectable[x]:.2g} (target {self.target[x]:.2g})"
+            f"{x}: would only detect an error of {self.detectable[x]:.2g} or more "
+            f"(target {self.target[x]:.2g})"
+            if math.isfinite(self.detectable[x])
+            else f"{x}: no error would be detected, however large"
             for x in missed
         ]
 
@@ -341,9 +346,15 @@ class Report:
             words = (self.conclusion, *self.diagnosis, self.advice * (self.verdict != FAIL))
             lines += [f"  {x}" for x in words if x]
         listed = [r for r in self.results if verbose or r.status != PASS]
+        listed.sort(key=lambda r: _FIRST.index(r.severity) if r.status == FAIL else len(_FIRST))
+        folded: list[str] = []  # failures that have no cause of their own
         longest = max((len(r.check) for r in listed), default=0)
         known: set[tuple[str, str]] = set()
         for r in listed:
+            explained = self.diagnosis or (r.suspects and {*r.alike} <= known)
+            if r.status == FAIL and known and explained and not verbose:
+                folded.append(r.check)
+                continue
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 why = f": {r.gravity}" if r.claim in r.expected else f"; required: {r.claim}"
@@ -353,9 +364,12 @@ class Report:
                     text = f"{s.partition(':')[0]}, as above" if again else s
                     lines.append(f"      like: {text}")
                     lines += [f"            {x}" for x in change.splitlines() if not again]
-                known.update(r.alike)
+                known.update(r.alike or [("", "")])
             if r.status == UNDERPOWERED:
                 lines += [f"      {text}" for text in r.shortfalls[: None if verbose else 1]]
+        if folded:
+            text = f"{len(folded)} more, which may have the same cause: {', '.join(folded)}"
+            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         if self.limits:
             longest = max(map(len, self.limits))
             lines += ["limits of the verdict:"]

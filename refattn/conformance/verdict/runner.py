@@ -14,6 +14,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from ...arrays.words import said
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
-from ..candidate.limits import sizes
+from ..candidate.limits import leaving_out, sizes
 from ..candidate.tags import CHOICES, LISTING
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
@@ -41,7 +42,7 @@ _BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 30.0  # seconds
 _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
-_FEW_SEEDS = 500  # of each coupling that is tried
+_FEW_SEEDS = 500  # of each declaration that is tried
 
 
 def check(
@@ -194,21 +195,26 @@ def check(
                 break
         wrong = not stopped and any(r.status == FAIL for r in results)
         _correct(results, trials, alpha)
-        laws = [r.check for r in results if r.status == FAIL]
+        failed = [r.check for r in results if r.status == FAIL]
         left = 0.0 if stopped else end - time.monotonic()
-        if laws and all(chosen[name].layer != "identity" for name in laws):
-            diagnosis, weighing = _other_couplings(candidate, laws, seed, alpha, left), []
-        else:
-            failed = [r for r in results if r.status == FAIL and r.severity == "formula"]
-            find = partial(diagnose, failed=[chosen[r.check] for r in failed])
+        diagnosis: list[str] = []
+        weighing: list[Any] = []
+        if any(chosen[name].layer == "identity" for name in failed):
+            formulas = [r for r in results if r.status == FAIL and r.severity == "formula"]
+            find = partial(diagnose, failed=[chosen[r.check] for r in formulas])
             diagnosis = _within(candidate, seed, left, find) if wrong else []
             diagnosis = diagnosis or [f"cause: {t.cause}" for t in trials if t.cause]
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
+        if failed and not diagnosis:
+            diagnosis = _other_draws(candidate, failed, seed, alpha, left)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
+    only_range = {r.severity for r in results if r.status == FAIL} == {"range"}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
+            if only_range and trial.case is not None and attends(adapter):
+                result.got += leaving_out(adapter, trial.case.arrays)
             result.reproducer = reproducer(trial, result, again)
             if result.check in expected:
                 result.status, result.reason = EXPECTED, expected[result.check]
@@ -246,21 +252,24 @@ def _within(candidate: Adapter, seed: int, left: float, find: Callable[..., Any]
     return list(found)
 
 
-def _other_couplings(
+def _other_draws(
     candidate: Adapter, failed: list[str], seed: int, alpha: float, left: float
 ) -> list[str]:
-    """Name the couplings under which the draws that fail have the right distribution.
+    """Name the couplings, or else the features, under which the checks that fail would pass.
 
-    A single frequency has one distribution, which no coupling changes. Tests of pairs come first,
-    and the first test that fails ends the trial of a coupling.
+    A single frequency has one distribution, which no coupling changes. Identities and tests of
+    pairs come first, and the first that fails ends the trial of a value.
     """
-    if not candidate.has("random-features") or not set(failed) <= _OF_COUPLINGS:
+    if not (candidate.has("random-features") and candidate.draws):
         return []
+    tag, more = "coupling", {"frequency_pairs"}
+    if not set(failed) <= _OF_COUPLINGS:
+        tag, more = "features", {"one_function", "frequency_law"}
     names, end = [], time.monotonic() + min(left, _TO_DIAGNOSE)
-    for coupling in (x for x in CHOICES["coupling"] if x != candidate["coupling"]):
-        other = replace(candidate, tags={**(candidate.tags or {}), "coupling": coupling})
-        laws = [x for x in checks_of(other) if x.name in {"frequency_pairs", *failed}]
-        for item in sorted(laws, key=lambda x: x.name != "frequency_pairs"):
+    for value in (x for x in CHOICES[tag] if x != candidate[tag]):
+        other = replace(candidate, tags={**(candidate.tags or {}), tag: value})
+        items = [x for x in checks_of(other) if x.name in {*more, *failed}]
+        for item in sorted(items, key=lambda x: (x.layer != "identity", x.name not in more)):
             rest = max(end - time.monotonic(), 0.0)
             trial = CheckRun(other, item.name, seed, _FEW_SEEDS, rest / 2)
             result = _run_check(item, trial, rest, rest)
@@ -268,8 +277,8 @@ def _other_couplings(
             if result.status != PASS:
                 break
         else:
-            names += [coupling] * bool(laws)
-    return [f"matches your declaration except that coupling is {' or '.join(names)}"] * bool(names)
+            names += [value] * bool(items)
+    return [f"matches your declaration except that {tag} is {' or '.join(names)}"] * bool(names)
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:
@@ -580,7 +589,9 @@ def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> Non
         if result.adjusted is not None and result.adjusted <= alpha:
             result.status = FAIL
             result.expected = f"that {result.claim}"
+            found = (y for x, y in trial.effects.items() if result.statistic.startswith(x))
             result.got = f"p = {result.p:.2g} ({result.statistic}), adjusted {result.adjusted:.2g}"
+            result.got = ": ".join([*islice(found, 1), result.got])
         elif any(result.detectable[name] > target for name, target in result.target.items()) or (
             not trial.p and trial.error is None  # nothing was compared
         ):
