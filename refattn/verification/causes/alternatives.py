@@ -91,6 +91,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         yield Alternative("attention is causal", problem._replace(causal=True))
     scales = {
         f"1 / sqrt({d})": d**-0.5,
+        "0: all weights are equal": 0.0,
         "1": 1.0,
         f"1 / {d}": 1 / d,
         "squared (used twice)": problem.scale**2,
@@ -413,8 +414,17 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
+    for size in (x for x in _TILES if x < m):
+        for words, by in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
+            grown = problem.replaced("k", partial(_grow, size=size, by=by))
+            text = f"the scale is multiplied by {words} again for each tile of {size} keys"
+            yield Alternative(text, grown)
     yield from _list_strides(problem)
     yield from _list_narrow(problem)
+
+
+def _grow(_: Index, x: Any, size: int, by: float) -> Any:
+    return x * (by ** (np.arange(len(x)) // size))[:, None]
 
 
 def _start_again(_: Index, x: Any, size: int) -> Any:
@@ -491,7 +501,12 @@ def _list_narrow(problem: Problem) -> Iterator[Alternative]:
             for x in arrays:
                 rounded = rounded.replaced(x, partial(_round, to))
             yield Alternative(f"{words} are rounded to {name} first", rounded)
+        for words, factor in (("", 1.0), (" and log2(e)", _LOG2E)) if problem.scale else ():
+            for x in "qk" if not to.has_8_bits else "":
+                text = f"{called[x]} times the scale{words} are rounded to {name} first"
+                by_scale = partial(_round, to, by=factor * problem.scale)
+                yield Alternative(text, problem.replaced(x, by_scale))
 
 
-def _round(to: Format, _: Index, x: Any) -> Any:
-    return to.round(x)
+def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:
+    return to.round(x * by) / by

@@ -237,6 +237,9 @@ class Trials:
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
                 yield f"that of the {words} of {parts} parts of the keys", partial(self._of_keys, j)
+        smooth = self.problem.replaced("k", lambda _, k: k - np.mean(k, 0))
+        text = "that of keys less their mean: scale q . mean(k) is missing"
+        yield text, Alternative("", smooth).result
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
                 yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
@@ -446,6 +449,9 @@ def explain_output(
             holding.sort(
                 key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
             )
+        if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
+            about = numbers, profile, False
+            holding.sort(key=lambda x: explain_normalisers(trials, x, *about) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
         if not any(x.holds for x in found):
             found = [*trials.list_rounded(profile, dtype), *found]
@@ -534,9 +540,12 @@ class Normalisers(NamedTuple):
 
 
 def explain_normalisers(
-    trials: Trials, one: Explained, numbers: Numbers, profile: Profile
+    trials: Trials, one: Explained, numbers: Numbers, profile: Profile, others: bool = True
 ) -> Normalisers | None:
-    """Find what log normalisers are, in the rows of which an alternative is a reason."""
+    """Find what log normalisers are, in the rows of which an alternative is a reason.
+
+    They are those of the alternative, under a name, or of other problems.
+    """
     heads, about = trials.sample.heads, (trials.problem, numbers, profile)
     heads = heads if one.everywhere else [x.take(x.wrong) for x in heads if x.wrong.any()]
     results = [one.alternative.result(x.rows) for x in heads]
@@ -545,7 +554,8 @@ def explain_normalisers(
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
     of_lse = [(x.lse, y.lse) for x, y in zip(heads, results, strict=True) if x.lse is not None]
     fitted = (Normalisers(f"lse is {x}", change=change) for x, change in fit_normalisers(of_lse))
-    for lse in chain([Normalisers("")], named, [right], moved, fitted):
+    rest = chain([right], moved, fitted) if others else ()
+    for lse in chain([Normalisers("")], named, rest):
         if all(np.all(lse.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
             return lse
     return None

@@ -24,6 +24,8 @@ _UNEXPLAINED = 0.25  # of the error of a row, beyond which what is left of it is
 FAR = 8.0  # standard deviations beyond which a row is wrong
 _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
 _MOST_STD = 1e6  # standard deviations
+_TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
+_DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 
 
@@ -89,10 +91,10 @@ def draw_sample(
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
     far, columns = np.full((heads, n), np.nan), np.zeros((2, d_v), bool)
-    empty, strange = np.zeros((2, heads, n), bool)
+    empty, strange, cleared = np.zeros((3, heads, n), bool)
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
-    blocks = items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
+    pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     if where:
         covering = ((x, i) for x, i in items if x == where[:-2] and i.start <= where[-2] < i.stop)
         blocks += [x for x in covering if x not in blocks]
@@ -101,6 +103,12 @@ def draw_sample(
             exact = attend_rows(problem.head(index), i, None)
             error = differ(numbers.out(index)[i], exact.out)
             z = np.abs(divide(error, unit * row_sizes(exact.out)))
+            doubtful = np.max(z, -1, initial=0.0)
+            doubtful = np.flatnonzero((doubtful > FAR) & (doubtful < _DOUBTFUL))
+            if len(doubtful) and pairs < _AGAIN:  # larger scores may have larger errors
+                pairs += m * (i.stop - i.start)
+                std = problem.analyse(index, profile.kernel(dtype), i).std
+                z[doubtful] = np.minimum(z, np.abs(divide(error, std)))[doubtful]
             worst, lost = np.max(z, -1, initial=0.0), ~np.isfinite(np.sum(error, -1))
             if numbers.lse is not None:
                 error = differ(numbers.lse(index)[i], exact.lse)
@@ -111,6 +119,8 @@ def draw_sample(
         columns |= find_columns(z, lost)
         at = problem.number(index)
         far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
+        cleared[at, i.start + doubtful] = worst[doubtful] <= FAR  # right, but not to be compared
+    far[cleared] = np.nan
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
         far[empty] = np.nan
@@ -137,7 +147,7 @@ def draw_sample(
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
-    looked = int(np.sum(~np.isnan(far) | empty | strange))
+    looked = int(np.sum(~np.isnan(far) | empty | strange | cleared))
     return Sample(taken, unit, wrong, of_others, looked, conventions)
 
 
@@ -195,6 +205,8 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
     Of sequences one after another it is those that have some.
     """
     near = np.zeros_like(wrong)
+    if size := find_tiles(wrong):
+        return np.repeat(_share_by_tile(wrong, size) > 0, size, 1)[:, : wrong.shape[1]]
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
         tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
@@ -203,6 +215,26 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
             tile = np.isin(of_row, of_row[rows])
         near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
+
+
+def find_tiles(wrong: npt.NDArray[np.bool_]) -> int:
+    """Find the size of tiles of rows of heads that are wrong as a whole, or right; 0 if none is.
+
+    It is that of none if the same tiles are wrong in every head.
+    """
+    if (wrong == wrong[:1]).all():
+        return 0
+    for size in (x for x in _TILES if x < wrong.shape[1]):
+        share = _share_by_tile(wrong, size)
+        if np.all((share == 0) | (share >= _WHOLE)):
+            return size if np.any((share > 0).any(1) & (share == 0).any(1)) else 0
+    return 0
+
+
+def _share_by_tile(wrong: npt.NDArray[np.bool_], size: int) -> Doubles:
+    starts = np.arange(0, wrong.shape[1], size)
+    sums = np.add.reduceat(wrong.astype(float), starts, axis=1)
+    return np.asarray(sums / np.minimum(size, wrong.shape[1] - starts))
 
 
 def number_sequences(problem: Problem, rows: Any) -> Any:

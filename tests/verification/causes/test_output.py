@@ -61,17 +61,16 @@ def transposed(x):
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
 
-def from_zero(s, v):
-    s = np.maximum(s, -1e3)
-    top = np.maximum(np.max(s, -1, keepdims=True), 0)
-    w = np.where(s - top < -103, 0, np.exp(s - top))
-    return BF16(w @ v / np.maximum(np.sum(w, -1, keepdims=True), 1e-300))
-
-
-def far_below():
+def far_below(least=0, by=-24):
+    """Weights are over a maximum of at least so much; the sum of those that vanish is 1."""
     q, k = Q.copy(), K.copy()
-    q[..., 0], k[..., 0] = -24, 24
-    return given(from_zero(scores(q, k), V), (q, k, V))
+    q[..., ::2, 0], k[..., 0] = BF16(by), 24
+    s = scores(q, k)
+    top = np.maximum(np.max(s, -1, keepdims=True), least)
+    w = np.where(s - top < -103, 0, np.exp(np.maximum(s - top, -1e3)))
+    total = np.where(np.any(w, -1, keepdims=True), np.sum(w, -1, keepdims=True), 1)
+    lse = {"lse": (top + np.log(total))[..., 0]} if least else {}
+    return given(BF16(w @ V / total), (q, k, V), **lse)
 
 
 def stalled():
@@ -151,6 +150,11 @@ CASES = {
     "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
     "scale 1 / d": (lambda: attention(scores(Q, K, 1 / 16)), "the scale is 1 / 16"),
     "scale to base 2": (lambda: attention(LOG2E * S), "multiplied by log2(e) once more"),
+    "scale of 0": (lambda: attention(0 * S), "the scale is 0: all weights are equal"),
+    "scale that grows": (lambda: attention(LOG2E ** (J // 16) * S),
+        "multiplied by log2(e) again for each tile of 16 keys"),
+    "scaled keys rounded": (lambda: given(fused(scores(LARGE[0], BF16(LARGE[1] * LOG2E) / LOG2E),
+        LARGE[2])[0], LARGE), "keys times the scale and log2(e) are rounded to bfloat16 first"),
     "scale times 1.3": (lambda: attention(1.3 * S), "times the declared scale"),
     "bias twice": (lambda: attention(S + 2 * BIAS, bias=BIAS), "the bias counts"),
     "bias scaled": (lambda: attention(S + 0.25 * BIAS, bias=BIAS),
@@ -165,6 +169,7 @@ CASES = {
     "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
         "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
     "from 0": (far_below, "the running maximum starts at 0"),
+    "from far below": (lambda: far_below(-12500, -12500), "starts at -5e4, of products before the s"),
     "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
     "stalled": (stalled, "the sum of the weights stays at 256"),
     "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 have no part"),
@@ -223,6 +228,8 @@ CASES = {
         "scores fall by 0.3"),
     "biases by head": (lambda: of_four(np.array([2, 1, -1, 1])[:, None, None] * BIAS, bias=BIAS),
         "the bias counts 2"),
+    "no bias in a head": (lambda: of_four(np.array([1, 1, 0, 1])[:, None, None] * BIAS, bias=BIAS),
+        "heads have the bias of others: head 2 has none"),
     "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
         "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
     "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
@@ -242,6 +249,8 @@ CASES = {
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
     "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
         "lse is that of the last of 4 parts of the keys"),
+    "lse of smooth keys": (lambda: attention(lse=fused(scores(Q, K - np.mean(K, 1, keepdims=True)),
+        V)[1]), "lse is that of keys less their mean"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
     "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
@@ -322,7 +331,8 @@ def test_a_lse_that_fails_alone_is_explained_alone():
     lse = LSE.copy()
     lse[1, 7] = -np.inf
     found = judged(attention(lse=lse))
-    assert (found.verdict, found.suspects) == ("FAIL", [])
+    words = "1 log normalisers are -inf, of queries 7, head 1"
+    assert (found.verdict, [x.text for x in found.suspects]) == ("FAIL", [words])
     assert "head 1, queries 7" in found.place
     assert found.worst[:4] == ("lse", (1, 7), -math.inf, pytest.approx(LSE[1, 7]))
 
@@ -525,7 +535,7 @@ def test_log_normalisers_that_are_not_finite():
     lse = LSE.copy()
     lse[:, 40:] = np.inf
     remarks = judged(attention(lse=lse)).remarks
-    assert "48 log normalisers are not finite, of queries 40 to 63" in remarks
+    assert "48 log normalisers are inf, of queries 40 to 63" in remarks
 
 
 @pytest.mark.long
