@@ -415,8 +415,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
     for size in (x for x in _TILES if x < m):
-        for words, by in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
-            grown = problem.replaced("k", partial(_grow, size=size, by=by))
+        for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
+            grown = problem.replaced("k", partial(_grow, size=size, by=factor))
             text = f"the scale is multiplied by {words} again for each tile of {size} keys"
             yield Alternative(text, grown)
     yield from _list_strides(problem)

@@ -348,9 +348,7 @@ NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {
     "the sum itself, not its logarithm": lambda x, _: np.exp(x.lse),
     "in base 10": lambda x, _: x.lse / math.log(10),
     "twice as large": lambda x, _: 2 * x.lse,
-    "the largest score where all weights vanish": lambda x, _: np.where(
-        np.isneginf(x.lse), x.top, x.lse
-    ),
+    "the maximum where all weights vanish": lambda x, _: np.where(np.isneginf(x.lse), x.top, x.lse),
     "the largest score in base 2 and the log of the sum in base e": lambda x, _: (
         x.lse + (math.log2(math.e) - 1) * x.top
     ),

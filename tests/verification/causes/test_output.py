@@ -169,7 +169,7 @@ CASES = {
     "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
         "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
     "from 0": (far_below, "the running maximum starts at 0"),
-    "from far below": (lambda: far_below(-12500, -12500), "starts at -5e4, of products before the s"),
+    "from far below": (lambda: far_below(-12500, -12500), "at -5e4, of products before the s"),
     "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
     "stalled": (stalled, "the sum of the weights stays at 256"),
     "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 have no part"),
