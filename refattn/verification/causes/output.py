@@ -25,6 +25,7 @@ from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
+from .fitted import list_counted, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
@@ -47,6 +48,7 @@ from .wrong_rows import (
     divide,
     draw_sample,
     error_of_lse,
+    find_tiles,
     finite,
     list_wrong,
     rate_rows,
@@ -450,9 +452,15 @@ def explain_output(
                 key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
             )
         if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
-            about = numbers, profile, False
-            holding.sort(key=lambda x: explain_normalisers(trials, x, *about) is None)
+            named = partial(explain_normalisers, trials)
+            holding.sort(key=lambda x: named(x, numbers, profile, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
+        if not any(x.holds for x in found):
+            columns = partial(sum_by_tiles, problem, sample.unit)
+            about = list_wrong(problem, numbers, sample.wrong), columns, find_tiles(sample.wrong)
+            explained = map(trials.explain, list_counted(problem, *about))
+            counted = [trials.judge(x, profiles, dtype) for x in explained]
+            found = [x for x in counted if x.holds] or found
         if not any(x.holds for x in found):
             found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []

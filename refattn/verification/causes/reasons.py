@@ -18,6 +18,7 @@ from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
+from .fitted import name_copies
 from .output import as_suspect, explain_output, say_what_is_left, share_of_offset
 from .places import (
     describe_place,
@@ -72,6 +73,9 @@ def explain(
     seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
+    copies = failed != "lse" and not holds
+    if copies and (found := name_copies(problem, numbers, sample, by, verdict.dtype)):
+        suspects, remarks = found, [x for x in remarks if x not in seen]
     suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
@@ -124,8 +128,10 @@ def explain_gradients(
         seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
         remarks = [*nan, *seen, *verdict.remarks]
         if not suspects:
-            empty = name_empty_rows(problem, parts[name].numbers, samples[name])
-            suspects = empty or name_seen([*verdict.remarks, *seen])
+            about = problem, parts[name].numbers, samples[name]
+            held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
+            suspects = held or name_seen([*verdict.remarks, *seen])
+            remarks = [x for x in remarks if x not in seen] if held else remarks
             explained[name] = explained[name]._replace(suspects=suspects)
         explained[name] = explained[name]._replace(remarks=remarks)
     return explained

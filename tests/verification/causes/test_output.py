@@ -118,6 +118,22 @@ def sloped(slopes):
     return -np.array(slopes)[:, None, None] * np.abs(FAR)
 
 
+def crossing(size):
+    """Tiles of queries and keys, other ones in each head."""
+    seen = np.zeros((2, N, N), bool)
+    for head, i, j in ((0, 16, 32), (1, 0, 16), (1, 48, 0)):
+        seen[head, i : i + size, j : j + size] = True
+    return seen
+
+
+def overwritten():
+    """The first rows of a head are the last of the one before, times a number."""
+    out = fused(S, V)[0]
+    out[1, :20] = BF16(0.3 * out[0, 44:])
+    return given(out)
+
+
+PAGES = np.where(J < 48, J, J - 32)
 S = scores(Q, K)
 TOTAL = np.sum(np.exp(S - np.max(S, -1, keepdims=True)), -1, keepdims=True)
 PADDED = np.broadcast_to(np.arange(N) < 37, (N, N))
@@ -181,6 +197,13 @@ CASES = {
     "starts late": (lambda: attention(S[..., 7:], V[:, 7:]), "keys 0 to 6 have no part"),
     "no key left": (lambda: attention(hide(S, (FAR <= 0) & (J >= 16)), causal=True),
         "keys 0 to 15 have no part"),
+    "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "tiles of 16 keys are lost: "
+        "for queries 16 to 31 of head 0 keys 32 to 47 have no part, and others in 2 other"),
+    "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "keys 48 to 63 have no part, "
+        "keys 16 to 31 count twice, as if these were read in place of those"),
+    "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
+        "in head 0 columns 4 to 15 hold columns 0 to 11, and 4 columns are 0"),
+    "overwritten": (overwritten, "in head 1 queries 0 to 19 hold queries 44 to 63 of head 0, tim"),
     "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
     "transposed": (lambda: given(transposed(fused(S, V)[0])), "heads and queries are exchanged"),
     "next head": (lambda: attention(v=V[::-1]), "values are those of the"),
