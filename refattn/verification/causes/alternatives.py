@@ -421,6 +421,27 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(text, grown)
     yield from _list_strides(problem)
     yield from _list_narrow(problem)
+    yield from _list_scales(problem)
+
+
+def _list_scales(problem: Problem) -> Iterator[Alternative]:
+    """List scales of 8-bit arrays that are left out, used twice, or those of other heads."""
+    given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
+    for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
+        called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
+        powers = (("not applied", None, -1), ("applied twice", None, 1))
+        for words, at, power in (*powers, *((f"of {x}", y, 0) for x, y in _other_heads(problem))):
+            scaled = problem
+            for x in names:
+                change = partial(_rescale, problem, f"{x}_scale", at, power)
+                scaled = scaled.replaced(x, change)
+            yield Alternative(f"{called} {words}", scaled)
+
+
+def _rescale(problem: Problem, name: str, at: Any, power: int, index: Index, x: Any) -> Any:
+    """Multiply by a power of the own scale, or take that of another head."""
+    own = problem.read(index)[name]
+    return x * own**power if at is None else x / own * problem.read(at(index))[name]
 
 
 def _grow(_: Index, x: Any, size: int, by: float) -> Any:

@@ -386,16 +386,20 @@ class Trials:
             given = Alternative("", self.problem.read_by(other))
             first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
-            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * _RMS**2:
+            many = 16 if "scores" in changes else 1  # that of their sums may be rounded
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
                 continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
             before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
             square = float(np.mean(rows)) if len(rows) else 0.0
-            if not _TOO_SMALL < square < _RMS**2 or before < 9 * square:
+            if not _TOO_SMALL < square < many * _RMS**2 or before < 9 * square:
                 continue
-            if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
+            if square > _RMS**2:
+                text += f", or sums of q . k are: errors are {math.sqrt(square):.2g} times as large"
+            spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
+            if spread < (1.2 if many > 1 else 1.0):  # all rows are as far
                 found.append(Explained(given._replace(text=text), square))
         found.sort(key=lambda x: abs(math.log(x.square)))
         if not found:

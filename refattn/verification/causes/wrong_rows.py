@@ -200,8 +200,9 @@ def stay_wrong(
 
 
 def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:
-    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere.
+    """Find the rows of some heads among which wrong rows are: none if these are everywhere.
 
+    They are whole tiles, where such are wrong, or all from the first to the last.
     Of sequences one after another it is those that have some.
     """
     near = np.zeros_like(wrong)
@@ -209,7 +210,7 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
         return np.repeat(_share_by_tile(wrong, size) > 0, size, 1)[:, : wrong.shape[1]]
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
-        tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
+        tile: Any = slice(int(rows[0]), int(rows[-1]) + 1)
         of_row = number_sequences(problem, np.arange(wrong.shape[1]))
         if of_row is not None:
             tile = np.isin(of_row, of_row[rows])

@@ -93,6 +93,24 @@ def of_groups(keys, values):
     return given(fused(scores(q, k[keys]), v[values])[0], GROUPED)
 
 
+def summed_in_steps():
+    """Every partial sum of a score is rounded."""
+    q, k, v = LARGE
+    s = np.zeros((2, N, N))
+    for x in range(16):
+        s = BF16(s + q[..., x, None] * k[:, None, :, x])
+    return given(fused(s / 4, v)[0], LARGE)
+
+
+def scaled_groups(used):
+    """Arrays in 8 bits, with scales for each key head."""
+    q, *stored = GROUPED[0], *map(E4M3, GROUPED[1:])
+    k, v = (np.repeat(np.reshape(used, (3, 1, 1)) * x, 2, 0) for x in stored)
+    scales = np.array([0.5, 0.25, 2.0])
+    options = {"k_scale": scales, "v_scale": scales}
+    return given(fused(scores(q, k), v)[0], (q, *stored), **options)
+
+
 FOUR = draw(7, heads=4)[:3]
 
 
@@ -153,6 +171,8 @@ CASES = {
     "no window": (lambda: attention(window=(9, 3)), "there is no window"),
     "no right side": (lambda: attention(hide(S, FAR >= -9), window=(9, 3)), "limit on the right"),
     "no left side": (lambda: attention(hide(S, FAR <= 3), window=(9, 3)), "limit on the left"),
+    "sink twice": (lambda: given(sinking(S, V, 1.5 + np.where(ROW < 22, 0, math.log(2)))[0],
+        sinks=1.5 * np.ones(2)), "the sink counts twice in the wrong rows alone (queries 22 to 63"),
     "window of 8": (lambda: attention(hide(S, (FAR >= -8) & (FAR <= 3)), window=(9, 3)),
         "reaches 8 to the left, not 9"),
     "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
@@ -223,6 +243,7 @@ CASES = {
         "ALiBi, slopes 2^(-8 h / heads), with h from 1"),
     "wrong divisor": (lambda: of_groups([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]),
         "query head h shares key head h // 3"),
+    "sums of scores": (summed_in_steps, "scores are rounded to bfloat16, or sums of q . k are: e"),
     "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
         "query head h shares key head h % 3, in values alone"),
     "v is k": (lambda: attention(v=K), "keys are read in place of v"),
@@ -330,6 +351,14 @@ def test_numbers_are_fitted_to_errors_of_a_million_units():
     found = verify(q=q, k=k, v=v, out=softmax_attention(grown, k, v, causal=True), causal=True)
     words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the place"
     assert re.match(words, found.suspects[0].text)
+
+
+@pytest.mark.parametrize(
+    ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "of the first head")]
+)
+def test_scales_of_arrays_in_8_bits(used, words):
+    text = judged(scaled_groups(used)).suspects[0].text
+    assert text == f"agrees if k_scale and v_scale are {words}"
 
 
 @pytest.mark.long
