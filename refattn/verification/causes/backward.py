@@ -24,14 +24,16 @@ from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
 from .fitted import list_counted
-from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
+from .output import as_suspect, say_what_is_left
 from .places import list_places
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
     FAR,
+    Comparison,
     Sample,
     Sampled,
+    compare_outputs,
     differ,
     divide,
     find_columns,

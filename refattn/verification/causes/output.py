@@ -42,8 +42,10 @@ from .slips import (
 )
 from .wrong_rows import (
     FAR,
+    POWER,
     Sample,
     Sampled,
+    compare_outputs,
     differ,
     divide,
     draw_sample,
@@ -58,7 +60,6 @@ from .wrong_rows import (
 
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
-_POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
@@ -92,58 +93,6 @@ class Explained(NamedTuple):
     everywhere: bool = True  # whether all right rows stay right
     near: bool = True  # whether those in the place of the wrong ones do
     holds: bool = True  # whether roundings explain the rest
-
-
-# --- alternatives ---------------------------------------------------------------------------------
-
-
-class Comparison(NamedTuple):
-    """What is left of errors, and what is changed; as in `Explained`."""
-
-    square: float
-    share: float
-    likeness: float
-    everywhere: bool
-    near: bool
-    changed: bool
-
-
-def compare_outputs(
-    sample: Sample,
-    outs: Sequence[Doubles],
-    given: Sequence[Doubles],
-    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
-) -> Comparison:
-    """Compare what is left of errors by an alternative with the errors themselves.
-
-    Rows that are empty by the alternative may hold anything, and are left out.
-    """
-    before = after = moved = right = close = 0.0
-    numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
-        np.any(x.got[x.wrong]) for x in sample.heads
-    )
-    elements = 0
-    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
-        if empty is not None and empty[number].any():
-            kept = ~empty[number]
-            x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
-            out, own = out[kept], own[kept]
-        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
-        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
-        error = divide(differ(x.got, own), size)
-        after += float(np.sum(np.square(rest[x.wrong])))
-        before += float(np.sum(np.square(error[x.wrong])))
-        moved += float(np.sum(np.square(change[x.wrong])))
-        elements += error[x.wrong].size
-        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
-        close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
-    gain, square = before - after, after / max(elements, 1)
-    excess = max(before - elements, gain, 1e-300)
-    here = numbers and close < 2 * FAR and any(x.near.any() for x in sample.heads)
-    holds = right < 2 * FAR, here
-    if moved < _POWER:
-        return Comparison(square, 0.0, 0.0, *holds, False)
-    return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
 def _of_head(
@@ -376,7 +325,7 @@ class Trials:
             )[x.wrong]
             for x, size in zip(self.sample.heads, self.sizes, strict=True)
         )
-        return sum(float(np.sum(z * z)) for z in changes) > _POWER
+        return sum(float(np.sum(z * z)) for z in changes) > POWER
 
     def list_rounded(self, profile: Profile, dtype: str) -> list[Explained]:
         """List what may be rounded that the profile does not round, if that is what errors are."""

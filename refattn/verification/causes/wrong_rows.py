@@ -23,6 +23,7 @@ _CONFIRMED_PAIRS, _FEWEST_ROWS = 2**22, 16  # of all wrong rows, and rows of a h
 _UNEXPLAINED = 0.25  # of the error of a row, beyond which what is left of it is not explained
 FAR = 8.0  # standard deviations beyond which a row is wrong
 _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
+POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _MOST_STD = 1e6  # standard deviations
 _TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
 _DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
@@ -166,6 +167,55 @@ def set_apart(
     if np.any(far[~strange] > FAR):
         return np.where(strange, np.nan, far), columns[0]
     return far, np.any(columns, 0)
+
+
+class Comparison(NamedTuple):
+    """What is left of errors, and what is changed; as in `Explained`."""
+
+    square: float
+    share: float
+    likeness: float
+    everywhere: bool
+    near: bool
+    changed: bool
+
+
+def compare_outputs(
+    sample: Sample,
+    outs: Sequence[Doubles],
+    given: Sequence[Doubles],
+    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
+) -> Comparison:
+    """Compare what is left of errors by an alternative with the errors themselves.
+
+    Rows that are empty by the alternative may hold anything, and are left out.
+    """
+    before = after = moved = right = close = 0.0
+    numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
+        np.any(x.got[x.wrong]) for x in sample.heads
+    )
+    elements = 0
+    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
+        if empty is not None and empty[number].any():
+            kept = ~empty[number]
+            x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
+            out, own = out[kept], own[kept]
+        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
+        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
+        error = divide(differ(x.got, own), size)
+        after += float(np.sum(np.square(rest[x.wrong])))
+        before += float(np.sum(np.square(error[x.wrong])))
+        moved += float(np.sum(np.square(change[x.wrong])))
+        elements += error[x.wrong].size
+        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
+        close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
+    gain, square = before - after, after / max(elements, 1)
+    excess = max(before - elements, gain, 1e-300)
+    here = numbers and close < 2 * FAR and any(x.near.any() for x in sample.heads)
+    holds = right < 2 * FAR, here
+    if moved < POWER:
+        return Comparison(square, 0.0, 0.0, *holds, False)
+    return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
 def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:
