@@ -164,6 +164,7 @@ def verify(
         **settings,
         **_options_of_estimator(estimator, omega, log_weight, feature_map),
     )._replace(storage=inputs.storage)
+    problem = problem.with_scales(inputs.scales)
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)

@@ -95,7 +95,7 @@ def pose_tensors(
         key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
         storage=tensors.dtype,
         packed=packed,
-    )
+    ).with_scales(tensors.scales)
 
 
 def _see_band(last_key: Any, band: Band, keys: int, index: Index) -> Any:

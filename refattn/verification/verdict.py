@@ -203,7 +203,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     )
     if failed:
         yield from _write_tests(verdict, verbose)
-    said = {*questions, *(x.text for x in verdict.suspects)}
+    said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
     others = [x for x in verdict.remarks if x not in said]
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
@@ -238,7 +238,8 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield "  unknown cause: nothing that was tried explains most of the error"
     for number, x in enumerate(verdict.suspects[: None if verbose else _CAUSES]):
         start = "cause" if number == 0 else "or"
-        yield f"  {start}: {x.text} (explains {_write_share(x.explained)} of the error)"
+        share = f" (explains {_write_share(x.explained)} of the error)"
+        yield f"  {start}: {x.text}{share if x.explained == x.explained else ''}"
 
 
 def _write_share(share: float) -> str:

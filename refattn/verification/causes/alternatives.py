@@ -91,6 +91,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         yield Alternative("attention is causal", problem._replace(causal=True))
     scales = {
         f"1 / sqrt({d})": d**-0.5,
+        "0: all weights are equal": 0.0,
         "1": 1.0,
         f"1 / {d}": 1 / d,
         "squared (used twice)": problem.scale**2,
@@ -413,8 +414,38 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
+    for size in (x for x in _TILES if x < m):
+        for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
+            grown = problem.replaced("k", partial(_grow, size=size, by=factor))
+            text = f"the scale is multiplied by {words} again for each tile of {size} keys"
+            yield Alternative(text, grown)
     yield from _list_strides(problem)
     yield from _list_narrow(problem)
+    yield from _list_scales(problem)
+
+
+def _list_scales(problem: Problem) -> Iterator[Alternative]:
+    """List scales of 8-bit arrays that are left out, used twice, or those of other heads."""
+    given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
+    for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
+        called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
+        powers = (("not applied", None, -1), ("applied twice", None, 1))
+        for words, at, power in (*powers, *((f"of {x}", y, 0) for x, y in _other_heads(problem))):
+            scaled = problem
+            for x in names:
+                change = partial(_rescale, problem, f"{x}_scale", at, power)
+                scaled = scaled.replaced(x, change)
+            yield Alternative(f"{called} {words}", scaled)
+
+
+def _rescale(problem: Problem, name: str, at: Any, power: int, index: Index, x: Any) -> Any:
+    """Multiply by a power of the own scale, or take that of another head."""
+    own = problem.read(index)[name]
+    return x * own**power if at is None else x / own * problem.read(at(index))[name]
+
+
+def _grow(_: Index, x: Any, size: int, by: float) -> Any:
+    return x * (by ** (np.arange(len(x)) // size))[:, None]
 
 
 def _start_again(_: Index, x: Any, size: int) -> Any:
@@ -491,7 +522,12 @@ def _list_narrow(problem: Problem) -> Iterator[Alternative]:
             for x in arrays:
                 rounded = rounded.replaced(x, partial(_round, to))
             yield Alternative(f"{words} are rounded to {name} first", rounded)
+        for words, factor in (("", 1.0), (" and log2(e)", _LOG2E)) if problem.scale else ():
+            for x in "qk" if not to.has_8_bits else "":
+                text = f"{called[x]} times the scale{words} are rounded to {name} first"
+                by_scale = partial(_round, to, by=factor * problem.scale)
+                yield Alternative(text, problem.replaced(x, by_scale))
 
 
-def _round(to: Format, _: Index, x: Any) -> Any:
-    return to.round(x)
+def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:
+    return to.round(x * by) / by

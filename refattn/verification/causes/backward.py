@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,18 +23,22 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
-from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
+from .fitted import list_counted
+from .output import as_suspect, say_what_is_left
 from .places import list_places
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
     FAR,
+    Comparison,
     Sample,
     Sampled,
+    compare_outputs,
     differ,
     divide,
     find_columns,
     find_near,
+    find_tiles,
     list_wrong,
     measure_unit,
     row_sizes,
@@ -281,6 +286,26 @@ class Backward:
             total = total + weight * compute_gradient(again, left, wanted)
         return np.asarray(total)
 
+    def list_counted(self, part: Part) -> Iterator[Candidate]:
+        """List backward passes in which tiles of keys count otherwise in dq, by its wrong rows."""
+        forward, sample = self.gradients["dq"].forward, self.samples["dq"]
+
+        def columns(x: Sampled, size: int) -> Doubles:
+            back, kept = self._keep("dq", x.rows.at, -1, False)
+            i = x.rows.queries
+            some = Kept(kept.lse[i], kept.delta[i], kept.top[i])
+            tiles = []
+            for j in blocks(0, back.head.keys, size):
+                head = Alternative("", forward).head(Rows(x.rows.at, i, np.arange(j.start, j.stop)))
+                tiles.append(compute_gradient(BackwardHead(head, back.d_out[i], None), some, "dq"))
+            sums = np.stack([*tiles, -x.got], -1)
+            return divide(sums, (sample.unit * row_sizes(np.sum(sums[..., :-1], -1)))[..., None])
+
+        wrong = list_wrong(part.problem, part.numbers, sample.wrong)
+        for x in list_counted(forward, wrong, columns, find_tiles(sample.wrong)):
+            self.forward.append(x)
+            yield Candidate(f"in the backward pass {x.text}", len(self.forward) - 1)
+
     def find_left(self, one: Candidate, of: str, part: Part) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""
         left: list[Index] = []
@@ -371,7 +396,8 @@ def explain_backward(
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     first = back.gradients[max(parts, key=lambda of: of != "dq")]
     n, m, _ = first.forward.shape
-    for one in list_candidates(first, own):
+    lost = (x for x in (back.list_counted(parts["dq"]) if "dq" in failed else ()) if not found)
+    for one in chain(list_candidates(first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
         if not any(back.may_hold(one, of, *x) for of, x in few.items()):

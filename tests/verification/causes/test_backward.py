@@ -41,6 +41,18 @@ def dealt():
     return backward(*SHARED) | sums
 
 
+def of_query_heads():
+    """Rows of dk, before sums, are written with the number of query heads as stride."""
+    q, k, v, g = SHARED
+    each = backward(q, np.repeat(k, 2, 0), np.repeat(v, 2, 0), g)["dk"]
+    dk = np.swapaxes(np.swapaxes(each, 0, 1).reshape(80, 2, 16)[:40], 0, 1)
+    return backward(*SHARED) | {"dk": dk}
+
+
+CROSSING = np.ones((2, 40, 40), bool)
+CROSSING[0, :16, :16] = CROSSING[1, 16:32, 16:32] = False
+IN_TILES = np.stack([np.arange(40) // 16 != 1, np.arange(40) // 16 == 1])[..., None]
+
 # What is done, what is said, the gradient that is asked for, and what is to be named.
 CASES = {
     "first key": (lambda: backward(*FEW, ahead(32, 48) <= 0, seen_back=np.tri(32, 48, dtype=bool)),
@@ -65,6 +77,12 @@ CASES = {
     "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
     "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
         "queries 32 to 39 are left out"),
+    "lost tiles": (lambda: backward(*SAME) | {"dq": backward(*SAME, seen_back=CROSSING)["dq"]}, {},
+        "dq", "tiles of 16 keys are lost: for queries 0 to 15"),
+    "delta of tiles": (lambda: backward(*SAME, delta=lambda x: x * IN_TILES), {}, "dq",
+        "D = d_out . out is left out, but only in 3 tiles of 16 queries, the first 1"),
+    "rows of query heads": (of_query_heads, {}, "dk", "in head 0 keys 0 to 38 in steps of 2 hold "
+        "keys 0 to 19 of query head 0, keys 1 to 39 in steps of 2 hold keys 0 to 19 of query he"),
     "weights not divided": (with_weights_over_the_largest, {}, "dv",
         "weights are not divided by their sum"),
     "dealt": (dealt, {}, "dk", "query heads h of which h % 2 is the key head"),
