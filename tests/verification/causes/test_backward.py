@@ -80,7 +80,7 @@ CASES = {
     "lost tiles": (lambda: backward(*SAME) | {"dq": backward(*SAME, seen_back=CROSSING)["dq"]}, {},
         "dq", "tiles of 16 keys are lost: for queries 0 to 15"),
     "delta of tiles": (lambda: backward(*SAME, delta=lambda x: x * IN_TILES), {}, "dq",
-        "D = d_out . out is left out, but only in 3 tiles of 16 queries, the first 1"),
+        "D = d_out . out is left out, but only in dq, 3 tiles of 16 queries, the first 1"),
     "rows of query heads": (of_query_heads, {}, "dk", "in head 0 keys 0 to 38 in steps of 2 hold "
         "keys 0 to 19 of query head 0, keys 1 to 39 in steps of 2 hold keys 0 to 19 of query he"),
     "weights not divided": (with_weights_over_the_largest, {}, "dv",
@@ -181,7 +181,7 @@ def of_scale(factor, **wrong):
     [
         ({}, ""),
         ({"delta": lambda x: 0 * x}, "D = d_out . out is left out"),
-        ({"values": lambda v: np.where(np.arange(16) < 8, v, 0)}, "columns 8 to 15 of v have no"),
+        ({"values": lambda v: np.where(np.arange(16) < 8, v, 0)}, "columns 8 to 15 of v are left"),
     ],
 )
 def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):
