@@ -220,7 +220,7 @@ def try_other_layout(
     """Judge arrays that fail and look transposed in the other layout, which may be the cause."""
     n, m, _ = problem.shape
     looks_transposed = problem.packed is None and problem.lead[-1:] > (max(n, m),)
-    if verdict.verdict != "FAIL" or not looks_transposed:
+    if not looks_transposed or verdict.verdict != "FAIL":
         return verdict
     other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
     with suppress(TypeError, ValueError):  # shapes that have no such layout
