@@ -59,7 +59,7 @@ def audit_command(
 
     TEST is a pytest test (FILE.py::TEST), a script, or MODULE:FUNCTION. It is run as it is, and
     then for each known bug, with the output of --kernel replaced by that of a kernel with this bug.
-    All cases of a parametrized test run for each bug: 'FILE.py::TEST[CASE]' is one, and faster.
+    All cases of a parametrized test run for each bug; 'FILE.py::TEST[CASE]' is one case.
     Bugs that pass are listed with their largest errors: an atol below that, with rtol 0, would
     reject the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
     function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that

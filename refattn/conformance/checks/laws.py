@@ -33,9 +33,9 @@ from .recovery import (
     check_normal,
     draw_results,
     estimate_kernels,
+    frequency_moments,
     keep_p,
     match_pair,
-    moments_of,
     note_moments,
     p_of_scale,
     positive,
@@ -78,7 +78,7 @@ def frequency_law(t: CheckRun) -> None:
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
         t.omega = z if t.omega is None else t.omega
-        note_moments(t, f"d = {d}, ", moments_of(z))
+        note_moments(t, f"d = {d}, ", frequency_moments(z))
         check_normal(t, z, error, f"d = {d}, ")
     if positive(t.adapter) and not t.adapter.has("pairs") and t.adapter.lead(2, 3):
         _law_of_last_head(t, nearest_head_size(t.adapter, 4), c)
@@ -97,7 +97,7 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
         return recover_frequency(out[(-1,) * (out.ndim - 1)], keys)
 
     z = draw_results(t, one, 0.5)
-    note_moments(t, "last head, ", moments_of(z))
+    note_moments(t, "last head, ", frequency_moments(z))
     check_normal(t, z, recovery_error(t, d, c), "last head, ")
 
 
@@ -169,7 +169,7 @@ def long_vectors(t: CheckRun) -> None:
 
     error = recovery_error(t, d, 1.0) * (1 + float(np.max(lengths)))
     omega = draw_results(t, one)
-    note_moments(t, "", moments_of(omega))
+    note_moments(t, "", frequency_moments(omega))
     check_normal(t, omega, error)
 
 

@@ -54,7 +54,7 @@ def positive(adapter: Adapter) -> bool:
 _FEWEST_DRAWS = 6  # draws, whatever the time
 _TAILS = (2.0, 3.0, 3.5, 4.0)  # bounds beyond which normal numbers are counted,
 _FEWEST_BEYOND = 10  # where so many are expected
-FAR = 6.0  # standard errors from which a moment is named as the one that is wrong
+FAR_OFF = 6.0  # standard errors from which a moment is named as the one that is wrong
 
 Moment = tuple[str, Floats, float, float]  # words, numbers, and their mean and variance
 
@@ -169,12 +169,12 @@ def note_moments(t: CheckRun, label: str, moments: Iterable[Moment]) -> None:
     """Note the first moment that is far off: how large an error is says more than a p-value."""
     for words, x, want, variance in moments:
         mean = float(np.mean(x))
-        if abs(mean - want) > FAR * math.sqrt(variance / len(x)):
+        if abs(mean - want) > FAR_OFF * math.sqrt(variance / len(x)):
             t.effects.setdefault(label, f"{words} = {round(mean, 9):.3g}, should be {want:.3g}")
             return
 
 
-def moments_of(omega: Floats) -> Iterator[Moment]:
+def frequency_moments(omega: Floats) -> Iterator[Moment]:
     """Yield moments of frequencies that are N(0, I), the plainest first."""
     (n, d), square = omega.shape, np.sum(omega * omega, -1)
     yield "mean |omega|^2", square, d, 2 * d

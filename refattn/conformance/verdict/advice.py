@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ..checks.trials import CheckRun
 from .report import UNDERPOWERED, Result
 
-_HIDDEN = (
+_UNSEEN_DRAWS = (
     "rounding or the declared epsilon hides what is drawn: check your function with float64 arrays "
     "and an epsilon of 0 too"
 )
@@ -38,7 +38,7 @@ def advise(
     short = [bool(t.p) for result, t in weak if result.shortfalls]
     if any(short):
         return f"too few seeds: --level {higher[0]}" if higher else ""
-    return _HIDDEN if short else ""
+    return _UNSEEN_DRAWS if short else ""
 
 
 def _round_to_digits(x: float) -> int:

@@ -25,7 +25,8 @@ STOPS = (
     *("the candidate hangs", "the candidate crashed", "time is over"),
 )
 LEFT_OUT = "not requested"  # of a check that applies
-_FIRST = ("contract", "formula", "range", "law", "")  # of severities: causes, then consequences
+# Severities, with causes before their consequences.
+_CAUSES_FIRST = ("contract", "formula", "range", "law", "")
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -346,7 +347,7 @@ class Report:
             words = (self.conclusion, *self.diagnosis, self.advice * (self.verdict != FAIL))
             lines += [f"  {x}" for x in words if x]
         listed = [r for r in self.results if verbose or r.status != PASS]
-        listed.sort(key=lambda r: _FIRST.index(r.severity) if r.status == FAIL else len(_FIRST))
+        listed.sort(key=lambda r: (r.status != FAIL, _CAUSES_FIRST.index(r.severity)))
         folded: list[str] = []  # failures that have no cause of their own
         longest = max((len(r.check) for r in listed), default=0)
         known: set[tuple[str, str]] = set()

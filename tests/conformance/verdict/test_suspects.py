@@ -91,7 +91,7 @@ def test_a_bug_that_fails_the_same_laws_has_the_same_moments(norm):
     omega = norm * z / np.linalg.norm(z, axis=-1, keepdims=True)
     trial = CheckRun(of(own_performer().fn, "rfa"), "frequency_law", 0, omega=omega)
     assert suspects._same_moments(BY_NAME["rfa-fixed-norms"], trial) is (norm > 1)
-    recovery.note_moments(trial, "d = 8, ", recovery.moments_of(omega))
+    recovery.note_moments(trial, "d = 8, ", recovery.frequency_moments(omega))
     square = "mean |omega|^2 = 1, should be 8"
     words = "variance of |omega|^2 = 0, should be 16" if norm > 1 else square
     assert trial.effects == {"d = 8, ": words}
