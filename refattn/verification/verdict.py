@@ -238,8 +238,9 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield "  unknown cause: nothing that was tried explains most of the error"
     for number, x in enumerate(verdict.suspects[: None if verbose else _CAUSES]):
         start = "cause" if number == 0 else "or"
-        share = f" (explains {_write_share(x.explained)} of the error)"
-        yield f"  {start}: {x.text}{share if x.explained == x.explained else ''}"
+        explained = min(x.explained, 0.999) if "in part" in x.text else x.explained
+        share = f" (explains {_write_share(explained)} of the error)"
+        yield f"  {start}: {x.text}{'' if math.isnan(explained) else share}"
 
 
 def _write_share(share: float) -> str:

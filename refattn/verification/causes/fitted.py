@@ -23,7 +23,7 @@ from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
 _MOST_COUNT, _OFF_COUNT = 4, 0.2  # how often a tile may count, and how far a fit may be off
 _SEEN, _LEFT = 3.0, 4.0  # root mean square of z that shows a tile, and that a fit may leave
-_POOL, _HEADS = 2**24, 4  # pairs of all heads that are searched, and wrong heads, at most
+_POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _TIMES = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
@@ -160,18 +160,15 @@ def name_copies(
         own = {x: y.T for x, y in pools[0].items() if x == name}
         searches.append(("columns", got.T, columns, own))
         held = (_describe_copies(x[0], name, *_match(name, *x[1:], sample.unit)) for x in searches)
-        best = max((x for x in zip(held, searches, strict=True)), key=lambda x: x[0][0])
+        best = max(zip(held, searches, strict=True), key=lambda x: x[0][0])
         (count, text), (_, _, some, _) = best
         if count >= max(_FEWEST, _PART * len(some)):
             found.append((count / len(some), text))
     if not found:
         return []
     share, text = found[0]
-    more = (
-        f" (and likewise in {len(found) - 1} more of {min(len(wrong), _HEADS)} heads)"
-        if len(found) > 1
-        else ""
-    )
+    looked = min(len(wrong), _HEADS)
+    more = f" (and likewise in {len(found) - 1} more of {looked} heads)" if found[1:] else ""
     start = "agrees if" if share >= _MATCHED else "agrees in part if"
     name = "convention" if share >= _MATCHED else "seen"
     return [Suspect(name, math.nan, math.nan, math.nan, share, f"{start} {text}{more}")]
@@ -180,10 +177,12 @@ def name_copies(
 def _compute_heads(
     problem: Problem, kernel: Roundings, called: str, few: Iterable[Any]
 ) -> dict[str, Doubles]:
-    """Compute the exact results of all heads by name, or of a few where these are large."""
+    """Compute the exact results of all heads by name; of few, or none, where they are large."""
     n, m, _ = problem.shape
-    count = math.prod(problem.lead)
-    indices = [problem.index_of(x) for x in (range(count) if count * n * m <= _POOL else few)]
+    for heads in ([*range(math.prod(problem.lead))], [*few], []):
+        if len(heads) * n * max(n, m) <= _POOL:
+            break
+    indices = map(problem.index_of, heads)
     return {f"{called} {place(x)}": problem.exact(x, kernel, slice(0, n)) for x in indices}
 
 

@@ -232,7 +232,7 @@ class Trials:
     ) -> Iterator[Explained]:
         """Fit the number of a family."""
         fitted = self.fit_number(family, starts)
-        if fitted is not None:
+        if fitted is not None and fitted[1] < abs(fitted[0]):  # that is not 0
             c, error = fitted
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             words = text.format(f"{c:.{digits}f} ± {error:.1g}")

@@ -73,9 +73,10 @@ def explain(
     seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
-    copies = failed != "lse" and not holds
-    if copies and (found := name_copies(problem, numbers, sample, by, verdict.dtype)):
-        suspects, remarks = found, [x for x in remarks if x not in seen]
+    about = problem, numbers, sample, by, verdict.dtype
+    copies = [] if failed == "lse" or holds else name_copies(*about)
+    if copies and (copies[0].name == _CAUSE or not suspects):
+        suspects, remarks = copies, [x for x in remarks if x not in seen]
     suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
