@@ -27,7 +27,8 @@ _LAYERS = {
 _OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _FITTED = "a test of verify: the errors are like those of a known bug: "
-_SIZES = dict.fromkeys(("size", "factor", "rest", "more"), "x") | {"result": "the output"}
+_SIZES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
+_SIZES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
 _SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
 _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",

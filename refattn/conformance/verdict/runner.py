@@ -197,8 +197,7 @@ def check(
         _correct(results, trials, alpha)
         failed = [r.check for r in results if r.status == FAIL]
         left = 0.0 if stopped else end - time.monotonic()
-        diagnosis: list[str] = []
-        weighing: list[Any] = []
+        diagnosis, weighing = list[str](), list[Any]()
         if any(chosen[name].layer == "identity" for name in failed):
             formulas = [r for r in results if r.status == FAIL and r.severity == "formula"]
             find = partial(diagnose, failed=[chosen[r.check] for r in formulas])
