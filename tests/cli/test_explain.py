@@ -38,7 +38,7 @@ def test_every_name_is_in_one_group():
         ("causal", "declare it: refattn check MODULE:CALLABLE --tag causal=VALUE"),
         ("rfa-qr-unsigned-fixed-norms", "correct code: def orthogonal("),
         ("rfa-qr-unsigned-fixed-norms", "what to do: compare yours with that"),
-        ("rfa-halved-norms", "what to do: write what is marked -"),
+        ("rfa-halved-norms", "what to do: use the lines marked -"),
         ("normalised", "trait normalised, of estimators: "),
         ("adjusted", "Holm's method"),
         ("error_tolerated", "a column of compare: "),
