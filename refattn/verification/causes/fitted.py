@@ -221,7 +221,8 @@ def _describe_copies(
     for source, pairs in sorted(by_name.items(), key=lambda x: -len(x[1])):
         to, of = (np.unique(x) for x in zip(*pairs, strict=True))
         whose = "" if source == name else f" of {source}"
-        words.append(f"{what} {describe_span(to)} hold {what} {describe_span(of)}{whose}")
+        first = f" ({pairs[0][0]} those of {pairs[0][1]})" if np.array_equal(to, of) else ""
+        words.append(f"{what} {describe_span(to)} hold {what} {describe_span(of)}{whose}{first}")
         count += len(pairs)
     times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
     zero = f", and {len(empty)} {what} are 0" if empty and words else ""

@@ -230,9 +230,10 @@ def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
         rows, heads = [*rows, *(i.start + lost)], [*heads, *[problem.number(index)] * len(lost)]
         found = np.concatenate([found, got[lost]])
     if rows:
-        what = "are not finite" if len(np.unique(found)) > 1 else f"are {found[0]}"
+        what = "not finite" if len(np.unique(found)) > 1 else str(found[0])
+        what = f"normaliser is {what}" if len(rows) == 1 else f"normalisers are {what}"
         where = f"of queries {describe_span(np.unique(rows))}"
         some = np.unique(heads)
         if len(some) < math.prod(problem.lead):
             where += f", head{'s' * (len(some) > 1)} {_name_heads(problem, some)}"
-        yield f"{len(rows)} log normalisers {what}, {where}"
+        yield f"{len(rows)} log {what}, {where}"
