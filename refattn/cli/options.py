@@ -315,7 +315,7 @@ softcap_option = click.option(
     "--softcap", type=float, metavar="C", help="The kernel uses C tanh(score / C) as the score."
 )
 causal_option = click.option(
-    "--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n."
+    "--causal", is_flag=True, help="Query i of n sees key j of m only if j <= i + m - n."
 )
 layout_option = known_option(
     "--layout",

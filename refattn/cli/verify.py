@@ -129,7 +129,7 @@ def _parse_types(
 @softcap_option
 @layout_option
 @click.option(
-    "--all", "everything", is_flag=True, help="Test all rows of large files, for all known bugs."
+    "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
 )
 @known_option(
     "--empty-rows",

@@ -331,7 +331,7 @@ def list_families(
         return Alternative("", problem.replaced("q", lambda _, q: factors * q))
 
     if problem.packed is None:
-        text = "scores are multiplied by {} times the log of the place of the query, from 1 on"
+        text = "scores are multiplied by {} times the log of the position of the query, from 1 on"
         yield text, lambda c: multiply(c * log_of_place), (0.2, 1.0)
         text = "scores are multiplied by log(place of the query) / log({}) where that is above 1"
         starts = tuple(2.0**x for x in range(4, max(5, m.bit_length())))
@@ -342,7 +342,7 @@ def list_families(
     yield "the soft cap is {}", cap, caps
     if "bias" in problem.first:
         starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
-        yield "the bias counts {} times", count_bias, starts
+        yield "the bias is multiplied by {}", count_bias, starts
 
 
 def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:

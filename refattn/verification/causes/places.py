@@ -162,7 +162,7 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     ):
         low, high = np.min(by_row), np.max(by_row)
         yield (
-            f"{where}: each row is a number times the exact row, {low:.4g} to {high:.4g}: "
+            f"{where}: each row is the exact row times a number, {low:.4g} to {high:.4g}: "
             "the sum of the weights is wrong"
         )
         return
@@ -198,7 +198,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
             basis = np.linalg.qr(w[:, j])[0]
             left = error - basis @ (basis.T @ error)
             if np.sum(left * left) < _LEFT * np.sum(error * error):
-                yield f"values of keys {j.start} to {j.stop - 1} are not the values given"
+                yield f"the kernel used other values for keys {j.start} to {j.stop - 1}"
                 return
 
 

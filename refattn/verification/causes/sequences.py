@@ -134,7 +134,7 @@ def _list_borders(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]
         ("sees the keys of all sequences", start, stop),
     )
     yield (
-        "k and v of each sequence are read from the first key",
+        "k and v of each sequence are read from the start of the buffer",
         right._replace(begin=start, end=end - begin, level=level - begin),
     )
     yield from _list_offsets(packed)

@@ -45,7 +45,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             merge = partial(merge_parts, parts=parts, weigh=weigh, is_mean=words in _MERGES)
             text = f"{parts} parts of the keys are merged {words}"
             yield Alternative(text, problem, compute=merge)
-    before = "-5e4, of products before the scale"
+    before = "-5e4, of q . k without the scale"
     for words, least in (("0", 0.0), ("-5e4", -5e4), (before, -5e4 * problem.scale)):
         text = f"the running maximum starts at {words}, so that small scores vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
@@ -358,10 +358,10 @@ NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {
     "in base 10": lambda x, _: x.lse / math.log(10),
     "twice as large": lambda x, _: 2 * x.lse,
     "the maximum where all weights vanish": lambda x, _: np.where(np.isneginf(x.lse), x.top, x.lse),
-    "the largest score in base 2 and the log of the sum in base e": lambda x, _: (
+    "the largest score in base 2 plus the log of the sum in base e": lambda x, _: (
         x.lse + (math.log2(math.e) - 1) * x.top
     ),
-    "the largest score and the log of the sum in base 2": lambda x, _: (
+    "the largest score plus the log of the sum in base 2": lambda x, _: (
         x.lse + (math.log2(math.e) - 1) * (x.lse - x.top)
     ),
 }

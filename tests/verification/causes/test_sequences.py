@@ -102,7 +102,7 @@ CASES = {
     "causal": (see(level=LEVEL), False, "attention is causal"),
     "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
     "blocks": (see() & (IN_J <= (IN_ROW + MORE) // 4 * 4 + 3), True, "a block of 4 see all keys"),
-    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "places of queries are counted modulo 16"),
+    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "positions of queries are taken modulo"),
     "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence are left out"),
 }  # fmt: skip
 
