@@ -104,7 +104,7 @@ def analyse_softmax(
         nearest, bound = nearest + shift, bound + np.abs(shift)
     rest = -lost / rounded.divisor
     slack = allow(kernel.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
-    if kernel.delta_of_out and kernel.fine:  # weights are e^(score - log normaliser)
+    if kernel.of_log:
         relative = kernel.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
         of_log = relative * np.abs(exact.out)  # the same for all columns: slack, too
         variance, least_favourable = (x + (RMS * of_log) ** 2 for x in (variance, least_favourable))
@@ -493,7 +493,7 @@ class _ErrorSums:
 
     def _lose(self, head: SoftmaxHead, kernel: Roundings) -> Doubles | float:
         """Return what sums in the range of subnormal numbers may lose."""
-        whole = 1.0 if kernel.normalised else self.whole
+        whole = 1.0 if kernel.normalised or kernel.of_log else self.whole
         return len(head.k) * kernel.accumulate.spacing(0.0) * whole
 
     def bound(self, head: SoftmaxHead, kernel: Roundings, out: Doubles) -> Doubles:
