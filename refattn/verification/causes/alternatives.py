@@ -172,7 +172,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 yield Alternative(text, problem._replace(window=change(side + by)))
     for size in (x for x in _WRAPS if (is_causal or left is not None) and x < max(n, m)):
         for words, wrap in _WRAPPED.items():
-            text = f"places of {words} are counted modulo {size}"
+            text = f"positions of {words} are taken modulo {size}"
             seen = partial(_show_wrapped, band=band, wrap=partial(wrap, size=size))
             yield Alternative(text, problem, seen)
     if left is not None or right is not None:

@@ -97,7 +97,7 @@ def list_of_heads(
     if problem.has_sinks:
         yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
     if has_bias and few:
-        yield "the bias counts {} times", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
+        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
     elif few:
         yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
 

@@ -35,7 +35,7 @@ _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _FACTS = re.compile(  # that say what numbers are
-    r"all numbers are|times as large|a number times the exact|hold NaN|see no key|log normaliser"
+    r"all numbers are|times as large|exact row times a number|hold NaN|see no key|log normaliser"
 )
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated

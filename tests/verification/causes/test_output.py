@@ -288,7 +288,7 @@ CASES = {
     "keys wrap": (lambda: attention(S[..., J % 32], V[:, J % 32]), "keys j are those of j % 32"),
     "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
     "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
-        "times the log of the place of the query"),
+        "times the log of the position of the query"),
     "log beyond": (lambda: attention(hide(np.maximum(np.log(ROW + 1) / 3, 1) * S, FAR <= 0),
         causal=True), "log(place of the query) / log(20.0"),
     "lse times 1.01": (lambda: attention(lse=1.01 * LSE), "lse is 1.01 times what it should be"),
@@ -351,7 +351,7 @@ def test_numbers_are_fitted_to_errors_of_a_million_units():
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 96, 16)).astype("f4")
     grown = 0.3 * np.log(np.arange(96, dtype="f4") + 1)[:, None] * q
     found = verify(q=q, k=k, v=v, out=softmax_attention(grown, k, v, causal=True), causal=True)
-    words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the place"
+    words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the position"
     assert re.match(words, found.suspects[0].text)
 
 
@@ -513,7 +513,7 @@ def summed_in_bfloat16():
 
 
 SEEN_PLACES = {
-    "sum in 8 digits": (summed_in_bfloat16, "each row is a number times the exact row"),
+    "sum in 8 digits": (summed_in_bfloat16, "each row is the exact row times a number"),
     "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
         "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
     "stale values": (lambda: attention(v=np.where((J // 16 == 2)[:, None], V[::-1, ::-1], V)),
