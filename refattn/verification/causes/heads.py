@@ -16,7 +16,7 @@ from .sampled import Alternative
 from .wrong_rows import Sample, differ, divide
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
-_NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # what they are where there is none
+_NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 
 

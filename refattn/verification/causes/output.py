@@ -507,9 +507,9 @@ class Normalisers(NamedTuple):
 def explain_normalisers(
     trials: Trials, one: Explained, numbers: Numbers, profile: Profile, others: bool = True
 ) -> Normalisers | None:
-    """Find what log normalisers are, in the rows of which an alternative is a reason.
+    """Find a description of the log normalisers, in the rows that an alternative explains.
 
-    They are those of the alternative, under a name, or of other problems.
+    Those of the alternative are tried first, in all forms of `NORMALISERS`, then those of others.
     """
     heads, about = trials.sample.heads, (trials.problem, numbers, profile)
     heads = heads if one.everywhere else [x.take(x.wrong) for x in heads if x.wrong.any()]
