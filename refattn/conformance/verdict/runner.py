@@ -42,7 +42,7 @@ _BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
 _TO_DIAGNOSE = 30.0  # seconds
 _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
-_FEW_SEEDS = 500  # of each declaration that is tried
+_FEW_SEEDS = 500  # for each other coupling or feature map
 
 
 def check(
