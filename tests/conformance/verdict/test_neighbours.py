@@ -73,7 +73,7 @@ def without_late_keys(q, k, v, **options):
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "words"), [({"scale": 1.0}, []), ({}, [LOST])])
 def test_a_convention_is_named_if_the_checks_pass_with_it(options, words):
-    """In small problems the first is right but for its scale; large ones fail with it, too."""
+    """Small problems show only the wrong scale of the first; large ones fail with any scale."""
     fn = functools.partial(without_late_keys, **options)
     found = verdict(fn, checks=("reference_values", "rounding_errors"), tags={"dtype": "float32"})
     assert found == ("FAIL", words)

@@ -150,19 +150,19 @@ def test_a_slow_callable_is_underpowered(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tags", "said"),
+    ("tags", "advised"),
     [
         ({}, False),
         ({"library": "torch"}, True),
         ({"library": "torch", "device": "cuda:0"}, False),
     ],
 )
-def test_threads_of_torch_are_an_advice_on_a_cpu(tags, said):
+def test_threads_of_torch_are_an_advice_on_a_cpu(tags, advised):
     trial = trials.CheckRun(of(plain, "softmax", **tags), "causal", 0, reached=0.5)
     weak = runner.Result("causal", "", "identity", "UNDERPOWERED")
     text = advise([weak], [trial], {"quick": 2000}, "quick", 120.0)
     assert text.startswith("too slow: 1,000 of 2,000 seeds in 120 s: --time-limit 240")
-    assert ("OMP_NUM_THREADS=1" in text) is said
+    assert ("OMP_NUM_THREADS=1" in text) is advised
 
 
 def test_progress_is_followed_check_by_check():
