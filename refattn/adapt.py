@@ -53,10 +53,7 @@ __all__ = [
     "saderf",
     "sderf",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 class Centred(NamedTuple):

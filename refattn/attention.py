@@ -14,10 +14,7 @@ from .engine.scores import Options
 from .typing import ArrayT
 
 __all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @as_written

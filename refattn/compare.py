@@ -26,10 +26,7 @@ from .files.tolerated import Tolerated, tolerated
 from .registry import DEFAULT, ESTIMATORS, Estimator
 
 __all__ = ["Comparison", "Inputs", "Row", "Skipped", "Tolerated", "measure", "names", "tolerated"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 REFUSALS = (ValueError, MemoryError, OverflowError)  # what an estimator may not take S with

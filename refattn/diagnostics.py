@@ -16,10 +16,7 @@ from .engine.hops import Keys, Samples, sample
 from .engine.kernel import finite, log_sum_exp, nonzero
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _LEAST_EXCESS = math.log(1e-292)  # smallest normal number / eps: below it the fit loses digits

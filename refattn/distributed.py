@@ -33,10 +33,7 @@ from .streaming import PositiveState
 from .typing import Coupling
 
 __all__ = ["attend", "random_feature_attention", "softmax_attention"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 Heads = list[Any]  # what chunks of query heads that share keys read

@@ -41,10 +41,7 @@ __all__ = [
     "taylor_features",
     "trigonometric_features",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _LARGEST_MAP = 1_000_000  # features that a deterministic map may have

@@ -16,10 +16,7 @@ from .engine.kernel import attend, finite
 from .typing import Features
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 FEATURES: tuple[Features, ...] = get_args(Features)

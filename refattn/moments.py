@@ -46,10 +46,7 @@ __all__ = [
     "shrinkage_intensity",
     "summary",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @held()

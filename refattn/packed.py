@@ -23,10 +23,7 @@ from .arrays.library import Array, array_namespace, as_written, device
 from .attention import Attended
 
 __all__ = ["paged", "varlen"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @as_written

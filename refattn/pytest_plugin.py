@@ -12,10 +12,7 @@ import pytest
 from .typing import CASES, Dtype
 
 __all__ = ["qkv", "qkv_dtype", "qkv_shape"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @pytest.fixture

@@ -34,10 +34,7 @@ __all__ = [
     "draw",
     "draw_target",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 class InfiniteVarianceWarning(UserWarning):

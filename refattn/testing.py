@@ -44,10 +44,7 @@ __all__ = [
     "cases",
     "draw_qkv",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 _Triple = tuple[Floats, Floats, Floats]

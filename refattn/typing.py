@@ -32,10 +32,7 @@ else:
     from typing import TypeVar
 
     ArrayT = TypeVar("ArrayT", bound="SupportsArray")  # defaults begin with Python 3.13
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 class SupportsArray(Protocol):

@@ -9,7 +9,4 @@ from __future__ import annotations
 from .study import Audit, Survivor, audit
 
 __all__ = ["Audit", "Survivor", "audit"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -58,7 +58,4 @@ __all__ = [
     "softmax_attention",
     "softmax_gradients",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

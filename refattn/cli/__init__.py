@@ -10,7 +10,4 @@ from __future__ import annotations
 from .process import commands, main
 
 __all__ = ["commands", "main"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

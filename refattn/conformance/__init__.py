@@ -36,7 +36,4 @@ __all__ = [
     "checks_of",
     "parametrize_with_checks",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

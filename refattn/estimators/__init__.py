@@ -16,7 +16,4 @@ from .rfa import importance_sampled_attention as importance_sampled_attention
 from .rfa import random_feature_attention as random_feature_attention
 
 __all__ = sorted(x for x, y in globals().items() if callable(y) or x == "key_sampling")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

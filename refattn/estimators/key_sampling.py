@@ -33,10 +33,7 @@ from ..engine.kernel import attend, finite
 from ..typing import KEY_LAWS, KeyLaw, Pivots
 
 __all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 PIVOTS: tuple[Pivots, ...] = get_args(Pivots)

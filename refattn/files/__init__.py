@@ -3,7 +3,4 @@
 from __future__ import annotations
 
 __all__ = []
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

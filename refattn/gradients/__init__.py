@@ -5,7 +5,4 @@ from __future__ import annotations
 from .rules import Gradients, vjp
 
 __all__ = ["Gradients", "vjp"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -45,7 +45,4 @@ from .softmax import softmax_attention as softmax_attention
 from .terms import visible as visible
 
 __all__ = sorted(x for x, value in globals().items() if callable(value))
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -10,7 +10,4 @@ from .advice import Advice, Choice, study
 from .plans import Candidate, Plan, Search, plan, search
 
 __all__ = ["Advice", "Candidate", "Choice", "Plan", "Search", "plan", "search", "study"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

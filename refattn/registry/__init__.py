@@ -17,7 +17,4 @@ from .own import DEFAULT
 from .record import ESTIMATORS, TRAITS, Estimator, register
 
 __all__ = ["DEFAULT", "ESTIMATORS", "TRAITS", "Estimator", "register"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -66,7 +66,4 @@ __all__ = [
     "normal_variance",
     "suite_p",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -18,7 +18,4 @@ from .softmax import SoftmaxState as SoftmaxState
 from .writing import write_random_feature_attention as write_random_feature_attention
 
 __all__ = sorted(x for x, value in globals().items() if callable(value))
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -56,7 +56,4 @@ __all__ = [
     "relative_error",
     "sampled_keys_law",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

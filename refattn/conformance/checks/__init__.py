@@ -9,7 +9,4 @@ from . import values  # isort: skip
 from . import claims  # isort: skip  # which names all of them
 
 __all__: list[str] = []
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -9,10 +9,7 @@ from __future__ import annotations
 from .catalogue import Mutant, right, wrong
 
 __all__ = ["MUTANTS", "VARIANTS", "Mutant"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 MUTANTS: tuple[Mutant, ...] = wrong()
