@@ -449,7 +449,8 @@ def measure(
     rows = [inputs.row_of_exact(draws), mean_of_v]
     warm = set()
     for record, samples in track(cases):
-        posed = few if few is not None and _on_some(record, causal) else inputs
+        apart = not causal or record.takes("causal", "mask")  # which is what some queries see
+        posed = few if few is not None and on_part(record) and apart else inputs
         try:
             row = posed.row(record, samples, draws, warm=record.name in warm)
         except REFUSALS as refusal:
@@ -505,11 +506,6 @@ def record_of(name: str) -> Estimator:
 def on_part(record: Estimator) -> bool:
     """Tell whether an estimator takes too long on all queries, and gives the same on some."""
     return record.has("quadratic", "queries-apart", "unordered-keys")
-
-
-def _on_some(record: Estimator, causal: bool) -> bool:
-    """Tell whether it is measured on some queries: of causal ones what they see is a mask."""
-    return on_part(record) and (not causal or record.takes("causal", "mask"))
 
 
 def _skipped(inputs: Inputs, record: Estimator, samples: int | None, reason: str) -> Skipped:

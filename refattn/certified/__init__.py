@@ -41,21 +41,16 @@ and raise a RuntimeError that names the failed test.
     routines of matrix multiplication, Numerical Algorithms 59, 2012.
 """
 
-from .assumptions import self_test
-from .attention import attend, random_feature_attention, softmax_attention, softmax_gradients
-from .pairs import Pair
-from .results import Bound, Certified, Gradients, Rounded
+from .assumptions import self_test as self_test
+from .attention import attend as attend
+from .attention import random_feature_attention as random_feature_attention
+from .attention import softmax_attention as softmax_attention
+from .attention import softmax_gradients as softmax_gradients
+from .pairs import Pair as Pair
+from .results import Bound as Bound
+from .results import Certified as Certified
+from .results import Gradients as Gradients
+from .results import Rounded as Rounded
 
-__all__ = [
-    "Bound",
-    "Certified",
-    "Gradients",
-    "Pair",
-    "Rounded",
-    "attend",
-    "random_feature_attention",
-    "self_test",
-    "softmax_attention",
-    "softmax_gradients",
-]
+__all__ = sorted(x for x, value in globals().items() if callable(value))
 __dir__ = __all__.copy

@@ -179,7 +179,12 @@ def publish(
 
     try:
         with unread(), np.errstate(all="ignore"):  # what is not finite is shown as it is
-            _print_answer(answer, kind)
+            if kind == "json":
+                click.echo(answer.to_json(), nl=False)
+            elif kind == "csv":
+                click.echo(to_csv(answer.tables()), nl=False)
+            else:
+                answer.show(Page(markdown=kind == "markdown"))
         if json_path is not None:
             json_path.write_text(answer.to_json(), encoding="utf-8")
         if plot_path is not None and plot is not None:
@@ -189,26 +194,13 @@ def publish(
         raise Unusable(f"cannot write the results: {error}") from None
 
 
-def _print_answer(answer: Answer, kind: str) -> None:
-    if kind == "json":
-        click.echo(answer.to_json(), nl=False)
-    elif kind == "csv":
-        click.echo(to_csv(answer.tables()), nl=False)
-    else:
-        answer.show(Page(markdown=kind == "markdown"))
-
-
-def other_layout(layout: str) -> str:
-    """Return the layout with heads and tokens exchanged."""
-    return {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
-
-
 def many_heads(heads: int, tokens: int, layout: str) -> None:
     """Warn of more heads than tokens: the axes may be in the other order."""
     if heads > tokens:
+        other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
         notice(
             f"warning: {heads} heads of {tokens} tokens in layout {layout} "
-            f"looks transposed; if so, pass --layout {other_layout(layout)}"
+            f"looks transposed; if so, pass --layout {other}"
         )
 
 

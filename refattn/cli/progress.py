@@ -132,7 +132,12 @@ def checking(checks: Sequence[Any], most: float = 0.0) -> Iterator[Any]:
     """
     announced = _announced(checks, most)
     if not os.isatty(2):
-        yield from _counted(announced, len(checks))
+        said = time.monotonic()
+        for number, check in enumerate(announced, 1):
+            if time.monotonic() - said > _EVERY:
+                said = time.monotonic()
+                _write(f"check {number} of {len(checks)}: {check.name}\n")
+            yield check
         return
     with open(os.dup(2), "w", encoding="utf-8") as terminal:
         line = Progress(
@@ -160,16 +165,6 @@ def _announced(checks: Sequence[Any], most: float) -> Iterator[Any]:
             silent = False
             text = f"estimated time: at most {spell(most)} (--time-limit sets it)\n"
             _write(text)
-        yield check
-
-
-def _counted(checks: Iterable[Any], count: int) -> Iterator[Any]:
-    """Write a line now and then, to the file itself."""
-    said = time.monotonic()
-    for number, check in enumerate(checks, 1):
-        if time.monotonic() - said > _EVERY:
-            said = time.monotonic()
-            _write(f"check {number} of {count}: {check.name}\n")
         yield check
 
 

@@ -113,13 +113,10 @@ def map_features(feature_map: UserMap, like: Array, xp: Any) -> signed.Signed:
         # A map may write the features of keys where it has written these.
         return Features(values if trusted else 1.0 * values, log_scale)
 
-    return signed.Signed(phi_q, phi, width, xp=xp, splits=is_elementwise(feature_map))
-
-
-def is_elementwise(feature_map: UserMap) -> bool:
-    """Say whether a map may be given some of the heads."""
+    # Whether a map may be given some of the heads.
     function = feature_map.func if isinstance(feature_map, partial) else feature_map
-    return any(map is function for map, _ in _ELEMENTWISE)
+    splits = any(map is function for map, _ in _ELEMENTWISE)
+    return signed.Signed(phi_q, phi, width, xp=xp, splits=splits)
 
 
 @as_written

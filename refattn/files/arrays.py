@@ -45,7 +45,10 @@ def load_qkv(
     must_hold(path, arrays, required)
     arrays = {name: arrays[name] for name in "qkv" if name in arrays}  # in this order
     if dtype is None and {*stored.values()} & {*_SIXTEEN_BITS}:
-        _refuse_mixed(stored)
+        for name, narrow in stored.items():
+            if narrow != stored["q"]:
+                rule = f"must have the dtype of `q`, {stored['q']}"
+                raise TypeError(f"`{name}` {rule}, got {narrow}. {_CASTS}")
         dtype = "float32"
     if dtype is not None:
         with np.errstate(over="ignore"):
@@ -75,15 +78,6 @@ def _read_tensor_qkv(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
     there = {name: tensors[name] for name in "qkv" if name in tensors}
     arrays = {name: tensor.numbers(name) for name, tensor in there.items()}
     return arrays, {name: tensor.type_name() for name, tensor in there.items()}
-
-
-def _refuse_mixed(stored: Mapping[str, str]) -> None:
-    """Check that arrays in a narrow dtype are not mixed with others."""
-    for name, dtype in stored.items():
-        if dtype != stored["q"]:
-            raise TypeError(
-                f"`{name}` must have the dtype of `q`, {stored['q']}, got {dtype}. {_CASTS}"
-            )
 
 
 def put_heads_first(name: str, x: Any) -> Any:

@@ -400,7 +400,8 @@ def _study_laws(
     exact = softmax_attention(few, k, v, scale=question.scale)
     answers = {}
     for name, law in _list_laws(few, k, v, exact, question.scale, fitted).items():
-        laws = [_rescaled(law, samples) for samples in question.sizes]
+        # The law of one sample, turned into that of several.
+        laws = [type(law)(law.bias / s, law.variance / s, law.ess * s) for s in question.sizes]
         answers[name] = {
             "error": [theory.relative_error(law, exact) for law in laws],
             "inside": [np.mean(law.in_regime) for law in laws],
@@ -446,9 +447,3 @@ def _spread_of_queries(law: theory.Law, exact: Floats, count: int) -> float:
         sums = [np.sum(x, axis=-1) for x in (law.variance, exact**2)]
         shares = [x / np.mean(x) for x in sums]
         return float(np.std(shares[0] - shares[1], ddof=1) * math.sqrt(1 / taken - 1 / count))
-
-
-def _rescaled(law: theory.Law, samples: int) -> theory.Law:
-    """Turn the law of one sample into that of several."""
-    count = float(samples)
-    return type(law)(law.bias / count, law.variance / count, law.ess * count)

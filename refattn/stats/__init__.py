@@ -11,59 +11,34 @@ type raises TypeError. NaN, a wrong shape and a number out of range raise ValueE
 
 from __future__ import annotations
 
-from .bounds import (
-    bernstein,
-    betting,
-    catoni,
-    chernoff,
-    dkwm,
-    dkwm_mean,
-    dkwm_two_sample,
-    empirical_bernstein,
-    hoeffding,
-)
-from .exact import (
-    binomial,
-    chi2,
-    ks,
-    lognormal_pair,
-    lognormal_sum_cdf,
-    normal_mean,
-    normal_scale,
-    normal_variance,
-)
-from .gaussian import GaussianEstimates, bartlett, gaussian_estimates, hotelling
-from .multiple import Sequential, clopper_pearson, gandy_scott, holm, suite_p
-from .power import min_discrepancy, min_samples
+from .bounds import bernstein as bernstein
+from .bounds import betting as betting
+from .bounds import catoni as catoni
+from .bounds import chernoff as chernoff
+from .bounds import dkwm as dkwm
+from .bounds import dkwm_mean as dkwm_mean
+from .bounds import dkwm_two_sample as dkwm_two_sample
+from .bounds import empirical_bernstein as empirical_bernstein
+from .bounds import hoeffding as hoeffding
+from .exact import binomial as binomial
+from .exact import chi2 as chi2
+from .exact import ks as ks
+from .exact import lognormal_pair as lognormal_pair
+from .exact import lognormal_sum_cdf as lognormal_sum_cdf
+from .exact import normal_mean as normal_mean
+from .exact import normal_scale as normal_scale
+from .exact import normal_variance as normal_variance
+from .gaussian import GaussianEstimates as GaussianEstimates
+from .gaussian import bartlett as bartlett
+from .gaussian import gaussian_estimates as gaussian_estimates
+from .gaussian import hotelling as hotelling
+from .multiple import Sequential as Sequential
+from .multiple import clopper_pearson as clopper_pearson
+from .multiple import gandy_scott as gandy_scott
+from .multiple import holm as holm
+from .multiple import suite_p as suite_p
+from .power import min_discrepancy as min_discrepancy
+from .power import min_samples as min_samples
 
-__all__ = [
-    "GaussianEstimates",
-    "Sequential",
-    "bartlett",
-    "bernstein",
-    "betting",
-    "binomial",
-    "catoni",
-    "chernoff",
-    "chi2",
-    "clopper_pearson",
-    "dkwm",
-    "dkwm_mean",
-    "dkwm_two_sample",
-    "empirical_bernstein",
-    "gandy_scott",
-    "gaussian_estimates",
-    "hoeffding",
-    "holm",
-    "hotelling",
-    "ks",
-    "lognormal_pair",
-    "lognormal_sum_cdf",
-    "min_discrepancy",
-    "min_samples",
-    "normal_mean",
-    "normal_scale",
-    "normal_variance",
-    "suite_p",
-]
+__all__ = sorted(x for x, value in globals().items() if callable(value))
 __dir__ = __all__.copy

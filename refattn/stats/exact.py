@@ -33,6 +33,7 @@ __all__ = [
 
 # Error of `lognormal_sum_cdf`, asserted by the tests.
 CDF_ERROR = 1e-12
+_legendre = cache(np.polynomial.legendre.leggauss)
 
 
 def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
@@ -339,14 +340,9 @@ def chi2_two_sided(x: float, df: float) -> float:
     return float(min(1, 2 * min(special.chdtr(df, x), special.chdtrc(df, x))))
 
 
-@cache
-def _legendre() -> tuple[Any, Any]:
-    return np.polynomial.legendre.leggauss(100)
-
-
 def _lognormal_sum_cdf(t: Any, s: float) -> Any:
     """Return the integral of `lognormal_sum_cdf` for positive t (k,)."""
-    nodes, weights = _legendre()
+    nodes, weights = _legendre(100)
     log_t = np.log(t)
     a = (log_t + s * s / 2) / s
     # Beyond 9 standard deviations there is 1e-19 of the mass.

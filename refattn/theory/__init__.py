@@ -11,49 +11,25 @@ first order in 1/S if their docstrings say so.
 
 from __future__ import annotations
 
-from .attention import (
-    ExactLaw,
-    Law,
-    attention_law,
-    importance_sampling_law,
-    num_features_for,
-    randomized_attention_law,
-    relative_error,
-)
-from .gradient import gradient_law
-from .kernel import (
-    kernel_mean,
-    kernel_mse,
-    kernel_variance,
-    log_kernel_mean,
-    log_kernel_mse,
-    log_kernel_variance,
-    log_norm_approximation_bias,
-    log_second_moment,
-    num_features_for_kernel,
-)
-from .kernel_law import COUPLINGS
-from .sampled_keys import sampled_keys_law
+from .attention import ExactLaw as ExactLaw
+from .attention import Law as Law
+from .attention import attention_law as attention_law
+from .attention import importance_sampling_law as importance_sampling_law
+from .attention import num_features_for as num_features_for
+from .attention import randomized_attention_law as randomized_attention_law
+from .attention import relative_error as relative_error
+from .gradient import gradient_law as gradient_law
+from .kernel import kernel_mean as kernel_mean
+from .kernel import kernel_mse as kernel_mse
+from .kernel import kernel_variance as kernel_variance
+from .kernel import log_kernel_mean as log_kernel_mean
+from .kernel import log_kernel_mse as log_kernel_mse
+from .kernel import log_kernel_variance as log_kernel_variance
+from .kernel import log_norm_approximation_bias as log_norm_approximation_bias
+from .kernel import log_second_moment as log_second_moment
+from .kernel import num_features_for_kernel as num_features_for_kernel
+from .kernel_law import COUPLINGS as COUPLINGS
+from .sampled_keys import sampled_keys_law as sampled_keys_law
 
-__all__ = [
-    "COUPLINGS",
-    "ExactLaw",
-    "Law",
-    "attention_law",
-    "gradient_law",
-    "importance_sampling_law",
-    "kernel_mean",
-    "kernel_mse",
-    "kernel_variance",
-    "log_kernel_mean",
-    "log_kernel_mse",
-    "log_kernel_variance",
-    "log_norm_approximation_bias",
-    "log_second_moment",
-    "num_features_for",
-    "num_features_for_kernel",
-    "randomized_attention_law",
-    "relative_error",
-    "sampled_keys_law",
-]
+__all__ = sorted(x for x, y in globals().items() if callable(y) or x == "COUPLINGS")
 __dir__ = __all__.copy

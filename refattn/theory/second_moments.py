@@ -149,13 +149,16 @@ def factor_pairs(problem: KernelAttention, *, centred: bool) -> Iterator[PairWei
     E_jj' / Z^2 = e^{h} b_j b_j' G_jj', G a Gaussian kernel of the keys: no exponent is positive
     but h and the largest log b, which are to be carried apart.
     """
+    from scipy.spatial.distance import cdist
+
     law = SquaredWeights(problem.proposal, problem.d)
     of = None  # the head that `head`, `key` and `gram` are of
     for index, scores, values, q_i, k_h in problem.blocks(centred=centred):
         if index[:-1] != of:
             of, head = index[:-1], law.at(problem.query_head(index[:-1]))
             key = head.rotate(k_h)
-            gram = _gaussian_gram(key * np.sqrt((1 + head.curvature) / 4))
+            x = key * np.sqrt((1 + head.curvature) / 4)
+            gram = np.asarray(np.exp(-cdist(x, x, "sqeuclidean")))
         q = head.rotate(q_i)
         t = q - head.mean
         slope = key * head.curvature
@@ -198,10 +201,3 @@ def times_exp(log_size: Doubles, sums: Doubles) -> Doubles:
     """Scale rows; what is 0 stays 0 where the scale overflows."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(np.where(sums == 0, 0.0, np.exp(log_size)[..., None] * sums))
-
-
-def _gaussian_gram(x: Doubles) -> Doubles:
-    """exp(-|x_j - x_j'|^2), shape (m, m)."""
-    from scipy.spatial.distance import cdist
-
-    return np.asarray(np.exp(-cdist(x, x, "sqeuclidean")))

@@ -12,7 +12,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ...arrays.tables import Table, count, digits
 from ...arrays.words import head_number, portable, to_json
-from ...profile import Advice, Candidate, Choice, Search, advice
+from ...profile import Advice, Choice, Search, advice
 from .page import Page
 from .source import heading, origin
 
@@ -122,7 +122,9 @@ def _print_search(searched: Search, profile: Advice, page: Page) -> None:
     for candidate in searched.candidates:
         row = last.get(candidate.estimator)
         if row and row["samples"] is not None and not candidate.reached:
-            last[candidate.estimator] = {**row, "samples": _missed(candidate)}
+            tried = [x.samples or 0 for x in candidate.steps]
+            none = f"> {tried[-1]}" if tried[-1] == max(tried) else "none"  # no window does
+            last[candidate.estimator] = {**row, "samples": none}
     page.table(measured._replace(rows=list(last.values())))
     page.say(f"mean of {plan.draws} draws and {len(plan.heads)} heads")
     if len(plan.heads) < heads:
@@ -133,12 +135,6 @@ def _print_search(searched: Search, profile: Advice, page: Page) -> None:
     for candidate in searched.candidates:
         if candidate.reason:
             page.say(f"not tried further: {candidate.estimator}: {candidate.reason}")
-
-
-def _missed(candidate: Candidate) -> str:
-    """Write that S must be larger than all that were tried, or that no window does."""
-    tried = [row.samples or 0 for row in candidate.steps]
-    return f"> {tried[-1]}" if tried[-1] == max(tried) else "none"
 
 
 def _print_recommendation(profile: Advice, searched: Search | None, page: Page) -> None:

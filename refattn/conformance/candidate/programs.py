@@ -148,20 +148,15 @@ class Subprocess:
         arrays = {k: np.asarray(x, order="C") for k, x in arrays.items()}
         if self.format == "npz":
             np.savez(path, allow_pickle=False, **arrays)
-        else:
-            _safetensors().save_file(arrays, path)
+            return
+        try:
+            import_module("safetensors.numpy").save_file(arrays, path)
+        except ModuleNotFoundError:
+            needs = "format 'safetensors' needs `pip install 'refattn[cli]'`"
+            raise ModuleNotFoundError(needs) from None
 
     def _read(self, path: str) -> dict[str, Any]:
         if self.format == "npz":
             with np.load(path, allow_pickle=False) as file:
                 return dict(file)
         return read_tensors(path)[0]
-
-
-def _safetensors() -> Any:
-    try:
-        return import_module("safetensors.numpy")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "format 'safetensors' needs `pip install 'refattn[cli]'`"
-        ) from None

@@ -119,11 +119,8 @@ def parse_tag(name: str, value: Any) -> Any:
     if name == "device":
         return value
     if value is None or (name == "scale" and value == "None"):
-        return (
-            None
-            if name in ("scale", "device", "max_logit")
-            else checks.real(f"tags[{name!r}]", value)
-        )
+        optional = name in ("scale", "max_logit")
+        return None if optional else checks.real(f"tags[{name!r}]", value)
     if name == "ddof":
         if isinstance(value, bool) or value not in (0, 1, "0", "1"):
             raise ValueError(f"`tags['ddof']` must be 0 or 1, got {_brief(value)}.")

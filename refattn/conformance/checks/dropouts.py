@@ -42,15 +42,6 @@ def _shown(arrays: Arrays) -> Arrays:
     return q / 2, k / 2, np.broadcast_to(np.eye(m), (*k.shape[:-1], m)).copy()
 
 
-def _problem(t: CheckRun) -> Arrays:
-    """Draw a problem past blocks of 128 keys, with grouped heads if they are taken."""
-    n, m, d = t.fit(40, 144, 16)
-    if t.adapter["same_value_size"]:
-        n, m, d = t.fit(40, d, d)
-    lead, groups = t.adapter.lead(2, 4), 2 if t.adapter.grouped else None
-    return _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
-
-
 def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
     """Yield any two of the other uses, as far as time allows."""
     uses = {name: x for name, x in levels(t.adapter).items() if name not in ("d_v", "lse")}
@@ -124,15 +115,18 @@ def factors_of_dropout(t: CheckRun) -> None:
 def law_of_dropout(t: CheckRun) -> None:
     """Count kept weights: in total, by place, and in pairs of heads, batches, tokens and seeds."""
     plain = t.adapter.settled
+    n, m, d = t.fit(40, 144, 16)  # past blocks of 128 keys
+    if t.adapter["same_value_size"]:
+        n, m, d = t.fit(40, d, d)
+    lead, groups = t.adapter.lead(2, 4), 2 if t.adapter.grouped else None
     for rate in _RATES:
-        arrays = _problem(t)
+        arrays = _shown(t.problem(n, m, d, lead=lead, groups=groups)[0])
         weights = _weights_without(t, arrays, plain)
 
         def one(seed: int, arrays: Any = arrays, weights: Any = weights, p: float = rate) -> Floats:
             return _find_kept(t, weights, p, t.call(*arrays, **plain, dropout=p, seed=seed))
 
         kept = draw_results(t, one, _SHARE / len(_RATES)) > 0
-        n, m = kept.shape[-2:]
         _independent(t, rate, kept, t.adapter.visible(n, m, plain))
 
 

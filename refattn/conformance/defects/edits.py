@@ -46,23 +46,13 @@ def _calling() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Edited:
-    """An implementation of an estimator: the text with its edits, run when it is first called.
+    """An implementation of an estimator: the text with its edits, run when it is first called."""
 
-    Attributes
-    ----------
-    block, estimator, over : str
-        The row that it is of, what it computes, and the text over the formulas, if any.
-    edits : tuple of Edit
-        What is changed.
-    features : str
-        The random features, where they are not the positive ones.
-    """
-
-    block: str = field(compare=False)
+    block: str = field(compare=False)  # the row that it is of
     estimator: str
-    over: str = ""
+    over: str = ""  # the text over the formulas, if any
     edits: tuple[Edit, ...] = ()
-    features: str = ""
+    features: str = ""  # where they are not the positive ones
 
     def sources(self) -> dict[str, str]:
         """Return the functions that are changed."""

@@ -83,9 +83,7 @@ def code(source: str, name: str) -> CodeType:
     return compiled
 
 
-@cache
-def _compiled(source: str, name: str) -> CodeType:
-    return code(source, name)
+_compiled = cache(code)
 
 
 def run(texts: Mapping[str, str], changed: Mapping[str, str] = _NOTHING) -> dict[str, Any]:

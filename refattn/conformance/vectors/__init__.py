@@ -46,4 +46,6 @@ def __getattr__(name: str) -> Any:
     if name in ("ESTIMATORS", "FILES"):
         return recipes.estimators() if name == "ESTIMATORS" else recipes.files()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __dir__ = __all__.copy

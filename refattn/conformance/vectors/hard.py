@@ -49,28 +49,14 @@ POWERS: dict[str, tuple[int, ...]] = {
 
 
 class Hard(NamedTuple):
-    """What a case is drawn with.
+    """What a case is drawn with."""
 
-    Attributes
-    ----------
-    family : str
-        A key of `POWERS`.
-    level : int
-        From 1.
-    seed : int
-        A word of its id, so that all numbers change with it.
-    width : int
-        Power of two that queries or keys are multiplied by, see the families.
-    n, m, d, d_v : int
-        Numbers of queries and keys, which is even, and of entries of keys and values.
-    """
-
-    family: str
-    level: int
-    seed: int = 0
-    width: int = 0
+    family: str  # a key of `POWERS`
+    level: int  # from 1
+    seed: int = 0  # a word of its id, so that all numbers change with it
+    width: int = 0  # power of two that queries or keys are multiplied by, see the families
     n: int = 2
-    m: int = 128
+    m: int = 128  # which is even
     d: int = 32
     d_v: int = 4
 

@@ -180,8 +180,8 @@ def documents() -> dict[str, Any]:
 
 def _group(recipe: Recipe) -> dict[str, Any]:
     """Make a group without tests: its subject, its source, and libraries of its convention."""
-    convention, of = recipe.convention, {"type": recipe.group}
-    about: dict[str, Any] = {"source": sources(recipe.group, convention)}
-    if convention is not None:
-        about["convention"] = convention._asdict() | {"libraries": libraries(convention)}
-    return {**of, **about, "tests": []}
+    name, said = recipe.group, recipe.convention
+    group: dict[str, Any] = {"type": name, "source": sources(name, said), "tests": []}
+    if said is not None:
+        group["convention"] = said._asdict() | {"libraries": libraries(said)}
+    return group

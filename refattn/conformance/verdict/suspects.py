@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -38,29 +38,26 @@ def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect
         if result.check in failed and result.check in laws:
             found = others or drawn  # wrong numbers are nearer evidence than failed checks
         elif result.check in failed:
-            result.compared = _comparable(trial)
-            found = list(_same_numbers(trial))[:_MOST_SUSPECTS] if result.compared else []
+            near = _same_numbers(trial)
+            result.compared, found = near is not None, (near or [])[:_MOST_SUSPECTS]
         if result.check in failed and not (found or result.compared):
             found = others
         result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
         result.changes = [x.fn.shown() for x, _ in found]
 
 
-def _comparable(trial: CheckRun) -> bool:
-    """Return whether the failing call can be made of catalogued defects."""
-    adapter, case = trial.adapter, trial.case
-    if case is None or case.want is None or trial.numbers is None:
-        return False
-    return adapter["scale"] is None and "seed" not in case.options
+def _same_numbers(trial: CheckRun) -> list[_Suspect] | None:
+    """List defects that give nearly the candidate's numbers, the nearest first.
 
-
-def _same_numbers(trial: CheckRun) -> Iterable[_Suspect]:
-    """Yield defects that give nearly the candidate's numbers, the nearest first."""
+    None if they cannot be called as the candidate was when it failed.
+    """
     from ..defects import MUTANTS
 
-    adapter, case = trial.adapter, trial.case
-    if case is None or case.want is None or trial.part is None:
-        return
+    adapter, case, numbers = trial.adapter, trial.case, trial.numbers
+    if case is None or case.want is None or numbers is None or trial.part is None:
+        return None
+    if adapter["scale"] is not None or "seed" in case.options:
+        return None
     asked = {"lse" if name == "return_lse" else name for name in case.options}
     needed = ({*CAPABILITIES} & asked) - {adapter.record.size}  # the window of EVA is its size
     gradient = "d_out" in case.options
@@ -79,13 +76,13 @@ def _same_numbers(trial: CheckRun) -> Iterable[_Suspect]:
         got = got[trial.part] if isinstance(got, tuple) else got
         if not np.all(np.isfinite(got)):
             continue
-        error = float(np.max(np.abs(trial.numbers - case.want), initial=0.0))
-        apart = float(np.max(np.abs(got - trial.numbers), initial=0.0))
+        error = float(np.max(np.abs(numbers - case.want), initial=0.0))
+        apart = float(np.max(np.abs(got - numbers), initial=0.0))
         if apart < _NEARLY * error:  # nearer to what came than the right numbers are
             same = apart <= 4 * case.allowed
             words = "the same numbers" if same else "nearly the same numbers"
             near.append((apart, mutant.name, (mutant, words)))
-    yield from (found for *_, found in sorted(near, key=lambda x: x[:2]))
+    return [found for *_, found in sorted(near, key=lambda x: x[:2])]
 
 
 def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspect]:
