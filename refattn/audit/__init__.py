@@ -4,8 +4,6 @@ The kernel in a test is replaced by each known bug of the catalogue, with the ro
 kernel, and the test is run again. The test does not notice the bugs that still pass.
 """
 
-from __future__ import annotations
-
 from .study import Audit, Survivor, audit
 
 __all__ = ["Audit", "Survivor", "audit"]

@@ -5,8 +5,6 @@ check` checks an implementation, and `refattn verify` the numbers in a file; `re
 computes the tolerance that a correct kernel needs; `refattn vectors` writes golden vectors.
 """
 
-from __future__ import annotations
-
 from .process import commands, main
 
 __all__ = ["commands", "main"]

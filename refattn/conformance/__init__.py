@@ -5,8 +5,6 @@ callable is called; `Subprocess` makes a callable of a program in any language;
 `parametrize_with_checks` makes pytest tests.
 """
 
-from __future__ import annotations
-
 from ..registry import ESTIMATORS
 from .candidate.adapter import Adapter
 from .candidate.failures import Failure

@@ -1,7 +1,5 @@
 """The estimators, each a function of queries, keys and values that calls the engine."""
 
-from __future__ import annotations
-
 from . import key_sampling as key_sampling
 from .few_keys import coreset_attention as coreset_attention
 from .few_keys import sampled_key_attention as sampled_key_attention

@@ -1,7 +1,5 @@
 """Gradients of the estimators, by explicit formulas: `vjp`."""
 
-from __future__ import annotations
-
 from .rules import Gradients, vjp
 
 __all__ = ["Gradients", "vjp"]

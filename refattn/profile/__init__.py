@@ -4,8 +4,6 @@
 features or samples a target error needs.
 """
 
-from __future__ import annotations
-
 from .advice import Advice, Choice, study
 from .plans import Candidate, Plan, Search, plan, search
 

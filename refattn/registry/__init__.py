@@ -11,8 +11,6 @@ looked up:
     nystrom = "mypackage.records:NYSTROM"
 """
 
-from __future__ import annotations
-
 from .own import DEFAULT
 from .record import ESTIMATORS, TRAITS, Estimator, register
 

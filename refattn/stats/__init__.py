@@ -9,8 +9,6 @@ are arrays of finite numbers, never empty, and p-values are floats. An argument 
 type raises TypeError. NaN, a wrong shape and a number out of range raise ValueError.
 """
 
-from __future__ import annotations
-
 from .bounds import bernstein as bernstein
 from .bounds import betting as betting
 from .bounds import catoni as catoni

@@ -9,8 +9,6 @@ frequencies, and so is the formula for keys drawn from the softmax. Formulas for
 first order in 1/S if their docstrings say so.
 """
 
-from __future__ import annotations
-
 from .attention import ExactLaw as ExactLaw
 from .attention import Law as Law
 from .attention import attention_law as attention_law

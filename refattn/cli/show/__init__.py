@@ -1,6 +1,4 @@
 """What the commands print, draw and write."""
 
-from __future__ import annotations
-
 __all__ = []
 __dir__ = __all__.copy
