@@ -467,7 +467,6 @@ def measure(
 
 
 def _norm_heads(exact: Floats) -> Floats:
-    """Compute the norm of each head."""
     size = np.linalg.norm(exact, axis=(-2, -1))
     if not (size.size and np.all(np.isfinite(size) & (size > 0))):
         raise ValueError(

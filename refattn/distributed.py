@@ -297,7 +297,6 @@ def _seen(band: Band, i: slice, columns: list[slice]) -> range:
 
 
 def _tokens_of_chunks(chunks: tuple[int, ...]) -> list[slice]:
-    """Return the tokens of each chunk."""
     return [slice(*ends) for ends in pairwise(accumulate(chunks, initial=0))]
 
 

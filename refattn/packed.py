@@ -228,7 +228,6 @@ def _contiguous(pages: Array, table: list[int], length: int, xp: Any) -> Array:
 
 
 def _tokens_of_each(name: str, offsets: Any, of: str, x: Array) -> list[slice]:
-    """Return the tokens of each sequence."""
     ends = checks.host_integers(name, offsets, "(sequences + 1,)", 1)
     if len(ends) < 2 or ends[0] != 0 or np.any(np.diff(ends) < 0) or ends[-1] != x.shape[0]:
         raise ValueError(

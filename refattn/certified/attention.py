@@ -318,7 +318,6 @@ def _bias_of_samples(samples: Bounded, log_weight: Pair, xp: Any) -> tuple[Pair,
 
 
 def _undo_groups(bounded: Bounded, ungroup: Any) -> Certified:
-    """Undo the groups of heads."""
     out, lse = (
         Pair(*(ungroup(x, core=core) for x in pair))
         for pair, core in ((bounded.out, 2), (bounded.lse, 1))

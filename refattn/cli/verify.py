@@ -71,7 +71,6 @@ the whole program (validation/site/guide/numbers.md).
 def _parse_types(
     ctx: click.Context, param: click.Parameter, value: str | None
 ) -> str | dict[str, str] | None:
-    """Parse a type, or types by array."""
     from ..arrays.stored import list_types
     from ..files.tensors import DTYPES
 
@@ -228,7 +227,6 @@ def _judge_layout(
     empty_rows: str = "zero",
     **options: Any,
 ) -> Verified:
-    """Judge what a file holds."""
     from ..files.tensors import open_tensors
     from ..verification.door import check_alpha
     from ..verification.empty_rows import settle

@@ -339,7 +339,6 @@ class _MomentInputs(NamedTuple):
         return self._replace(chunks=self.chunks.part(head))
 
     def moments(self) -> ChunkMoments:
-        """Take the moments."""
         moments = moments_of(self.chunks, self.root, self.chunks.xp)
         return moments._replace(causal=self.causal, ungroup=self.ungroup)
 

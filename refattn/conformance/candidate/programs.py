@@ -128,7 +128,6 @@ class Subprocess:
             self._process.kill()
 
     def _run(self, source: str, target: str) -> None:
-        """Run the program for one call."""
         words = [w.replace("{input}", source).replace("{output}", target) for w in self.command]
         with subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE

@@ -189,7 +189,6 @@ def _condition(word: str) -> Callable[[Adapter], bool]:
 
 
 def _check(row: str) -> Check:
-    """Return the check of a row."""
     name, traits, needs, claim = (x.strip() for x in row.split("|", 3))
     words = needs.split()
     layer = next((word for word in words if word in ("law", "bound")), "identity")

@@ -258,13 +258,11 @@ def _log_slopes(case: Recipe | Case, head: HeadArrays) -> dict[str, Any]:
 
 
 def _row_lengths(x: Floats) -> Floats:
-    """Return lengths of rows."""
     squares = (truth().numbers(x) ** 2).sum(-1)
     return np.array([truth().context().sqrt(e) for e in squares.ravel()]).reshape(squares.shape)
 
 
 def _longest_row(x: Floats) -> Any:
-    """Return the largest length of a row."""
     return truth().context().sqrt(max((truth().numbers(x) ** 2).sum(-1).ravel(), default=0))
 
 

@@ -75,7 +75,6 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
 
 
 def _c_header(cases: list[Case]) -> Iterator[tuple[str, bytes]]:
-    """Yield one header with all cases."""
     arrays, rows = [], []
     for i, case in enumerate(cases):
         tables: dict[str, list[str]] = {"in": [], "out": []}

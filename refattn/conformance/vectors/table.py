@@ -50,7 +50,6 @@ def rows() -> tuple[Row, ...]:
 
 
 def _rows_by_dtype(kinds: list[str], cells: list[str], words: list[str]) -> Iterator[Row]:
-    """Yield a row for each dtype among the words."""
     name, flags, comment = cells
     needs = {x.removeprefix("needs=") for x in words if x.startswith("needs=")}
     others = [x for x in words if not (x in DTYPE_FACTS or x.startswith("needs="))]
@@ -151,7 +150,6 @@ def hides_keys(record: Estimator) -> bool:
 
 
 def _argument_words(name: str, drawn: Drawn, arguments: dict[str, Any]) -> Iterator[str]:
-    """Yield the name of a row and its arguments in words."""
     yield from ("gradient",) if drawn.cotangents else ()
     yield from name.split()
     for side, keys in zip(("left", "right"), arguments.get("window", (None, None)), strict=True):

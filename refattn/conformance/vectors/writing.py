@@ -151,7 +151,6 @@ def _to_safetensors(document: dict[str, Any]) -> bytes:
 
 
 def _readme() -> str:
-    """Return the README of the directory."""
     rows = (
         " | ".join(cell.replace("|", "\\|") for cell in (name, *FLAGS[name]))
         for name in sorted(FLAGS)
@@ -168,7 +167,6 @@ def _readme() -> str:
 
 
 def _table_of_conventions() -> str:
-    """Return a table of the groups of conventions."""
     groups = documents()["softmax-conventions"]["testGroups"]
     conventions = (
         (group["type"], group["convention"]) for group in groups if "convention" in group
