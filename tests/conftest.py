@@ -149,6 +149,17 @@ def backend(request):
     return Backend(request.param)
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture
+def jax():
+    """JAX with float64."""
+    return Backend("jax").jax
+
+
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
     return np.dtype(request.param)

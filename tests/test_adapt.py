@@ -353,8 +353,7 @@ def test_adaptation_lowers_the_error_on_text_it_was_not_fitted_to():
     assert p <= 1e-6, f"seed {seed}: {wins} of 300 draws, p = {p:.2g}"
 
 
-def test_tensors_with_derivatives_are_read():
-    torch = pytest.importorskip("torch")
+def test_tensors_with_derivatives_are_read(torch):
     q = torch.ones((3, 2), requires_grad=True)
     assert adapt.fit(q, q).mean.shape == (2,)
     assert theory.attention_law(q, q, q, num_features=1).ess.shape == (3,)

@@ -127,8 +127,7 @@ def test_no_warning_of_what_is_hidden_or_documented(dtype):
     assert np.all(np.isnan(attend(q * huge, q * huge, v[:2]).out))
 
 
-def test_torch_autocast_changes_nothing():
-    torch = pytest.importorskip("torch")
+def test_torch_autocast_changes_nothing(torch):
     x = torch.asarray(draw(np.random.default_rng(0), 64, 64, dtype=np.dtype(np.float32)))
     want = attend(x, x, x)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -309,8 +309,7 @@ TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")
 
 
 @pytest.mark.parametrize("name", TRACED)
-def test_torch_autocast_changes_nothing(name):
-    torch = pytest.importorskip("torch")
+def test_torch_autocast_changes_nothing(torch, name):
     case, p, options = prepared(name, n=64, m=64, dtype=np.float32, causal=name == "rfa positive")
     arrays = [torch.asarray(x) for x in p.arrays]
     want = case.fn(*arrays, **options, **p.options)

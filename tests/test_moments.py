@@ -562,7 +562,6 @@ def test_norm_approximations_disagree():
     assert np.all(moments.mean_only(m) < 0.8 * squares)
 
 
-def test_chunks_of_two_libraries():
-    torch = pytest.importorskip("torch")
+def test_chunks_of_two_libraries(torch):
     with pytest.raises(TypeError, match=r"`chunks\[1\]` must come from the same array library as"):
         estimate_chunks([np.ones((2, 4, 3)), torch.ones(2, 4, 3)])

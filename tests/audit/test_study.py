@@ -181,8 +181,7 @@ def test_a_comparison_sees_the_library_of_the_queries(few):
     assert testing.audit(compare, q=q, k=k, v=v).accepts_correct
 
 
-def test_a_comparison_in_torch_has_a_wide_reference_and_takes_masks(few):
-    torch = pytest.importorskip("torch")
+def test_a_comparison_in_torch_has_a_wide_reference_and_takes_masks(torch, few):
 
     def compare(got, expected):
         assert (got.dtype, expected.dtype) == (torch.float16, torch.float32)

@@ -265,9 +265,7 @@ def test_other_libraries(library):
     assert (error < 2.0**-60).all()
 
 
-def test_under_jit_it_says_why():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
+def test_under_jit_it_says_why(jax):
     x = np.ones((2, 2))
     with pytest.raises(RuntimeError, match="must know the values"):
         jax.jit(lambda q: certified.softmax_attention(q, q, q).out.hi)(x)

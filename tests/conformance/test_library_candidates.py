@@ -9,18 +9,6 @@ from tests.conformance.candidates import BACK, OF_OPTIONS, SEES, checked, failur
 DTYPES = pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 
 
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
-@pytest.fixture
-def jax():
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    return jax
-
-
 @DTYPES
 @pytest.mark.parametrize("corner", ["top-left", "bottom-right"])
 def test_attention_of_torch(torch, dtype, corner):

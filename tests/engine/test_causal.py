@@ -182,10 +182,8 @@ def test_pairs_of_halves_are_those_of_all_samples(size):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["rfa", "linear"])
 @pytest.mark.parametrize(("n", "m", "masked"), [(2300, 1100, True), (6300, 6400, False)])
-def test_many_steps_of_a_library_that_traces(name, n, m, masked):
+def test_many_steps_of_a_library_that_traces(jax, name, n, m, masked):
     """Steps beyond the first, filled up at both ends."""
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal(s) for s in ((2, 2, n, 3), (2, 1, m, 3), (1, m, 2)))
     options = {"mask": rng.random(m) < 0.7} if masked else {}
@@ -230,10 +228,8 @@ def test_a_loop_is_traced_once(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 300)])
-def test_few_programs_are_compiled(name, most):
+def test_few_programs_are_compiled(jax, name, most):
     """Outside `jax.jit`, the first call compiles each operation for each shape."""
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
     counts = []
 
     def listen(event, seconds, **_):

@@ -190,8 +190,7 @@ def test_drawn_for_key_heads():
             sampled_key_attention(q, k, v, **drawn._asdict(), mask=mask)
 
 
-def test_indices_of_any_kind_of_integer():
-    torch = pytest.importorskip("torch")
+def test_indices_of_any_kind_of_integer(torch):
     q, k, v, _ = problem(12, 4, 300)
     want = coreset_attention(q, k, v, indices=[0, 100, 7])
     for dtype in (torch.int8, torch.uint8, torch.int64):

@@ -141,8 +141,7 @@ def test_only_a_head_is_read_of_safetensors(tmp_path):
     assert out[-1, -1] == out.sum() == 1
 
 
-def test_torch_files(tmp_path):
-    torch = pytest.importorskip("torch")
+def test_torch_files(torch, tmp_path):
     save_file = pytest.importorskip("safetensors.torch").save_file
     rng = np.random.default_rng(0)
     for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float16):

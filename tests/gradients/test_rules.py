@@ -324,9 +324,8 @@ TRACED = ("softmax", "rfa positive", "rfa trigonometric", "is", "lara balance")
         *product(TRACED, (3, 0)),  # of ten keys
     ],
 )
-def test_torch_differentiates(name, causal, seen):
+def test_torch_differentiates(torch, name, causal, seen):
     """The functions themselves, and formulas of few keys, by automatic differentiation."""
-    torch = pytest.importorskip("torch")
     if causal and "causal" in CASES[name].lacks:
         pytest.skip("it does not take it")
     case, arrays, options, rng = differentiable(name, "grouped", 9, 10, causal=causal)
@@ -344,8 +343,7 @@ def test_torch_differentiates(name, causal, seen):
 
 @BOTH
 @names("softmax", "rfa positive", "rfa trigonometric", "linear")
-def test_torch_differentiates_twice(name, causal):
-    torch = pytest.importorskip("torch")
+def test_torch_differentiates_twice(torch, name, causal):
     case, arrays, options, _ = differentiable(name, n=3, m=4, causal=causal)
     given = [torch.tensor(x, requires_grad=True) for x in arrays.values()]
 
@@ -359,10 +357,8 @@ def test_torch_differentiates_twice(name, causal):
 @pytest.mark.long
 @BOTH
 @names(*TRACED, "rfa hyperbolic", "linear")
-def test_jax_differentiates(name, causal):
+def test_jax_differentiates(jax, name, causal):
     """Under grad, vmap over heads and jit; and where an array that is traced has no device."""
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
     case, arrays, options, rng = differentiable(name, n=9, m=10, causal=causal)
     arrays = {x: y + 0.1 * rng.standard_normal((4, *y.shape)) for x, y in arrays.items()}
     d_out = rng.standard_normal((4, 9, arrays["v"].shape[-1]))
@@ -381,9 +377,7 @@ def test_jax_differentiates(name, causal):
 
 @pytest.mark.long
 @names(*FEW)
-def test_jax_differentiates_the_formula(name):
-    jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
+def test_jax_differentiates_the_formula(jax, name):
     case, arrays, options, rng = differentiable(name, n=11, m=13)
     d_out = rng.standard_normal((11, arrays["v"].shape[-1]))
     want = pulled(case.fn, arrays, d_out, **options)

@@ -32,8 +32,7 @@ def run(device, out, **options):
     return found
 
 
-def test_everything_is_measured(host, tmp_path):
-    torch = pytest.importorskip("torch")
+def test_everything_is_measured(torch, host, tmp_path):
     device = replace(host, torch=torch, share=torch.from_numpy)
     found = run(device, tmp_path / "gpu.json")
     assert len(found["comparisons"]) == 2 * len(gpu.METHODS)

@@ -293,9 +293,8 @@ def test_tokens():
 
 
 @needs_weights
-def test_embeddings_are_those_of_transformers():
+def test_embeddings_are_those_of_transformers(torch):
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     transformers.logging.set_verbosity_error()
     model = transformers.BertModel.from_pretrained(str(minilm.path()), add_pooling_layer=False)
