@@ -33,11 +33,6 @@ def swap(x):
     return x.swapaxes(1, 2)
 
 
-def _with_past(past, k, v):
-    """Keys and values after those that are past."""
-    return (np.concatenate(pair, 2) for pair in zip(past, (k, v), strict=True))
-
-
 def _torch_sdpa():
     torch = pytest.importorskip("torch")
     sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -186,7 +181,7 @@ def _hf_eager():
     def call(q, k, v, mask=None, past=None, causal=False, window=None, softcap=None, p=0.0):
         torch.manual_seed(0)
         if past is not None:
-            k, v = _with_past(past, k, v)
+            k, v = (np.concatenate(pair, 2) for pair in zip(past, (k, v), strict=True))
         n, m = q.shape[2], k.shape[2]
         if mask is not None and mask.dtype == bool:
             seen = torch.asarray(mask)

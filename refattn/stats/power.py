@@ -103,7 +103,11 @@ def min_discrepancy(
     alpha, beta = check.fraction("alpha", alpha), check.fraction("beta", beta)
     if alpha + beta >= 1:
         raise ValueError(f"`beta` must be less than 1 - `alpha`, got {beta} and {alpha}.")
-    return float(_detectable(test)(int(n), alpha, beta, **parameters))
+    if test not in _DETECTABLE:
+        names = ", ".join(f"`{f.__name__}`" for f in _DETECTABLE)
+        got = getattr(test, "__name__", type(test).__name__)
+        raise ValueError(f"`test` must be one of {names}, got `{got}`.")
+    return float(_DETECTABLE[test](int(n), alpha, beta, **parameters))
 
 
 def min_samples(
@@ -330,11 +334,3 @@ _DETECTABLE: dict[Callable[..., float], Callable[..., float]] = {
     bounds.dkwm: _dkwm,
     bounds.dkwm_two_sample: _dkwm_two_sample,
 }
-
-
-def _detectable(test: Any) -> Callable[..., float]:
-    if test not in _DETECTABLE:
-        names = ", ".join(f"`{f.__name__}`" for f in _DETECTABLE)
-        got = getattr(test, "__name__", type(test).__name__)
-        raise ValueError(f"`test` must be one of {names}, got `{got}`.")
-    return _DETECTABLE[test]

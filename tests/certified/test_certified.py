@@ -178,15 +178,10 @@ def test_bounds_hold_for_any_sizes(change):
 def test_random_features(features, size):
     rng = np.random.default_rng(7)
     q, k, v = (rng.standard_normal(x) * s for x, s in (((4, 6), size), ((9, 6), size), ((9, 2), 1)))
-    omega, log_weight = rng.standard_normal((5, 6)), rng.standard_normal(5)
-    mask = np.arange(9) % 3 > 0
-    got = certified.random_feature_attention(
-        q, k, v, omega=omega, log_weight=log_weight, features=features, mask=mask
-    )
-    out = digits.formulas(DPS).random_feature_attention(
-        q, k, v, omega=omega, log_weight=log_weight, features=features, mask=mask
-    )
-    assert holds(got, out)
+    options = {"omega": rng.standard_normal((5, 6)), "log_weight": rng.standard_normal(5)}
+    options |= {"features": features, "mask": np.arange(9) % 3 > 0}
+    got = certified.random_feature_attention(q, k, v, **options)
+    assert holds(got, digits.formulas(DPS).random_feature_attention(q, k, v, **options))
     assert (got.error <= 2.0**-55 * np.abs(v).max()).all()
 
 

@@ -203,7 +203,9 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
         error = "relative error, mean over heads"
         bars = "bars: standard error over draws"
         if len(families) == 1:
-            panels[0].set(xlabel=f"number S of {_things(names)}", ylabel=f"{error}\n({bars})")
+            things = ", ".join(sorted({_thing(name) for name in names} - {"no size"}))
+            counted = "\n".join(textwrap.wrap(things or "features", 32))
+            panels[0].set(xlabel=f"number S of {counted}", ylabel=f"{error}\n({bars})")
         else:
             figure.supxlabel("S, the number of what a title names", fontsize=8)
             figure.supylabel(f"{error} ({bars})", fontsize=8)
@@ -219,11 +221,6 @@ def _thing(name: str) -> str:
     """Name the thing that the size of an estimator counts."""
     size = ESTIMATORS[name].size if name in ESTIMATORS else None
     return "no size" if size is None else size.removeprefix("num_").replace("_", " ")
-
-
-def _things(names: Iterable[str]) -> str:
-    things = sorted({_thing(name) for name in names} - {"no size"})
-    return "\n".join(textwrap.wrap(", ".join(things) or "features", 32))
 
 
 def _families(names: Iterable[str]) -> list[tuple[str, list[str]]]:

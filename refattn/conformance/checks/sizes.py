@@ -25,8 +25,6 @@ _ROWS_COMPARED = 24  # queries of a large case that are compared
 
 
 class _LargeSize(NamedTuple):
-    """A large case."""
-
     n: int
     m: int
     d: int
