@@ -61,7 +61,6 @@ class Tensors:
         dtypes: dict[str, str],
         lead: _Shape,
         others: Iterable[str],
-        per_query: bool,
         scales: Mapping[str, Doubles] = MappingProxyType({}),
         sequences: Sequences | None = None,
     ) -> None:
@@ -76,7 +75,7 @@ class Tensors:
         self.lead = lead  # axes of query heads, to which leading axes of q, k and v broadcast
         self.others = tuple(sorted(others))  # names of what else the file holds
         self._views = views
-        self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0, "omega": 2 + per_query}
+        self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0}
 
     def heads(self) -> Iterator[_Shape]:
         """Yield indices of all query heads."""
@@ -93,9 +92,8 @@ class Tensors:
     def read(self, name: str, head: _Shape) -> Floats:
         """Read what a query head uses of an array, in float64; of the mask in bool.
 
-        The axes are (n, d) and the like, (n,) for `lse`, none for `sinks`, (n, S, d) for `omega` of
-        each query's own, and (n, m) for `mask` and `bias`, with 1 for an axis along which all are
-        the same.
+        The axes are (n, d) and the like, (n,) for `lse`, none for `sinks`, and (n, m) for `mask`
+        and `bias`, with 1 for an axis along which all are the same.
         """
         return self.part(name, self.index(name, head))
 
@@ -114,7 +112,6 @@ def open_tensors(
     dtype: str | Mapping[str, str] | None = None,
     layout: str = "bhnd",
     required: Collection[str] = JUDGED,
-    per_query: bool = False,
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
@@ -140,8 +137,6 @@ def open_tensors(
         may have a last axis of 1.
     required : collection of str
         Names of which the file must have at least one; none, if it is empty.
-    per_query : bool
-        Whether `omega` has frequencies of each query's own, (..., n, S, d), not (..., S, d).
     """
     types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
@@ -158,7 +153,7 @@ def open_tensors(
     if "mask" in views:
         views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
     try:
-        lead = _check_shapes(views, per_query)
+        lead = _check_shapes(views)
     except ValueError as error:
         hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
         raise ValueError(f"{error}{hint}") from None
@@ -170,7 +165,7 @@ def open_tensors(
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
     scales = _read_scales(read | {x: arrays[x] for x in "qkv"}, layout)
     others = set(names) - {*_READ, *SEQUENCE_ARRAYS}
-    return Tensors(path, views, dtypes, lead, others, per_query, scales, sequences)
+    return Tensors(path, views, dtypes, lead, others, scales, sequences)
 
 
 def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles]:
@@ -252,7 +247,7 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
     return views
 
 
-def _check_shapes(views: Mapping[str, Floats], per_query: bool) -> _Shape:
+def _check_shapes(views: Mapping[str, Floats]) -> _Shape:
     """Check shapes, as attention functions do, and return the axes of heads."""
     like = {  # one number stands for all
         name: np.broadcast_to(np.float32(0) if name != "mask" else np.False_, x.shape)
@@ -262,9 +257,7 @@ def _check_shapes(views: Mapping[str, Floats], per_query: bool) -> _Shape:
     _, lead = qkv.check(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
     if "sinks" in like:
         qkv.of_heads("sinks", like["sinks"], q, k, v)
-    if "omega" in like and per_query:
-        frequencies.of_queries(like["omega"], q, lead)
-    elif "omega" in like:
+    if "omega" in like:
         frequencies.shared(like["omega"], None, q, lead)
     rows = (*lead, q.shape[-2])
     of_all = f"as for `q`, `k` and `v` of shapes {q.shape}, {k.shape} and {v.shape}"

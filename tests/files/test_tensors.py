@@ -104,17 +104,11 @@ def test_leading_axes_broadcast(tmp_path):
     check_read(found, arrays, (5, 3))
 
 
-def test_frequencies_of_each_query(tmp_path):
+def test_frequencies_of_each_query_are_refused(tmp_path):
     arrays = problem(lead=(2, 3))
-    rng = np.random.default_rng(1)
-    arrays["omega"] = rng.standard_normal((3, 3, 7, 4)).astype(np.float32)
+    arrays["omega"] = np.zeros((3, 3, 7, 4), np.float32)
     path = save(tmp_path, "npz", arrays)
-    found = open_tensors(path, per_query=True)
-    np.testing.assert_array_equal(found.read("omega", (1, 2)), arrays["omega"][2])
     fails(path, r"`omega` must broadcast to \(..., S, d\) = \(2, 3, 7, 4\), got .*\(3, 3, 7, 4\)")
-    arrays["omega"] = arrays["omega"][:, :2]
-    path = save(tmp_path, "npz", arrays)
-    fails(path, r"`omega` must have shape \(..., n, S, d\) = \(..., 3, S, 4\)", per_query=True)
 
 
 def test_only_a_head_is_read_of_safetensors(tmp_path):

@@ -17,7 +17,7 @@ from tests.files import problems
 def held(arrays, lead=(2,)):
     """Arrays as a file would give them."""
     dtypes = {name: x.dtype.name for name, x in arrays.items()}
-    return Tensors(Path("file"), arrays, dtypes, lead, (), False)
+    return Tensors(Path("file"), arrays, dtypes, lead, ())
 
 
 def draw(names="q k v", n=4, m=6):
