@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..findings import place
 from .sampled import Alternative
-from .wrong_rows import Sample, differ, divide
+from .slips import TILE_SIZES, score_all
+from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
+_MOST_TILES, _MOST_SCORE = 64, 300.0  # of keys, and score beside those of the head, at most
 
 
 def list_exchanged(
@@ -106,3 +109,61 @@ def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
     """Write the number of each head into a sentence."""
     words = [f"{x:.4g} (head {place(at)})" for at, x in numbers.items()]
     return text.format(", ".join(words))
+
+
+def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List kernels in which a tile of keys and values is that of other heads: the one that fits."""
+    m, wrong = problem.shape[1], [x for x in sample.heads if x.wrong.any()]
+    sizes = [x for x in TILE_SIZES if x < m <= _MOST_TILES * x]
+    others = [*np.ndindex(problem.lead)]
+    if not (sizes and 1 < len(others) <= _HEADS) or problem.packed is not None:
+        return
+    some = [x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in wrong]
+    nearest = {x.rows.at: _find_pages(problem, x, sample.unit, sizes, others) for x in some}
+    off = {page: sum(x[page][0] for x in nearest.values()) for page in next(iter(nearest.values()))}
+    size, at = min(off, key=off.__getitem__)
+    to = {head: x[size, at][1] for head, x in nearest.items()}
+    keys = slice(at * size, min(at * size + size, m))
+
+    def change(name: str, head: Index, x: Any) -> Any:
+        other = x.copy()
+        other[keys] = problem.read(to.get(head, head))[name][keys]
+        return other
+
+    taken = problem.replaced("k", partial(change, "k")).replaced("v", partial(change, "v"))
+    called = (f"head {place(x)} has those of head {place(y)}" for x, y in to.items())
+    text = f"keys {keys.start} to {keys.stop - 1} are those of other heads: {', '.join(called)}"
+    yield Alternative(text, taken)
+
+
+def _find_pages(
+    problem: Problem, x: Sampled, unit: float, sizes: Sequence[int], others: Sequence[Index]
+) -> dict[tuple[int, int], tuple[float, Index]]:
+    """Find for each tile, by size and number, the head whose keys fit best, and how far they are.
+
+    The head itself is one that does not.
+    """
+    given = Alternative("", problem)
+    own, exact = given.head(x.rows), given.result(x.rows)
+    scale, keys = unit * row_sizes(exact.out), own.keys
+    found: dict[tuple[int, int], tuple[float, Index]] = {}
+
+    def sum_tiles(at: Index, size: int) -> Doubles:
+        head = Alternative("", problem.with_arrays_of("kv", lambda _: at)).head(x.rows)
+        w = np.exp(np.minimum(score_all(head)[:, :keys] - exact.lse[:, None], _MOST_SCORE))
+        values = np.concatenate([head.v[:keys], np.ones((keys, 1))], -1)
+        tiles = blocks(0, keys, size)
+        return np.stack([w[:, j] @ values[j] for j in tiles])
+
+    every = np.concatenate([exact.out, np.ones((len(exact.out), 1))], -1)
+    for size in sizes:
+        mine = sum_tiles(x.rows.at, size)
+        for other in sorted(others, key=lambda y: y[-1] != x.rows.at[-1]):
+            if other == x.rows.at:
+                continue
+            sums = every - mine + sum_tiles(other, size)
+            z = divide(differ(sums[..., :-1] / sums[..., -1:], x.got), scale)
+            for number, off in enumerate(np.sum(z * z, (1, 2)).tolist()):
+                if off < found.get((size, number), (math.inf, other))[0]:
+                    found[size, number] = off, other
+    return found
