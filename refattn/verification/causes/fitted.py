@@ -27,7 +27,8 @@ _NO_REST = 1e-6  # the same of what is no tile, if there is no such
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_HALF, _SURE, _OFF_FACTOR = 0.5, 0.05, 0.02  # of a weight: lost or not; how sure; how far off
+_HALF, _SURE, _LEAST_ERROR = 0.5, 0.05, 2e-3  # of a weight: lost or not; how sure, at most
+_LEAST_FACTOR = 1.04  # of weights that are kept
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
 _TIMES = {0: "are left out", 2: "count twice"} | {
     x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
@@ -238,16 +239,22 @@ def _describe_copies(
 
 
 def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
-    """Say that weights are 0 or a number too large, at random, as those of dropout."""
+    """Say that weights are 0 or a number too large, at random, as those of dropout.
+
+    It is one number, and no sum without those that are lost, by which each row would be divided.
+    """
     found = [_fit_weights(problem, x.take(x.wrong)) for x in sample.heads if x.wrong.any()]
-    times, errors = np.concatenate([np.zeros((2, 0)), *found], -1)
+    times, errors, divided = np.concatenate([np.zeros((3, 0)), *found], -1)
     kept = times > _HALF
     if len(times) < _FEWEST_WEIGHTS or kept.all() or not kept.any():
         return []
     factor, share = float(np.median(times[kept])), float(np.mean(kept))
-    off = 4 * math.sqrt(share * (1 - share) / len(times)) + _OFF_FACTOR
-    far = np.abs(times - np.where(kept, factor, 0.0)) > 4 * errors + _OFF_FACTOR
-    if np.mean(far) > 1 - _MATCHED or abs(factor * share - 1) > off:
+    off = 4 * math.sqrt(share * (1 - share) / len(times))
+    if factor < _LEAST_FACTOR or abs(share - 1 / factor) > off:
+        return []
+    z = (times - np.where(kept, factor, 0.0)) / np.hypot(errors, _LEAST_ERROR)
+    other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
+    if np.mean(z * z) > _LEFT or np.mean(other * other) < _LEFT * np.mean(z * z):
         return []
     words = f"about {1 - share:.0%} of the weights are 0, at random, and the others {factor:.3g}"
     text = f"agrees if {words} times as large: dropout is on"
@@ -255,14 +262,15 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
 
 
 def _fit_weights(problem: Problem, x: Sampled) -> Doubles:
-    """Return by what large weights are multiplied, and standard deviations, where these are small.
+    """Return by what large weights are multiplied, where it is known; (3, weights).
 
+    With it are its standard deviation, and the number if the sum of the weights that are kept is 1.
     Half as many as there are columns are fitted, the largest; the others are taken as they are.
     """
     head = Alternative("", problem).head(x.rows)
     exact = attend(head)
     every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
-    found = [np.zeros((2, 0))]
+    found = [np.zeros((3, 0))]
     for w, got, out in zip(every, x.got, exact.out, strict=True):
         some = np.argsort(-w)[: len(got) // 2]
         columns = (w[some, None] * head.v[some]).T
@@ -272,5 +280,8 @@ def _fit_weights(problem: Problem, x: Sampled) -> Doubles:
         times, *_ = np.linalg.lstsq(columns, rest, rcond=None)
         noise = np.sum(np.square(rest - columns @ times)) / max(len(got) - len(some), 1)
         errors = np.sqrt(noise * np.diag(np.linalg.pinv(columns.T @ columns)))
-        found.append(np.stack([times, errors])[:, errors < _SURE])
+        sure = errors < _SURE
+        lost = np.sum(w[some][sure & (times < _HALF)])
+        divided = np.full(len(times), 1 / max(1 - lost, w[some[0]]))
+        found.append(np.stack([times, errors, divided])[:, sure])
     return np.concatenate(found, -1)

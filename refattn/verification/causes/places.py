@@ -34,10 +34,8 @@ _TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that oth
 _MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
 _FACTOR_ALONE = 1e-4  # of the mean square of a gradient, at most, that a factor leaves
 _LEFT_BY_FACTOR = 2e-3  # of the mean square, at most, that a factor leaves
-_COARSER, _ROWS_ALIKE = (
-    2.0,
-    0.7,
-)  # times expected errors, at least; spread of logs of squares, at most
+_COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
+_ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
 
 
 def describe_place(problem: Problem, sample: Sample) -> str:
@@ -199,7 +197,7 @@ def find_coarse(
     times, (error, size) = math.sqrt(np.mean(squares)), np.sum(sizes, 0)
     spread = np.std(np.log(np.maximum(squares, 1e-300)))
     if (
-        not _COARSER < times < math.inf
+        not _COARSER < times < _COARSEST
         or spread > _ROWS_ALIKE
         or error > _COARSE["8 bits"] ** 2 * size
     ):

@@ -97,6 +97,19 @@ def test_dropout_is_not_named_where_the_others_are_not_larger_by_it(factor):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seen", [lambda rng: rng.random((2, 64, 64)) > 0.1,
+    lambda rng: rng.random((2, 1, 64)) > 0.1,
+    lambda rng: np.arange(64) <= rng.integers(48, 64, (64, 1))])  # fmt: skip
+def test_keys_that_are_hidden_at_random_are_no_dropout(seen):
+    """The sum of the weights is of those that are kept, so each row has a factor of its own."""
+    q, k, v, _ = draw(32, heads=2, n=64, d=32, size=4.0)
+    s = hide(scores(q, k), seen(np.random.default_rng(5)))
+    found = judged({"q": q, "k": k, "v": v, "out": fused(s, v)[0]})
+    assert found.verdict == "FAIL"
+    assert not any("dropout" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
 def test_a_tail_that_was_never_written_is_a_cause():
     """Numbers of nowhere in the last tile; the same elsewhere are none, and neither is a part."""
     q, k, v, _ = draw(33, n=64)
