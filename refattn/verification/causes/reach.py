@@ -92,17 +92,27 @@ class Limit(NamedTuple):
     turn: int
     own: int  # how far the limit that all queries should have is ahead of them
     size: int  # of a block of queries
-    at: int  # query of the block whose limit it is
+    at: int | None  # query of the block whose limit it is; None for the a multiple of the size
     beyond: bool  # whether queries have it if it is above their own, and not if below
 
     def shows(self, x: Place) -> Seen:
         """Show the keys within the limits of queries."""
-        level, limit = x.i + self.own, x.i // self.size * self.size + self.own + self.at
+        level, limit = x.i + self.own, self.of(x.i)
         limit = np.maximum(level, limit) if self.beyond else np.minimum(level, limit)
         return np.asarray(x.j <= limit if self.turn > 0 else x.j >= limit)
 
+    def of(self, i: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the limits of queries."""
+        if self.at is None:
+            sign = -1 if self.beyond else 1
+            return np.asarray(sign * (sign * (i + self.own) // self.size * self.size))
+        return np.asarray(i // self.size * self.size + self.own + self.at)
+
     def __str__(self) -> str:
         """Say what queries see."""
+        if self.at is None:
+            which = "next multiple" if self.beyond else "multiple before"
+            return f"windows start at the {which} of {self.size} keys, not at their own key"
         if self.turn < 0:
             start = "start only" if self.beyond else "already start"
             which = f"that of query {self.at} of the block"
@@ -144,17 +154,26 @@ def list_reaches(
 
 def _fit_limits(far: Doubles, queries: npt.NDArray[np.int64], turn: int, own: int) -> list[Limit]:
     """Find the limits that fit alike, those with the smallest blocks first: `far` is by the key."""
-    level = queries[:, None] + own
     found: list[tuple[float, Limit]] = []
-    for size in _QUERY_BLOCKS:
-        keys = queries[:, None] // size * size + own + np.arange(size)
-        above = np.all(keys > level, 0)
-        within = np.all(keys >= 0 if turn > 0 else keys < far.shape[1], 0)
-        off = np.sum(np.take_along_axis(far, np.clip(keys, 0, far.shape[1] - 1), 1), 0)
-        for at in np.flatnonzero(within & (above | np.all(keys < level, 0))).tolist():
-            found.append((float(off[at]), Limit(turn, own, size, at, bool(above[at]))))
+    rows = np.arange(len(queries))
+    for limit in _list_limits(queries, turn, own):
+        keys = limit.of(queries)
+        if np.all(keys >= 0 if turn > 0 else keys < far.shape[1]):
+            off = np.sum(far[rows, np.clip(keys, 0, far.shape[1] - 1)])
+            found.append((float(off), limit))
     least = min((off for off, _ in found), default=0.0)
     return [x for off, x in found if off <= least + _TOLD_APART][:_MOST_LIMITS]
+
+
+def _list_limits(queries: npt.NDArray[np.int64], turn: int, own: int) -> Iterator[Limit]:
+    """List limits that are above those of all queries, or below them."""
+    for size in _QUERY_BLOCKS:
+        for at in (*range(size), None) if turn < 0 else range(size):
+            for beyond in (False, True):
+                limit = Limit(turn, own, size, at, beyond)
+                ahead = limit.of(queries) - queries - own
+                if np.all(ahead > 0 if beyond else ahead < 0):
+                    yield limit
 
 
 def _show_both(band: Callable[[Place], Seen], rule: Callable[[Place], Seen], x: Place) -> Seen:

@@ -241,7 +241,8 @@ def attend_from(head: SoftmaxHead, least: float, to: Format | None = None) -> Re
     s = score_all(head)
     top = np.maximum(np.max(s, -1, initial=-math.inf), least)
     w = np.where(s - top[:, None] < _LOG_OF_ZERO, 0.0, np.exp(s - top[:, None]))
-    return _result((w if to is None else to.round(w)) @ head.v, np.sum(w, -1), top)
+    kept = w if to is None else np.where(w < to.tiny, to.round(w), w)  # small ones are coarse
+    return _result(kept @ head.v, np.sum(w, -1), top)
 
 
 def attend_plainly(head: SoftmaxHead, to: Format) -> Result:

@@ -52,9 +52,20 @@ def judged(arrays):
 @pytest.mark.long
 def test_pages_of_other_heads(tile):
     found = judged(paged(tile, tile, causal=True))
-    span = f"keys {tile.start} to {tile.stop - 1} are those of other heads"
+    span = f"keys and values {tile.start} to {tile.stop - 1} are those of other heads"
     text = f"agrees if {span}: head (1, 0) has those of head (0, 0), head (1, 1) has those of"
     assert found.suspects[0].text.startswith(text)
+
+
+@pytest.mark.long
+def test_pages_of_elsewhere_and_of_values_alone():
+    elsewhere = judged(paged(slice(32, 64), slice(64, 96))).suspects[0].text
+    assert elsewhere.startswith("agrees if keys and values 32 to 63 are those of other heads: ")
+    assert "head (1, 1) has those of head (0, 1) at 64 to 95" in elsewhere
+    v = BATCH[2].copy()
+    v[1, :, 32:64] = v[0, :, 32:64]
+    alone = judged(given(BATCH[1], v)).suspects[0].text
+    assert alone.startswith("agrees if values 32 to 63 are those of other heads: head (1, 0) has")
 
 
 @pytest.mark.long

@@ -46,6 +46,11 @@ CASES = {
     "window that starts late": (
         lambda: given((FAR <= 0) & (J >= ROW // 8 * 8 - 13), window=(20, 0)),
         "windows of the queries of a block of 8 start only at that of query 7 of the block"),
+    "windows by tiles": (lambda: given((FAR <= 0) & (J >= (ROW - 20) // 16 * 16), window=(20, 0)),
+        "windows start at the multiple before of 16 keys, not at their own key"),
+    "windows by later tiles": (
+        lambda: given((FAR <= 0) & (J >= -((20 - ROW) // 16 * 16)), window=(20, 0)),
+        "windows start at the next multiple of 16 keys, not at their own key"),
     "mask that ends": (lambda: given(MASK | (J >= 40), mask=MASK), "keys 40 to 63 are not masked"),
     "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
 }  # fmt: skip

@@ -97,6 +97,11 @@ def padded(count):
     return given(fused(s, np.concatenate([V, np.zeros((2, count, 16))], 1))[0])
 
 
+def padded_by(score):
+    s = np.concatenate([S, np.full((2, N, 1), score)], -1)
+    return given(fused(s, np.concatenate([V, np.zeros((2, 1, 16))], 1))[0])
+
+
 def overflowing(most):
     """Scores beyond some make tanh NaN, in rows that have one."""
     q = CAPPED[0].copy()
@@ -180,6 +185,7 @@ NEIGHBOURS = {
     "other NaN": (lambda: spoiled_elsewhere(), "the mask hides are NaN"),
     "zeros from elsewhere": (lambda: zeroed(lambda i: i < 30), "taken for one of queries"),
     "another mask": (lambda: attention(hide(S, ~MASK[::-1]), mask=MASK), "is read with"),
+    "a sink that is small": (lambda: padded_by(-0.7), "the running maximum"),
     "weights merged by nothing known": (lambda: merged(lambda x: np.exp(1.2 * x)), "merged"),
 }
 
