@@ -329,7 +329,7 @@ def list_families(
 
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
     pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
-    text = "{} keys of score 0 and value 0 are in the sum, as padding that is not masked"
+    text = "{} is added to the sum of e^score, as by that many keys of score 0 and value 0"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
     n, m, _ = problem.shape
     log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]

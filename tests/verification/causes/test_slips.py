@@ -145,7 +145,7 @@ CASES = {
         "lse in base 2"),
     "equal parts": (lambda: merged(lambda x: 1 + 0 * x),
         "keys 0 to 31, before the first query, and the others are merged with equal weights"),
-    "padding": (lambda: padded(19), "keys of score 0 and value 0 are in the sum"),
+    "padding": (lambda: padded(19), "added to the sum of e^score, as by that many keys of score 0"),
     "cap of nothing": (lambda: given(fused(TANH * np.tanh(TANH), V)[0], CAPPED, softcap=8.0),
         "the cap is (s / cap) tanh(s / cap), not cap tanh(s / cap)"),
     "cap that overflows": (lambda: overflowing(88.7), "computed from e^(s / cap) in float32"),
