@@ -521,22 +521,19 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
     n, m, _ = problem.shape
     if n * m > _STACKED or problem.packed is not None:
         return
-    rows, keys = np.arange(n)[:, None], np.arange(m)
-    strides = {
-        f"rows of {x} numbers, not {m}": rows * x + keys
-        for x in sorted({n, *(m + -m % x for x in (8, *_TILES)), *(m - m % x for x in _TILES)})
-        if x and x != m
-    }
-    for size in (x for x in _TILES if x < m):
-        text = f"tiles of {size} keys two tiles apart, not one"
-        strides[text] = rows * m + keys + keys // size * size
+    lengths = {n, *(m + -m % x for x in (8, *_TILES)), *(m - m % x for x in _TILES)} - {0, m}
+    strides = {f"rows of {x} numbers, not {m}": (x, m) for x in sorted(lengths)}
+    strides |= {f"tiles of {x} keys two tiles apart, not one": (m, x) for x in _TILES if x < m}
     for name in (x for x in ("mask", "bias") if x in problem.first):
-        for words, at in strides.items():
-            turned = problem.replaced(name, partial(_read_at, at=at))
+        for words, (row, tile) in strides.items():
+            turned = problem.replaced(name, partial(_read_strided, row=row, tile=tile))
             yield Alternative(f"the {name} is read with {words}", turned)
 
 
-def _read_at(_: Index, x: Any, at: Any) -> Any:
+def _read_strided(_: Index, x: Any, row: int, tile: int) -> Any:
+    """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
+    keys = np.arange(x.shape[1])
+    at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
     return x.reshape(-1)[np.minimum(at, x.size - 1)]
 
 
