@@ -12,10 +12,11 @@ import numpy as np
 from ...arrays.library import Doubles
 from ...arrays.stored import NARROW
 from ...rounding.formats import FORMATS, Format
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..findings import describe_span, place
-from .sampled import Alternative, Bias, Place, Rows, Seen, show_band
-from .sequences import list_packed, one_sequence, within_sequences
+from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
+from .sequences import list_packed, one_sequence, pad_sum, within_sequences
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
@@ -157,11 +158,14 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 text += " (query i sees key j if j <= i)" if words == "first" else ""
                 seen = partial(_show_reach, left=left, right=-shift)
                 yield Alternative(text, problem, seen)
+    if right in (None, 0):
+        reach = "" if is_causal else "attention is causal, and "
         for size in (x for x in _BLOCKS if x < max(n, m)):
             theirs = {"all keys of the block": size - 1, "the keys before the block only": -1}
             for words, last in theirs.items():
                 text = f"{reach}queries of a block of {size} see {words}"
-                yield Alternative(text, problem, partial(_show_blocks, size=size, last=last))
+                seen = partial(_show_blocks, size=size, last=last, left=left)
+                yield Alternative(text, problem, seen)
     for side, words, change in (
         (left, "left", lambda x: (x, right)),
         (right, "right", lambda x: (left, x)),
@@ -203,10 +207,10 @@ def _show_wrapped(x: Place, band: Callable[[Place], Seen], wrap: Callable[[Place
     return band(wrap(x))
 
 
-def _show_blocks(x: Place, size: int, last: int) -> Seen:
+def _show_blocks(x: Place, size: int, last: int, left: int | None) -> Seen:
     level = x.i + x.m - x.n
     seen: Seen = x.j <= level // size * size + last
-    return seen
+    return seen if left is None else seen & (x.ahead >= -left)
 
 
 def _list_masks(problem: Problem) -> Iterator[Alternative]:
@@ -216,7 +220,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     for name in ("mask", "bias"):
         if name not in arrays or (name == "mask" and problem.packed is not None):
             continue
-        for words, at in _other_heads(problem):
+        for words, at in list_other_heads(problem):
             taken = problem.with_arrays_of([name], at)
             yield Alternative(f"the {name} is that of {words}", taken)
         if n == m:
@@ -324,6 +328,9 @@ def list_families(
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
+    pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
+    text = "{} is added to the sum of e^score, as by that many keys of score 0 and value 0"
+    yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
     n, m, _ = problem.shape
     log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
 
@@ -345,6 +352,12 @@ def list_families(
         yield "the bias is multiplied by {}", count_bias, starts
 
 
+def _pad(head: SoftmaxHead, count: float) -> Result:
+    """Add so many keys of score 0 and value 0."""
+    x = attend(head)
+    return pad_sum(x, np.full(x.lse.shape, math.log(count)))
+
+
 def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
     mask = problem.read(index)["mask"]
     return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
@@ -354,7 +367,7 @@ def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
     return problem.read(index)[name]
 
 
-def _other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+def list_other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
     """List heads that may be taken for another."""
     lead = problem.lead
     for axis, length in enumerate(lead):
@@ -377,7 +390,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     n, m, _ = problem.shape
     if problem.key_heads is not None:
         yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
-    for words, at in _other_heads(problem):
+    for words, at in list_other_heads(problem):
 
         def of_head(rows: Rows, at: Any = at) -> Rows:
             return rows._replace(at=at(rows.at))
@@ -430,7 +443,10 @@ def _list_scales(problem: Problem) -> Iterator[Alternative]:
     for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
         called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
         powers = (("not applied", None, -1), ("applied twice", None, 1))
-        for words, at, power in (*powers, *((f"of {x}", y, 0) for x, y in _other_heads(problem))):
+        for words, at, power in (
+            *powers,
+            *((f"of {x}", y, 0) for x, y in list_other_heads(problem)),
+        ):
             scaled = problem
             for x in names:
                 change = partial(_rescale, problem, f"{x}_scale", at, power)
@@ -479,20 +495,46 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
 def _list_strides(problem: Problem) -> Iterator[Alternative]:
     """List arrays that are read with the strides of another layout."""
     heads = problem.lead[-1] if problem.lead else 1
-    for name, called in (("v", "values"), ("k", "keys"), ("q", "queries")):
-        rows, width = problem.first[name].shape
+    arrays = {"v": "values", "k": "keys", "q": "queries", "kv": "keys and values"}
+    for names, called in arrays.items():
+        rows, width = problem.first[names[-1]].shape
         text = f"{called} are read with other strides, as"
-        turned = problem.replaced(name, lambda _, x: x.reshape(x.shape[::-1]).T)
-        yield Alternative(f"{text} ({width}, {rows}) in place of ({rows}, {width})", turned)
-        shared = heads // problem.key_heads if problem.key_heads and name != "q" else 1
+        if names != "kv":
+            turned = problem.replaced(names, lambda _, x: x.reshape(x.shape[::-1]).T)
+            yield Alternative(f"{text} ({width}, {rows}) in place of ({rows}, {width})", turned)
+        shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
         count = heads // shared
         if count > 1 and heads * rows * width <= _STACKED:
             for words, take in (
                 ("(heads, rows) in place of (rows, heads)", _by_heads),
                 ("(rows, heads) in place of (heads, rows)", _by_rows),
             ):
-                change = partial(_read_other, problem, name, shared, take)
-                yield Alternative(f"{text} {words}", problem.replaced(name, change))
+                turned = problem
+                for x in names:
+                    turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
+                yield Alternative(f"{text} {words}", turned)
+    yield from _list_mask_strides(problem)
+
+
+def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
+    """List masks and biases that are read with rows, or tiles of keys, of another length."""
+    n, m, _ = problem.shape
+    if n * m > _STACKED or problem.packed is not None:
+        return
+    lengths = {n, *(m + -m % x for x in (8, *_TILES)), *(m - m % x for x in _TILES)} - {0, m}
+    strides = {f"rows of {x} numbers, not {m}": (x, m) for x in sorted(lengths)}
+    strides |= {f"tiles of {x} keys two tiles apart, not one": (m, x) for x in _TILES if x < m}
+    for name in (x for x in ("mask", "bias") if x in problem.first):
+        for words, (row, tile) in strides.items():
+            turned = problem.replaced(name, partial(_read_strided, row=row, tile=tile))
+            yield Alternative(f"the {name} is read with {words}", turned)
+
+
+def _read_strided(_: Index, x: Any, row: int, tile: int) -> Any:
+    """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
+    keys = np.arange(x.shape[1])
+    at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
+    return x.reshape(-1)[np.minimum(at, x.size - 1)]
 
 
 def _by_heads(x: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +21,13 @@ from ...rounding.head import attend_rows, scan_tile
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
-from ..findings import Part, Suspect
-from .alternatives import list_alternatives
+from ..findings import Part, Suspect, place
+from .alternatives import list_alternatives, list_other_heads
 from .fitted import list_counted
 from .output import as_suspect, say_what_is_left
 from .places import list_places
 from .sampled import Alternative, Rows
-from .slips import LOST_TILES, hide_tile
+from .slips import LOST_TILES, hide_tile, take_sink
 from .wrong_rows import (
     FAR,
     Comparison,
@@ -54,6 +54,8 @@ _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong
 _PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
 _SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
 _CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
+_SOLVED, _FEWEST_MOVED = 64, 8  # rows, at most and at least, of which numbers are computed
+_MOVED, _NEAR_MOVED, _HEADS_MOVED = 0.9, 6.0, 8  # share of them that are moved, how near; heads
 _FEW_ROWS, _FEW_SHARE = 8, 0.5  # rows by which candidates are left out, and share of their error
 
 
@@ -80,6 +82,9 @@ class Candidate(NamedTuple):
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
     of: str = ""  # name of the gradient that was written here by mistake
+    # What is read of another head, and of later queries: "delta", "lse" or "d_out".
+    moved: str = ""
+    source: Callable[[Index], tuple[Index, int]] = lambda x: (x, 0)
 
 
 class Held(NamedTuple):
@@ -125,6 +130,13 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=y.top)))
     text = "weights are divided twice by their sum"
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=2 * y.lse - y.top)))
+    if gradient.forward.has_sinks:
+        text = "lse is that of the keys without the sink"
+        yield Candidate(text, change=_normalise_without_sink)
+    called = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
+    for (words, whose), name in product(list_other_heads(gradient.forward), called):
+        text = f"{called[name]} is that of {words}"
+        yield Candidate(text, moved=name, source=partial(_move, at=whose))
     yield from _list_lost_queries(gradient)
     most = max(map(len, gradient.heads.values()), default=1)
     keys = gradient.forward.key_heads
@@ -196,6 +208,18 @@ def _roll(x: BackwardHead, y: Kept, name: str, by: int) -> tuple[BackwardHead, K
     return x, y._replace(**{name: np.roll(getattr(y, name), by)})
 
 
+def _move(index: Index, at: Callable[[Index], Index]) -> tuple[Index, int]:
+    return at(index), 0
+
+
+def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:
+    return found.get(index, (index, 0))
+
+
+def _normalise_without_sink(x: BackwardHead, y: Kept) -> tuple[BackwardHead, Kept]:
+    return x, y._replace(lse=take_sink(y.lse, x.head.sink))
+
+
 def _rescale_lse(x: BackwardHead, y: Kept, factor: float) -> tuple[BackwardHead, Kept]:
     return x, y._replace(lse=factor * y.lse)
 
@@ -209,6 +233,33 @@ def _weigh_heads(
 def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
     share = len(heads)
     return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
+
+
+def shift_rows(x: Doubles, by: int) -> Doubles:
+    """Take the numbers that stand so many places later; 0 beyond the last, or before the first."""
+    at = np.arange(len(x)) + by
+    return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
+
+
+def find_shift(
+    queries: Any, values: Doubles, errors: Doubles, theirs: Mapping[Index, Doubles]
+) -> tuple[Index, int] | None:
+    """Find the head, and how many queries later, of which numbers of some queries are."""
+    known = np.isfinite(errors)
+    if np.sum(known) < max(_FEWEST_MOVED, _MOVED * len(queries)):
+        return None
+    some = thin(np.flatnonzero(known), _SOLVED)
+    i, values, errors = queries[some], values[some], errors[some]
+    best, found = 0.0, None
+    for head, x in theirs.items():
+        padded = np.concatenate([np.zeros(len(x)), x, np.zeros(len(x))])
+        shifts = np.arange(-len(x) + 1, len(x))
+        near = np.zeros(len(shifts))
+        for row, value, error in zip(i, values, errors, strict=True):
+            near += np.abs(padded[len(x) + row + shifts] - value) < _NEAR_MOVED * error
+        if near.max() > best:
+            best, found = near.max(), (head, int(shifts[near.argmax()]))
+    return found if best >= _MOVED * len(some) else None
 
 
 def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
@@ -263,6 +314,73 @@ class Backward:
             self.known[key] = BackwardHead(head, d_out, used), kept
         return self.known[key]
 
+    def _take(self, one: Candidate, of: str, head: Index) -> tuple[BackwardHead, Kept]:
+        """Compute what the forward pass leaves for a candidate, which may be that of others."""
+        back, kept = self._keep(of, head, one.number, one.own)
+        other, shift = one.source(head)
+        if not one.moved or (other, shift) == (head, 0):
+            return back, kept
+        theirs, left = self._keep(of, other, one.number, one.own)
+        if one.moved == "d_out":
+            delta = np.sum(theirs.d_out * back.out, -1) if back.out is not None else kept.delta
+            return back._replace(d_out=theirs.d_out), kept._replace(delta=delta)
+        return back, kept._replace(**{one.moved: shift_rows(getattr(left, one.moved), shift)})
+
+    def list_moved(self, part: Part) -> Iterator[Candidate]:
+        """List backward passes that read D or lse of other queries, by its wrong rows of dq."""
+        wrong = list_wrong(part.problem, part.numbers, self.samples["dq"].wrong)
+        forward = self.gradients["dq"].forward
+        if math.prod(forward.shape[:2]) > _PAIRS:
+            return
+        heads = [*np.ndindex(forward.lead)][:_MOST_HEADS]
+        for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
+            found: dict[Index, tuple[Index, int]] = {}
+            for x in wrong[:_HEADS_MOVED]:
+                values, errors = self._solve(name, x)
+                theirs = {y: getattr(self._keep("dq", y, -1, False)[1], name) for y in heads}
+                near = find_shift(x.rows.queries, values, errors, theirs)
+                if near is None:
+                    found = {}
+                    break
+                found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
+            if found:
+                words = ", ".join(
+                    f"head {place(x)} has that of query i {by:+d} of head {place(y)}"
+                    for x, (y, by) in found.items()
+                )
+                text = f"{called} of queries i is that of others (0 beyond the last): {words}"
+                yield Candidate(text, moved=name, source=partial(_find_source, found))
+
+    def _solve(self, name: str, x: Sampled) -> tuple[Doubles, Doubles]:
+        """Compute D or lse from wrong rows of dq, and their standard deviations.
+
+        These are infinite where no number explains the row.
+        """
+        back, kept = self._keep("dq", x.rows.at, -1, False)
+        i = x.rows.queries
+        head = Alternative("", self.gradients["dq"].forward).head(
+            x.rows._replace(keys=np.arange(back.head.keys))
+        )
+
+        def of_delta(delta: Doubles) -> Doubles:
+            some = Kept(kept.lse[i], delta, kept.top[i])
+            return compute_gradient(BackwardHead(head, back.d_out[i], None), some, "dq")
+
+        delta = kept.delta[i]
+        exact, slope = of_delta(delta), of_delta(delta + 1) - of_delta(delta)
+        if name == "lse":
+            exact, slope = 0 * exact, exact
+        size = np.maximum(np.sum(slope * slope, -1), 1e-300)
+        number = np.sum((x.got - exact) * slope, -1) / size
+        std = self.samples["dq"].unit * row_sizes(x.got)
+        left = divide(x.got - exact - number[:, None] * slope, std)
+        error = np.sqrt(np.sum(np.square(slope * std), -1)) / size
+        error = np.where(np.mean(left * left, -1) < _SQUARE, error, math.inf)
+        if name == "delta":
+            return delta + number, error
+        with np.errstate(all="ignore"):
+            return kept.lse[i] - np.log(number), np.where(number > 0, error / number, math.inf)
+
     def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:
         """Compute a gradient for some rows of a head."""
         gradient = self.gradients[of]
@@ -272,7 +390,7 @@ class Backward:
         for head, weight in share(gradient.heads[index]):
             if not weight:
                 continue
-            back, kept = one.change(*self._keep(of, head, one.number, one.own))
+            back, kept = one.change(*self._take(one, of, head))
             alternative = self.forward[one.number] if one.number >= 0 else None
             all_rows, keys = np.arange(len(back.head.q)), np.arange(back.head.keys)
             rows = Rows(head, some, keys) if wanted == "dq" else Rows(head, all_rows, some)
@@ -396,7 +514,8 @@ def explain_backward(
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     first = back.gradients[max(parts, key=lambda of: of != "dq")]
     n, m, _ = first.forward.shape
-    lost = (x for x in (back.list_counted(parts["dq"]) if "dq" in failed else ()) if not found)
+    lists = (back.list_counted, back.list_moved) if "dq" in failed else ()
+    lost = (x for listing in lists if not found for x in listing(parts["dq"]))
     for one in chain(list_candidates(first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue

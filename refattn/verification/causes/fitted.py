@@ -21,12 +21,18 @@ from .slips import TILE_SIZES, score_all
 from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
-_MOST_COUNT, _OFF_COUNT = 4, 0.2  # how often a tile may count, and how far a fit may be off
+_MOST_COUNT, _OFF_COUNT = 16, 0.2  # how often a tile may count, and how far a fit may be off
 _SEEN, _LEFT = 3.0, 4.0  # root mean square of z that shows a tile, and that a fit may leave
+_NO_REST = 1e-6  # the same of what is no tile, if there is no such
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_TIMES = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
+_HALF, _SURE, _LEAST_ERROR = 0.5, 0.05, 2e-3  # of a weight: lost or not; how sure, at most
+_LEAST_FACTOR = 1.04  # of weights that are kept
+_FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
+_TIMES = {0: "are left out", 2: "count twice"} | {
+    x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
+}
 
 Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
 
@@ -34,7 +40,7 @@ Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, c
 def list_counted(
     problem: Problem, wrong: Sequence[Sampled], columns: Columns, longest: int
 ) -> Iterator[Alternative]:
-    """List kernels in which tiles of keys count 0, 2, 3 or 4 times, by head, or by tile of rows.
+    """List kernels in which tiles of keys count 0, 2 or more times, by head, or by tile of rows.
 
     If `longest` is not 0, tiles of wrong rows are of that size.
     Sums over tiles of keys, and what is always in the sum, are 0 if each is counted so often.
@@ -68,27 +74,29 @@ def _count_all(
 
 
 def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
-    """Find the numbers of times, of which 1 is the commonest, by which columns add to 0."""
+    """Find the numbers of times by which columns add to 0: 1 is the least, or the commonest."""
     flat = columns.reshape(-1, columns.shape[-1])
     seen = np.sqrt(np.mean(np.square(flat), 0)) > _SEEN
     seen[-1] = False
     if not seen.any() or not np.all(np.isfinite(flat)):
         return None
-    some = np.column_stack([flat[:, seen], np.sum(flat[:, ~seen], -1)])
-    vector = np.linalg.eigh(some.T @ some)[1][:, 0]
-    usual = np.median(vector[:-1])
-    if not usual:
-        return None
-    fitted = vector[:-1] / usual
-    counts = np.rint(fitted)
-    left = some @ np.append(counts, 1.0)
-    far = np.max(np.abs(fitted - counts)) > _OFF_COUNT
-    strange = far or np.any((counts < 0) | (counts > _MOST_COUNT)) or np.all(counts == 1)
-    if strange or np.sqrt(np.mean(left * left)) > _LEFT:
-        return None
-    every = np.ones(columns.shape[-1] - 1, np.int64)
-    every[seen[:-1]] = counts
-    return every
+    some, rest = flat[:, seen], np.sum(flat[:, ~seen], -1, keepdims=True)
+    both = np.concatenate([some, rest], -1)
+    of_zero = both if np.sqrt(np.mean(rest * rest)) > _NO_REST else some
+    vector = np.linalg.eigh(of_zero.T @ of_zero)[1][: some.shape[-1], 0]
+    least = vector[np.abs(vector) > np.max(np.abs(vector)) / (_MOST_COUNT + 1)]
+    for usual in (least[np.argmin(np.abs(least))], np.median(vector)):
+        fitted = vector / (usual or 1e-300)
+        counts = np.rint(fitted)
+        left = both @ np.append(counts, 1.0)
+        strange = np.any((counts < 0) | (counts > _MOST_COUNT)) or np.all(counts == 1)
+        if strange or np.max(np.abs(fitted - counts)) > _OFF_COUNT:
+            continue
+        if np.sqrt(np.mean(left * left)) < _LEFT:
+            every = np.ones(columns.shape[-1] - 1, np.int64)
+            every[seen[:-1]] = counts
+            return every
+    return None
 
 
 def _count_tiles(
@@ -113,12 +121,13 @@ def _describe_counts(
     (index, at), first = next(iter(counts.items()))
 
     def spans(times: int) -> str:
-        tiles = [f"{j.start} to {j.stop - 1}" for j in blocks(0, m, size)]
-        return " and ".join(x for x, count in zip(tiles, first, strict=True) if count == times)
+        tiles = np.split(np.arange(len(first)), np.flatnonzero(np.diff(first)) + 1)
+        some = (x * size for x in tiles if first[x[0]] == times)
+        return " and ".join(f"{x[0]} to {min(x[-1] + size, m) - 1}" for x in some)
 
     words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
     text = ", ".join(words)
-    if {0, 2} == {*first.tolist()} - {1} and np.sum(first) == len(first):
+    if 0 in first and np.sum(first) == len(first):
         text += ", as if the latter were read instead"
     if all(np.array_equal(x, first) for x in counts.values()) and length == n:
         return text
@@ -227,3 +236,52 @@ def _describe_copies(
     times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
     zero = f", and {len(empty)} {what} are 0" if empty and words else ""
     return (count + len(empty)) * bool(words), f"in {name} {', '.join(words[:2])}{times}{zero}"
+
+
+def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
+    """Say that weights are 0 or a number too large, at random, as those of dropout.
+
+    It is one number, and no sum without those that are lost, by which each row would be divided.
+    """
+    found = [_fit_weights(problem, x.take(x.wrong)) for x in sample.heads if x.wrong.any()]
+    times, errors, divided = np.concatenate([np.zeros((3, 0)), *found], -1)
+    kept = times > _HALF
+    if len(times) < _FEWEST_WEIGHTS or kept.all() or not kept.any():
+        return []
+    factor, share = float(np.median(times[kept])), float(np.mean(kept))
+    off = 4 * math.sqrt(share * (1 - share) / len(times))
+    if factor < _LEAST_FACTOR or abs(share - 1 / factor) > off:
+        return []
+    z = (times - np.where(kept, factor, 0.0)) / np.hypot(errors, _LEAST_ERROR)
+    other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
+    if np.mean(z * z) > _LEFT or np.mean(other * other) < _LEFT * np.mean(z * z):
+        return []
+    words = f"about {1 - share:.0%} of the weights are 0, at random, and the others {factor:.3g}"
+    text = f"agrees if {words} times as large: dropout is on"
+    return [Suspect("convention", math.nan, math.nan, math.nan, math.nan, text)]
+
+
+def _fit_weights(problem: Problem, x: Sampled) -> Doubles:
+    """Return by what large weights are multiplied, where it is known; (3, weights).
+
+    With it are its standard deviation, and the number if the sum of the weights that are kept is 1.
+    Half as many as there are columns are fitted, the largest; the others are taken as they are.
+    """
+    head = Alternative("", problem).head(x.rows)
+    exact = attend(head)
+    every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
+    found = [np.zeros((3, 0))]
+    for w, got, out in zip(every, x.got, exact.out, strict=True):
+        some = np.argsort(-w)[: len(got) // 2]
+        columns = (w[some, None] * head.v[some]).T
+        rest = got - out + np.sum(columns, -1)
+        if not np.all(np.isfinite(rest)):
+            continue
+        times, *_ = np.linalg.lstsq(columns, rest, rcond=None)
+        noise = np.sum(np.square(rest - columns @ times)) / max(len(got) - len(some), 1)
+        errors = np.sqrt(noise * np.diag(np.linalg.pinv(columns.T @ columns)))
+        sure = errors < _SURE
+        lost = np.sum(w[some][sure & (times < _HALF)])
+        divided = np.full(len(times), 1 / max(1 - lost, w[some[0]]))
+        found.append(np.stack([times, errors, divided])[:, sure])
+    return np.concatenate(found, -1)

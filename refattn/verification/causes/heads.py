@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..findings import place
 from .sampled import Alternative
-from .wrong_rows import Sample, differ, divide
+from .slips import TILE_SIZES, score_all
+from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
+_MOST_TILES, _MOST_SCORE = 64, 300.0  # of keys, and score beside those of the head, at most
+_CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
 def list_exchanged(
@@ -106,3 +110,95 @@ def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
     """Write the number of each head into a sentence."""
     words = [f"{x:.4g} (head {place(at)})" for at, x in numbers.items()]
     return text.format(", ".join(words))
+
+
+def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List kernels in which a tile of keys, or values, is one of another head: the one that fits.
+
+    It is of the same place in that head or, if queries see all keys, of any.
+    """
+    m, wrong = problem.shape[1], [x for x in sample.heads if x.wrong.any()]
+    sizes = [x for x in TILE_SIZES if x < m <= _MOST_TILES * x]
+    others = [*np.ndindex(problem.lead)]
+    if not (sizes and 1 < len(others) <= _HEADS) or problem.packed is not None:
+        return
+    some = [x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in wrong]
+    for names, called in (("kv", "keys and values"), ("k", "keys"), ("v", "values")):
+        pages = Pages(problem, names, sample.unit, others)
+        nearest = {x.rows.at: pages.find(x, sizes) for x in some}
+        off = {
+            tile: sum(x[tile][0] for x in nearest.values()) for tile in nearest[wrong[0].rows.at]
+        }
+        size, at = min(off, key=off.__getitem__)
+        to = {head: x[size, at][1:] for head, x in nearest.items()}
+        moved = problem
+        for name in names:
+            moved = moved.replaced(name, partial(_turn_page, problem, name, size, at, to))
+        last = min(at * size + size, m) - 1
+        words = (
+            f"head {place(x)} has those of head {place(y)}"
+            + f" at {source * size} to {min(source * size + size, m) - 1}" * (source != at)
+            for x, (y, source) in to.items()
+        )
+        text = f"{called} {at * size} to {last} are those of other heads: {', '.join(words)}"
+        yield Alternative(text, moved)
+
+
+def _turn_page(
+    problem: Problem,
+    name: str,
+    size: int,
+    at: int,
+    to: Mapping[Index, tuple[Index, int]],
+    head: Index,
+    x: Any,
+) -> Any:
+    """Put a tile of another head in the place of one."""
+    other, source = to.get(head, (head, at))
+    page = problem.read(other)[name][source * size : source * size + size]
+    return np.concatenate([x[: at * size], page, x[at * size + len(page) :]])
+
+
+class Pages(NamedTuple):
+    """Tiles of some arrays of all heads, of which one may be read in place of another."""
+
+    problem: Problem
+    names: str  # "k", "v" or "kv"
+    unit: float
+    heads: Sequence[Index]
+
+    def find(
+        self, x: Sampled, sizes: Sequence[int]
+    ) -> dict[tuple[int, int], tuple[float, Index, int]]:
+        """Find what fits best in place of each tile: how far it is, the head, and the tile there.
+
+        Tiles are given by size and number; the head itself is none that fits.
+        """
+        given = Alternative("", self.problem)
+        exact = given.result(x.rows)
+        scale, whole = self.unit * row_sizes(exact.out), given.head(x.rows).mask is None
+        every = np.concatenate([exact.out, np.ones((len(exact.out), 1))], -1)
+        heads = [y for y in self.heads if y != x.rows.at]
+        found: dict[tuple[int, int], tuple[float, Index, int]] = {}
+        for size in sizes:
+            mine = self._sum(x, exact.lse, x.rows.at, size)
+            for other in sorted(heads, key=lambda y: y[-1] != x.rows.at[-1]):
+                theirs = self._sum(x, exact.lse, other, size)
+                full = whole and self.names == "kv" and len(mine) <= _CROSSED
+                full = full and self.problem.shape[1] % size == 0
+                shifts = range(len(mine)) if full else range(1)
+                for shift in shifts:  # in the same place first
+                    sums = every - mine + np.roll(theirs, -shift, 0)
+                    z = divide(differ(sums[..., :-1] / sums[..., -1:], x.got), scale)
+                    for at, off in enumerate(np.sum(z * z, (1, 2)).tolist()):
+                        if off < found.get((size, at), (math.inf,))[0]:
+                            found[size, at] = off, other, (at + shift) % len(mine)
+        return found
+
+    def _sum(self, x: Sampled, lse: Doubles, at: Index, size: int) -> Doubles:
+        """Sum weights over tiles, with values and 1: (tiles, rows, columns + 1)."""
+        taken = self.problem.with_arrays_of(self.names, lambda _: at)
+        head = Alternative("", taken).head(x.rows)
+        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], _MOST_SCORE))
+        values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
+        return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])

@@ -27,15 +27,15 @@ from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
 from .fitted import list_counted, sum_by_tiles
-from .heads import describe_numbers, list_exchanged, list_of_heads
+from .heads import describe_numbers, list_exchanged, list_of_heads, list_pages
 from .places import list_places
+from .reach import list_cuts, list_reaches
 from .sampled import Alternative, Result, Rows, attend
-from .sequences import list_padded, list_skipped
+from .sequences import list_hidden, list_padded, list_skipped
 from .slips import (
     NORMALISERS,
     PARTS,
     fit_normalisers,
-    list_cuts,
     list_fills,
     list_lost_tiles,
     list_slips,
@@ -154,8 +154,8 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        for listing in (list_skipped, list_alternatives, list_slips, list_added, list_padded):
-            yield from map(self.explain, listing(self.problem))
+        listings = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
+        yield from map(self.explain, chain(*(x(self.problem) for x in listings)))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "rows of heads and queries are exchanged (transposed)"
             yield self.explain(Alternative(text, self.problem, answer=self._transposed))
@@ -165,8 +165,8 @@ class Trials:
             yield from self.fit(text, fill, _FILLS)
         yield from self.explain_heads()
         for x, own in zip(self.first, self.given_first, strict=True):
-            cuts = list_cuts(self.problem, x, self.sample.unit * row_sizes(own))
-            yield from map(self.explain, cuts)
+            some = self.problem, x, self.sample.unit * row_sizes(own)
+            yield from map(self.explain, chain(list_cuts(*some), list_reaches(*some)))
         given = Alternative("", self.problem)
         few, tiles = (
             {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
@@ -179,6 +179,17 @@ class Trials:
 
             if not self.is_worse(lose):
                 yield self.explain(alternative, [x[number] for x in tiles.values()])
+
+    def list_fitted(self, numbers: Numbers) -> Iterator[Alternative]:
+        """List what is fitted to wrong rows: tiles of keys, and limits in tiles of rows alone."""
+        wrong = self.sample.wrong
+        columns, length = partial(sum_by_tiles, self.problem, self.sample.unit), find_tiles(wrong)
+        every = list_wrong(self.problem, numbers, wrong)
+        yield from list_counted(self.problem, every, columns, length)
+        yield from list_pages(self.problem, self.sample)
+        for x, own in zip(self.first, self.given_first, strict=True) if length else ():
+            some = self.problem, x, self.sample.unit * row_sizes(own)
+            yield from list_reaches(*some, lambda y: wrong[self.problem.number(y.at), y.i])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
@@ -363,7 +374,10 @@ class Trials:
     ) -> Doubles:
         out = alternative.result(x.rows).out
         law = analyse(alternative, x.rows, profile, dtype)
-        std = np.where(np.isfinite(law.std), law.std, self.sample.unit * row_sizes(out))
+        usual = self.sample.unit * row_sizes(out)
+        std = np.where(np.isfinite(law.std), law.std, usual)
+        if alternative.compute is not attend:  # its scores may be others than those of the law
+            std = np.maximum(std, usual)
         return divide(
             differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
         )
@@ -412,11 +426,9 @@ def explain_output(
             holding.sort(key=lambda x: named(x, numbers, profile, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
         if not any(x.holds for x in found):
-            columns = partial(sum_by_tiles, problem, sample.unit)
-            about = list_wrong(problem, numbers, sample.wrong), columns, find_tiles(sample.wrong)
-            explained = map(trials.explain, list_counted(problem, *about))
-            counted = [trials.judge(x, profiles, dtype) for x in explained]
-            found = [x for x in counted if x.holds] or found
+            explained = map(trials.explain, trials.list_fitted(numbers))
+            fitted = [trials.judge(x, profiles, dtype) for x in explained]
+            found = trials.keep_apart([x for x in fitted if x.holds]) or found
         if not any(x.holds for x in found):
             found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []

@@ -12,10 +12,11 @@ from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
+from ...rounding.profiles import Profile
 from ..findings import Numbers, Suspect, describe_span, place
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
-from .wrong_rows import Sample, find_tiles, number_sequences
+from .wrong_rows import Sample, differ, divide, find_tiles, number_sequences
 
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
@@ -33,6 +34,8 @@ _TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that oth
 _MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
 _FACTOR_ALONE = 1e-4  # of the mean square of a gradient, at most, that a factor leaves
 _LEFT_BY_FACTOR = 2e-3  # of the mean square, at most, that a factor leaves
+_COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
+_ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
 
 
 def describe_place(problem: Problem, sample: Sample) -> str:
@@ -109,11 +112,14 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     elif np.all(got == got.flat[0]):
         yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
     else:
-        found = _describe_part(where, got, right)
+        rows = np.flatnonzero(sample.wrong.any(0))
+        n = sample.wrong.shape[1]
+        tail = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] :].all() and 0 < rows[0] < n
+        found = _describe_part(where, got, right, bool(tail))
         yield from (x for x in found if problem.gradient is None or "evenly" not in x)
 
 
-def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iterator[str]:
     """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
     product, size = np.sum(got * right), np.sum(right * right)
     alike = product / np.sqrt(np.sum(got * got) * size)
@@ -124,7 +130,9 @@ def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     elif abs(product / size - 1) > _NEAR_ONE and left < _LEFT_BY_FACTOR * np.sum(got * got):
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(alike) < _UNLIKE:
-        yield f"{where}: numbers are unlike the exact ones, as if they were never written (stale)"
+        tail_words = "the last tile was never written, or its queries were not read"
+        what = tail_words if tail else "they were never written (stale)"
+        yield f"{where}: numbers are unlike the exact ones, as if {what}"
     else:
         yield from by_rows
 
@@ -173,6 +181,34 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
             f"{where}: errors are {np.sqrt(np.mean(sizes)):.1g} of the numbers, evenly: precision "
             f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"
         )
+
+
+def find_coarse(
+    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
+) -> list[Suspect]:
+    """Say that errors of all rows of a gradient, wrong or not, are as many times those expected."""
+    if not sample.wrong.any():
+        return []
+    kernel, read = profile.kernel(dtype), problem.read_by(profile)
+    squares, sizes = [], []
+    for x in sample.heads:
+        for got, row in zip(x.got, x.rows.queries.tolist(), strict=True):
+            law = read.analyse(x.rows.at, kernel, slice(row, row + 1))
+            squares.append(np.mean(np.square(divide(differ(got, law.out[0]), law.std[0]))))
+            sizes.append([np.sum(np.square(differ(got, law.out[0]))), np.sum(np.square(law.out))])
+    times, (error, size) = math.sqrt(np.mean(squares)), np.sum(sizes, 0)
+    spread = np.std(np.log(np.maximum(squares, 1e-300)))
+    if (
+        not _COARSER < times < _COARSEST
+        or spread > _ROWS_ALIKE
+        or error > _COARSE["8 bits"] ** 2 * size
+    ):
+        return []
+    text = (
+        f"precision is lost: errors are {times:.2g} times those expected, alike in all "
+        "rows, as if sums were kept in a narrower type"
+    )
+    return [Suspect("roundings", math.nan, math.nan, math.nan, math.nan, text)]
 
 
 def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:

@@ -18,10 +18,11 @@ from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
-from .fitted import name_copies
+from .fitted import name_copies, name_dropout
 from .output import as_suspect, explain_output, say_what_is_left, share_of_offset
 from .places import (
     describe_place,
+    find_coarse,
     find_factor,
     list_seen,
     remark_normalisers,
@@ -35,7 +36,8 @@ _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _FACTS = re.compile(  # that say what numbers are
-    r"all numbers are|times as large|exact row times a number|hold NaN|see no key|log normaliser"
+    r"all numbers are|times as large|exact row times a number|hold NaN|see no key|log normaliser|"
+    "the last tile was never"
 )
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
@@ -77,6 +79,8 @@ def explain(
     copies = [] if failed == "lse" or holds else name_copies(*about)
     if copies and (copies[0].name == _CAUSE or not suspects):
         suspects, remarks = copies, [x for x in remarks if x not in seen]
+    if not suspects and failed != "lse":
+        suspects = name_dropout(problem, sample)
     suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
@@ -131,7 +135,11 @@ def explain_gradients(
         remarks = [*nan, *seen, *verdict.remarks]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
-            held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
+            held = (
+                name_empty_rows(*about)
+                or name_copies(*about, by, verdict.dtype)
+                or find_coarse(*about, usual, verdict.dtype)
+            )
             suspects = held or name_seen([*verdict.remarks, *seen])
             remarks = [x for x in remarks if x not in seen] if held else remarks
             explained[name] = explained[name]._replace(suspects=suspects)

@@ -254,9 +254,13 @@ def list_padded(problem: Problem) -> Iterator[Alternative]:
 
 def _add_zeros(problem: Problem, size: int, rows: Rows) -> Result:
     """Add keys with score 0 and value 0 to the end of what the mask shows of each query."""
-    x = attend(take_rows(problem, rows))
     with np.errstate(divide="ignore"):
         more = np.log(-_count_visible(problem, rows) % size)
+    return pad_sum(attend(take_rows(problem, rows)), more)
+
+
+def pad_sum(x: Result, more: Doubles) -> Result:
+    """Add keys of score 0 and value 0, by the logarithm of their number for each row."""
     lse = np.logaddexp(x.lse, more)
     share = np.exp(x.lse - np.where(np.isfinite(lse), lse, 0.0))
     top = np.where(np.isfinite(more), np.maximum(x.top, 0.0), x.top)
@@ -274,6 +278,30 @@ def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
     if mask is None or np.any(mask != mask[:1]):
         return np.full(len(rows.queries), m)
     return np.full(len(rows.queries), np.max(np.flatnonzero(mask[0]), initial=-1) + 1)
+
+
+def list_hidden(problem: Problem) -> Iterator[Alternative]:
+    """List kernels in which what the mask hides is NaN, or that hide queries by a mask of keys."""
+    if problem.packed is None and "mask" in problem.first:
+        text = "keys or values that the mask hides are NaN, and have part (0 times NaN is NaN)"
+        yield Alternative(text, problem, answer=partial(_spoil, problem))
+        text = "rows of queries that the mask of keys hides are 0: it is taken for one of queries"
+        yield Alternative(text, problem, answer=partial(_hide_queries, problem))
+
+
+def _spoil(problem: Problem, rows: Rows) -> Result:
+    """Return NaN for queries that do not see all keys by the mask."""
+    x, seen = attend(take_rows(problem, rows)), problem.read(rows.at)["mask"][rows.queries]
+    lost = ~np.all(seen, -1)
+    out, lse = np.where(lost[:, None], np.nan, x.out), np.where(lost, np.nan, x.lse)
+    return x._replace(out=out, lse=lse)
+
+
+def _hide_queries(problem: Problem, rows: Rows) -> Result:
+    """Return 0 for queries whose own key is hidden by a mask that is the same for all queries."""
+    x, mask = attend(take_rows(problem, rows)), problem.read(rows.at)["mask"]
+    shown = np.flatnonzero(np.all(mask == mask[:1], 0) & mask[0])
+    return x._replace(out=np.where(np.isin(rows.queries, shown)[:, None], x.out, 0.0))
 
 
 def list_skipped(problem: Problem) -> Iterator[Alternative]:

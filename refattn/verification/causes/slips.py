@@ -15,15 +15,15 @@ from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
 from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
-from .wrong_rows import Sampled, differ, divide, finite
+from .wrong_rows import finite
 
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
-_ODD_TILES = (48, 96)  # the same, more seldom
+_ODD_TILES = (48, 96, 1)  # the same, more seldom
 PARTS = (2, 3, 4, 6, 8, 16)
 LOST_TILES = TILE_SIZES[::-1]
 _ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
-_CUT_KEYS = 256  # that are summed at a time
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
+_LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
 
 
 def list_slips(problem: Problem) -> Iterator[Alternative]:
@@ -36,19 +36,28 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             ("the running sum of the weights is", 0.0, 1.0),
         ):
             yield Alternative(
-                f"{words} not rescaled when the maximum grows (tiles of {size} keys)",
+                f"{words} not rescaled when the maximum grows ({_name_tiles(size)})",
                 problem,
                 compute=partial(attend_in_tiles, size=size, of_sum=of_sum, of_out=of_out),
             )
-    for parts in (x for x in PARTS if x < keys):
+    for size in (x for x in TILE_SIZES if x < keys):
+        for words, turn in (("", 1), (", the last first", -1)):
+            text = "the running maximum and sum start again in the second tile, the output does not"
+            again = partial(_restart, size=size, turn=turn)
+            yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
+        text = f"weights over the maximum of the tiles before ({size} keys) are cut at 448 / 2^8"
+        yield Alternative(text, problem, compute=partial(_cut_weights, size=size, most=448 / 2**8))
+    for called, edges in _list_parts(problem):
         for words, weigh in (_MERGES | _SUMS).items():
-            merge = partial(merge_parts, parts=parts, weigh=weigh, is_mean=words in _MERGES)
-            text = f"{parts} parts of the keys are merged {words}"
-            yield Alternative(text, problem, compute=merge)
+            merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in _MERGES)
+            yield Alternative(f"{called} are merged {words}", problem, compute=merge)
     before = "-5e4, of q . k without the scale"
     for words, least in (("0", 0.0), ("-5e4", -5e4), (before, -5e4 * problem.scale)):
         text = f"the running maximum starts at {words}, so that small scores vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
+        for name in ("float16", "bfloat16") if not least else ():
+            rounded = partial(attend_from, least=least, to=FORMATS[name])
+            yield Alternative(f"{text} (weights in {name})", problem, compute=rounded)
     for name in ("float32", "float16"):
         words = f"no maximum is subtracted, and e^score overflows {name}"
         yield Alternative(words, problem, compute=partial(attend_plainly, to=FORMATS[name]))
@@ -79,6 +88,10 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         )
 
 
+def _name_tiles(size: int) -> str:
+    return f"tiles of {size} keys" if size > 1 else "one key at a time"
+
+
 def score_all(head: SoftmaxHead) -> Doubles:
     """Compute the scores of all queries and keys; -inf where a key is hidden."""
     found = []
@@ -95,9 +108,9 @@ def score_all(head: SoftmaxHead) -> Doubles:
 
 
 def _over(scores: Doubles, top: Doubles) -> Doubles:
-    """Compute weights over the largest."""
+    """Compute weights over the largest, of a row or for each key."""
     safe = np.where(np.isfinite(top), top, 0.0)
-    return np.asarray(np.exp(scores - safe[:, None]))
+    return np.asarray(np.exp(scores - safe.reshape(len(scores), -1)))
 
 
 def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
@@ -121,26 +134,57 @@ def _result(out: Doubles, total: Doubles, top: Doubles) -> Result:
 def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: float, of_out: float) -> Result:
     """Sum in tiles of keys; sums are rescaled to a power 1 or 0 when the maximum grows."""
     s = score_all(head)
-    top = np.full(len(s), -math.inf)
-    total, out = np.zeros(len(s)), np.zeros((len(s), head.v.shape[-1]))
-    for j in blocks(0, s.shape[-1], size):
-        new = np.maximum(top, np.max(s[:, j], -1))
-        shrink = np.where(np.isfinite(top), np.exp(top - np.where(np.isfinite(new), new, 0.0)), 0.0)
-        w = _over(s[:, j], new)
-        total = total * shrink**of_sum * np.isfinite(top) + np.sum(w, -1)
-        out = out * (shrink**of_out * np.isfinite(top))[:, None] + w @ head.v[j]
-        top = new
-    return _result(out, total, top)
+    edges = np.arange(0, s.shape[-1], size)
+    tops = np.maximum.accumulate(np.maximum.reduceat(s, edges, -1), -1)
+    w = {1.0: _over(s, tops[:, -1]), 0.0: _over(s, np.repeat(tops, size, -1)[:, : s.shape[-1]])}
+    return _result(w[of_out] @ head.v, np.sum(w[of_sum], -1), tops[:, -1])
+
+
+def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
+    """Forget the maximum and the sum of the first tile that a query sees, but not its output."""
+    s = score_all(head)
+    tops = np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1)
+    number = np.repeat(np.arange(tops.shape[-1])[::turn], size)[: s.shape[-1]]
+    tops, rows = tops[:, ::turn], np.arange(len(s))
+    first = np.argmax(np.isfinite(tops), -1)
+    own, other = tops[rows, first], tops[rows, np.minimum(first + 1, tops.shape[-1] - 1)]
+    twice = np.isfinite(other) & (first + 1 < tops.shape[-1])
+    forgotten = twice[:, None] & (number == first[:, None])
+    late = np.where(forgotten, -math.inf, s)
+    top = np.max(late, -1, initial=-math.inf)
+    moved = np.where(twice, finite(other) - finite(own), 0.0)[:, None]
+    return _result(
+        _over(np.where(forgotten, s + moved, s), top) @ head.v, np.sum(_over(late, top), -1), top
+    )
+
+
+def _cut_weights(head: SoftmaxHead, size: int, most: float) -> Result:
+    """Cut weights over a maximum that is one tile late, in the output alone."""
+    s = score_all(head)
+    tops = np.maximum.accumulate(np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1), -1)
+    late = np.concatenate([tops[:, :1], tops[:, :-1]], -1)
+    limit = np.repeat(late, size, -1)[:, : s.shape[-1]] + math.log(most)
+    limit = np.where(np.isfinite(limit), limit, math.inf)
+    out = _over(np.minimum(s, limit), tops[:, -1]) @ head.v
+    return _result(out, np.sum(_over(s, tops[:, -1]), -1), tops[:, -1])
+
+
+def _list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """List parts of the keys that may be merged, with the first key of each."""
+    n, m, _ = problem.shape
+    for parts in (x for x in PARTS if x < m):
+        yield f"{parts} parts of the keys", tuple(range(0, m, -(-m // parts)))
+    if 1 < n < m:
+        yield f"keys 0 to {m - n - 1}, before the first query, and the others", (0, m - n)
 
 
 def merge_parts(
-    head: SoftmaxHead, parts: int, weigh: Callable[..., Doubles], is_mean: bool
+    head: SoftmaxHead, edges: Sequence[int], weigh: Callable[..., Doubles], is_mean: bool
 ) -> Result:
     """Merge parts of the keys with weights by their normalisers and maxima."""
     s = score_all(head)
-    size = -(-s.shape[-1] // parts)
     found: list[Result] = []
-    for j in blocks(0, s.shape[-1], size):
+    for j in map(slice, edges, [*edges[1:], s.shape[-1]]):
         top = np.max(s[:, j], -1)
         w = _over(s[:, j], top)
         found.append(_result(w @ head.v[j], np.sum(w, -1), top))
@@ -154,6 +198,9 @@ _MERGES: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "with equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
     "by their maxima, not their log normalisers": lambda lse, top: np.exp(top - np.max(top, 0)),
     "with weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
+    "with e^lse as weights, of lse in base 2": lambda lse, top: np.exp(
+        math.log2(math.e) * (lse - np.max(lse, 0))
+    ),
     "with their log normalisers as weights": lambda lse, top: finite(lse),
     "with the sums of weights over their own maxima": lambda lse, top: np.exp(finite(lse - top)),
 }
@@ -189,12 +236,13 @@ def _linear(head: SoftmaxHead) -> Result:
     return attend(head)._replace(out=np.where(np.isfinite(s), s, 0.0) @ head.v)
 
 
-def attend_from(head: SoftmaxHead, least: float) -> Result:
-    """Start the maximum at a number: weights of float32 below it vanish."""
+def attend_from(head: SoftmaxHead, least: float, to: Format | None = None) -> Result:
+    """Start the maximum at a number: weights of float32 below it vanish, or are rounded after."""
     s = score_all(head)
     top = np.maximum(np.max(s, -1, initial=-math.inf), least)
     w = np.where(s - top[:, None] < _LOG_OF_ZERO, 0.0, np.exp(s - top[:, None]))
-    return _result(w @ head.v, np.sum(w, -1), top)
+    kept = w if to is None else np.where(w < to.tiny, to.round(w), w)  # small ones are coarse
+    return _result(kept @ head.v, np.sum(w, -1), top)
 
 
 def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
@@ -223,13 +271,23 @@ def _leave_sink_out(head: SoftmaxHead) -> Result:
     return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
 
 
+_OVERFLOWS = "the cap overflows: tanh(s / cap) is computed from"
 _CAPS: Mapping[str, Callable[[float, Doubles], Doubles]] = {
     "the cap is s tanh(s / cap), not cap tanh(s / cap)": lambda cap, s: s * np.tanh(s / cap),
     "the cap is tanh(s / cap), not multiplied by cap": lambda cap, s: np.tanh(s / cap),
+    "the cap is (s / cap) tanh(s / cap), not cap tanh(s / cap)": (
+        lambda cap, s: s / cap * np.tanh(s / cap)
+    ),
     "the cap is cap tanh(s), with s not divided by cap": lambda cap, s: cap * np.tanh(s),
     "scores are clipped at the cap, without tanh": lambda cap, s: np.clip(s, -cap, cap),
     "the cap is applied twice": lambda cap, s: cap * np.tanh(np.tanh(s / cap)),
+    f"{_OVERFLOWS} e^(s / cap) in float32": lambda cap, s: _cap_below(_LOG_OF_MOST, cap, s),
+    f"{_OVERFLOWS} e^(2 s / cap) in float32": lambda cap, s: _cap_below(_LOG_OF_MOST / 2, cap, s),
 }
+
+
+def _cap_below(most: float, cap: float, s: Doubles) -> Doubles:
+    return np.where(np.abs(s) > most * cap, math.nan, _cap_scores(cap, s))
 
 
 def _cap_scores(cap: float, s: Doubles) -> Doubles:
@@ -297,30 +355,6 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     return Alternative(f"keys {j.start} to {j.stop - 1} are left out", problem, seen)
 
 
-def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
-    """List kernels that stop before the last key, or start after the first: at the key that fits.
-
-    It is that by which some wrong rows are nearest, in multiples of `sizes`.
-    """
-    head = Alternative("", problem).head(x.rows)
-    (w, _), keys = _weigh_scores(score_all(head)), head.keys
-    for turn in (1, -1):
-        weights, values = w[:, :keys][:, ::turn], head.v[:keys][::turn]
-        total, out = np.sum(w[:, keys:], -1, keepdims=True), np.zeros((len(w), 1, values.shape[-1]))
-        least, length = math.inf, keys
-        for j in blocks(0, keys, _CUT_KEYS):
-            totals = total + np.cumsum(weights[:, j], -1)
-            outs = out + np.cumsum(weights[:, j, None] * values[j], 1)
-            with np.errstate(all="ignore"):
-                z = divide(differ(outs / totals[..., None], x.got[:, None]), sizes[:, None])
-            far = np.sum(z * z, (0, 2))
-            if far.min() < least:
-                least, length = float(far.min()), j.start + int(far.argmin()) + 1
-            total, out = totals[:, -1:], outs[:, -1:]
-        if length < keys - 1:  # one that is missing is measured
-            yield hide_tile(problem, slice(length, keys) if turn > 0 else slice(0, keys - length))
-
-
 def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
     """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
     w, _ = _weigh_scores(score_all(head))
@@ -353,7 +387,7 @@ NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {
     "negated": lambda x, _: -x.lse,
     "the largest score": lambda x, _: x.top,
     "the log of the sum alone, without the largest score": lambda x, _: x.lse - x.top,
-    "that of the keys without the sink": lambda x, sink: _take_sink(x.lse, sink),
+    "that of the keys without the sink": lambda x, sink: take_sink(x.lse, sink),
     "the sum itself, not its logarithm": lambda x, _: np.exp(x.lse),
     "in base 10": lambda x, _: x.lse / math.log(10),
     "twice as large": lambda x, _: 2 * x.lse,
@@ -380,7 +414,7 @@ def fit_normalisers(
             yield f"{c:.5g} times what it should be", lambda x, _: c * x.lse
 
 
-def _take_sink(lse: Doubles, sink: float | None) -> Doubles:
+def take_sink(lse: Doubles, sink: float | None) -> Doubles:
     if sink is None:
         return lse
     return np.asarray(lse + np.log1p(-np.exp(np.minimum(sink - lse, 0.0))))

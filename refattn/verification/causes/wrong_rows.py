@@ -258,8 +258,12 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
     Of sequences one after another it is those that have some.
     """
     near = np.zeros_like(wrong)
-    if size := find_tiles(wrong):
-        return np.repeat(_share_by_tile(wrong, size) > 0, size, 1)[:, : wrong.shape[1]]
+    size = _size_tiles(wrong)
+    tiles: Any = np.ones_like(wrong)
+    if size:
+        tiles = np.repeat(_share_by_tile(wrong, size) > 0, size, 1)[:, : wrong.shape[1]]
+    if find_tiles(wrong):
+        return np.asarray(tiles)
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
         tile: Any = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -267,6 +271,7 @@ def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.
         if of_row is not None:
             tile = np.isin(of_row, of_row[rows])
         near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
+        near &= tiles
     return np.zeros_like(wrong) if near.all() else near
 
 
@@ -275,12 +280,17 @@ def find_tiles(wrong: npt.NDArray[np.bool_]) -> int:
 
     It is that of none if the same tiles are wrong in every head.
     """
-    if (wrong == wrong[:1]).all():
-        return 0
+    size = 0 if (wrong == wrong[:1]).all() else _size_tiles(wrong)
+    share = _share_by_tile(wrong, size or 1)
+    return size if np.any((share > 0).any(1) & (share == 0).any(1)) else 0
+
+
+def _size_tiles(wrong: npt.NDArray[np.bool_]) -> int:
+    """Find the largest size of tiles of rows that are all wrong, nearly, or all right."""
     for size in (x for x in _TILES if x < wrong.shape[1]):
         share = _share_by_tile(wrong, size)
         if np.all((share == 0) | (share >= _WHOLE)):
-            return size if np.any((share > 0).any(1) & (share == 0).any(1)) else 0
+            return size
     return 0
 
 

@@ -57,7 +57,11 @@ def backward(q, k, v, g, seen=True, **wrong):
     """An output and its gradients, with what is wrong in the backward pass by name."""
     share, scale = len(q) // len(k), q.shape[-1] ** -0.5
     keys, values = (np.repeat(x, share, 0) for x in (k, v))
-    out, lse = fused(hide(scores(q, keys), seen), values)
+    s, summed = hide(scores(q, keys), seen), values
+    if "sinks" in wrong:  # one key more, of value 0
+        sinks = np.broadcast_to(wrong["sinks"][:, None, None], (len(q), q.shape[1], 1))
+        s, summed = np.concatenate([s, sinks], -1), np.pad(values, ((0, 0), (0, 1), (0, 0)))
+    out, lse = fused(s, summed)
     lse = wrong.get("lse", lambda x: x)(lse)
     s = hide(scores(q, keys, wrong.get("scale")), wrong.get("seen_back", seen))
     p = np.exp(s - lse[..., None])
