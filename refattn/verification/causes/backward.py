@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,16 +20,13 @@ from ...rounding.head import attend_rows, scan_tile
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
-from ..findings import Part, Suspect
+from ..findings import Part
 from .alternatives import list_alternatives
 from .fitted import list_counted
-from .output import as_suspect, say_what_is_left
-from .places import list_places
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
     FAR,
-    Comparison,
     Sample,
     Sampled,
     compare_outputs,
@@ -51,10 +47,7 @@ _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _MAY_CANCEL, _LOOKED_AGAIN = 1e4, 64  # what is beyond it where terms cancel, and rows, at most
 _MOST_TILES = 8  # of keys or queries, of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
-_PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
-_SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
-_CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
-_FEW_ROWS, _FEW_SHARE = 8, 0.5  # rows by which candidates are left out, and share of their error
+_FEW_SHARE = 0.5  # of the error of few rows, at most, where a candidate is left out
 
 
 class Kept(NamedTuple):
@@ -63,6 +56,9 @@ class Kept(NamedTuple):
     lse: Doubles
     delta: Doubles
     top: Doubles
+
+
+Lookup = Callable[[Index], tuple[BackwardHead, Kept]]  # what a head is computed from
 
 
 def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
@@ -80,16 +76,9 @@ class Candidate(NamedTuple):
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
     of: str = ""  # name of the gradient that was written here by mistake
-
-
-class Held(NamedTuple):
-    """A candidate that holds in some parts."""
-
-    candidate: Candidate
-    parts: set[str]
-    everywhere: bool  # whether these are all that failed, and it changes no others
-    off: float  # log of the mean square of z that it leaves, on average
-    local: bool  # whether it holds in the wrong rows alone
+    read: Callable[[Lookup, Index], tuple[BackwardHead, Kept]] = lambda look, at: look(at)
+    scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
+    added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
@@ -211,7 +200,9 @@ def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
     return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
 
 
-def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
+def compute_gradient(
+    back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
+) -> Doubles:
     """Compute a gradient from log normalisers and D that may be those of another problem."""
     head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
     tile = scan_tile(head, slice(0, len(head.q)), keys)
@@ -222,7 +213,7 @@ def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
         )
     with np.errstate(all="ignore"):
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
-        p = np.exp(tile.scores - lse)
+        p = np.exp(scores(tile.scores) - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
         if of == "dv":
             return np.asarray(p.T @ g)
@@ -267,12 +258,13 @@ class Backward:
         """Compute a gradient for some rows of a head."""
         gradient = self.gradients[of]
         wanted = one.of or of
-        total: Any = 0.0
+        total: Any = one.added.get((of, index), 0.0)
+        look = partial(self._keep, of, number=one.number, own=one.own)
         share = count_once if wanted == "dq" else one.share  # each query has one head
         for head, weight in share(gradient.heads[index]):
             if not weight:
                 continue
-            back, kept = one.change(*self._keep(of, head, one.number, one.own))
+            back, kept = one.change(*one.read(look, head))
             alternative = self.forward[one.number] if one.number >= 0 else None
             all_rows, keys = np.arange(len(back.head.q)), np.arange(back.head.keys)
             rows = Rows(head, some, keys) if wanted == "dq" else Rows(head, all_rows, some)
@@ -283,7 +275,7 @@ class Backward:
             i = rows.queries
             again = BackwardHead(taken, back.d_out[i], None)
             left = Kept(kept.lse[i], kept.delta[i], kept.top[i])
-            total = total + weight * compute_gradient(again, left, wanted)
+            total = total + weight * compute_gradient(again, left, wanted, one.scores)
         return np.asarray(total)
 
     def list_counted(self, part: Part) -> Iterator[Candidate]:
@@ -366,85 +358,3 @@ class Backward:
                 i = rows.queries
                 taken.append(Sampled(rows, part.numbers.out(heads[at])[i], None, mark, near[at, i]))
         return Sample(taken, unit, wrong, of_others, count)
-
-
-def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, list[Doubles]]:
-    """Take the rows of a head whose errors are largest, and what is right there."""
-    sizes = []
-    for x, right in zip(sample.heads, given, strict=True):
-        z = divide(differ(x.got, right), sample.unit * row_sizes(right))
-        sizes.append(np.where(x.wrong, np.sum(z * z, -1), -1.0))
-    at = max(range(len(sizes)), key=lambda x: float(np.max(sizes[x])), default=0)
-    rows = [np.sort(np.argsort(-x)[:_FEW_ROWS]) for x in sizes[at : at + 1]]
-    heads = [x.take(i) for x, i in zip(sample.heads[at:], rows, strict=False)]
-    return sample._replace(heads=heads), [x[i] for x, i in zip(given[at:], rows, strict=False)]
-
-
-def explain_backward(
-    parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
-) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
-    """Return alternatives that explain the gradients that failed, samples, and what is right there.
-
-    Each that failed has the place of its worst element.
-    """
-    back = Backward(parts, profile, dtype, {**dict.fromkeys(parts, ()), **failed})
-    given = {
-        of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
-        for of, sample in back.samples.items()
-    }
-    found: list[Held] = []
-    few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
-    first = back.gradients[max(parts, key=lambda of: of != "dq")]
-    n, m, _ = first.forward.shape
-    lost = (x for x in (back.list_counted(parts["dq"]) if "dq" in failed else ()) if not found)
-    for one in chain(list_candidates(first, own), lost):
-        if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
-            continue
-        if not any(back.may_hold(one, of, *x) for of, x in few.items()):
-            continue
-        holding, harmless, off, local = set(), True, 0.0, False
-        for of, sample in back.samples.items():
-            if one.of and (of != first.of or one.of == of):
-                continue
-            outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
-            if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
-                continue
-            measured = compare_outputs(sample, outs, given[of])
-            if of in failed:
-                if (
-                    _is_near(measured)
-                    and measured.likeness > _LIKE
-                    and (measured.everywhere or measured.near)
-                ):
-                    holding.add(of)
-                    off += math.log(max(measured.square, 1.0))
-                    local |= not measured.everywhere
-            elif measured.changed:
-                harmless = False
-        if holding:
-            everywhere = harmless and holding == {*failed}
-            found.append(Held(one, holding, everywhere, off / len(holding), local))
-    return _name(found, back, parts, [*failed]), back.samples, given
-
-
-def _is_near(x: Comparison) -> bool:
-    """Tell whether roundings may be what is left; those of large terms that cancel are larger."""
-    if x.square < _SQUARE:
-        return x.share > _SHARE
-    return x.share > _SURE and x.square < _CANCELLED
-
-
-def _name(
-    found: Sequence[Held], back: Backward, parts: Mapping[str, Part], failed: Sequence[str]
-) -> dict[str, list[Suspect]]:
-    """Name what holds for all parts, or for as many as there are."""
-    order = sorted(found, key=lambda x: (not x.everywhere, -len(x.parts), x.local, round(x.off, 0)))
-    named: dict[str, list[Suspect]] = {}
-    for of in failed:
-        for x in [x for x in order if of in x.parts][:1]:
-            only = [] if x.everywhere or len(parts) == 1 else [" and ".join(sorted(x.parts))]
-            only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
-            alone = ", but only in " * bool(only) + ", ".join(only)
-            suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
-            named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
-    return named

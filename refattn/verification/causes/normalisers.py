@@ -13,7 +13,7 @@ from .sampled import Alternative, Rows
 from .wrong_rows import FAR, Sample, differ, divide, error_of_lse, thin
 
 _HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
-_LEAST = 2  # numbers, at least, that are those of other heads
+_SEVERAL = 2  # numbers, at least, that are those of other heads
 _NAMED = 4  # heads, at most, that are named
 
 
@@ -26,7 +26,7 @@ def list_exchanged_normalisers(
     if numbers.lse is None or not len(wrong) or not 1 < len(heads) <= _HEADS:
         return
     i = thin(np.flatnonzero(sample.wrong.any(0)), _ROWS_OF_EACH)
-    if len(wrong) * len(i) < _LEAST:
+    if len(wrong) * len(i) < _SEVERAL:
         return
     given, keys = Alternative("", problem), np.arange(m)
     exact = {x: given.result(Rows(x, i, keys)) for x in heads}
