@@ -141,11 +141,12 @@ def list_weighed(
     """List gradients in which other query heads than those of a key head count, and how often."""
     for of in (x for x in ("dv", "dk") if x in failed):
         heads = back.gradients[of].heads
-        share = max(map(len, heads.values()), default=1)
+        if max(map(len, heads.values()), default=1) == 1:
+            return
         counts: dict[Index, dict[Index, int]] = {}
         for x in list_wrong(parts[of].problem, parts[of].numbers, back.samples[of].wrong):
             fitted = _fit_times(back, of, x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)))
-            if share == 1 or fitted is None:
+            if fitted is None:
                 return
             counts[x.rows.at] = fitted
         if counts:
@@ -164,8 +165,10 @@ def _share_by(
 def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
     """Fit how often each query head of a batch member counts in a sum over some; 0 is left out."""
     own = back.gradients[of].heads[x.rows.at]
-    lead = back.gradients[of].forward.lead
-    every = [(*own[0][:-1], h) for h in range(lead[-1])] if lead[-1] <= _GROUPS else own
+    forward = back.gradients[of].forward
+    heads, (n, m, _) = forward.lead[-1], forward.shape
+    few = heads <= _GROUPS and heads * n * m <= _READ_PAIRS
+    every = [(*own[0][:-1], h) for h in range(heads)] if few else own
 
     def alone(head: Index) -> Doubles:
         one = Candidate("", share=lambda _: [(head, 1.0)])
