@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ _WRAPPED: Mapping[str, Callable[..., Place]] = {
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # to which inputs are rounded
+_CALLED = {"q": "queries", "k": "keys", "v": "values"}
 _LOG2E = math.log2(math.e)
 _WITHOUT = {  # an option that was given
     "soft cap": "there is no soft cap",
@@ -196,6 +198,9 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         for words, sides in (("half", (left // 2, right // 2)), ("double", (2 * left, 2 * right))):
             text = f"the window has {words} the width on each side, {sides[0]} and {sides[1]}"
             yield Alternative(text, problem._replace(window=sides))
+    if left and (0 if is_causal else right) not in (None, left):
+        text = f"the window reaches {left} to both sides" + ", not causal" * problem.causal
+        yield Alternative(text, problem._replace(causal=False, window=(left, left)))
 
 
 def _show_reach(x: Place, left: int | None, right: int) -> Seen:
@@ -411,7 +416,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             wrapped = problem
             for name in names:
                 wrapped = wrapped.replaced(name, partial(_start_again, size=size))
-            yield Alternative(f"{words} % {size}", wrapped)
+            # Copies of the first keys have the weights of these alone.
+            yield Alternative(f"{words} % {size}", wrapped, plain=names == "q")
     if len(problem.lead) and problem.lead[-1] > 1:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
@@ -452,12 +458,26 @@ def _list_scales(problem: Problem) -> Iterator[Alternative]:
                 change = partial(_rescale, problem, f"{x}_scale", at, power)
                 scaled = scaled.replaced(x, change)
             yield Alternative(f"{called} {words}", scaled)
+    for x, y in permutations(given, 2):
+        sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
+        if any(a not in (1, b) for a, b in sizes):
+            continue
+        for words, power in ((f", not by {x}_scale", -1), (", too", 0)):
+            change = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale", power)
+            text = f"{_CALLED[x]} are multiplied by {y}_scale{words}"
+            yield Alternative(text, problem.replaced(x, change))
 
 
 def _rescale(problem: Problem, name: str, at: Any, power: int, index: Index, x: Any) -> Any:
     """Multiply by a power of the own scale, or take that of another head."""
     own = problem.read(index)[name]
     return x * own**power if at is None else x / own * problem.read(at(index))[name]
+
+
+def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:
+    """Multiply by a scale of another array, and by a power of the own one."""
+    arrays = problem.read(index)
+    return x * arrays[own] ** power * arrays[other]
 
 
 def _grow(_: Index, x: Any, size: int, by: float) -> Any:
@@ -555,10 +575,9 @@ def _read_other(
 
 def _list_narrow(problem: Problem) -> Iterator[Alternative]:
     """List arrays that are rounded to another type before they are multiplied."""
-    called = {"q": "queries", "k": "keys", "v": "values"}
     for name, to in ((x, FORMATS[x]) for x in _NARROW):
         for arrays in ("qkv", "kv", "v", "k", "q"):
-            words = " and ".join(called[x] for x in arrays[-2:])
+            words = " and ".join(_CALLED[x] for x in arrays[-2:])
             words = f"queries, {words}" if len(arrays) == 3 else words
             rounded = problem
             for x in arrays:
@@ -566,7 +585,7 @@ def _list_narrow(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(f"{words} are rounded to {name} first", rounded)
         for words, factor in (("", 1.0), (" and log2(e)", _LOG2E)) if problem.scale else ():
             for x in "qk" if not to.has_8_bits else "":
-                text = f"{called[x]} times the scale{words} are rounded to {name} first"
+                text = f"{_CALLED[x]} times the scale{words} are rounded to {name} first"
                 by_scale = partial(_round, to, by=factor * problem.scale)
                 yield Alternative(text, problem.replaced(x, by_scale))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,16 +21,13 @@ from ...rounding.head import attend_rows, scan_tile
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
-from ..findings import Part, Suspect, place
+from ..findings import Part
 from .alternatives import list_alternatives, list_other_heads
 from .fitted import list_counted
-from .output import as_suspect, say_what_is_left
-from .places import list_places
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile, take_sink
 from .wrong_rows import (
     FAR,
-    Comparison,
     Sample,
     Sampled,
     compare_outputs,
@@ -51,12 +48,7 @@ _HEADS, _WRONG_ROWS, _RIGHT_ROWS = 3, 24, 12  # that are taken
 _MAY_CANCEL, _LOOKED_AGAIN = 1e4, 64  # what is beyond it where terms cancel, and rows, at most
 _MOST_TILES = 8  # of keys or queries, of a size
 _LOOKED, _MOST_HEADS = 2**22, 16  # pairs, and heads, at most, among which wrong rows are found
-_PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
-_SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
-_CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
-_SOLVED, _FEWEST_MOVED = 64, 8  # rows, at most and at least, of which numbers are computed
-_MOVED, _NEAR_MOVED, _HEADS_MOVED = 0.9, 6.0, 8  # share of them that are moved, how near; heads
-_FEW_ROWS, _FEW_SHARE = 8, 0.5  # rows by which candidates are left out, and share of their error
+_FEW_SHARE = 0.5  # of the error of few rows, at most, where a candidate is left out
 
 
 class Kept(NamedTuple):
@@ -65,6 +57,9 @@ class Kept(NamedTuple):
     lse: Doubles
     delta: Doubles
     top: Doubles
+
+
+Lookup = Callable[[Index], tuple[BackwardHead, Kept]]  # what a head is computed from
 
 
 def count_once(heads: Sequence[Index]) -> list[tuple[Index, float]]:
@@ -82,19 +77,9 @@ class Candidate(NamedTuple):
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
     of: str = ""  # name of the gradient that was written here by mistake
-    # What is read of another head, and of later queries: "delta", "lse" or "d_out".
-    moved: str = ""
-    source: Callable[[Index], tuple[Index, int]] = lambda x: (x, 0)
-
-
-class Held(NamedTuple):
-    """A candidate that holds in some parts."""
-
-    candidate: Candidate
-    parts: set[str]
-    everywhere: bool  # whether these are all that failed, and it changes no others
-    off: float  # log of the mean square of z that it leaves, on average
-    local: bool  # whether it holds in the wrong rows alone
+    read: Callable[[Lookup, Index], tuple[BackwardHead, Kept]] = lambda look, at: look(at)
+    scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
+    added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
 
 
 def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
@@ -136,7 +121,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     called = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
     for (words, whose), name in product(list_other_heads(gradient.forward), called):
         text = f"{called[name]} is that of {words}"
-        yield Candidate(text, moved=name, source=partial(_move, at=whose))
+        yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
     yield from _list_lost_queries(gradient)
     most = max(map(len, gradient.heads.values()), default=1)
     keys = gradient.forward.key_heads
@@ -208,12 +193,28 @@ def _roll(x: BackwardHead, y: Kept, name: str, by: int) -> tuple[BackwardHead, K
     return x, y._replace(**{name: np.roll(getattr(y, name), by)})
 
 
-def _move(index: Index, at: Callable[[Index], Index]) -> tuple[Index, int]:
-    return at(index), 0
+def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:
+    return whose(index), 0
 
 
-def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:
-    return found.get(index, (index, 0))
+def read_moved(
+    name: str, source: Callable[[Index], tuple[Index, int]], look: Lookup, at: Index
+) -> tuple[BackwardHead, Kept]:
+    """Read "delta", "lse" or "d_out" of another head, of queries that stand later."""
+    (back, kept), (other, shift) = look(at), source(at)
+    if (other, shift) == (at, 0):
+        return back, kept
+    theirs, left = look(other)
+    if name == "d_out":
+        delta = np.sum(theirs.d_out * back.out, -1) if back.out is not None else kept.delta
+        return back._replace(d_out=theirs.d_out), kept._replace(delta=delta)
+    return back, kept._replace(**{name: shift_rows(getattr(left, name), shift)})
+
+
+def shift_rows(x: Doubles, by: int) -> Doubles:
+    """Take the numbers that stand so many places later; 0 beyond the last, or before the first."""
+    at = np.arange(len(x)) + by
+    return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
 
 
 def _normalise_without_sink(x: BackwardHead, y: Kept) -> tuple[BackwardHead, Kept]:
@@ -235,34 +236,9 @@ def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
     return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
 
 
-def shift_rows(x: Doubles, by: int) -> Doubles:
-    """Take the numbers that stand so many places later; 0 beyond the last, or before the first."""
-    at = np.arange(len(x)) + by
-    return np.where((at >= 0) & (at < len(x)), x[np.clip(at, 0, len(x) - 1)], 0.0)
-
-
-def find_shift(
-    queries: Any, values: Doubles, errors: Doubles, theirs: Mapping[Index, Doubles]
-) -> tuple[Index, int] | None:
-    """Find the head, and how many queries later, of which numbers of some queries are."""
-    known = np.isfinite(errors)
-    if np.sum(known) < max(_FEWEST_MOVED, _MOVED * len(queries)):
-        return None
-    some = thin(np.flatnonzero(known), _SOLVED)
-    i, values, errors = queries[some], values[some], errors[some]
-    best, found = 0.0, None
-    for head, x in theirs.items():
-        padded = np.concatenate([np.zeros(len(x)), x, np.zeros(len(x))])
-        shifts = np.arange(-len(x) + 1, len(x))
-        near = np.zeros(len(shifts))
-        for row, value, error in zip(i, values, errors, strict=True):
-            near += np.abs(padded[len(x) + row + shifts] - value) < _NEAR_MOVED * error
-        if near.max() > best:
-            best, found = near.max(), (head, int(shifts[near.argmax()]))
-    return found if best >= _MOVED * len(some) else None
-
-
-def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
+def compute_gradient(
+    back: BackwardHead, kept: Kept, of: str, scores: Callable[[Doubles], Doubles] = lambda x: x
+) -> Doubles:
     """Compute a gradient from log normalisers and D that may be those of another problem."""
     head, g, keys = back.head, back.d_out, slice(0, back.head.keys)
     tile = scan_tile(head, slice(0, len(head.q)), keys)
@@ -273,7 +249,7 @@ def compute_gradient(back: BackwardHead, kept: Kept, of: str) -> Doubles:
         )
     with np.errstate(all="ignore"):
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
-        p = np.exp(tile.scores - lse)
+        p = np.exp(scores(tile.scores) - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
         if of == "dv":
             return np.asarray(p.T @ g)
@@ -296,7 +272,9 @@ class Backward:
             name: self._draw(name, x, profile, dtype, where[name]) for name, x in parts.items()
         }
 
-    def _keep(self, of: str, index: Index, number: int, own: bool) -> tuple[BackwardHead, Kept]:
+    def keep(
+        self, of: str, index: Index, number: int = -1, own: bool = False
+    ) -> tuple[BackwardHead, Kept]:
         """Compute what the forward pass leaves, of the problem or of an alternative."""
         key = index, number if own else -1, own
         if key not in self.known:
@@ -314,83 +292,17 @@ class Backward:
             self.known[key] = BackwardHead(head, d_out, used), kept
         return self.known[key]
 
-    def _take(self, one: Candidate, of: str, head: Index) -> tuple[BackwardHead, Kept]:
-        """Compute what the forward pass leaves for a candidate, which may be that of others."""
-        back, kept = self._keep(of, head, one.number, one.own)
-        other, shift = one.source(head)
-        if not one.moved or (other, shift) == (head, 0):
-            return back, kept
-        theirs, left = self._keep(of, other, one.number, one.own)
-        if one.moved == "d_out":
-            delta = np.sum(theirs.d_out * back.out, -1) if back.out is not None else kept.delta
-            return back._replace(d_out=theirs.d_out), kept._replace(delta=delta)
-        return back, kept._replace(**{one.moved: shift_rows(getattr(left, one.moved), shift)})
-
-    def list_moved(self, part: Part) -> Iterator[Candidate]:
-        """List backward passes that read D or lse of other queries, by its wrong rows of dq."""
-        wrong = list_wrong(part.problem, part.numbers, self.samples["dq"].wrong)
-        forward = self.gradients["dq"].forward
-        if math.prod(forward.shape[:2]) > _PAIRS:
-            return
-        heads = [*np.ndindex(forward.lead)][:_MOST_HEADS]
-        for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
-            found: dict[Index, tuple[Index, int]] = {}
-            for x in wrong[:_HEADS_MOVED]:
-                values, errors = self._solve(name, x)
-                theirs = {y: getattr(self._keep("dq", y, -1, False)[1], name) for y in heads}
-                near = find_shift(x.rows.queries, values, errors, theirs)
-                if near is None:
-                    found = {}
-                    break
-                found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
-            if found:
-                words = ", ".join(
-                    f"head {place(x)} has that of query i {by:+d} of head {place(y)}"
-                    for x, (y, by) in found.items()
-                )
-                text = f"{called} of queries i is that of others (0 beyond the last): {words}"
-                yield Candidate(text, moved=name, source=partial(_find_source, found))
-
-    def _solve(self, name: str, x: Sampled) -> tuple[Doubles, Doubles]:
-        """Compute D or lse from wrong rows of dq, and their standard deviations.
-
-        These are infinite where no number explains the row.
-        """
-        back, kept = self._keep("dq", x.rows.at, -1, False)
-        i = x.rows.queries
-        head = Alternative("", self.gradients["dq"].forward).head(
-            x.rows._replace(keys=np.arange(back.head.keys))
-        )
-
-        def of_delta(delta: Doubles) -> Doubles:
-            some = Kept(kept.lse[i], delta, kept.top[i])
-            return compute_gradient(BackwardHead(head, back.d_out[i], None), some, "dq")
-
-        delta = kept.delta[i]
-        exact, slope = of_delta(delta), of_delta(delta + 1) - of_delta(delta)
-        if name == "lse":
-            exact, slope = 0 * exact, exact
-        size = np.maximum(np.sum(slope * slope, -1), 1e-300)
-        number = np.sum((x.got - exact) * slope, -1) / size
-        std = self.samples["dq"].unit * row_sizes(x.got)
-        left = divide(x.got - exact - number[:, None] * slope, std)
-        error = np.sqrt(np.sum(np.square(slope * std), -1)) / size
-        error = np.where(np.mean(left * left, -1) < _SQUARE, error, math.inf)
-        if name == "delta":
-            return delta + number, error
-        with np.errstate(all="ignore"):
-            return kept.lse[i] - np.log(number), np.where(number > 0, error / number, math.inf)
-
     def predict(self, one: Candidate, of: str, index: Index, some: Any) -> Doubles:
         """Compute a gradient for some rows of a head."""
         gradient = self.gradients[of]
         wanted = one.of or of
-        total: Any = 0.0
+        total: Any = one.added.get((of, index), 0.0)
+        look = partial(self.keep, of, number=one.number, own=one.own)
         share = count_once if wanted == "dq" else one.share  # each query has one head
         for head, weight in share(gradient.heads[index]):
             if not weight:
                 continue
-            back, kept = one.change(*self._take(one, of, head))
+            back, kept = one.change(*one.read(look, head))
             alternative = self.forward[one.number] if one.number >= 0 else None
             all_rows, keys = np.arange(len(back.head.q)), np.arange(back.head.keys)
             rows = Rows(head, some, keys) if wanted == "dq" else Rows(head, all_rows, some)
@@ -401,7 +313,7 @@ class Backward:
             i = rows.queries
             again = BackwardHead(taken, back.d_out[i], None)
             left = Kept(kept.lse[i], kept.delta[i], kept.top[i])
-            total = total + weight * compute_gradient(again, left, wanted)
+            total = total + weight * compute_gradient(again, left, wanted, one.scores)
         return np.asarray(total)
 
     def list_counted(self, part: Part) -> Iterator[Candidate]:
@@ -409,7 +321,7 @@ class Backward:
         forward, sample = self.gradients["dq"].forward, self.samples["dq"]
 
         def columns(x: Sampled, size: int) -> Doubles:
-            back, kept = self._keep("dq", x.rows.at, -1, False)
+            back, kept = self.keep("dq", x.rows.at, -1, False)
             i = x.rows.queries
             some = Kept(kept.lse[i], kept.delta[i], kept.top[i])
             tiles = []
@@ -484,86 +396,3 @@ class Backward:
                 i = rows.queries
                 taken.append(Sampled(rows, part.numbers.out(heads[at])[i], None, mark, near[at, i]))
         return Sample(taken, unit, wrong, of_others, count)
-
-
-def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, list[Doubles]]:
-    """Take the rows of a head whose errors are largest, and what is right there."""
-    sizes = []
-    for x, right in zip(sample.heads, given, strict=True):
-        z = divide(differ(x.got, right), sample.unit * row_sizes(right))
-        sizes.append(np.where(x.wrong, np.sum(z * z, -1), -1.0))
-    at = max(range(len(sizes)), key=lambda x: float(np.max(sizes[x])), default=0)
-    rows = [np.sort(np.argsort(-x)[:_FEW_ROWS]) for x in sizes[at : at + 1]]
-    heads = [x.take(i) for x, i in zip(sample.heads[at:], rows, strict=False)]
-    return sample._replace(heads=heads), [x[i] for x, i in zip(given[at:], rows, strict=False)]
-
-
-def explain_backward(
-    parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
-) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
-    """Return alternatives that explain the gradients that failed, samples, and what is right there.
-
-    Each that failed has the place of its worst element.
-    """
-    back = Backward(parts, profile, dtype, {**dict.fromkeys(parts, ()), **failed})
-    given = {
-        of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
-        for of, sample in back.samples.items()
-    }
-    found: list[Held] = []
-    few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
-    first = back.gradients[max(parts, key=lambda of: of != "dq")]
-    n, m, _ = first.forward.shape
-    lists = (back.list_counted, back.list_moved) if "dq" in failed else ()
-    lost = (x for listing in lists if not found for x in listing(parts["dq"]))
-    for one in chain(list_candidates(first, own), lost):
-        if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
-            continue
-        if not any(back.may_hold(one, of, *x) for of, x in few.items()):
-            continue
-        holding, harmless, off, local = set(), True, 0.0, False
-        for of, sample in back.samples.items():
-            if one.of and (of != first.of or one.of == of):
-                continue
-            outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
-            if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
-                continue
-            measured = compare_outputs(sample, outs, given[of])
-            if of in failed:
-                if (
-                    _is_near(measured)
-                    and measured.likeness > _LIKE
-                    and (measured.everywhere or measured.near)
-                ):
-                    holding.add(of)
-                    off += math.log(max(measured.square, 1.0))
-                    local |= not measured.everywhere
-            elif measured.changed:
-                harmless = False
-        if holding:
-            everywhere = harmless and holding == {*failed}
-            found.append(Held(one, holding, everywhere, off / len(holding), local))
-    return _name(found, back, parts, [*failed]), back.samples, given
-
-
-def _is_near(x: Comparison) -> bool:
-    """Tell whether roundings may be what is left; those of large terms that cancel are larger."""
-    if x.square < _SQUARE:
-        return x.share > _SHARE
-    return x.share > _SURE and x.square < _CANCELLED
-
-
-def _name(
-    found: Sequence[Held], back: Backward, parts: Mapping[str, Part], failed: Sequence[str]
-) -> dict[str, list[Suspect]]:
-    """Name what holds for all parts, or for as many as there are."""
-    order = sorted(found, key=lambda x: (not x.everywhere, -len(x.parts), x.local, round(x.off, 0)))
-    named: dict[str, list[Suspect]] = {}
-    for of in failed:
-        for x in [x for x in order if of in x.parts][:1]:
-            only = [] if x.everywhere or len(parts) == 1 else [" and ".join(sorted(x.parts))]
-            only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
-            alone = ", but only in " * bool(only) + ", ".join(only)
-            suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
-            named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
-    return named

@@ -28,6 +28,7 @@ from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
 from .fitted import list_counted, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_pages
+from .normalisers import Normalisers, list_exchanged_normalisers
 from .places import list_places
 from .reach import list_cuts, list_reaches
 from .sampled import Alternative, Result, Rows, attend
@@ -50,7 +51,6 @@ from .wrong_rows import (
     differ,
     divide,
     draw_sample,
-    error_of_lse,
     find_tiles,
     finite,
     list_wrong,
@@ -64,6 +64,7 @@ _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
 _EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
+_JOINED = 3  # alternatives, at most, that are said together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
@@ -327,7 +328,21 @@ class Trials:
                 and all(self._are_apart(one, x) for x in kept)
             ):
                 kept.append(one)
-        return kept
+        return self._join_lost(kept, holding)
+
+    def _join_lost(self, kept: list[Explained], holding: Sequence[Explained]) -> list[Explained]:
+        """Say all that holds where no number is left to tell it apart."""
+        got = [x.got[x.wrong] for x in self.sample.heads]
+        if not kept or np.any(np.isfinite(np.concatenate(got))):
+            return kept
+        texts: dict[str, str] = {}  # by what overflows, in whatever tiles or type
+        for one in (*kept[:1], *holding):
+            text = one.alternative.text
+            texts.setdefault(text.split(" overflows ")[0], text.split(" (tiles of ")[0])
+        if len(texts) == 1:
+            return kept
+        text = f"{', or '.join([*texts.values()][:_JOINED])} (NaN does not tell which)"
+        return [kept[0]._replace(alternative=kept[0].alternative._replace(text=text))]
 
     def _are_apart(self, one: Explained, other: Explained) -> bool:
         changes = (
@@ -413,7 +428,12 @@ def explain_output(
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
         nearest = sorted(
-            enough, key=lambda x: (round(4 * math.log(max(x.square, 1.0))), not x.everywhere)
+            enough,
+            key=lambda x: (
+                round(4 * math.log(max(x.square, 1.0))),
+                not x.everywhere,
+                not x.alternative.plain,
+            ),
         )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
         holding = [x for x in judged if x.holds]
@@ -497,25 +517,6 @@ def share_of_offset(problem: Problem, sample: Sample) -> float:
     return 1 - float(np.var(errors)) / square if square else 0.0
 
 
-class Normalisers(NamedTuple):
-    """What log normalisers are: in words, "" for those of an alternative, and of which result."""
-
-    words: str
-    result: Callable[[Rows], Result] | None = None  # of another one
-    change: Callable[[Result, float | None], Doubles] = lambda x, _: x.lse
-
-    def far(
-        self, x: Sampled, result: Result, problem: Problem, numbers: Numbers, profile: Profile
-    ) -> Doubles:
-        """Say by how many standard deviations those of some rows are off."""
-        assert x.lse is not None
-        result = result if self.result is None else self.result(x.rows)
-        with np.errstate(all="ignore"):
-            lse = np.asarray(self.change(result, problem.head(x.rows.at).sink))
-        std = error_of_lse(result._replace(lse=lse), numbers, profile, problem.shape[1])
-        return np.asarray(np.abs(divide(differ(x.lse, lse), std)))
-
-
 def explain_normalisers(
     trials: Trials, one: Explained, numbers: Numbers, profile: Profile, others: bool = True
 ) -> Normalisers | None:
@@ -531,7 +532,13 @@ def explain_normalisers(
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
     of_lse = [(x.lse, y.lse) for x, y in zip(heads, results, strict=True) if x.lse is not None]
     fitted = (Normalisers(f"lse is {x}", change=change) for x, change in fit_normalisers(of_lse))
-    rest = chain([right], moved, fitted) if others else ()
+    exchanged = (
+        Normalisers(f"lse is {words}", other.result)
+        for words, other in list_exchanged_normalisers(
+            trials.problem, numbers, trials.sample, profile
+        )
+    )
+    rest = chain([right], moved, fitted, exchanged) if others else ()
     for lse in chain([Normalisers("")], named, rest):
         if all(np.all(lse.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
             return lse

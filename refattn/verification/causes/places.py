@@ -98,8 +98,9 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     if not sample.wrong.any() or not kept.any():
         return
     part = np.sum(sample.wrong) <= _ALL * sample.looked or np.mean(kept) <= _ALL
-    got = np.concatenate([x.got[x.wrong][:, kept] for x in sample.heads])
-    right = np.concatenate([y[x.wrong][:, kept] for x, y in zip(sample.heads, exact, strict=True)])
+    heads = [(x.got[x.wrong], y[x.wrong]) for x, y in zip(sample.heads, exact, strict=True)]
+    heads = [(x[:, kept], y[:, kept]) for x, y in heads]
+    got, right = map(np.concatenate, zip(*heads, strict=True))
     where = ", ".join(list_places(problem, sample)) or "wrong rows"
     if not np.all(np.isfinite(got)) or not np.any(right):
         return
@@ -111,6 +112,8 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         yield f"{where}: all numbers are 0, as if they were never computed"
     elif np.all(got == got.flat[0]):
         yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
+    elif _correlate(got, right) < _UNLIKE < _correlate(*_take_means(heads)):
+        yield f"{where}: numbers are like the exact ones but for what all rows of a head share"
     else:
         rows = np.flatnonzero(sample.wrong.any(0))
         n = sample.wrong.shape[1]
@@ -119,17 +122,26 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         yield from (x for x in found if problem.gradient is None or "evenly" not in x)
 
 
+def _correlate(x: Doubles, y: Doubles) -> float:
+    return float(np.sum(x * y) / max(math.sqrt(np.sum(x * x) * np.sum(y * y)), 1e-300))
+
+
+def _take_means(heads: Sequence[tuple[Doubles, Doubles]]) -> Iterator[Doubles]:
+    """Take the mean row of each head off, of the numbers and of the exact ones."""
+    for arrays in zip(*heads, strict=True):
+        yield np.concatenate([x - np.mean(x, 0) for x in arrays if len(x)])
+
+
 def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iterator[str]:
     """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
     product, size = np.sum(got * right), np.sum(right * right)
-    alike = product / np.sqrt(np.sum(got * got) * size)
     left = np.sum(np.square(got - product / size * right))
     by_rows = list(_describe_rows(where, got, right))
     if "each row" in "".join(by_rows) and np.std(_by_row(got, right)) > _NEAR_ONE / 4:
         yield from by_rows
     elif abs(product / size - 1) > _NEAR_ONE and left < _LEFT_BY_FACTOR * np.sum(got * got):
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
-    elif got.size >= _NUMBERS and abs(alike) < _UNLIKE:
+    elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
         tail_words = "the last tile was never written, or its queries were not read"
         what = tail_words if tail else "they were never written (stale)"
         yield f"{where}: numbers are unlike the exact ones, as if {what}"

@@ -17,8 +17,8 @@ from ..verdict import Verdict
 from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
-from .backward import explain_backward
 from .fitted import name_copies, name_dropout
+from .gradients import explain_backward
 from .output import as_suspect, explain_output, say_what_is_left, share_of_offset
 from .places import (
     describe_place,

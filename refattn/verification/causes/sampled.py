@@ -64,6 +64,7 @@ class Alternative(NamedTuple):
     move: Callable[[Rows], Rows] | None = None  # to the queries that are answered, from the written
     compute: Callable[[SoftmaxHead], Result] = attend
     answer: Callable[[Rows], Result] | None = None  # the result for rows not all of one head
+    plain: bool = True  # whether it comes before what says the same in other words
 
     def head(self, rows: Rows) -> SoftmaxHead:
         """Take the queries and keys of a head; what is hidden is in the mask."""

@@ -80,6 +80,10 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         if "bias" in problem.first:
             capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
             yield Alternative("the cap is applied after the bias", without, compute=capped)
+    for size in (x for x in TILE_SIZES if x < keys):
+        text = "the maximum is that of each tile alone, and the factor of the sums before overflows"
+        again = partial(_reset_maximum, size=size)
+        yield Alternative(f"{text} float32 (tiles of {size} keys)", problem, compute=again)
     for size in (128, 256):
         yield Alternative(
             f"the sum of the weights stays at {size}, as sums of ones in 8 bits do",
@@ -255,6 +259,19 @@ def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
     lost = np.any(np.isinf(w), -1, keepdims=True)
     out = np.where(lost, math.nan, np.where(lost, 0.0, w) @ head.v)
     return _result(out, total, 0 * total)
+
+
+def _reset_maximum(head: SoftmaxHead, size: int) -> Result:
+    """Rescale sums from the maximum of one tile to that of the next: NaN where e^x overflows."""
+    s, exact = score_all(head), attend(head)
+    edges = np.arange(0, s.shape[-1], size)
+    tops = np.maximum.reduceat(s, edges, -1)
+    sums = np.logaddexp.accumulate(np.logaddexp.reduceat(s, edges, -1), -1)
+    moved = np.maximum(tops[:, :-1] - tops[:, 1:], sums[:, 1:] - tops[:, 1:])
+    seen = np.isfinite(tops[:, :-1]) & np.isfinite(tops[:, 1:])
+    lost = np.any(seen & (moved > math.log(FORMATS["float32"].largest)), -1)
+    out = np.where(lost[:, None], math.nan, exact.out)
+    return exact._replace(out=out, lse=np.where(lost, math.nan, exact.lse))
 
 
 def _overflow(head: SoftmaxHead) -> Result:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from refattn.verification import verify
-from refattn.verification.causes.backward import find_shift, shift_rows
+from refattn.verification.causes.backward import shift_rows
+from refattn.verification.causes.gradients import find_shift
 from tests.verification.causes.kernels import (
     BF16,
     LOG2E,

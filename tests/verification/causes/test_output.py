@@ -154,6 +154,7 @@ def overwritten():
 PAGES = np.where(J < 48, J, J - 32)
 S = scores(Q, K)
 TOTAL = np.sum(np.exp(S - np.max(S, -1, keepdims=True)), -1, keepdims=True)
+WRAPPED = np.arange(80) % 32
 PADDED = np.broadcast_to(np.arange(N) < 37, (N, N))
 LSE = fused(S, V)[1]
 # What is done and said, and what is to be named.
@@ -285,7 +286,8 @@ CASES = {
         mask=PADDED), "keys are padded to a multiple of 16 with scores of 0"),
     "queries wrap": (lambda: attention(hide(S, J <= ROW % 32), causal=True),
         "positions of queries are taken modulo 32"),
-    "keys wrap": (lambda: attention(S[..., J % 32], V[:, J % 32]), "keys j are those of j % 32"),
+    "keys wrap": (lambda: given(fused(scores(*FEW[:2])[..., WRAPPED], FEW[2][:, WRAPPED])[0], FEW),
+        "keys j are those of j % 32"),
     "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
     "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
         "times the log of the position of the query"),

@@ -1,0 +1,121 @@
+"""What is fitted to wrong gradients: heads in sums, one more vector, other strides, and roundings.
+
+Each is named where it is what is wrong, and not where its neighbours are.
+"""
+
+import numpy as np
+import pytest
+
+from refattn.rounding.formats import FORMATS
+from refattn.verification import verify
+from tests.verification.causes.kernels import BF16, backward, draw
+
+pytestmark = pytest.mark.long
+SAME = draw(2, heads=4, n=40)
+GROUPS = [x[:2] if i in (1, 2) else x for i, x in enumerate(draw(3, heads=8, n=40))]
+LARGE = draw(5, n=40, size=12.0)
+NOISE = np.random.default_rng(1).standard_normal
+
+
+def cause(arrays, part, **options):
+    """The first cause of a gradient that fails."""
+    found = verify(**arrays, profile="flash", **options).parts[part]
+    assert found.verdict == "FAIL"
+    return found.suspects[0].text if found.suspects else ""
+
+
+def weighed(weights, part="dk"):
+    """Gradients of key heads as sums over all query heads, each so many times."""
+    q, k, v, g = GROUPS
+    each = backward(q, np.repeat(k, 4, 0), np.repeat(v, 4, 0), g)
+    sums = {x: BF16(np.tensordot(np.array(weights), each[x], 1)) for x in ("dk", "dv")}
+    return cause(backward(*GROUPS) | sums, part)
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ([[1, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 1, 0]],
+         "query heads 1 and 3 of 4 that share a key head are left out"),
+        ([[1, 0, 2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 2, 1]],
+         "query heads 1 of 4 that share a key head are left out and "
+         "query heads 2 of 4 that share a key head count twice"),
+        ([[1, 1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]],
+         "the gradient of key head 0 is a sum over query heads 0, 1, 3, 4"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("part", ["dk", "dv"])
+def test_query_heads_that_reach_keys(weights, words, part):
+    assert weighed(weights, part) == f"agrees if {words}"
+
+
+def test_query_heads_that_count_in_part_are_not_left_out():
+    """Times 1/2, or of which the first queries are lost."""
+    assert weighed([[1, 0.5, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0.5, 1, 0]]) == ""
+    seen = np.ones((8, 40, 40), bool)
+    seen[1::2, :10] = False
+    assert cause(backward(*GROUPS, seen_back=seen), "dk") == ""
+
+
+def added(vectors):
+    """Gradients in values to whose rows vectors are added."""
+    found = backward(*SAME)
+    return found | {"dv": BF16(found["dv"] + vectors)}
+
+
+def test_a_vector_that_is_added_to_all_rows():
+    """Of the next head, as a tile of 16 queries that is not cut has it, or of none."""
+    sums = np.zeros((4, 1, 16))
+    sums[:3, 0] = np.sum(SAME[3][1:, :8], 1)
+    text = "agrees if one vector is added to dv of all keys of a head"
+    next_head = "the sum of d_out of queries 0 to 7 of the next head, as if the last tile of 16"
+    arrays = added(sums)
+    assert cause(arrays, "dv") == f"{text}: {next_head} queries were not cut at query 39"
+    assert cause(added(10 * NOISE((4, 1, 16))), "dv") == text
+
+
+def test_rows_that_have_vectors_of_their_own():
+    """Nor are they said to be stale, as they are like the exact ones but for these."""
+    by_tile = np.repeat(10 * NOISE((4, 5, 16)), 8, 1)
+    arrays = added(by_tile)
+    assert cause(arrays, "dv") == ""
+    only = np.zeros((4, 40, 16))
+    only[1] = 10 * NOISE(16) + 0.2 * NOISE((40, 16))
+    found = verify(**added(only), profile="flash").parts["dv"]
+    words = "head 1: numbers are like the exact ones but for what all rows of a head share"
+    assert words in found.remarks
+    arrays["dv"][1] = BF16(NOISE((40, 16)))
+    arrays["dv"][[0, 2, 3]] = backward(*SAME)["dv"][[0, 2, 3]]
+    remarks = verify(**arrays, profile="flash").parts["dv"].remarks
+    assert any("as if they were never written (stale)" in x for x in remarks)
+
+
+TURNED = {
+    "(heads, rows) in place of (rows, heads)": lambda x: np.swapaxes(x, 0, 1).reshape(x.shape),
+    "(rows, heads) in place of (heads, rows)": lambda x: np.swapaxes(x.reshape(40, 4, -1), 0, 1),
+}
+
+
+@pytest.mark.parametrize("words", TURNED)
+@pytest.mark.parametrize(
+    ("name", "called", "part"), [("delta", "D = d_out . out", "dq"), ("lse", "lse", "dv")]
+)
+def test_numbers_of_rows_that_are_read_with_other_strides(name, called, part, words):
+    arrays = backward(*SAME, **{name: lambda x: TURNED[words](x).reshape(x.shape)})
+    text = f"agrees if {called} is read with other strides, as {words}"
+    assert cause(arrays, part).startswith(text)
+    mixed = np.random.default_rng(3).permutation(160)
+    arrays = backward(*SAME, **{name: lambda x: x.ravel()[mixed].reshape(x.shape)})
+    assert "strides" not in cause(arrays, part)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_scores_that_are_rounded_in_the_backward_pass_alone(name):
+    q, k, v, g = LARGE
+    k = BF16(k + 8 * (name == "float16"))
+    to = FORMATS[name]
+    text = f"agrees if in the backward pass q . k is (or scores are) rounded to {name}"
+    assert cause(backward(q, k, v, g, scores=to.round), "dq").startswith(text)
+    size = np.max(np.abs(to.spacing(LARGE[0] @ np.swapaxes(k, 1, 2) / 4)))
+    noise = size * (np.random.default_rng(2).random((2, 40, 40)) - 0.5)
+    assert "rounded" not in cause(backward(q, k, v, g, scores=lambda s: s + noise), "dq")
