@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.blocks import WHOLE
 from ..arrays.library import Doubles
 from .formats import Format, leading_power
 from .head import SoftmaxHead, Tile
 from .roundings import Roundings
+from .weight_errors import largest_error, relative_variance
 
 _LEAST_WEIGHT, _LEAST_SHARE, _LARGEST = 2.0**-23, 2.0**-16, 2.0**30  # of float32
 _DIGITS = 24
@@ -149,11 +151,36 @@ def take_single(
 ) -> SoftmaxHead | None:
     """Convert queries and keys to float32; None where variances and bounds need float64."""
     least, most = np.min(whole, initial=1.0), np.max(whole, initial=0.0)
+    return narrow_head(head, kernel, i) if _LEAST_SHARE < least <= most < 1 else None
+
+
+def narrow_head(head: SoftmaxHead, kernel: Roundings, i: slice = WHOLE) -> SoftmaxHead | None:
+    """Convert queries and keys to float32; None where errors of scores need float64."""
     reach = max(float(np.max(np.abs(x), initial=0.0)) for x in (head.q[i], head.k))
     few_digits = kernel.accumulate.digits <= _DIGITS and not kernel.scores_matter
-    if not few_digits or not _LEAST_SHARE < least <= most < 1 or not reach < _LARGEST:
+    if not few_digits or not reach < _LARGEST or not abs(head.scale) < _LARGEST:
         return None
     return head._replace(q=in_single(head.q), k=in_single(head.k))
+
+
+def find_log_errors(
+    head: SoftmaxHead,
+    single: SoftmaxHead | None,
+    kernel: Roundings,
+    tile: Tile,
+    i: slice,
+    gap: Doubles,
+) -> tuple[Doubles, Doubles]:
+    """Return variances of logs of weights, and bounds of their errors; in float32 if it may be."""
+    is_single = single is not None and gap.size >= _FEW_PAIRS
+    if is_single and single is not None:
+        tile = in_single(tile._replace(products=tile.logits))
+        head, gap = single, in_single(gap)
+    variance = relative_variance(head, kernel, tile, i, gap)
+    bound = largest_error(head, kernel, tile, i, gap)
+    if is_single:
+        bound *= 1 + OFF
+    return variance, bound
 
 
 def in_single(x: Any) -> Any:
