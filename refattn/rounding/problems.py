@@ -24,7 +24,7 @@ from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
 from .roundings import Roundings, RowErrors
-from .saved import BackwardHead, save_queries
+from .saved import BackwardHead, forget_gradients, save_queries
 from .softmax import analyse_softmax
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
@@ -323,7 +323,7 @@ class Gradient(NamedTuple):
             return back, save_queries(back, kernel, parts)
 
         def look_once(index: Index, kernel: Roundings) -> Any:
-            kernel = kernel._replace(parts=None, by_head=False)  # of sums, that come later
+            kernel = forget_gradients(kernel)
             with guard:
                 own = locks[index, kernel]
             with own:

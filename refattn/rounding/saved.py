@@ -13,8 +13,8 @@ from ..arrays.library import Doubles
 from .hardware import cut_error
 from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
 from .roundings import RMS, Roundings, sum_error, sum_running_products
+from .shares import find_log_errors, narrow_head
 from .softmax import NearestWeights, analyse_softmax, bound_softmax, size_of_log
-from .weight_errors import largest_error, relative_variance
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
@@ -59,6 +59,13 @@ class Saved(NamedTuple):
     products: Doubles  # how many times more queries, at most, share the errors of products g . v
     mean: Doubles  # (n, d), weighted means of the keys, times the slope of the cap
     weights: list[Any]  # `NearestWeights` of each block of queries that is looked at, or None
+    single: SoftmaxHead | None = None  # the head in float32, where that is enough for errors
+
+
+def forget_gradients(kernel: Roundings) -> Roundings:
+    """Leave out what a kernel rounds later than what is saved."""
+    kernel = kernel._replace(parts=None, by_head=False, d_scores=None, scaled=False)
+    return kernel._replace(again=False, d_weights=None) if kernel.delta_of_out else kernel
 
 
 def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
@@ -136,9 +143,9 @@ def save_queries(
     head, n = back.head, back.head.q.shape[0]
     counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
     counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)
-    names = [x for x in Saved._fields if x not in (*counts, "mean", "weights")]
+    names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
     columns = {x: np.zeros(n) for x in names}
-    mean = np.zeros(head.q.shape)
+    mean, single = np.zeros(head.q.shape), narrow_head(head, kernel)
     nearest_weights: list[Any] = []
     for i in blocks(0, n, BLOCK_QUERIES):
         if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
@@ -159,8 +166,8 @@ def save_queries(
             p, logs = share_tile(tile, exact.lse)
             finite = take_gaps(tile, kernel, exact.lse, exact.top)
             mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
-            noise = p * p * relative_variance(head, kernel, tile, i, finite)
-            epsilon = largest_error(head, kernel, tile, i, finite)
+            relative, epsilon = find_log_errors(head, single, kernel, tile, i, finite)
+            noise = p * p * relative
             most = move_weights(p, logs, epsilon)
             spread += np.sum(most, -1)
             if kernel.delta_of_out:
@@ -217,7 +224,7 @@ def save_queries(
         }
         for name in names:
             columns[name][i] = row[name]
-    return Saved(**columns, **counts, mean=mean, weights=nearest_weights)
+    return Saved(**columns, **counts, mean=mean, weights=nearest_weights, single=single)
 
 
 def unscale_rows(x: Doubles) -> Doubles:

@@ -22,7 +22,8 @@ from .saved import (
     share_tile,
     take_gaps,
 )
-from .weight_errors import cap_error, cap_variance, largest_error, relative_variance
+from .shares import find_log_errors
+from .weight_errors import cap_error, cap_variance
 
 
 class PairErrors(NamedTuple):
@@ -87,9 +88,9 @@ def analyse_pairs(
         return None
     p, logs = share_tile(tile, saved.lse[i])
     finite = take_gaps(tile, kernel, saved.lse[i], saved.top[i])
-    relative = relative_variance(head, kernel, tile, i, finite)
+    relative, epsilon = find_log_errors(head, saved.single, kernel, tile, i, finite)
     unit = kernel.accumulate.unit
-    epsilon = largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
+    epsilon = epsilon + saved.lse_bound[i, None]
     p_bound = move_weights(p, logs, epsilon)
     nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
     raw = nearest.weights(tile, rounded=False) if nearest.moved else p

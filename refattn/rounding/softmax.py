@@ -14,14 +14,15 @@ the maximum, and its score is a number that the kernel was given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from ..certified.pairs import Pair
 from .hardware import SLACK, CutSum, allow, cut_error, split_error
@@ -49,11 +50,12 @@ from .roundings import (
     sum_error,
     walk,
 )
+from .shares import OFF, TileShares, TileValues, WeighedTile, take_single, weigh_tile
 from .weight_errors import largest_error, relative_variance
 
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
-CACHED_PAIRS = 2**15  # of queries and keys, at a time, whose arrays are held in the cache
+CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 
@@ -64,6 +66,7 @@ def analyse_softmax(
     i: slice,
     changes: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = MappingProxyType({}),
     exact: ScoredRows | None = None,
+    may_be_single: bool = True,
 ) -> RowErrors:
     """Say what a kernel that rounds like this may give for the queries i, and what is exact."""
     exact = exact or attend_rows(head, i, None)
@@ -71,29 +74,34 @@ def analyse_softmax(
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     top, log = law.share(exact)
+    if may_be_single:
+        law.single = take_single(head, kernel, i, law.whole)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest, lost = np.zeros((2, rows, d_v))
     cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
-    for tile in scan_tiles(head, i, _tile_keys(kernel, rows)):
+    for tile in scan_tiles(head, i, _tile_keys(rows)):
         v = head.v[tile.keys]
-        of = _Shares.of(tile, top, law.whole)
+        of = TileShares.of(tile, top)
         if rounded.of_largest:  # the same weights, rounded
             assert kernel.weights is not None
-            step = kernel.weights.spacing(of.weights)
-            near = of.weights / step
-            kernel.weights.to_integers(near, out=near)
-            near *= step
-            of = of._replace(step=step, near=near)
-            nearest += near @ v
+            of = of.rounded(kernel.weights)
+            nearest += of.near @ v
         else:
             nearest += rounded.weights(tile) @ v
-        law.add(head, kernel, tile, i, of, v)
+        part = law.add(kernel, head, tile, i, of)
         if kernel.weights is not None and kernel.weights.truncated:  # the mean of what is dropped
-            lost += expect_loss(kernel.weights, of.shares if kernel.normalised else of.weights) @ v
+            weights = of.over(law.whole).shares if kernel.normalised else of.weights
+            lost += expect_loss(kernel.weights, weights) @ v
         if cuts is not None:
-            cuts.add(rounded.stored(tile) if of.near is None else of.near, v)
+            stored = rounded.stored(tile) if of.near is None else of.near
+            for j in _list_runs(of, len(v)):
+                cuts.add(stored[:, j], v[j])
         for name, change in changes.items():
-            steep[name] += (of.shares * change(head, tile, i)) @ _add_ones(v)
+            moved = part.of.shares * change(part.head, part.tile, i)
+            steep[name][:, :-1] += part.values.scaled(moved @ part.values.v)
+            steep[name][:, -1] += np.sum(moved, -1)
+    if law.is_doubtful(kernel):
+        return analyse_softmax(head, kernel, i, changes, exact, may_be_single=False)
     if rounded.of_largest:
         nearest /= rounded.total
     variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
@@ -165,10 +173,9 @@ def bound_softmax(
     rows, d_v = exact.out.shape
     law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
     top, _ = law.share(exact)
-    for tile in scan_tiles(head, i, max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))):
-        of = _Shares.of(tile, top, law.whole)
-        sizes = np.abs(head.v[tile.keys])
-        law.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
+    law.single = take_single(head, kernel, i, law.whole)
+    for tile in scan_tiles(head, i, _tile_keys(rows)):
+        law.add_bound(kernel, head, tile, i, TileShares.of(tile, top))
     return exact.out, round_bound(kernel.out, exact.out, law.bound(head, kernel, exact.out))
 
 
@@ -185,8 +192,8 @@ def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: Row
     spared, to = np.zeros_like(rows.out), kernel.weights
     assert to is not None
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
-    for tile in scan_tiles(head, i):
-        of = _Shares.of(tile, top, np.exp(top - lse))
+    for tile in scan_tiles(head, i, _tile_keys(len(rows.out))):
+        of = TileShares.of(tile, top).over(np.exp(top - lse))
         cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
         largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
         largest = largest[:, : of.weights.shape[-1]]
@@ -211,7 +218,7 @@ class NearestWeights:
         total = np.exp(lse - self.top)
         if self.narrow:
             total = np.zeros_like(total)
-            for tile in scan_tiles(head, i):
+            for tile in scan_tiles(head, i, _tile_keys(len(total))):
                 total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
             total = kernel.softmax.round(total)
         self.total = np.where(total > 0, total, 1.0)
@@ -261,43 +268,10 @@ class NearestWeights:
         return 1.0 if self.kernel.normalised else self.total
 
 
-class _Shares(NamedTuple):
-    """Weights of a tile."""
-
-    gap: Doubles  # differences to the largest score, 0 where hidden
-    weights: Doubles  # e^gap, 0 where hidden
-    shares: Doubles  # these over their sum
-    tops: npt.NDArray[np.intp]  # the places of the largest scores, as numbers
-    hidden: npt.NDArray[np.bool_] | None  # where keys are, if any are
-    positive: bool  # whether all shares are above 0
-    step: Doubles | None = None  # where e^gap is rounded: distances of neighbouring numbers
-    near: Doubles | None = None  # and the nearest of them
-
-    @classmethod
-    def of(cls, tile: Tile, top: Doubles, whole: Doubles) -> _Shares:
-        """Take them of the scores of a tile, the largest of all, and the share of a weight of 1."""
-        gap = tile.scores - top
-        np.minimum(gap, 0.0, out=gap)
-        hidden = None if tile.visible is None else ~tile.visible
-        if hidden is not None:
-            gap[hidden] = -math.inf
-        weights = np.exp(gap)
-        tops = np.flatnonzero(gap == 0)
-        if hidden is not None:
-            gap[hidden] = 0.0
-        shares = weights * whole
-        return cls(gap, weights, shares, tops, hidden, bool(np.min(shares, initial=1.0) > 0))
-
-    def keep_rounded(self, x: Doubles) -> Doubles:
-        """Put 0 where a weight is the largest, or is 0: it is not rounded."""
-        x.reshape(-1)[self.tops] = 0.0
-        if not self.positive:
-            x[self.shares == 0] = 0.0
-        return x
-
-
 class _ErrorSums:
     """Sums over the keys that the variance and the bound are made of."""
+
+    single: SoftmaxHead | None = None  # the head in float32, if that is enough
 
     def __init__(self, rows: int, d_v: int, m: int, kernel: Roundings) -> None:
         self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
@@ -316,6 +290,7 @@ class _ErrorSums:
         self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
         self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
         self.sizes = np.zeros((rows, d_v))  # p |v|
+        self.rounded = np.zeros(d_v)  # |v| of tiles in which all weights are rounded
         self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
         # With changes of a running maximum.
         self.gamma = sum_error(kernel, m, 2 + 2 * m / MAXIMUM_KEYS)
@@ -327,62 +302,90 @@ class _ErrorSums:
         return [top, log]
 
     def add(
-        self, head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, of: _Shares, v: Doubles
-    ) -> None:
-        """Add the keys of a tile."""
-        shares, squares, sizes = of.shares, v * v, np.abs(v)
-        size = shares * shares
+        self, kernel: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
+    ) -> WeighedTile:
+        """Add the keys of a tile; return what is added."""
+        if kernel.weights is not None and not kernel.normalised and self.keys == 0:
+            seen = (of.weights > kernel.weights.spacing(0.0)) & (of.gap < 0)
+            some = np.flatnonzero(seen.any(0))[:TILE_KEYS]
+            self.lattice = _has_few_values(of.gap[:, some][seen[:, some]])
+        part = self.add_bound(kernel, head, tile, i, of)
+        head, tile, of, values = part
+        size = of.shares * of.shares
         noise = relative_variance(head, kernel, tile, i, of.gap)
         noise *= size
         self.relative += np.sum(noise, -1)
-        self.move(kernel, of, largest_error(head, kernel, tile, i, of.gap), sizes)
         if kernel.scores_matter:
-            self.scores += noise @ _add_ones(np.concatenate([squares, v], -1))
-            self._run(kernel, shares @ v, size @ squares, v.shape[0])
+            columns = np.concatenate([values.squares, values.v], -1)
+            self.scores += noise @ _add_ones(columns)
+            for j in _list_runs(of, len(values.v)):
+                self._run(kernel, of.shares[:, j], size[:, j], values.v[j])
         if kernel.weights is not None:
-            variance = self._weights(kernel, of, size, squares)
+            variance = self._weights(kernel, of, size, values)
             if not kernel.scores_matter:
                 variance += noise
-            self.weights += variance @ squares
+            values.sum_squares(variance, self.weights)
         else:
             self._spread(of.keep_rounded(size), of.gap)
-        self.keys += v.shape[0]
+        self.keys += len(values.v)
+        return part
 
-    def move(self, kernel: Roundings, of: _Shares, epsilon: Doubles, sizes: Doubles) -> None:
-        """Add what bounds are made of, if logs of weights move by epsilon at most."""
-        most, least = _move_shares(of, self.whole, epsilon)
-        self.least += least
-        self.shift += np.sum(most, -1, keepdims=True)
-        whole, moved = of.shares @ sizes, most @ sizes
-        self.sizes += whole
-        self.moved += moved
-        row, key = np.divmod(of.tops, max(len(sizes), 1))
+    def add_bound(
+        self, kernel: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
+    ) -> WeighedTile:
+        """Add what bounds are made of."""
+        part = weigh_tile(head, self.single, tile, of, self.whole)
+        head, tile, of, values = part
+        most, least = of.move(self.whole, largest_error(head, kernel, tile, i, of.gap))
+        self.least += least * (1 - values.off)
+        self.shift += np.sum(most, -1, keepdims=True) * (1 + values.off)
+        whole, moved = of.shares @ values.sizes, most @ values.sizes
+        self.sizes += values.scaled(whole)
+        row, key = np.divmod(of.tops, max(len(values.v), 1))
         top = of.shares[row, key, None]
-        np.add.at(self.top, row, np.concatenate([top * sizes[key], top], -1))
-        if kernel.weights is None:
-            return
-        # Of shares with their errors, and over any maximum that was before.
-        smallest: Any = kernel.weights.unit * kernel.weights.tiny
-        if not kernel.normalised:  # in shares, the largest of which is not 1
-            smallest = smallest * self.whole
+        np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
+        np.add.at(self.top[:, -1], row, top[:, 0])
+        if kernel.weights is not None:
+            moved += self._round_shares(kernel, of, most, values, whole + moved)
+        self.moved += values.scaled(moved, 1 + values.off)
+        return part
+
+    def _smallest(self, kernel: Roundings) -> Doubles | float:
+        """Return half the distance of the smallest numbers, of shares."""
+        assert kernel.weights is not None
+        smallest = kernel.weights.unit * kernel.weights.tiny
+        return smallest if kernel.normalised else smallest * self.whole  # whose largest is not 1
+
+    def _round_shares(
+        self, kernel: Roundings, of: TileShares, most: Doubles, values: TileValues, moved: Doubles
+    ) -> Doubles:
+        """Return how far rounding moves sums at most: of shares with their errors.
+
+        The maximum may be any that was before.
+        """
+        assert kernel.weights is not None
         if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
-            self.moved += kernel.weights.unit * (whole + moved) + smallest * np.sum(sizes, 0)
-            return
+            self.rounded += values.scaled(np.sum(values.sizes, 0))
+            moved *= kernel.weights.unit
+            return moved
+        smallest = self._smallest(kernel)
         rounding = kernel.weights.unit * (of.shares + most) + smallest
         rounding[of.shares >= 1] = 0.0
         if of.hidden is not None:
             rounding[of.hidden] = 0.0
-        self.moved += rounding @ sizes
+        return np.asarray(rounding @ values.sizes)
 
-    def _run(self, kernel: Roundings, rise: Doubles, terms: Doubles, steps: int) -> None:
-        """Add so many terms to the running sums."""
-        last = self.run + rise
-        self.running += walk(self.run, last, terms, steps, kernel.lanes) + terms
-        self.run, self.steps = last, self.steps + steps
+    def _run(self, kernel: Roundings, shares: Doubles, size: Doubles, v: Doubles) -> None:
+        """Add some keys to the running sums."""
+        last, terms = self.run + shares @ v, size @ np.square(v)
+        self.running += walk(self.run, last, terms, len(v), kernel.lanes) + terms
+        self.run, self.steps = last, self.steps + len(v)
         if self.steps >= kernel.run:
             self.close()
 
-    def _weights(self, kernel: Roundings, of: _Shares, size: Doubles, squares: Doubles) -> Doubles:
+    def _weights(
+        self, kernel: Roundings, of: TileShares, size: Doubles, values: TileValues
+    ) -> Doubles:
         """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
@@ -390,33 +393,37 @@ class _ErrorSums:
         to, weights, shares = kernel.weights, of.weights, of.shares
         assert to is not None
         if kernel.normalised:
-            narrow = to.spacing(shares)
+            narrow = to.spacing(shares).astype(shares.dtype, copy=False)
             narrow *= narrow
             narrow /= 12
             return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
         narrow = np.square(to.spacing(weights) if of.step is None else of.step)
-        narrow *= np.square(self.whole) / 12
+        narrow *= (np.square(self.whole) / 12).astype(narrow.dtype, copy=False)
         narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
         widest = size * (4.0**-to.digits / 3)
-        least, last = np.min(weights), to.spacing(0.0)
-        if least < to.tiny:
+        last = to.spacing(0.0)
+        if of.least < to.tiny:
             np.maximum(widest, narrow, out=widest)
         widest -= narrow
-        self.wider += widest @ squares
-        if least < _FLUSHED * last:
+        values.sum_squares(widest, self.wider)
+        if of.least < _FLUSHED * last:
             flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
-            self.flushed += flushed @ _add_ones(np.sqrt(squares))
-        residual = (to.round(weights) if of.near is None else of.near) - weights
-        if to.truncated:
-            residual += of.keep_rounded(to.spacing(weights) / 2)
-        self.together += np.sum(np.square(self.whole.T @ residual))
-        alone = np.einsum("ij,ij->i", residual, residual)
-        self.alone += np.vdot(alone, np.square(self.whole))
-        if self.keys == 0:
-            first, kept = of.gap[:, :TILE_KEYS], (shares > 0) & (weights > last)
-            self.lattice = _has_few_values(first[(first < 0) & kept[:, :TILE_KEYS]])
+            self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
+            self.flushed[:, -1] += np.sum(flushed, -1)
+        self._tie(kernel, of)
         self._spread(size, of.gap)
         return narrow
+
+    def _tie(self, kernel: Roundings, of: TileShares) -> None:
+        """Add what tells whether weights are rounded alike."""
+        to, weights = kernel.weights, of.weights
+        assert to is not None
+        residual = to.round(weights) - weights if of.moved is None else of.moved
+        if to.truncated:
+            residual += of.keep_rounded(to.spacing(weights) / 2)
+        self.together += np.sum(np.square(self.whole.T.astype(residual.dtype) @ residual))
+        alone = np.einsum("ij,ij->i", residual, residual)
+        self.alone += np.vdot(alone, np.square(self.whole))
 
     def _spread(self, size: Doubles, gap: Doubles) -> None:
         """Add how far weights are from each other and from the largest."""
@@ -437,16 +444,28 @@ class _ErrorSums:
         They are where they are near to each other or to the largest, where they take few values, or
         where queries are nearly the same.
         """
+        square, distance = self._measure_spread()
+        unit = (kernel.weights or kernel.accumulate).unit  # of sums, where weights are as they are
+        limit = (_TIED_UNITS * unit) ** 2
+        near: npt.NDArray[np.bool_] = (square < limit) | (distance < limit)
+        return near | (self.together > _ALIKE * self.alone) | self.lattice
+
+    def is_doubtful(self, kernel: Roundings) -> bool:
+        """Tell whether float64 is needed to say which weights are near to each other."""
+        if self.single is None or kernel.weights is None or kernel.normalised:
+            return False
+        square, distance = self._measure_spread()
+        limit = (2 * _TIED_UNITS * kernel.weights.unit) ** 2
+        return bool(np.any(np.minimum(square, distance - OFF * square) < limit))
+
+    def _measure_spread(self) -> tuple[Doubles, Doubles]:
+        """Return mean squares of distances to the largest, and to each other where many are."""
         zeroth, first, second, fourth = self.near.T
         total = np.where(zeroth > 0, zeroth, 1.0)
-        unit = (kernel.weights or kernel.accumulate).unit  # of sums, where weights are as they are
         square, mean = second / total, first / total
-        limit = (_TIED_UNITS * unit) ** 2
         many = zeroth * zeroth > 8 * fourth
-        near: npt.NDArray[np.bool_] = (zeroth > 0) & (
-            (square < limit) | (many & (square - mean * mean < limit))
-        )
-        return near | (self.together > _ALIKE * self.alone) | self.lattice
+        distance = np.where(many, square - mean * mean, math.inf)
+        return np.where(zeroth > 0, square, math.inf), distance
 
     def close(self) -> None:
         """End a run of the sum over the keys: it is added to those before."""
@@ -502,10 +521,13 @@ class _ErrorSums:
         whole = 1.0 if kernel.normalised else self.whole
         least = np.where(self.least > 0, self.least, 1.0)
         gamma = self.gamma + cut_error(kernel.unit, len(head.k))
-        error = self.moved + gamma * (self.sizes + self.moved) + last / 2
+        moved = self.moved
+        if kernel.weights is not None:
+            moved = moved + self._smallest(kernel) * self.rounded
+        error = moved + gamma * (self.sizes + moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
-        reach = (self.sizes + self.moved) * (1 + self.gamma) / whole
+        reach = (self.sizes + moved) * (1 + self.gamma) / whole
         return np.where(reach > accumulate.largest, math.inf, bound)
 
 
@@ -514,35 +536,21 @@ def size_of_log(lse: Doubles, m: int) -> Doubles:
     return np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
 
 
-def _tile_keys(kernel: Roundings, rows: int) -> int:
-    """Return the keys of a tile: more at a time where no running sum needs to be known."""
-    if kernel.scores_matter or kernel.unit:
-        return TILE_KEYS
+def _tile_keys(rows: int) -> int:
+    """Return the keys of a tile."""
     return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
+
+
+def _list_runs(of: TileShares, keys: int) -> Iterator[slice]:
+    """List keys of a tile between running sums that are known; some query sees one of them."""
+    for j in blocks(0, keys, TILE_KEYS):
+        if of.hidden is None or not of.hidden[:, j].all():
+            yield j
 
 
 def _has_few_values(x: Doubles) -> bool:
     """Tell whether many numbers have few values."""
     return x.size > TILE_KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
-
-
-def _move_shares(of: _Shares, whole: Doubles, epsilon: Doubles) -> tuple[Doubles, Doubles]:
-    """Return how far shares may move if their logs do by epsilon, and their sums at the least."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
-            most = epsilon + 1
-            most *= epsilon
-            least = np.sum(of.shares, -1) - np.einsum("ij,ij->i", of.shares, epsilon)
-        else:
-            most = np.expm1(epsilon)
-            least = np.sum(of.shares * np.exp(-epsilon), -1)
-        most *= of.shares
-        if not of.positive:
-            gone = of.shares == 0
-            most[gone] = (np.exp(of.gap + epsilon) * whole)[gone]
-    if of.hidden is not None:
-        most[of.hidden] = 0.0
-    return most, least[:, None]
 
 
 def _add_ones(x: Doubles) -> Doubles:

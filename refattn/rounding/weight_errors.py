@@ -33,7 +33,8 @@ def relative_variance(
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
         variance += _times_square(unit, tile.scores)
     variance += _times_square(half, gap)
-    variance += (kernel.exp * kernel.accumulate.unit / 2) ** 2 * (gap < 0)
+    exponential = (kernel.exp * kernel.accumulate.unit / 2) ** 2
+    variance += np.multiply(gap < 0, exponential, dtype=gap.dtype)
     if head.softcap is not None:
         variance += _times_square(unit, tile.capped)
     if kernel.scores is not None:

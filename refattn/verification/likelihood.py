@@ -36,7 +36,7 @@ from ..rounding.head import SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
-from ..rounding.softmax import variance_of_maxima
+from ..rounding.softmax import CACHED_PAIRS, variance_of_maxima
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights
@@ -220,7 +220,7 @@ def _log_ratios(
 def _find_unmoved(head: SoftmaxHead, i: slice, to: Format) -> npt.NDArray[np.bool_]:
     """Find queries of which no score that is seen is moved by its roundings."""
     found = np.ones(i.stop - i.start, bool)
-    for tile in scan_tiles(head, i):
+    for tile in scan_tiles(head, i, CACHED_PAIRS // max(len(found), 1)):
         rounded = score_tile(head, i, tile.keys, tile.visible, tile.products, to.round)
         same = rounded.scores == tile.scores
         found &= np.all(same if tile.visible is None else same | ~tile.visible, -1)
