@@ -1,0 +1,295 @@
+r"""The recurrence of linear attention with decay and removal, in chunks of tokens.
+
+A state S, (d, d_v) for each head, goes through the tokens:
+
+.. math::
+    S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + k_t v_t^\top, \qquad
+    o_t = S_t^\top q_t
+
+What a_t writes, u_t = S_{t-1}^T b_t, solves a triangular system in each chunk, so that
+
+.. math:: O = R S_0 + W, \qquad S_c = T S_0 + C
+
+with matrices of the chunk only: the states go from chunk to chunk by one product. A decay from
+token j to token i is e to the sum of the g between them, never a ratio of decays from the start,
+whose denominator may be 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
+from ..arrays.library import Array, as_written, device, is_numpy_array, loop, reverse, traced_once
+from ..arrays.threads import for_each
+
+_CHUNK = 64  # tokens
+_SPAN, _OTHER_SPAN = 16, 64  # chunks that are made at once, on NumPy and elsewhere
+_NUMPY_NUMBERS = 2**17  # of tokens of some heads
+
+
+class Steps(NamedTuple):
+    """What tokens do, arrays (..., n, d) but for values (..., n, d_v); without removal, no a, b."""
+
+    q: Array
+    k: Array
+    v: Array
+    log_decay: Array  # (..., n, d), or (..., n, 1) if all coordinates decay alike
+    a: Array | None = None
+    b: Array | None = None
+
+    def map(self, function: Callable[[Array], Array]) -> Steps:
+        """Apply a function to all arrays."""
+        return Steps(*(x if x is None else function(x) for x in self))
+
+
+class Chunk(NamedTuple):
+    """What chunks make of the state before them: out = reads S + out, S = (keep + turn) S + add."""
+
+    reads: Array  # (..., c, d)
+    out: Array  # (..., c, d_v)
+    keep: Array  # (..., d or 1, 1), a diagonal
+    turn: Array | None  # (..., d, d)
+    add: Array  # (..., d, d_v)
+
+
+class HeadDecays:
+    """Decays (..., c, 1) that are the same for all coordinates of a key."""
+
+    def __init__(self, log_decay: Array, xp: Any) -> None:
+        self.xp, c = xp, log_decay.shape[-2]
+        i = xp.arange(c, device=device(log_decay))
+        later = i[:, None] > i
+        between = xp.cumulative_sum(xp.where(later, log_decay, 0.0), axis=-2)
+        self.between = xp.where(later | (i[:, None] == i), xp.exp(between), 0.0)
+
+    def pairs(self, x: Array, y: Array) -> Array:
+        """Multiply x_i, y_j and the decay from j to i, for j <= i; 0 elsewhere."""
+        return (x @ self.xp.matrix_transpose(y)) * self.between
+
+    def pull_pairs(self, x: Array, y: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
+        """Pull `pairs` back to x, y and log decays: step s is in the decays of j < s <= i."""
+        xp, weights = self.xp, d_pairs * self.between
+        through = sums_from(weights * (x @ xp.matrix_transpose(y)), xp)
+        d_log_decay = xp.sum(xp.tril(through, k=-1), axis=-1, keepdims=True)
+        return weights @ y, xp.matrix_transpose(weights) @ x, d_log_decay
+
+
+class CoordinateDecays:
+    """Decays (..., c, d) of each coordinate of a key, of a power of 2 of tokens.
+
+    Between tokens in different halves of a block they are products of two decays, from the early
+    token to the end of its half and from there to the late one, of which none is above 1 if no
+    step grows. So the pairs of halves are products of matrices; a block of one token has no decay.
+    """
+
+    def __init__(self, log_decay: Array, xp: Any) -> None:
+        self.xp, self.halves = xp, list[tuple[Array, Array]]()
+        size = 1
+        while size < log_decay.shape[-2]:
+            early, late = self._halves(log_decay, size)
+            from_start = xp.exp(xp.cumulative_sum(late, axis=-2))
+            self.halves.append((xp.exp(sums_after(early, xp)), from_start))
+            size *= 2
+
+    def _halves(self, x: Array, size: int) -> tuple[Array, Array]:
+        """Cut tokens (..., c, d) into early and late halves of blocks, (..., blocks, size, d)."""
+        *lead, c, d = x.shape
+        x = self.xp.reshape(x, (*lead, c // (2 * size), 2, size, d))
+        return x[..., 0, :, :], x[..., 1, :, :]
+
+    def _whole(self, early: Array, late: Array, blocks: bool = False) -> Array:
+        """Put halves together again: tokens (..., c, d), or blocks (..., blocks, size, size)."""
+        x = self.xp.stack([early, late], axis=-3)
+        lead, (size, d) = x.shape[:-4], x.shape[-2:]
+        return self.xp.reshape(x, (*lead, -1, size, d) if blocks else (*lead, -1, d))
+
+    def pairs(self, x: Array, y: Array) -> Array:
+        """Multiply x_i, y_j and the decay from j to i, for j <= i; 0 elsewhere."""
+        xp, size = self.xp, 1
+        blocks = xp.sum(x * y, axis=-1)[..., None, None]  # (..., blocks, size, size)
+        for to_end, from_start in self.halves:
+            early, late = self._halves(y, size)[0] * to_end, self._halves(x, size)[1] * from_start
+            cross = late @ xp.matrix_transpose(early)
+            upper = xp.concat([blocks[..., ::2, :, :], xp.zeros_like(cross)], axis=-1)
+            lower = xp.concat([cross, blocks[..., 1::2, :, :]], axis=-1)
+            blocks = xp.concat([upper, lower], axis=-2)
+            size *= 2
+        return blocks[..., 0, :, :]
+
+    def pull_pairs(self, x: Array, y: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
+        """Pull `pairs` back to x, y and log decays."""
+        xp, size, blocks = self.xp, x.shape[-2], d_pairs[..., None, :, :]
+        pulled = [xp.zeros_like(xp.broadcast_to(z, d_pairs.shape[:-1] + z.shape[-1:])) for z in (x, y, x)]
+        for to_end, from_start in reversed(self.halves):
+            size //= 2
+            early, late = self._halves(y, size)[0] * to_end, self._halves(x, size)[1] * from_start
+            cross = blocks[..., size:, :size]
+            d_late, d_early = cross @ early, xp.matrix_transpose(cross) @ late
+            none = xp.zeros_like(d_late)
+            pairs = (
+                (none, d_late * from_start),
+                (d_early * to_end, none),
+                (sums_before(d_early * early, xp), sums_from(d_late * late, xp)),
+            )
+            pulled = [z + self._whole(*pair) for z, pair in zip(pulled, pairs, strict=True)]
+            blocks = self._whole(blocks[..., :size, :size], blocks[..., size:, size:], blocks=True)
+        d_x, d_y, d_log_decay = pulled
+        diagonal = blocks[..., 0]
+        return d_x + diagonal * y, d_y + diagonal * x, d_log_decay
+
+
+def sums_from(x: Array, xp: Any) -> Array:
+    """Sum each row and those after it, (..., c, d)."""
+    return reverse(xp.cumulative_sum(reverse(x, -2), axis=-2), -2)
+
+
+def sums_after(x: Array, xp: Any) -> Array:
+    """Sum the rows after each, (..., c, d)."""
+    return reverse(sums_before(reverse(x, -2), xp), -2)
+
+
+def sums_before(x: Array, xp: Any) -> Array:
+    """Sum the rows before each, (..., c, d)."""
+    sums = xp.cumulative_sum(x[..., :-1, :], axis=-2)
+    return xp.concat([xp.zeros_like(x[..., :1, :]), sums], axis=-2)
+
+
+def shift(x: Array, by: int, xp: Any) -> Array:
+    """Move rows (..., c, d) up or down by one, and fill up with 0."""
+    none = xp.zeros_like(x[..., :1, :])
+    return xp.concat([x[..., 1:, :], none] if by < 0 else [none, x[..., :-1, :]], axis=-2)
+
+
+def solve(lower: Array, x: Array, xp: Any) -> Array:
+    """Solve (I - lower) y = x for a strictly lower triangular matrix, by halves.
+
+    It is forward substitution, whose error is small beside |lower| |y| in each element; no routine
+    for it is in the array API, and LU factors with pivots are small in norm only.
+    """
+    c = x.shape[-2]
+    if c == 1:
+        return x
+    half = c // 2
+    y = solve(lower[..., :half, :half], x[..., :half, :], xp)
+    rest = x[..., half:, :] + lower[..., half:, :half] @ y
+    return xp.concat([y, solve(lower[..., half:, half:], rest, xp)], axis=-2)
+
+
+Decays = HeadDecays | CoordinateDecays
+
+
+def decays(log_decay: Array, xp: Any) -> Decays:
+    """Choose how to decay."""
+    return (HeadDecays if log_decay.shape[-1] == 1 else CoordinateDecays)(log_decay, xp)
+
+
+def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
+    """Find what chunks (..., c, .) make of states; queries may read the state before their token."""
+    q, k, v, g, a, b = x
+    read, (from_start, until, to_end) = partial(weights, decays(g, xp)), edges(g, xp)
+    keep = xp.matrix_transpose(from_start[..., -1:, :])
+    reads, out = q * (until if before else from_start), read(q, k, before) @ v
+    add = xp.matrix_transpose(k * to_end) @ v
+    if a is None:
+        return Chunk(reads, out, keep, None, add)
+    right = xp.concat([b * until, read(b, k, True) @ v], axis=-1)
+    solved = solve(read(b, a, True), right, xp)
+    turned = read(q, a, before) @ solved
+    written = xp.matrix_transpose(a * to_end) @ solved
+    d = k.shape[-1]
+    return Chunk(
+        reads + turned[..., :d], out + turned[..., d:], keep, written[..., :d], add + written[..., d:]
+    )
+
+
+def weights(decays: Decays, x: Array, y: Array, before: bool) -> Array:
+    """Weigh what tokens y write by what tokens x read, after or before their own write."""
+    xp = decays.xp
+    return shift(decays.pairs(shift(x, -1, xp), y), 1, xp) if before else decays.pairs(x, y)
+
+
+def edges(g: Array, xp: Any) -> tuple[Array, Array, Array]:
+    """Decays from the start of a chunk through each token, until it, and from it to the end."""
+    sums = xp.cumulative_sum(g, axis=-2), sums_before(g, xp), sums_after(g, xp)
+    return tuple(xp.exp(x) for x in sums)
+
+
+def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
+    """Go through chunks (..., chunks, ., .): return the states before each, and the last."""
+
+    def step(state: Array, chunk: Any) -> tuple[Array, Array]:
+        keep, turn, add = chunk
+        after = keep * state + add
+        after = after if turn is None else after + turn @ state
+        return after, after
+
+    start, steps = state[..., None, :, :], (chunks.keep, chunks.turn, chunks.add)
+    if traced_once(state):
+        first = tuple(x if x is None else xp.moveaxis(x, -3, 0) for x in steps)
+        after = xp.moveaxis(loop(step, state, first), 0, -3)
+    else:
+        states = []
+        for t in range(chunks.add.shape[-3]):
+            state, _ = step(state, [x if x is None else x[..., t, :, :] for x in steps])
+            states.append(state)
+        after = xp.stack(states, axis=-3)
+    first = xp.broadcast_to(start, after[..., :1, :, :].shape)
+    return xp.concat([first, after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
+
+
+def cut(x: Steps, size: int, xp: Any) -> Steps:
+    """Cut tokens (..., n, .) into chunks (..., chunks, size, .), filled up with steps of nothing."""
+
+    return x.map(partial(cut_rows, size=size, xp=xp))
+
+
+def cut_rows(x: Array, size: int, xp: Any) -> Array:
+    """Cut rows (..., n, d) into chunks, filled up with 0."""
+    *lead, n, d = x.shape
+    if missing := -n % size:
+        nothing = xp.zeros((*lead, missing, d), dtype=x.dtype, device=device(x))
+        x = xp.concat([x, nothing], axis=-2)
+    return xp.reshape(x, (*lead, -(-n // size), size, d))
+
+
+def spans(n: int, like: Array) -> tuple[int, list[slice]]:
+    """Say how many tokens a chunk has, a power of 2, and which tokens are made at once."""
+    size = min(_CHUNK, 1 << max(n - 1, 0).bit_length())
+    count = -(-max(n, 1) // size) if traced_once(like) else _SPAN if is_numpy_array(like) else _OTHER_SPAN
+    return size, list(blocks(0, n, size * count))
+
+
+@as_written
+def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
+    """Read and write the state, (..., d, d_v), token by token: out (..., n, d_v), and the last."""
+    q, v, lead = x.q, x.v, tuple(state.shape[:-2])
+    (n, d), d_v, options = q.shape[-2:], v.shape[-1], {"dtype": q.dtype, "device": device(q)}
+    out, last = xp.empty((*lead, n, d_v), **options), xp.empty((*lead, d, d_v), **options)
+    size, parts = spans(n, q)
+
+    def of_heads(head: tuple[slice, ...]) -> None:
+        nonlocal out, last
+        mine, now = x.map(lambda y: part(y, (*head, WHOLE, WHOLE))), part(state, (*head, WHOLE, WHOLE))
+        for i in parts:
+            chunks = chunk(cut(mine.map(lambda y: y[..., i, :]), size, xp), before, xp)
+            states, now = carry(chunks, now, xp)
+            rows = chunks.reads @ states + chunks.out
+            rows = xp.reshape(rows, (*rows.shape[:-3], -1, d_v))[..., : i.stop - i.start, :]
+            out = put(out, (*head, i, WHOLE), rows)
+        last = put(last, (*head, WHOLE, WHOLE), now)
+
+    for_heads(of_heads, lead, q, d + d_v)
+    return out, last
+
+
+def for_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
+    """Call a function for some heads at a time, on threads on NumPy."""
+    n, size = q.shape[-2], _CHUNK * _SPAN
+    most = _NUMPY_NUMBERS // (min(n, size) * width) if is_numpy_array(q) else math.prod(lead)
+    heads = list(tiles(lead, most))
+    threads = most_threads(q, math.prod(lead) * n * _CHUNK) if len(heads) > 1 else 0
+    for_each(lambda: of_heads, heads, most=threads)
