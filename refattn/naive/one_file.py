@@ -22,12 +22,12 @@ _MODULES = tuple(dict.fromkeys((
     "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
     "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
     *(getattr(naive, x).__module__.removeprefix("refattn.") for x in naive.__all__),
-    "arrays.qkv", "arrays.frequencies", "arrays.key_samples", "arrays.checks", "arrays.words",
+    "arrays.qkv", "arrays.tokens", "arrays.frequencies", "arrays.key_samples", "arrays.checks", "arrays.words",
 )))  # fmt: skip
 # What names of a module begin with, as there is one namespace only.
 _PREFIXES = {
     "arrays.checks": "check", "arrays.qkv": "qkv", "arrays.frequencies": "frequencies",
-    "arrays.key_samples": "key_samples",
+    "arrays.key_samples": "key_samples", "arrays.tokens": "tokens",
 }  # fmt: skip
 _INSTEAD = {"arrays.library": "naive.one_file_array"}
 _PLAIN = {"ArrayT": "Array"}  # names of types that are not needed
