@@ -123,7 +123,9 @@ class CoordinateDecays:
     def pull_pairs(self, x: Array, y: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
         """Pull `pairs` back to x, y and log decays."""
         xp, size, blocks = self.xp, x.shape[-2], d_pairs[..., None, :, :]
-        pulled = [xp.zeros_like(xp.broadcast_to(z, d_pairs.shape[:-1] + z.shape[-1:])) for z in (x, y, x)]
+        pulled = [
+            xp.zeros_like(xp.broadcast_to(z, d_pairs.shape[:-1] + z.shape[-1:])) for z in (x, y, x)
+        ]
         for to_end, from_start in reversed(self.halves):
             size //= 2
             early, late = self._halves(y, size)[0] * to_end, self._halves(x, size)[1] * from_start
@@ -202,7 +204,11 @@ def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
     written = xp.matrix_transpose(a * to_end) @ solved
     d = k.shape[-1]
     return Chunk(
-        reads + turned[..., :d], out + turned[..., d:], keep, written[..., :d], add + written[..., d:]
+        reads + turned[..., :d],
+        out + turned[..., d:],
+        keep,
+        written[..., :d],
+        add + written[..., d:],
     )
 
 
@@ -259,7 +265,13 @@ def cut_rows(x: Array, size: int, xp: Any) -> Array:
 def spans(n: int, like: Array) -> tuple[int, list[slice]]:
     """Say how many tokens a chunk has, a power of 2, and which tokens are made at once."""
     size = min(_CHUNK, 1 << max(n - 1, 0).bit_length())
-    count = -(-max(n, 1) // size) if traced_once(like) else _SPAN if is_numpy_array(like) else _OTHER_SPAN
+    count = (
+        -(-max(n, 1) // size)
+        if traced_once(like)
+        else _SPAN
+        if is_numpy_array(like)
+        else _OTHER_SPAN
+    )
     return size, list(blocks(0, n, size * count))
 
 
@@ -273,7 +285,10 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
 
     def of_heads(head: tuple[slice, ...]) -> None:
         nonlocal out, last
-        mine, now = x.map(lambda y: part(y, (*head, WHOLE, WHOLE))), part(state, (*head, WHOLE, WHOLE))
+        mine, now = (
+            x.map(lambda y: part(y, (*head, WHOLE, WHOLE))),
+            part(state, (*head, WHOLE, WHOLE)),
+        )
         for i in parts:
             chunks = chunk(cut(mine.map(lambda y: y[..., i, :]), size, xp), before, xp)
             states, now = carry(chunks, now, xp)

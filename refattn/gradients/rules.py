@@ -54,6 +54,8 @@ class Gradients(NamedTuple):
         Of the log weights of frequencies.
     sinks : array, shape (..., heads), or None
         Of the scores of sinks.
+    log_decay, removal, write, initial_state, beta, decay : arrays, a pair of them, or None
+        Of the arguments of these names, of recurrences.
     """
 
     q: Array
@@ -63,6 +65,12 @@ class Gradients(NamedTuple):
     omega: Array | None = None
     log_weight: Array | None = None
     sinks: Array | None = None
+    log_decay: Array | None = None
+    removal: tuple[Array, Array] | None = None
+    write: Array | None = None
+    initial_state: Array | None = None
+    beta: Array | None = None
+    decay: Array | None = None
 
 
 @as_written
@@ -158,14 +166,15 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
 @as_written
 def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
     """Pull a cotangent back that matches the result."""
-    if not isinstance(out, Attended):
+    if not isinstance(out, tuple):
         return pullback(_check_cotangent(d_out, out))
+    names = [f"d_{name}" for name in out._fields]
     if not isinstance(d_out, tuple) or len(d_out) != 2:
         raise TypeError(
-            "`cotangents` must be a pair (d_out, d_lse), of which one may be None, "
+            f"`cotangents` must be a pair ({', '.join(names)}), of which one may be None, "
             f"got {checks.describe(d_out)}."
         )
-    named = zip(("d_out", "d_lse"), d_out, out, strict=True)
+    named = zip(names, d_out, out, strict=True)
     return pullback(
         tuple(None if x is None else _check_cotangent(x, of, name) for name, x, of in named)
     )
@@ -173,8 +182,8 @@ def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
 
 def _copy_result(out: Any, xp: Any) -> Any:
     """Copy a result for the caller, who may write to it; the pullback reads the original."""
-    if isinstance(out, Attended):
-        return Attended(*(_copy_result(x, xp) for x in out))
+    if isinstance(out, tuple):
+        return type(out)(*(_copy_result(x, xp) for x in out))
     return own_copy(out, xp)
 
 
