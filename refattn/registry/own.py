@@ -351,7 +351,7 @@ for _record in (
             name.replace("_", "-"),
             getattr(recurrences, name),
             getattr(naive, name),
-            options=("scale", "gqa", "vjp", *gates),
+            options=("scale", "gqa", "vjp", "initial_state", "offsets", *gates),
             traits=("recurrent",),
             aliases=aliases,
             vjp=f"{_PULLBACKS}.recurrent:{pullback}",

@@ -137,6 +137,9 @@ class Estimator(NamedTuple):
     source: Iterable[str] = ()
     gates: Mapping[str, str] = MappingProxyType({})
 
+    def __hash__(self) -> int:  # a mapping has none
+        return hash(self.name)
+
     def has(self, *traits: str) -> bool:
         """Whether it has all these traits, which must be of `TRAITS`."""
         for name in set(traits) - TRAITS.keys():

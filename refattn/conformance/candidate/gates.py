@@ -1,0 +1,86 @@
+"""What tokens do to a state beside keys and values: gates, by the words of `registry.record.GATES`.
+
+A pair is two arrays here, such as `removal_a` and `removal_b`, until the function is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...registry import Estimator
+
+_AXES = {"log": -1, "rate": -1, "factor": -1, "logs": -2, "pair": -2}  # of tokens
+LOGS = ("log", "logs")
+
+
+def words_of(record: Estimator) -> dict[str, str]:
+    """Return what each array is."""
+    found: dict[str, str] = {}
+    for name, word in record.gates.items():
+        found |= dict.fromkeys(_halves(name), word) if word == "pair" else {name: word}
+    return found
+
+
+def axes_of(record: Estimator) -> dict[str, int]:
+    """Return the axis of tokens of each array that has one."""
+    return {name: _AXES[word] for name, word in words_of(record).items() if word in _AXES}
+
+
+def joined(record: Estimator, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a call, with pairs."""
+    pairs = [name for name, word in record.gates.items() if word == "pair"]
+    pairs = [name for name in pairs if _halves(name)[0] in options]
+    held = {half for name in pairs for half in _halves(name)}
+    together = {name: tuple(options[half] for half in _halves(name)) for name in pairs}
+    return {name: x for name, x in options.items() if name not in held} | together
+
+
+def at_tokens(record: Estimator, options: Mapping[str, Any], tokens: Any) -> dict[str, Any]:
+    """Return the options with the gates of some tokens only."""
+    axes = axes_of(record).items()
+    return {**options, **{name: np.take(options[name], tokens, axis) for name, axis in axes}}
+
+
+def in_turn(record: Estimator, parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return options with the gates of several sequences, one after the other."""
+    parts, axes = list(parts), axes_of(record).items()
+    gates = {name: np.concatenate([x[name] for x in parts], axis) for name, axis in axes}
+    return {**parts[0], **gates}
+
+
+def of_head(
+    record: Estimator, options: Mapping[str, Any], index: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return the gates of one head; a number is that of all heads."""
+    words = words_of(record).items()
+    places = {name: index[-1:] if word == "head" else index for name, word in words}
+    return {x: np.asarray(options[x][at if options[x].ndim else ()]) for x, at in places.items()}
+
+
+def draw_gates(adapter: Any, rng: np.random.Generator, k: Any) -> dict[str, Any]:
+    """Draw gates of keys (..., n, d) for which states stay bounded, in numbers of the dtype."""
+    *lead, _, d = k.shape
+    found: dict[str, Any] = {}
+    for name, word in adapter.record.gates.items():
+        if word == "head":
+            heads = lead[-1:] if "h" in (adapter["layout"] or "h") else ()
+            found[name] = rng.uniform(0.5, 1.0, heads)
+        elif word in LOGS:
+            shape = k.shape if word == "logs" else k.shape[:-1]
+            found[name] = np.where(rng.random(shape) < 1 / 8, 0.0, -rng.exponential(0.5, shape))
+        elif word == "pair":  # a removal after the decay, of keys of length 1
+            unit, decay = rng.standard_normal(k.shape), np.exp(found.get("log_decay", 0.0))
+            unit /= np.linalg.norm(unit, axis=-1, keepdims=True)
+            pair = (-rng.random(k.shape[:-1])[..., None] * unit, decay * unit)
+            found |= zip(_halves(name), pair, strict=True)
+        else:
+            most = np.maximum(1.0, np.sum(k * k, -1)) if word == "rate" else 1.0
+            found[name] = rng.random(k.shape[:-1]) / most
+    return {name: adapter.exact(x) for name, x in found.items()}
+
+
+def _halves(name: str) -> tuple[str, str]:
+    return f"{name}_a", f"{name}_b"

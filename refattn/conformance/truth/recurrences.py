@@ -1,0 +1,75 @@
+"""Formulas of recurrences with the conventions declared, and their pullbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import naive
+from ...arrays.library import Floats
+from ...gradients.rules import vjp
+from ..candidate.adapter import Adapter
+from ..candidate.gates import words_of
+from ..candidate.tags import DEFAULTS, OF_RECURRENCES
+
+
+def formula(adapter: Adapter) -> Callable[..., Any]:
+    """Return what a call gives by the formula: (out, state) where a state is passed."""
+    plain = all(adapter[tag] == DEFAULTS[tag] for tag in (*OF_RECURRENCES,) if tag != "decay")
+
+    def evaluate(q: Floats, k: Floats, v: Floats, **options: Any) -> Any:
+        fn = adapter.record.naive
+        if not plain:
+            fn, (k, options) = naive.recurrent_attention, _arguments(adapter, k, options)
+        result = fn(q, k, v, **options)
+        return tuple(result) if "initial_state" in options else result.out
+
+    return evaluate
+
+
+def _arguments(
+    adapter: Adapter, k: Floats, options: dict[str, Any]
+) -> tuple[Floats, dict[str, Any]]:
+    """Return the keys, and what else the recurrence takes, for conventions that are declared."""
+    if adapter["keys"] != "given":
+        added = float(adapter["keys"].partition("+ ")[2] or 0.0)
+        k = k / np.sqrt(np.sum(k * k, -1, keepdims=True) + added)
+    gates = {name: options.pop(name) for name in adapter.record.gates}
+    g, write, removal = (gates.get(name) for name in ("log_decay", "write", "removal"))
+    if "decay" in gates:
+        g = np.broadcast_to(np.log(gates["decay"])[..., None], k.shape[:-1])
+    decays: Any = 1.0 if g is None else np.exp(g if g.ndim == k.ndim else g[..., None])
+    if "beta" in gates:
+        write = gates["beta"]
+        taken = -k if adapter["beta"] == "written" else -write[..., None] * k
+        removal = taken, k if adapter["error"] == "before-decay" else decays * k
+    written = decays * k if adapter["own_write"] == "decayed" else k
+    more = {"log_decay": g, "write": write, "removal": removal, "read": adapter["read"]}
+    return written, options | more
+
+
+def pullback(adapter: Adapter) -> Callable[..., Any]:
+    """Return what gives the output and the cotangents of q, k, v and gates."""
+
+    def evaluate(q: Floats, k: Floats, v: Floats, *, d_out: Any, **options: Any) -> Any:
+        result, pull = vjp(adapter.record.differentiable, q, k, v, **options)
+        found = pull((np.asarray(d_out, q.dtype), None))
+        gates = [getattr(found, name) for name in adapter.record.gates]
+        flat = [x for each in gates for x in (each if isinstance(each, tuple) else (each,))]
+        return (result.out, *found[:3], *flat)
+
+    return evaluate
+
+
+def sum_of_logs(adapter: Adapter, n: int, options: dict[str, Any]) -> float:
+    """Return the largest sum of |g| over n tokens: exponents may be differences of such sums."""
+    total = 0.0
+    for name, word in words_of(adapter.record).items():
+        x = np.asarray(options[name], float)
+        if word in ("log", "logs"):
+            total = float(np.max(np.sum(np.abs(x), -1 if word == "log" else -2), initial=0.0))
+        elif word == "head":
+            total = n * float(np.max(-np.log(x)))
+    return total
