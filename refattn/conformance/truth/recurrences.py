@@ -9,20 +9,22 @@ import numpy as np
 
 from ... import naive
 from ...arrays.library import Floats
+from ...estimators.recurrent import recurrent_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.gates import words_of
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 
 
-def formula(adapter: Adapter) -> Callable[..., Any]:
-    """Return what a call gives by the formula: (out, state) where a state is passed."""
+def formula(adapter: Adapter, chunks: bool = False) -> Callable[..., Any]:
+    """Return what a call gives, by the formula or in chunks: (out, state) if a state is passed."""
     plain = all(adapter[tag] == DEFAULTS[tag] for tag in (*OF_RECURRENCES,) if tag != "decay")
 
     def evaluate(q: Floats, k: Floats, v: Floats, **options: Any) -> Any:
-        fn = adapter.record.naive
+        fn = adapter.record.fn if chunks else adapter.record.naive
         if not plain:
-            fn, (k, options) = naive.recurrent_attention, _arguments(adapter, k, options)
+            fn = recurrent_attention if chunks else naive.recurrent_attention
+            k, options = _arguments(adapter, k, options)
         result = fn(q, k, v, **options)
         return tuple(result) if "initial_state" in options else result.out
 

@@ -35,9 +35,8 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
     if adapter.has("recurrent"):
-        function = recurrences.formula(adapter)
-        want = of_function(adapter, function, arrays, options)
-        allowed = measured(adapter, function, arrays, options)
+        want = of_function(adapter, recurrences.formula(adapter), arrays, options)
+        allowed = measured(adapter, arrays, options)
         return want, allowed if isinstance(want, tuple) else allowed[0]
     want = of_function(adapter, adapter.record.naive, arrays, options)
     return want, tolerance(adapter, arrays, options, want)
@@ -105,22 +104,26 @@ def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.
 
 
 def measured(
-    adapter: Adapter, function: Callable[..., Any], arrays: Arrays, options: Keywords
+    adapter: Adapter,
+    arrays: Arrays,
+    options: Keywords,
+    function: Callable[..., Any] | None = None,
 ) -> tuple[float, ...]:
-    """Bound the rounding of each result of a recurrence by what a plain evaluation loses.
+    """Bound the rounding of each result of a recurrence by what plain evaluations lose.
 
-    Bounds by absolute terms grow as states without removal would. Exponents may be differences of
-    sums of all decays, in single precision at least.
+    Token by token and in chunks: bounds by absolute terms grow as states without removal would.
+    Exponents may be differences of sums of all decays, in single precision at least.
     """
     rng, dtype = np.random.default_rng(0), _plain_dtype(adapter)
+    ways = [function] if function else [recurrences.formula(adapter, x) for x in (False, True)]
     found = []
-    for _ in range(2):
+    for way in ways * 2:
         near = _near(adapter, arrays, options, rng, dtype)
-        low, right = (of_function(adapter, function, *near, z) for z in (dtype, np.longdouble))
+        low, right = (of_function(adapter, way, *near, z) for z in (dtype, np.longdouble))
         pairs = zip(low, right, strict=True) if isinstance(low, tuple) else ((low, right),)
         found.append([(_size(x - y) / np.finfo(dtype).eps, _size(y)) for x, y in pairs])
     total = terms(adapter, recurrences.sum_of_logs(adapter, arrays[1].shape[-2], options))
-    contract = CONTRACT[adapter["dtype"]]
+    contract = 2 * CONTRACT[adapter["dtype"]]
     return tuple(
         contract * (adapter.eps * (lost + size) + total * size)
         for lost, size in np.max(found, axis=0)
@@ -159,7 +162,7 @@ def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0
     c eps of the largest value through N, and by c eps of itself through D.
     """
     if adapter.has("recurrent"):
-        return measured(adapter, recurrences.formula(adapter), arrays, options)[0]
+        return measured(adapter, arrays, options)[0]
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     exponent = largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
@@ -191,7 +194,7 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     if adapter.has("recurrent"):
         function = recurrences.pullback(adapter)
         want = of_function(adapter, function, arrays, options)
-        allowed = measured(adapter, function, arrays, options)
+        allowed = measured(adapter, arrays, options, function)
         return want, tuple(2 * x + adapter.least for x in allowed)
     many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
