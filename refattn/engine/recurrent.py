@@ -45,6 +45,10 @@ class Steps(NamedTuple):
         """Apply a function to all arrays."""
         return Steps(*(x if x is None else function(x) for x in self))
 
+    def rows(self, i: slice) -> Steps:
+        """Take some tokens."""
+        return self.map(lambda x: x[..., i, :])
+
 
 class Chunk(NamedTuple):
     """What chunks make of the state before them: out = reads S + out, S = (keep + turn) S + add."""
@@ -190,7 +194,7 @@ def decays(log_decay: Array, xp: Any) -> Decays:
 
 
 def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
-    """Find what chunks (..., c, .) make of states; queries may read the state before their token."""
+    """Find what chunks (..., c, .) make of states, which queries may read before their token."""
     q, k, v, g, a, b = x
     read, (from_start, until, to_end) = partial(weights, decays(g, xp)), edges(g, xp)
     keep = xp.matrix_transpose(from_start[..., -1:, :])
@@ -248,7 +252,7 @@ def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def cut(x: Steps, size: int, xp: Any) -> Steps:
-    """Cut tokens (..., n, .) into chunks (..., chunks, size, .), filled up with steps of nothing."""
+    """Cut tokens (..., n, .) into chunks, (..., chunks, size, .), filled up with empty steps."""
 
     return x.map(partial(cut_rows, size=size, xp=xp))
 
@@ -285,17 +289,15 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
 
     def of_heads(head: tuple[slice, ...]) -> None:
         nonlocal out, last
-        mine, now = (
-            x.map(lambda y: part(y, (*head, WHOLE, WHOLE))),
-            part(state, (*head, WHOLE, WHOLE)),
-        )
+        heads = (*head, WHOLE, WHOLE)
+        mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
         for i in parts:
-            chunks = chunk(cut(mine.map(lambda y: y[..., i, :]), size, xp), before, xp)
+            chunks = chunk(cut(mine.rows(i), size, xp), before, xp)
             states, now = carry(chunks, now, xp)
             rows = chunks.reads @ states + chunks.out
             rows = xp.reshape(rows, (*rows.shape[:-3], -1, d_v))[..., : i.stop - i.start, :]
             out = put(out, (*head, i, WHOLE), rows)
-        last = put(last, (*head, WHOLE, WHOLE), now)
+        last = put(last, heads, now)
 
     for_heads(of_heads, lead, q, d + d_v)
     return out, last
@@ -304,7 +306,8 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
 def for_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
     """Call a function for some heads at a time, on threads on NumPy."""
     n, size = q.shape[-2], _CHUNK * _SPAN
-    most = _NUMPY_NUMBERS // (min(n, size) * width) if is_numpy_array(q) else math.prod(lead)
+    tokens = max(1, min(n, size))
+    most = _NUMPY_NUMBERS // (tokens * width) if is_numpy_array(q) else math.prod(lead)
     heads = list(tiles(lead, most))
     threads = most_threads(q, math.prod(lead) * n * _CHUNK) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)
