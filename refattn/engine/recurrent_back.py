@@ -12,13 +12,12 @@ from ..arrays.blocks import WHOLE, part, put
 from ..arrays.library import Array, as_written, device, reverse
 from .recurrent import (
     Chunk,
+    Decays,
     Steps,
     carry,
     chunk,
     cut,
     cut_rows,
-    decays,
-    edges,
     for_heads,
     shift,
     solve,
@@ -91,8 +90,8 @@ def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
     """Pull `chunk` back."""
     q, k, v, g, a, b = x
     d_reads, d_out, d_keep, d_turn, d_add = pulled
-    decay, turned, d = decays(g, xp), xp.matrix_transpose, k.shape[-1]
-    from_start, until, to_end = edges(g, xp)
+    decay, turned, d = Decays(g, xp), xp.matrix_transpose, k.shape[-1]
+    from_start, until, to_end = decay.from_start, decay.until, decay.to_end
     edge = until if before else from_start
 
     def pull_weights(
