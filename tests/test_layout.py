@@ -36,7 +36,8 @@ TABLE = {
     "distributed": "attention engine estimators sampling streaming",
     "theory": "attention estimators kernels sampling",
     "adapt": "estimators moments sampling theory",
-    "registry": "adapt attention certified estimators kernels moments naive recurrences sampling streaming",
+    "registry": "adapt attention certified estimators kernels moments naive recurrences sampling "
+    "streaming",
     "rounding": "certified engine",
     "verification": "engine features files registry rounding stats",
     "audit": "conformance features rounding verification",

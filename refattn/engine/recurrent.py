@@ -18,12 +18,26 @@ whose denominator may be 0.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
-from ..arrays.library import Array, as_written, device, is_numpy_array, loop, reverse, traced_once
+from ..arrays.library import (
+    Array,
+    as_written,
+    device,
+    exp,
+    flush_small,
+    is_numpy_array,
+    loop,
+    own_copy,
+    reverse,
+    traced_once,
+)
 from ..arrays.threads import for_each
 
 _CHUNK = 64  # tokens
@@ -45,6 +59,10 @@ class Steps(NamedTuple):
         """Apply a function to all arrays."""
         return Steps(*(x if x is None else function(x) for x in self))
 
+    def rows(self, i: slice) -> Steps:
+        """Take some tokens."""
+        return self.map(lambda x: x[..., i, :])
+
 
 class Chunk(NamedTuple):
     """What chunks make of the state before them: out = reads S + out, S = (keep + turn) S + add."""
@@ -56,30 +74,8 @@ class Chunk(NamedTuple):
     add: Array  # (..., d, d_v)
 
 
-class HeadDecays:
-    """Decays (..., c, 1) that are the same for all coordinates of a key."""
-
-    def __init__(self, log_decay: Array, xp: Any) -> None:
-        self.xp, c = xp, log_decay.shape[-2]
-        i = xp.arange(c, device=device(log_decay))
-        later = i[:, None] > i
-        between = xp.cumulative_sum(xp.where(later, log_decay, 0.0), axis=-2)
-        self.between = xp.where(later | (i[:, None] == i), xp.exp(between), 0.0)
-
-    def pairs(self, x: Array, y: Array) -> Array:
-        """Multiply x_i, y_j and the decay from j to i, for j <= i; 0 elsewhere."""
-        return (x @ self.xp.matrix_transpose(y)) * self.between
-
-    def pull_pairs(self, x: Array, y: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
-        """Pull `pairs` back to x, y and log decays: step s is in the decays of j < s <= i."""
-        xp, weights = self.xp, d_pairs * self.between
-        through = sums_from(weights * (x @ xp.matrix_transpose(y)), xp)
-        d_log_decay = xp.sum(xp.tril(through, k=-1), axis=-1, keepdims=True)
-        return weights @ y, xp.matrix_transpose(weights) @ x, d_log_decay
-
-
-class CoordinateDecays:
-    """Decays (..., c, d) of each coordinate of a key, of a power of 2 of tokens.
+class Decays:
+    """Decays (..., c, d or 1) of a power of 2 of tokens, between any two of them.
 
     Between tokens in different halves of a block they are products of two decays, from the early
     token to the end of its half and from there to the late one, of which none is above 1 if no
@@ -87,32 +83,34 @@ class CoordinateDecays:
     """
 
     def __init__(self, log_decay: Array, xp: Any) -> None:
-        self.xp, self.halves = xp, list[tuple[Array, Array]]()
-        size = 1
-        while size < log_decay.shape[-2]:
-            early, late = self._halves(log_decay, size)
-            from_start = xp.exp(xp.cumulative_sum(late, axis=-2))
-            self.halves.append((xp.exp(sums_after(early, xp)), from_start))
+        self.xp, self.halves, size = xp, list[tuple[Array, Array]](), 1
+        up_to, after, c = log_decay, xp.zeros_like(log_decay), log_decay.shape[-2]
+        while size < c:
+            (early, late), (early_after, late_after) = (
+                _halves(x, size, xp) for x in (up_to, after)
+            )
+            self.halves.append((decay(early_after, xp), decay(late, xp)))
+            up_to = _whole(early, late + early[..., -1:, :], xp)
+            after = _whole(early_after + late[..., -1:, :], late_after, xp)
             size *= 2
-
-    def _halves(self, x: Array, size: int) -> tuple[Array, Array]:
-        """Cut tokens (..., c, d) into early and late halves of blocks, (..., blocks, size, d)."""
-        *lead, c, d = x.shape
-        x = self.xp.reshape(x, (*lead, c // (2 * size), 2, size, d))
-        return x[..., 0, :, :], x[..., 1, :, :]
-
-    def _whole(self, early: Array, late: Array, blocks: bool = False) -> Array:
-        """Put halves together again: tokens (..., c, d), or blocks (..., blocks, size, size)."""
-        x = self.xp.stack([early, late], axis=-3)
-        lead, (size, d) = x.shape[:-4], x.shape[-2:]
-        return self.xp.reshape(x, (*lead, -1, size, d) if blocks else (*lead, -1, d))
+        self.from_start, self.to_end = decay(up_to, xp), decay(after, xp)
+        self.until = decay(shift(up_to, 1, xp), xp)  # the token before each
+        self.between = None
+        if log_decay.shape[-1] == 1:
+            one = xp.ones_like(log_decay)
+            self.between = self._of_coordinates(one, one)
 
     def pairs(self, x: Array, y: Array) -> Array:
         """Multiply x_i, y_j and the decay from j to i, for j <= i; 0 elsewhere."""
+        if self.between is None:
+            return self._of_coordinates(x, y)
+        return (x @ self.xp.matrix_transpose(y)) * self.between
+
+    def _of_coordinates(self, x: Array, y: Array) -> Array:
         xp, size = self.xp, 1
         blocks = xp.sum(x * y, axis=-1)[..., None, None]  # (..., blocks, size, size)
         for to_end, from_start in self.halves:
-            early, late = self._halves(y, size)[0] * to_end, self._halves(x, size)[1] * from_start
+            early, late = _halves(y, size, xp)[0] * to_end, _halves(x, size, xp)[1] * from_start
             cross = late @ xp.matrix_transpose(early)
             upper = xp.concat([blocks[..., ::2, :, :], xp.zeros_like(cross)], axis=-1)
             lower = xp.concat([cross, blocks[..., 1::2, :, :]], axis=-1)
@@ -122,36 +120,52 @@ class CoordinateDecays:
 
     def pull_pairs(self, x: Array, y: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
         """Pull `pairs` back to x, y and log decays."""
+        xp, turned = self.xp, self.xp.matrix_transpose
+        if self.between is None:
+            return self._pull_coordinates(x, y, d_pairs)
+        one, weights = xp.ones_like(self.from_start), d_pairs * self.between
+        _, _, d_log_decay = self._pull_coordinates(one, one, d_pairs * (x @ turned(y)))
+        return weights @ y, turned(weights) @ x, d_log_decay
+
+    def _pull_coordinates(self, x: Array, y: Array, d_pairs: Array) -> tuple[Array, Array, Array]:
         xp, size, blocks = self.xp, x.shape[-2], d_pairs[..., None, :, :]
-        pulled = [
-            xp.zeros_like(xp.broadcast_to(z, d_pairs.shape[:-1] + z.shape[-1:])) for z in (x, y, x)
-        ]
+        d_x = d_y = d_log_decay = 0.0
         for to_end, from_start in reversed(self.halves):
             size //= 2
-            early, late = self._halves(y, size)[0] * to_end, self._halves(x, size)[1] * from_start
+            early, late = _halves(y, size, xp)[0] * to_end, _halves(x, size, xp)[1] * from_start
             cross = blocks[..., size:, :size]
             d_late, d_early = cross @ early, xp.matrix_transpose(cross) @ late
-            none = xp.zeros_like(d_late)
-            pairs = (
-                (none, d_late * from_start),
-                (d_early * to_end, none),
-                (sums_before(d_early * early, xp), sums_from(d_late * late, xp)),
-            )
-            pulled = [z + self._whole(*pair) for z, pair in zip(pulled, pairs, strict=True)]
-            blocks = self._whole(blocks[..., :size, :size], blocks[..., size:, size:], blocks=True)
-        d_x, d_y, d_log_decay = pulled
+            none, through = xp.zeros_like(d_late), sums_from(d_late * late, xp)
+            d_x = d_x + _whole(none, d_late * from_start, xp)
+            d_y = d_y + _whole(d_early * to_end, none, xp)
+            d_log_decay = d_log_decay + _whole(sums_before(d_early * early, xp), through, xp)
+            diagonal = blocks[..., :size, :size], blocks[..., size:, size:]
+            blocks = xp.reshape(xp.stack(diagonal, axis=-3), (*d_pairs.shape[:-2], -1, size, size))
         diagonal = blocks[..., 0]
-        return d_x + diagonal * y, d_y + diagonal * x, d_log_decay
+        return d_x + diagonal * y, d_y + diagonal * x, d_log_decay + xp.zeros_like(diagonal * x)
+
+
+def _halves(x: Array, size: int, xp: Any) -> tuple[Array, Array]:
+    """Cut tokens (..., c, d) into early and late halves of blocks, (..., blocks, size, d)."""
+    *lead, c, d = x.shape
+    x = xp.reshape(x, (*lead, c // (2 * size), 2, size, d))
+    return x[..., 0, :, :], x[..., 1, :, :]
+
+
+def _whole(early: Array, late: Array, xp: Any) -> Array:
+    """Put the halves together again."""
+    x = xp.stack([early, late], axis=-3)
+    return xp.reshape(x, (*x.shape[:-4], -1, x.shape[-1]))
+
+
+def decay(x: Array, xp: Any) -> Array:
+    """Exponentiate, without subnormal results."""
+    return exp(flush_small(own_copy(x, xp), xp), xp)
 
 
 def sums_from(x: Array, xp: Any) -> Array:
     """Sum each row and those after it, (..., c, d)."""
     return reverse(xp.cumulative_sum(reverse(x, -2), axis=-2), -2)
-
-
-def sums_after(x: Array, xp: Any) -> Array:
-    """Sum the rows after each, (..., c, d)."""
-    return reverse(sums_before(reverse(x, -2), xp), -2)
 
 
 def sums_before(x: Array, xp: Any) -> Array:
@@ -172,33 +186,25 @@ def solve(lower: Array, x: Array, xp: Any) -> Array:
     It is forward substitution, whose error is small beside |lower| |y| in each element; no routine
     for it is in the array API, and LU factors with pivots are small in norm only.
     """
-    c = x.shape[-2]
-    if c == 1:
+    half = x.shape[-2] // 2
+    if half == 0:
         return x
-    half = c // 2
     y = solve(lower[..., :half, :half], x[..., :half, :], xp)
     rest = x[..., half:, :] + lower[..., half:, :half] @ y
     return xp.concat([y, solve(lower[..., half:, half:], rest, xp)], axis=-2)
 
 
-Decays = HeadDecays | CoordinateDecays
-
-
-def decays(log_decay: Array, xp: Any) -> Decays:
-    """Choose how to decay."""
-    return (HeadDecays if log_decay.shape[-1] == 1 else CoordinateDecays)(log_decay, xp)
-
-
 def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
-    """Find what chunks (..., c, .) make of states; queries may read the state before their token."""
+    """Find what chunks (..., c, .) make of states, which queries may read before their token."""
     q, k, v, g, a, b = x
-    read, (from_start, until, to_end) = partial(weights, decays(g, xp)), edges(g, xp)
-    keep = xp.matrix_transpose(from_start[..., -1:, :])
-    reads, out = q * (until if before else from_start), read(q, k, before) @ v
-    add = xp.matrix_transpose(k * to_end) @ v
+    decays = Decays(g, xp)
+    read, to_end = partial(weights, decays), decays.to_end
+    keep = xp.matrix_transpose(decays.from_start[..., -1:, :])
+    reads = q * (decays.until if before else decays.from_start)
+    out, add = read(q, k, before) @ v, xp.matrix_transpose(k * to_end) @ v
     if a is None:
         return Chunk(reads, out, keep, None, add)
-    right = xp.concat([b * until, read(b, k, True) @ v], axis=-1)
+    right = xp.concat([b * decays.until, read(b, k, True) @ v], axis=-1)
     solved = solve(read(b, a, True), right, xp)
     turned = read(q, a, before) @ solved
     written = xp.matrix_transpose(a * to_end) @ solved
@@ -216,12 +222,6 @@ def weights(decays: Decays, x: Array, y: Array, before: bool) -> Array:
     """Weigh what tokens y write by what tokens x read, after or before their own write."""
     xp = decays.xp
     return shift(decays.pairs(shift(x, -1, xp), y), 1, xp) if before else decays.pairs(x, y)
-
-
-def edges(g: Array, xp: Any) -> tuple[Array, Array, Array]:
-    """Decays from the start of a chunk through each token, until it, and from it to the end."""
-    sums = xp.cumulative_sum(g, axis=-2), sums_before(g, xp), sums_after(g, xp)
-    return tuple(xp.exp(x) for x in sums)
 
 
 def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
@@ -248,7 +248,7 @@ def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
 
 
 def cut(x: Steps, size: int, xp: Any) -> Steps:
-    """Cut tokens (..., n, .) into chunks (..., chunks, size, .), filled up with steps of nothing."""
+    """Cut tokens (..., n, .) into chunks, (..., chunks, size, .), filled up with empty steps."""
 
     return x.map(partial(cut_rows, size=size, xp=xp))
 
@@ -278,6 +278,7 @@ def spans(n: int, like: Array) -> tuple[int, list[slice]]:
 @as_written
 def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
     """Read and write the state, (..., d, d_v), token by token: out (..., n, d_v), and the last."""
+    x, spoilt = without_nan(x, xp)
     q, v, lead = x.q, x.v, tuple(state.shape[:-2])
     (n, d), d_v, options = q.shape[-2:], v.shape[-1], {"dtype": q.dtype, "device": device(q)}
     out, last = xp.empty((*lead, n, d_v), **options), xp.empty((*lead, d, d_v), **options)
@@ -285,26 +286,43 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
 
     def of_heads(head: tuple[slice, ...]) -> None:
         nonlocal out, last
-        mine, now = (
-            x.map(lambda y: part(y, (*head, WHOLE, WHOLE))),
-            part(state, (*head, WHOLE, WHOLE)),
-        )
+        heads = (*head, WHOLE, WHOLE)
+        mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
         for i in parts:
-            chunks = chunk(cut(mine.map(lambda y: y[..., i, :]), size, xp), before, xp)
+            chunks = chunk(cut(mine.rows(i), size, xp), before, xp)
             states, now = carry(chunks, now, xp)
             rows = chunks.reads @ states + chunks.out
             rows = xp.reshape(rows, (*rows.shape[:-3], -1, d_v))[..., : i.stop - i.start, :]
             out = put(out, (*head, i, WHOLE), rows)
-        last = put(last, (*head, WHOLE, WHOLE), now)
+        last = put(last, heads, now)
 
     for_heads(of_heads, lead, q, d + d_v)
-    return out, last
+    if spoilt is None:
+        return out, last
+    everywhere = xp.any(spoilt, axis=-2, keepdims=True)
+    return xp.where(spoilt, math.nan, out), xp.where(everywhere, math.nan, last)
+
+
+def without_nan(x: Steps, xp: Any) -> tuple[Steps, Array | None]:
+    """Replace by 0 what is not finite, and say where results are nan, (..., n, d_v).
+
+    A product of matrices would bring it to earlier tokens, as 0 times nan.
+    """
+    if is_numpy_array(x.q) and all(y is None or np.isfinite(np.sum(y)) for y in x[1:]):
+        return x, None
+    fine = [None if y is None else xp.isfinite(y) for y in x]
+    fine[3] = fine[3] | (x.log_decay == -math.inf)
+    rows = [~xp.all(y, axis=-1, keepdims=True) for y in (fine[1], *fine[3:]) if y is not None]
+    bad = reduce(operator.or_, rows, ~fine[2])
+    clean = [y if y is None else xp.where(f, y, 0.0) for f, y in zip(fine[1:], x[1:], strict=True)]
+    return Steps(x.q, *clean), xp.cumulative_sum(xp.astype(bad, xp.int32), axis=-2) > 0
 
 
 def for_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
     """Call a function for some heads at a time, on threads on NumPy."""
     n, size = q.shape[-2], _CHUNK * _SPAN
-    most = _NUMPY_NUMBERS // (min(n, size) * width) if is_numpy_array(q) else math.prod(lead)
+    tokens = max(1, min(n, size))
+    most = _NUMPY_NUMBERS // (tokens * width) if is_numpy_array(q) else math.prod(lead)
     heads = list(tiles(lead, most))
     threads = most_threads(q, math.prod(lead) * n * _CHUNK) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)

@@ -12,13 +12,12 @@ from ..arrays.blocks import WHOLE, part, put
 from ..arrays.library import Array, as_written, device, reverse
 from .recurrent import (
     Chunk,
+    Decays,
     Steps,
     carry,
     chunk,
     cut,
     cut_rows,
-    decays,
-    edges,
     for_heads,
     shift,
     solve,
@@ -46,7 +45,7 @@ def pull_recur(
         mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
 
         def made(i: slice) -> tuple[Steps, Chunk]:
-            some = cut(mine.map(lambda y: y[..., i, :]), size, xp)
+            some = cut(mine.rows(i), size, xp)
             return some, chunk(some, before, xp)
 
         starts = [now]  # of each span
@@ -91,15 +90,17 @@ def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
     """Pull `chunk` back."""
     q, k, v, g, a, b = x
     d_reads, d_out, d_keep, d_turn, d_add = pulled
-    decay, turned, d = decays(g, xp), xp.matrix_transpose, k.shape[-1]
-    from_start, until, to_end = edges(g, xp)
+    decay, turned, d = Decays(g, xp), xp.matrix_transpose, k.shape[-1]
+    from_start, until, to_end = decay.from_start, decay.until, decay.to_end
     edge = until if before else from_start
 
-    def pull_weights(x: Array, y: Array, before: bool, d_weights: Array) -> list[Array]:
+    def pull_weights(
+        x: Array, y: Array, before: bool, d_weights: Array
+    ) -> tuple[Array, Array, Array]:
         if not before:
             return decay.pull_pairs(x, y, d_weights)
-        d_x, *others = decay.pull_pairs(shift(x, -1, xp), y, shift(d_weights, -1, xp))
-        return shift(d_x, 1, xp), *others
+        d_x, d_y, d_decay = decay.pull_pairs(shift(x, -1, xp), y, shift(d_weights, -1, xp))
+        return shift(d_x, 1, xp), d_y, d_decay
 
     def of_decay(x: Array) -> Array:
         return xp.sum(x, axis=-1, keepdims=True) if g.shape[-1] == 1 else x

@@ -69,11 +69,11 @@ def recurrent_attention(
 
     Notes
     -----
-    Tokens are taken in chunks of 64, in products of matrices. The error is at most C eps (1 + G + h)
-    relative to the same recurrence of absolute values, with G the largest sum of |g| in a chunk and
-    h the number of chunks for which the state remembers; with removal also times the condition of
-    the triangular system of a chunk, which is bounded where a = -beta k, b = k, |k| = 1 and
-    beta <= 2.
+    Tokens are taken in chunks of 64, in products of matrices. The error is at most
+    C eps (1 + G + h) relative to the same recurrence of absolute values, with G the largest sum of
+    |g| in a chunk, up to where e^-G vanishes, and h the number of chunks that the state remembers.
+    With removal it is also multiplied by the condition of a triangular system for each chunk, which
+    is bounded where a = -beta k, b = k, |k| = 1 and beta <= 2.
 
     Sources: Yang et al., arXiv:2406.06484 (chunks); Yang et al., arXiv:2412.06464.
 
@@ -107,7 +107,7 @@ class RecurrenceInputs(NamedTuple):
 def prepare_recurrence(
     q: Array, k: Array, v: Array, options: Mapping[str, Any]
 ) -> RecurrenceInputs:
-    """Check arguments of `recurrent_attention`, and multiply queries and values by their factors."""
+    """Check arguments of `recurrent_attention`, and multiply q and v by their factors."""
     k, gates, scale, xp = tokens.check(q, k, v, options)
     arrays, join = group_heads(q, k, v, *gates)
     q_g, k, v, log_decay, a, b, write, state = arrays

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from .. import recurrences
 from ..arrays import tokens
@@ -75,10 +75,11 @@ def vjp_retention(q: Array, k: Array, v: Array, *, decay: Any, **options: Any) -
     out, pull = vjp_recurrent(q, k, v, log_decay=log_decay, **options)
 
     def pullback(cotangents: Any) -> Gradients:
-        pulled = pull(cotangents)
+        pulled: Gradients = pull(cotangents)
         if not hasattr(decay, "shape"):
             return pulled._replace(log_decay=None)
-        d_decay = sum_to(pulled.log_decay[..., 0], decay.shape) / decay
+        d_gamma: Array = pulled.log_decay
+        d_decay = sum_to(d_gamma[..., 0], decay.shape) / decay
         return pulled._replace(log_decay=None, decay=d_decay)
 
     return out, pullback
@@ -91,14 +92,14 @@ def vjp_delta(
     gates = recurrences.delta(q, k, v, beta, log_decay)
     out, pull = vjp_recurrent(q, k, v, **gates, **options)
     rate, later = tokens.of_tokens("beta", beta, (q, k, v)), gates["removal"][1]
-    xp, growth = array_namespace(k), 1.0
+    xp, growth = array_namespace(k), cast(Array, 1.0)
     if log_decay is not None:
         g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
         growth = xp.exp(g)
 
     def pullback(cotangents: Any) -> Gradients:
-        pulled = pull(cotangents)
-        d_a, d_b = pulled.removal
+        pulled: Gradients = pull(cotangents)
+        d_a, d_b = cast(tuple[Array, Array], pulled.removal)
         d_k = pulled.k + sum_to(growth * d_b, k.shape) - sum_to(rate * d_a, k.shape)
         d_beta = pulled.write - sum_to(xp.sum(k * d_a, axis=-1), beta.shape)
         d_g = pulled.log_decay

@@ -30,6 +30,7 @@ from ..estimators import linear, ra, rfa
 from ..estimators.inputs import open_partials
 from ..estimators.rfa import RfaInputs
 from ..registry.record import ESTIMATORS, find_record, load
+from ..typing import Recurrent
 from .feature_maps import check_pullback, map_with_pullback, waves_with_pullback
 
 Pullback = Callable[[Any], "Gradients"]
@@ -166,7 +167,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
 @as_written
 def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
     """Pull a cotangent back that matches the result."""
-    if not isinstance(out, tuple):
+    if not isinstance(out, Attended | Recurrent):
         return pullback(_check_cotangent(d_out, out))
     names = [f"d_{name}" for name in out._fields]
     if not isinstance(d_out, tuple) or len(d_out) != 2:
@@ -182,7 +183,7 @@ def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
 
 def _copy_result(out: Any, xp: Any) -> Any:
     """Copy a result for the caller, who may write to it; the pullback reads the original."""
-    if isinstance(out, tuple):
+    if isinstance(out, Attended | Recurrent):
         return type(out)(*(_copy_result(x, xp) for x in out))
     return own_copy(out, xp)
 

@@ -22,7 +22,8 @@ _MODULES = tuple(dict.fromkeys((
     "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
     "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
     *(getattr(naive, x).__module__.removeprefix("refattn.") for x in naive.__all__),
-    "arrays.qkv", "arrays.tokens", "arrays.frequencies", "arrays.key_samples", "arrays.checks", "arrays.words",
+    "arrays.qkv", "arrays.tokens", "arrays.frequencies", "arrays.key_samples", "arrays.checks",
+    "arrays.words",
 )))  # fmt: skip
 # What names of a module begin with, as there is one namespace only.
 _PREFIXES = {
