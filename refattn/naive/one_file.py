@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
@@ -202,8 +203,8 @@ def _renamed(definition: _Definition) -> str:
     for row, start, stop, new in sorted(set(edits), reverse=True):
         lines[row] = lines[row][:start] + new + lines[row][stop:]
     at = node.lineno - first
-    if isinstance(node, ast.FunctionDef) and _called(module, name) != name:
-        lines[at] = lines[at].replace(f"def {name}(", f"def {_called(module, name)}(", 1)
+    if _called(module, name) != name:  # a line begins with the name, or with one word before it
+        lines[at] = re.sub(rf"^(\w+ )?{name}\b", rf"\g<1>{_called(module, name)}", lines[at])
     return "\n".join(lines).replace(">>> from refattn import naive", ">>> import naive")
 
 
