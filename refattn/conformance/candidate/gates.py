@@ -60,9 +60,15 @@ def of_head(
     return {x: np.asarray(options[x][at if options[x].ndim else ()]) for x, at in places.items()}
 
 
+def cotangent_of(found: Any, name: str) -> Any:
+    """Return the cotangent of an array, which may be one of a pair."""
+    pair, _, half = name.rpartition("_")
+    return getattr(found, pair)["ab".index(half)] if half in ("a", "b") else getattr(found, name)
+
+
 def draw_gates(adapter: Any, rng: np.random.Generator, k: Any) -> dict[str, Any]:
     """Draw gates of keys (..., n, d) for which states stay bounded, in numbers of the dtype."""
-    *lead, _, d = k.shape
+    lead = k.shape[:-2]
     found: dict[str, Any] = {}
     for name, word in adapter.record.gates.items():
         if word == "head":

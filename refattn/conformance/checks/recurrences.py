@@ -6,6 +6,7 @@ Chunks end at multiples of powers of 2, so that sequences go past those.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def packed_apart(t: CheckRun) -> None:
             elif word == "pair":  # whose decay is in its second half
                 options[name][starts[1:-1]] *= not name.endswith("_b")
         plain, apart = {name: x for name, x in options.items() if name != "offsets"}, []
-        for first, stop in zip(starts, starts[1:], strict=False):
+        for first, stop in pairwise(starts):
             some, more = _some(t, whole, plain, range(first, stop))
             apart.append(t.call(*some, **more))
         out = t.call(*whole, **options)

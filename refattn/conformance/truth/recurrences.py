@@ -1,4 +1,4 @@
-"""Formulas of recurrences with the conventions declared, and their pullbacks."""
+"""Formulas of recurrences with the conventions that are declared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from ... import naive
 from ...arrays.library import Floats
 from ...estimators.recurrent import recurrent_attention
-from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.gates import words_of
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
@@ -50,19 +49,6 @@ def _arguments(
     written = decays * k if adapter["own_write"] == "decayed" else k
     more = {"log_decay": g, "write": write, "removal": removal, "read": adapter["read"]}
     return written, options | more
-
-
-def pullback(adapter: Adapter) -> Callable[..., Any]:
-    """Return what gives the output and the cotangents of q, k, v and gates."""
-
-    def evaluate(q: Floats, k: Floats, v: Floats, *, d_out: Any, **options: Any) -> Any:
-        result, pull = vjp(adapter.record.differentiable, q, k, v, **options)
-        found = pull((np.asarray(d_out, q.dtype), None))
-        gates = [getattr(found, name) for name in adapter.record.gates]
-        flat = [x for each in gates for x in (each if isinstance(each, tuple) else (each,))]
-        return (result.out, *found[:3], *flat)
-
-    return evaluate
 
 
 def sum_of_logs(adapter: Adapter, n: int, options: dict[str, Any]) -> float:

@@ -16,7 +16,7 @@ from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.failures import WrongRecord
-from ..candidate.gates import joined, words_of
+from ..candidate.gates import cotangent_of, joined, words_of
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from . import recurrences
@@ -191,18 +191,14 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     Of many pairs in float64, which takes far less time and has an error of its own. With a
     cotangent of lse its size counts as one of the output.
     """
-    if adapter.has("recurrent"):
-        function = recurrences.pullback(adapter)
-        want = of_function(adapter, function, arrays, options)
-        allowed = measured(adapter, arrays, options, function)
-        return want, tuple(2 * x + adapter.least for x in allowed)
-    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS
+    recurrent = adapter.has("recurrent")
+    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS and not recurrent
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     apart = ("d_out", "d_lse", "return_lse", "autograd")
     usual = {k: x for k, x in options.items() if k not in apart}
     d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
     fn: Any = adapter.record.differentiable
-    cotangent: Any = d_out
+    cotangent: Any = (d_out, None) if recurrent else d_out
     if "d_lse" in options:
         d_lse: Floats = np.asarray(options["d_lse"], dtype)
         if adapter["lse_base"] == "2":
@@ -216,20 +212,30 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         try:
             out, pullback = vjp(fn, *wide, **named)
-            cotangents = pullback(cotangent)
+            cotangents = pullback(cast(cotangent, wide[0].dtype))
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             name = adapter.record.name
             raise WrongRecord(f"`vjp` of the record of {name} must work, got {words}") from error
         return (
-            out.out if "d_lse" in options else out,
+            out.out if isinstance(cotangent, tuple) else out,
             *cotangents[:3],
-            *(getattr(cotangents, name) for name in adapter.pulled(usual)),
+            *(cotangent_of(cotangents, name) for name in adapter.pulled(usual)),
         )
 
     want = of_function(adapter, evaluate, arrays, usual, dtype)
-    allowed = pulled_rounding(adapter, arrays, usual, size)
+    if recurrent:
+        times, allowed = 2.0, measured(adapter, arrays, usual, evaluate)
+    else:
+        allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
+
+
+def cast(x: Any, dtype: Any) -> Any:
+    """Cast an array, or those of a pair."""
+    if isinstance(x, tuple):
+        return tuple(cast(each, dtype) for each in x)
+    return None if x is None else np.asarray(x, dtype)
 
 
 _MANY_PAIRS = 2**14  # pairs
@@ -347,7 +353,7 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     return exact
 
 
-def terms(adapter: Adapter, count: int) -> float:
+def terms(adapter: Adapter, count: float) -> float:
     """Bound the rounding of sums of so many terms, relative to the largest value.
 
     Halves are added in single precision.
