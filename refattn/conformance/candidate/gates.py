@@ -5,7 +5,7 @@ A pair is two arrays here, such as `removal_a` and `removal_b`, until the functi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,13 +42,6 @@ def at_tokens(record: Estimator, options: Mapping[str, Any], tokens: Any) -> dic
     """Return the options with the gates of some tokens only."""
     axes = axes_of(record).items()
     return {**options, **{name: np.take(options[name], tokens, axis) for name, axis in axes}}
-
-
-def in_turn(record: Estimator, parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return options with the gates of several sequences, one after the other."""
-    parts, axes = list(parts), axes_of(record).items()
-    gates = {name: np.concatenate([x[name] for x in parts], axis) for name, axis in axes}
-    return {**parts[0], **gates}
 
 
 def of_head(

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
-from ..candidate.gates import LOGS, at_tokens, in_turn, words_of
+from ..candidate.gates import LOGS, at_tokens, words_of
 from ..candidate.limits import Arrays, Keywords
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 from ..truth.reference import reference
@@ -65,21 +65,15 @@ def tokens_one_by_one(t: CheckRun) -> None:
 
 @add_check
 def later_tokens_unseen(t: CheckRun) -> None:
-    """Change all later tokens, with their gates, also to large ones."""
-    for n in _LENGTHS[:2]:
+    """Take all later tokens, with their gates, in the other order, and let them write more."""
+    for n in _LENGTHS:
         arrays, options = t.problem(n, n, 4)
         out, allowed = t.call(*arrays, **options), same_within(t, arrays, options)
-        n = len(out)
-        for size in (1.0, 8.0):
-            others, other = t.problem(n, n, 4, size=size)
-            for stop in _cuts(t, n):
-                parts = (
-                    _some(t, arrays, options, range(stop)),
-                    _some(t, others, other, range(stop, n)),
-                )
-                edited = [np.concatenate(x, -2) for x in zip(*(x for x, _ in parts), strict=True)]
-                got = t.call(*edited, **in_turn(t.adapter.record, [x for _, x in parts]))
-                t.equal(got[:stop], out[:stop], allowed)
+        for stop in _cuts(t, len(out)):
+            order = [*range(stop), *reversed(range(stop, len(out)))]
+            (q, k, v), more = _some(t, arrays, options, order)
+            v[stop:] *= 8
+            t.equal(t.call(q, k, v, **more)[:stop], out[:stop], allowed)
 
 
 @add_condition
@@ -93,25 +87,20 @@ def cuts(adapter: Adapter) -> bool:
 @add_check
 def packed_apart(t: CheckRun) -> None:
     """Cut three sequences apart by offsets, where it takes them, or by decays of e^-1000."""
-    words = words_of(t.adapter.record).items()
+    words, unit = words_of(t.adapter.record).items(), t.adapter["multiple_of"]
     for lengths in ((2, 1, 3), (70, 3, 64)):
-        parts = [t.problem(n, n, 4) for n in lengths]
-        starts = np.cumsum([0, *(len(arrays[0]) for arrays, _ in parts)])
-        whole = tuple(np.concatenate(x) for x in zip(*(x for x, _ in parts), strict=True))
-        options = in_turn(t.adapter.record, [x for _, x in parts])
-        if t.adapter.can("offsets"):
-            options["offsets"] = starts
-        for name, word in () if "offsets" in options else words:
+        ends = np.cumsum([0, *(-(-n // unit) * unit for n in lengths)])
+        whole, options = t.problem(int(ends[-1]), 1, 4)
+        more = {"offsets": ends} if t.adapter.can("offsets") else {}
+        for name, word in () if more else words:
             if word in LOGS:
-                options[name][starts[1:-1]] = _FAR
+                options[name][ends[1:-1]] = _FAR
             elif word == "pair":  # whose decay is in its second half
-                options[name][starts[1:-1]] *= not name.endswith("_b")
-        plain, apart = {name: x for name, x in options.items() if name != "offsets"}, []
-        for first, stop in pairwise(starts):
-            some, more = _some(t, whole, plain, range(first, stop))
-            apart.append(t.call(*some, **more))
-        out = t.call(*whole, **options)
-        t.equal(out, np.concatenate(apart), same_within(t, whole, plain))
+                options[name][ends[1:-1]] *= not name.endswith("_b")
+        parts = (_some(t, whole, options, range(*x)) for x in pairwise(ends))
+        apart = [t.call(*some, **gates) for some, gates in parts]
+        out, allowed = t.call(*whole, **options, **more), same_within(t, whole, options)
+        t.equal(out, np.concatenate(apart), allowed)
 
 
 @add_check

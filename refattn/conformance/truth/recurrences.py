@@ -11,7 +11,7 @@ from ... import naive
 from ...arrays.library import Floats
 from ...estimators.recurrent import recurrent_attention
 from ..candidate.adapter import Adapter
-from ..candidate.gates import words_of
+from ..candidate.gates import LOGS, axes_of, words_of
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 
 
@@ -53,11 +53,11 @@ def _arguments(
 
 def sum_of_logs(adapter: Adapter, n: int, options: dict[str, Any]) -> float:
     """Return the largest sum of |g| over n tokens: exponents may be differences of such sums."""
-    total = 0.0
-    for name, word in words_of(adapter.record).items():
-        x = np.asarray(options[name], float)
-        if word in ("log", "logs"):
-            total = float(np.max(np.sum(np.abs(x), -1 if word == "log" else -2), initial=0.0))
-        elif word == "head":
-            total = n * float(np.max(-np.log(x)))
-    return total
+    words = words_of(adapter.record)
+    logs = [
+        np.sum(np.abs(options[x]), axis)
+        for x, axis in axes_of(adapter.record).items()
+        if words[x] in LOGS
+    ]
+    logs += [-n * np.log(options[x]) for x, word in words.items() if word == "head"]
+    return max((float(np.max(x)) for x in logs), default=0.0)

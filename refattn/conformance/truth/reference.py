@@ -198,7 +198,7 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     usual = {k: x for k, x in options.items() if k not in apart}
     d_out, size = np.asarray(options["d_out"], dtype), np.abs(options["d_out"])
     fn: Any = adapter.record.differentiable
-    cotangent: Any = (d_out, None) if recurrent else d_out
+    cotangent: Any = d_out
     if "d_lse" in options:
         d_lse: Floats = np.asarray(options["d_lse"], dtype)
         if adapter["lse_base"] == "2":
@@ -212,13 +212,14 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         try:
             out, pullback = vjp(fn, *wide, **named)
-            cotangents = pullback(cast(cotangent, wide[0].dtype))
+            narrow = np.asarray(d_out, wide[0].dtype)
+            cotangents = pullback((narrow, None) if recurrent else cotangent)
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             name = adapter.record.name
             raise WrongRecord(f"`vjp` of the record of {name} must work, got {words}") from error
         return (
-            out.out if isinstance(cotangent, tuple) else out,
+            getattr(out, "out", out),
             *cotangents[:3],
             *(cotangent_of(cotangents, name) for name in adapter.pulled(usual)),
         )
@@ -229,13 +230,6 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     else:
         allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
-
-
-def cast(x: Any, dtype: Any) -> Any:
-    """Cast an array, or those of a pair."""
-    if isinstance(x, tuple):
-        return tuple(cast(each, dtype) for each in x)
-    return None if x is None else np.asarray(x, dtype)
 
 
 _MANY_PAIRS = 2**14  # pairs
