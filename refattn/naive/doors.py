@@ -33,6 +33,7 @@ def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equ
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
             values = call.arguments
+            axes = values["q"].ndim
             for rule in (_attention, *rules):
                 values |= rule(**values)
             names = [name for name, x in values.items() if is_array_api_obj(x)]
@@ -41,7 +42,7 @@ def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equ
             out = run(*call.args, **call.kwargs)
             if not isinstance(out, tuple):
                 return ungroup(out)
-            grouped = values["q"].ndim > args[0].ndim
+            grouped = values["q"].ndim > axes
             return Recurrent(ungroup(out[0]), out[1][..., 0, :, :] if grouped else out[1])
 
         return cast(_Equation, door)
