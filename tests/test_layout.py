@@ -45,8 +45,8 @@ TABLE = {
     "pytest_plugin": "testing",
     "compare": "attention files registry",
     "profile": "adapt attention compare moments registry sampling theory",
-    "conformance": "_version attention engine features files gradients kernels naive registry "
-    "rounding sampling stats theory verification",
+    "conformance": "_version attention engine estimators features files gradients kernels "
+    "naive registry rounding sampling stats theory verification",
     "cli": "_version audit compare conformance files profile registry rounding verification",
     "__main__": "cli",
     "typing": "",

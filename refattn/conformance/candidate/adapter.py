@@ -20,7 +20,7 @@ from ...arrays.words import said
 from ...engine.scores import Reach
 from ...registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal
-from .gates import LOGS, axes_of, joined, words_of
+from .gates import LOGS, gate_words, token_axes, with_pairs
 from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
@@ -370,7 +370,7 @@ class Adapter:
         main = (self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=False))
         others = (
             self._of_tokens(x, np.shape(options[y]), y)
-            if y in axes_of(self.record)
+            if y in token_axes(self.record)
             else self._of_option(x, keywords[y], y).reshape(np.shape(options[y]))
             for x, y in zip(result[4:], more, strict=True)
         )
@@ -379,11 +379,11 @@ class Adapter:
     def pulled(self, options: Mapping[str, Any]) -> list[str]:
         """Return the options of a call whose cotangents it gives."""
         names = [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
-        return [*names, *(name for name in words_of(self.record) if name in options)]
+        return [*names, *(name for name in gate_words(self.record) if name in options)]
 
     def _of_tokens(self, x: Any, shape: tuple[int, ...], name: str) -> Floats:
         """Return the cotangent of a gate with the axes (..., n), or (..., n, d)."""
-        if axes_of(self.record)[name] == -1:
+        if token_axes(self.record)[name] == -1:
             return self._result(x[..., None], (*shape, 1), x, False)[..., 0]
         return self._result(x, shape, x, False)
 
@@ -408,7 +408,7 @@ class Adapter:
 
     def _evaluate(self, *arrays: Any, **keywords: Any) -> Any:
         """Call the function; the last state of a recurrence is left out unless one is passed."""
-        result = self.fn(*arrays, **joined(self.record, keywords))
+        result = self.fn(*arrays, **with_pairs(self.record, keywords))
         whole = {"initial_state", "d_out"} & set(keywords) or not self.has("recurrent")
         return result[0] if isinstance(result, tuple) and not whole else result
 
@@ -492,10 +492,10 @@ class Adapter:
             return x
         if name == "sinks":
             return self._convert(np.atleast_1d(x) if "h" in (self["layout"] or "") else x)
-        if name in words_of(self.record):
-            if self["decay"] == "factor" and words_of(self.record)[name] in LOGS:
+        if name in gate_words(self.record):
+            if self["decay"] == "factor" and gate_words(self.record)[name] in LOGS:
                 x = np.exp(x)
-            axis = axes_of(self.record).get(name)
+            axis = token_axes(self.record).get(name)
             if axis is None:
                 return self._convert(x)
             return self._send(x[..., None])[..., 0] if axis == -1 else self._send(x)

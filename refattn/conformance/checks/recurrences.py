@@ -13,14 +13,14 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
-from ..candidate.gates import LOGS, at_tokens, words_of
+from ..candidate.gates import LOGS, at_tokens, gate_words
 from ..candidate.limits import Arrays, Keywords
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 from ..truth.reference import reference
 from .trials import CheckRun, add_check, add_condition, same_within
 
 _LENGTHS = (5, 70, 150)
-_FAR = -1e3  # a log decay that leaves nothing
+_FORGOTTEN = -1e3  # a log decay that leaves nothing
 
 
 def _some(
@@ -37,7 +37,7 @@ def _cuts(t: CheckRun, n: int) -> list[int]:
     return sorted({x for i in near if 0 < (x := i // unit * unit) < n})
 
 
-def _state(t: CheckRun, arrays: Arrays) -> Floats:
+def _draw_state(t: CheckRun, arrays: Arrays) -> Floats:
     """Draw a state."""
     (*lead, _, d), d_v = arrays[1].shape, arrays[2].shape[-1]
     return t.normal(*lead, d, d_v)
@@ -55,7 +55,7 @@ def tokens_one_by_one(t: CheckRun) -> None:
             some, more = _some(t, arrays, options, range(stop))
             t.equal(t.call(*some, **more)[...], out[..., :stop, :], allowed)
         if t.adapter.can("initial_state"):
-            rows, state = [], 0 * _state(t, arrays)
+            rows, state = [], 0 * _draw_state(t, arrays)
             for i in range(0, n, unit):
                 some, more = _some(t, arrays, options, range(i, i + unit))
                 row, state = t.call(*some, **more, initial_state=state)
@@ -80,21 +80,21 @@ def later_tokens_unseen(t: CheckRun) -> None:
 def cuts(adapter: Adapter) -> bool:
     """Return whether sequences can be cut: by offsets, or by a decay that leaves nothing."""
     usual = all(adapter[tag] == DEFAULTS[tag] for tag in OF_RECURRENCES if tag != "decay")
-    forgets = usual and any(word in LOGS for word in words_of(adapter.record).values())
+    forgets = usual and any(word in LOGS for word in gate_words(adapter.record).values())
     return adapter.can("offsets") or forgets
 
 
 @add_check
 def packed_apart(t: CheckRun) -> None:
     """Cut three sequences apart by offsets, where it takes them, or by decays of e^-1000."""
-    words, unit = words_of(t.adapter.record).items(), t.adapter["multiple_of"]
+    words, unit = gate_words(t.adapter.record).items(), t.adapter["multiple_of"]
     for lengths in ((2, 1, 3), (70, 3, 64)):
         ends = np.cumsum([0, *(-(-n // unit) * unit for n in lengths)])
         whole, options = t.problem(int(ends[-1]), 1, 4)
-        more = {"offsets": ends} if t.adapter.can("offsets") else {}
+        more: dict[str, Any] = {"offsets": ends} if t.adapter.can("offsets") else {}
         for name, word in () if more else words:
             if word in LOGS:
-                options[name][ends[1:-1]] = _FAR
+                options[name][ends[1:-1]] = _FORGOTTEN
             elif word == "pair":  # whose decay is in its second half
                 options[name][ends[1:-1]] *= not name.endswith("_b")
         parts = (_some(t, whole, options, range(*x)) for x in pairwise(ends))
@@ -108,7 +108,7 @@ def state_handed_over(t: CheckRun) -> None:
     """Call with the first tokens, and with the state after them and the others; a state of 0."""
     for n in _LENGTHS:
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(1, 2))
-        n, state = arrays[0].shape[-2], _state(t, arrays)
+        n, state = arrays[0].shape[-2], _draw_state(t, arrays)
         want = t.call(*arrays, **options, initial_state=state)
         _, allowed = reference(t.adapter, arrays, options | {"initial_state": state})
         more = tuple(3 * x for x in allowed)
@@ -131,20 +131,20 @@ def states(t: CheckRun) -> None:
         for d_v in (None,) if t.adapter["same_value_size"] else (None, 3):
             arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(*lead), d_v=d_v)
             for size in (1.0, 0.0, 16.0):
-                first = t.adapter.exact(size * _state(t, arrays))
+                first = t.adapter.exact(size * _draw_state(t, arrays))
                 t.compare(*arrays, **options, initial_state=first)
 
 
 @add_condition
 def decays(adapter: Adapter) -> bool:
     """Return whether a state decays by what is passed."""
-    return bool({*LOGS, "head"} & {*words_of(adapter.record).values()})
+    return bool({*LOGS, "head"} & {*gate_words(adapter.record).values()})
 
 
 @add_check
 def extreme_decays(t: CheckRun) -> None:
     """Try tokens that forget all, or nearly, among others, and states that nothing leaves."""
-    words = words_of(t.adapter.record).items()
+    words = gate_words(t.adapter.record).items()
     for n, share in ((5, 0.3), (70, 0.0), (70, 0.1), (70, 1.0), (150, 0.02)):
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(2))
         for name, word in words:
@@ -153,6 +153,8 @@ def extreme_decays(t: CheckRun) -> None:
                 options[name] = t.adapter.exact(np.where(far, 2.0**-20, 1.0))
             elif word in LOGS:
                 usual = options[name] if 0 < share < 1 else 0.0
-                options[name] = np.where(far, t.rng.choice([_FAR, -30.0, -90.0], far.shape), usual)
+                options[name] = np.where(
+                    far, t.rng.choice([_FORGOTTEN, -30.0, -90.0], far.shape), usual
+                )
                 options[name] = t.adapter.exact(options[name])
         t.compare(*arrays, **options)

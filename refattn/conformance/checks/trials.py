@@ -273,6 +273,8 @@ class CheckRun:
         q, k = (adapter.exact(less * x) for x in (q, k))
         v = self.normal(*shared, m, d if d_v is None else d_v)
         if record.has("recurrent"):
+            if adapter["beta"] == "written":  # no rate bounds what is removed
+                k = adapter.exact(k / np.maximum(1.0, np.linalg.norm(k, axis=-1, keepdims=True)))
             return (q, k, v), draw_gates(adapter, self.rng, k)
         if adapter.drawn_keyword == "indices":
             return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)

@@ -11,11 +11,11 @@ from ... import naive
 from ...arrays.library import Floats
 from ...estimators.recurrent import recurrent_attention
 from ..candidate.adapter import Adapter
-from ..candidate.gates import LOGS, axes_of, words_of
+from ..candidate.gates import LOGS, gate_words, token_axes
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 
 
-def formula(adapter: Adapter, chunks: bool = False) -> Callable[..., Any]:
+def declared_formula(adapter: Adapter, chunks: bool = False) -> Callable[..., Any]:
     """Return what a call gives, by the formula or in chunks: (out, state) if a state is passed."""
     plain = all(adapter[tag] == DEFAULTS[tag] for tag in (*OF_RECURRENCES,) if tag != "decay")
 
@@ -53,10 +53,10 @@ def _arguments(
 
 def sum_of_logs(adapter: Adapter, n: int, options: dict[str, Any]) -> float:
     """Return the largest sum of |g| over n tokens: exponents may be differences of such sums."""
-    words = words_of(adapter.record)
+    words = gate_words(adapter.record)
     logs = [
         np.sum(np.abs(options[x]), axis)
-        for x, axis in axes_of(adapter.record).items()
+        for x, axis in token_axes(adapter.record).items()
         if words[x] in LOGS
     ]
     logs += [-n * np.log(options[x]) for x, word in words.items() if word == "head"]

@@ -16,7 +16,7 @@ from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.failures import WrongRecord
-from ..candidate.gates import cotangent_of, joined, words_of
+from ..candidate.gates import cotangent_of, gate_words, with_pairs
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from . import recurrences
@@ -35,7 +35,7 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
     if adapter.has("recurrent"):
-        want = of_function(adapter, recurrences.formula(adapter), arrays, options)
+        want = of_function(adapter, recurrences.declared_formula(adapter), arrays, options)
         allowed = measured(adapter, arrays, options)
         return want, allowed if isinstance(want, tuple) else allowed[0]
     want = of_function(adapter, adapter.record.naive, arrays, options)
@@ -63,7 +63,7 @@ def of_function(
 ) -> Any:
     """Evaluate a function of the same arguments with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
-    floats = {*_FLOATS, *words_of(adapter.record)}
+    floats = {*_FLOATS, *gate_words(adapter.record)}
     named = {k: np.asarray(x, dtype) if k in floats else x for k, x in options.items()}
     if adapter.has("local"):
         named = in_place(adapter, wide, named)
@@ -77,7 +77,7 @@ def of_function(
             named[tag] = adapter[tag]
     if adapter.has("feature-map"):
         named["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
-    return function(*wide, **joined(adapter.record, named))
+    return function(*wide, **with_pairs(adapter.record, named))
 
 
 # Options that are arrays of floats.
@@ -115,7 +115,11 @@ def measured(
     Exponents may be differences of sums of all decays, in single precision at least.
     """
     rng, dtype = np.random.default_rng(0), _plain_dtype(adapter)
-    ways = [function] if function else [recurrences.formula(adapter, x) for x in (False, True)]
+    ways = (
+        [function]
+        if function
+        else [recurrences.declared_formula(adapter, x) for x in (False, True)]
+    )
     found = []
     for way in ways * 2:
         near = _near(adapter, arrays, options, rng, dtype)
@@ -147,7 +151,7 @@ def _near(
         y: Floats = np.asarray(x, float) * (1 + _NEAR * rng.choice([-1.0, 1.0], np.shape(x)))
         return y.astype(dtype)
 
-    floats = {"omega", "centres", "log_probability", "initial_state", *words_of(adapter.record)}
+    floats = {"omega", "centres", "log_probability", "initial_state", *gate_words(adapter.record)}
     moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
     return tuple(map(moved, arrays)), moved_options
 

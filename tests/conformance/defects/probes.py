@@ -3,7 +3,7 @@
 import numpy as np
 
 from refattn.conformance import Adapter
-from refattn.conformance.candidate.gates import draw_gates, joined
+from refattn.conformance.candidate.gates import draw_gates, with_pairs
 from refattn.registry import ESTIMATORS
 from refattn.typing import KEY_LAWS
 
@@ -50,7 +50,7 @@ def gates(estimator, k):
     """What tokens of a recurrence do beside keys and values."""
     record = ESTIMATORS[estimator]
     drawn = draw_gates(Adapter(len, estimator), np.random.default_rng(5), k)
-    return joined(record, {name: x.astype(k.dtype) for name, x in drawn.items()})
+    return with_pairs(record, {name: x.astype(k.dtype) for name, x in drawn.items()})
 
 
 def ways(entry, lead):
