@@ -75,12 +75,17 @@ def check(
     ``lara``      ``fn(q, k, v, num_proposals=, seed=)``  ``omega``: ``fn(..., omega=, centres=)``
     ``coreset``   ``fn(q, k, v, num_keys=, seed=)``       ``indices``: ``fn(q, k, v, indices=)``
     ``linear``    ``fn(q, k, v)``                         as softmax
+    ``rwkv7``     ``fn(q, k, v, log_decay=, removal=)``   ``initial_state``: -> (out, state)
     ``moments``   ``fn(x)`` -> (mean, cov)
     ============  ======================================  =======================================
 
     Results are compared with the package's own evaluation in extended precision, within the
     rounding error of a careful evaluation in the candidate's dtype. The frequencies of a black box
     are recovered from its outputs (`laws`), and their distribution is tested exactly.
+
+    Recurrences take their gates by keyword, as in `refattn.recurrences`: other layers are checked
+    as ``gated-delta-rule``, ``gla``, ``retention`` and so on, with ``vjp`` of gates too. They may
+    return (out, state) always; a state of float32 is passed where arrays are of halves.
 
     At one seed results are compared for the same inputs and, except for RA, whose draws depend on
     queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
