@@ -112,9 +112,7 @@ class Decays:
         for to_end, from_start in self.halves:
             early, late = _halves(y, size, xp)[0] * to_end, _halves(x, size, xp)[1] * from_start
             cross = late @ xp.matrix_transpose(early)
-            upper = xp.concat([blocks[..., ::2, :, :], xp.zeros_like(cross)], axis=-1)
-            lower = xp.concat([cross, blocks[..., 1::2, :, :]], axis=-1)
-            blocks = xp.concat([upper, lower], axis=-2)
+            blocks = joined(blocks[..., ::2, :, :], cross, blocks[..., 1::2, :, :], xp)
             size *= 2
         return blocks[..., 0, :, :]
 
@@ -139,10 +137,9 @@ class Decays:
             d_x = d_x + _whole(none, d_late * from_start, xp)
             d_y = d_y + _whole(d_early * to_end, none, xp)
             d_log_decay = d_log_decay + _whole(sums_before(d_early * early, xp), through, xp)
-            diagonal = blocks[..., :size, :size], blocks[..., size:, size:]
-            blocks = xp.reshape(xp.stack(diagonal, axis=-3), (*d_pairs.shape[:-2], -1, size, size))
-        diagonal = blocks[..., 0]
-        return d_x + diagonal * y, d_y + diagonal * x, d_log_decay + xp.zeros_like(diagonal * x)
+            blocks = diagonal(blocks, size, xp)
+        same = blocks[..., 0]  # a token and itself
+        return d_x + same * y, d_y + same * x, d_log_decay + xp.zeros_like(same * x)
 
 
 def _halves(x: Array, size: int, xp: Any) -> tuple[Array, Array]:
@@ -180,18 +177,33 @@ def shift(x: Array, by: int, xp: Any) -> Array:
     return xp.concat([x[..., 1:, :], none] if by < 0 else [none, x[..., :-1, :]], axis=-2)
 
 
-def solve(lower: Array, x: Array, xp: Any) -> Array:
-    """Solve (I - lower) y = x for a strictly lower triangular matrix, by halves.
+def inverse(lower: Array, xp: Any) -> Array:
+    """Invert I - lower, for a strictly lower triangular matrix, by halves.
 
-    It is forward substitution, whose error is small beside |lower| |y| in each element; no routine
-    for it is in the array API, and LU factors with pivots are small in norm only.
+    The inverse of [[A, 0], [-C, B]] is [[a, 0], [b C a, b]] with those of A and B. There is no
+    routine for triangular systems in the array API, and LU factors take ten times as long.
     """
-    half = x.shape[-2] // 2
-    if half == 0:
-        return x
-    y = solve(lower[..., :half, :half], x[..., :half, :], xp)
-    rest = x[..., half:, :] + lower[..., half:, :half] @ y
-    return xp.concat([y, solve(lower[..., half:, half:], rest, xp)], axis=-2)
+    crosses, blocks = [], lower[..., None, :, :]
+    while half := blocks.shape[-1] // 2:
+        crosses.append(blocks[..., half:, :half])
+        blocks = diagonal(blocks, half, xp)
+    inverses = xp.ones_like(blocks)
+    for cross in reversed(crosses):
+        early, late = inverses[..., ::2, :, :], inverses[..., 1::2, :, :]
+        inverses = joined(early, late @ cross @ early, late, xp)
+    return inverses[..., 0, :, :]
+
+
+def diagonal(blocks: Array, half: int, xp: Any) -> Array:
+    """Cut blocks (..., blocks, size, size) into those of halves."""
+    pair = xp.stack([blocks[..., :half, :half], blocks[..., half:, half:]], axis=-3)
+    return xp.reshape(pair, (*blocks.shape[:-3], -1, half, half))
+
+
+def joined(early: Array, cross: Array, late: Array, xp: Any) -> Array:
+    """Make lower triangular blocks of two halves each, and what is between them."""
+    upper = xp.concat([early, xp.zeros_like(cross)], axis=-1)
+    return xp.concat([upper, xp.concat([cross, late], axis=-1)], axis=-2)
 
 
 def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
@@ -205,7 +217,7 @@ def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
     if a is None:
         return Chunk(reads, out, keep, None, add)
     right = xp.concat([b * decays.until, read(b, k, True) @ v], axis=-1)
-    solved = solve(read(b, a, True), right, xp)
+    solved = inverse(read(b, a, True), xp) @ right
     turned = read(q, a, before) @ solved
     written = xp.matrix_transpose(a * to_end) @ solved
     d = k.shape[-1]

@@ -19,8 +19,8 @@ from .recurrent import (
     cut,
     cut_rows,
     for_heads,
+    inverse,
     shift,
-    solve,
     spans,
     sums_before,
     sums_from,
@@ -112,11 +112,11 @@ def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
     at_until, d_a, d_b = 0.0 * at_start, None, None
     if a is not None:
         b_k, b_a = weights(decay, b, k, True), weights(decay, b, a, True)
-        solved = solve(b_a, xp.concat([b * until, b_k @ v], axis=-1), xp)
+        inverted = inverse(b_a, xp)
+        solved = inverted @ xp.concat([b * until, b_k @ v], axis=-1)
         d_turned, d_written = (xp.concat(y, axis=-1) for y in ((d_reads, d_out), (d_turn, d_add)))
         d_solved = turned(weights(decay, q, a, before)) @ d_turned + (a * to_end) @ d_written
-        upper = reverse(reverse(turned(b_a), -1), -2)
-        d_right = reverse(solve(upper, reverse(d_solved, -2), xp), -2)
+        d_right = turned(inverted) @ d_solved
         d_until, d_read = d_right[..., :d] * until, d_right[..., d:]
         d_v = d_v + turned(b_k) @ d_read
         q_a = pull_weights(q, a, before, d_turned @ turned(solved))
