@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks, frequencies, qkv
+from ..arrays import checks, frequencies, qkv, tokens
 from ..arrays.blocks import WHOLE, blocks
 from ..arrays.library import Doubles, to_host
 from ..arrays.threads import Sequencer, for_each
@@ -23,6 +23,7 @@ from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
+from .recurrent import GRADIENTS, Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
@@ -69,6 +70,13 @@ class Problem(NamedTuple):
     blocks: tuple[tuple[Index, slice], ...] | None = None  # that are looked at; None for all
     storage: str = "float64"  # what profiles with inputs of type `storage` round these to
     packed: Packed | None = None  # the sequences, if there are several
+    record: str = ""  # name of a recurrence
+    of: str = "out"  # what a recurrence gives: that, its last state or a gradient
+
+    @property
+    def called(self) -> str:
+        """Name the estimator as users do."""
+        return self.record or CALLED[self.kind]
 
     @property
     def is_mean(self) -> bool:
@@ -78,6 +86,8 @@ class Problem(NamedTuple):
     @property
     def result(self) -> str:
         """What the result is called."""
+        if self.of != "out":
+            return "the last state" if self.of == "state" else self.of
         return "the output" if self.gradient is None else self.gradient.of
 
     @property
@@ -98,7 +108,7 @@ class Problem(NamedTuple):
     def rows_apart(self, kernel: Roundings) -> bool:
         """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
-            return self.kind == "scores"
+            return self.kind in ("scores", "recurrent")
         return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
 
     def analyse(
@@ -115,7 +125,13 @@ class Problem(NamedTuple):
             return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
             return analyse_softmax(self.head(index), kernel, i, changes, exact)
+        if self.kind == "recurrent":
+            return self.recurrence(index, kernel).rows.take(i)
         return analyse_linear(self.features(index, kernel), kernel, i)
+
+    def recurrence(self, index: Index, kernel: Roundings) -> Recurrence:
+        """Say what a kernel may give for a head of a recurrence."""
+        return look_at_recurrence(self.read, index, self.scale, kernel, self.of)
 
     def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
@@ -470,6 +486,77 @@ def pose_arrays(
         has_sinks=sinks is not None,
         key_heads=count_key_heads(k.shape, v.shape, lead),
     )
+
+
+def pose_recurrence(
+    q: Any,
+    k: Any,
+    v: Any,
+    gates: Mapping[str, Any],
+    *,
+    record: str,
+    scale: float | None = None,
+    d_out: Any = None,
+) -> dict[str, Problem]:
+    """Pose the problems of a recurrence by what is judged: its output, last state and gradients.
+
+    Gates are those of the record, by name, and `initial_state`.
+    """
+    q, k, v = (widen(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    given = {name: _widen_gate(name, x) for name, x in gates.items() if x is not None}
+    k, of_tokens, scale, _ = tokens.check(q, k, v, _general(q, k, v, given) | {"scale": scale})
+    g, a, b, write, state = of_tokens
+    numbers = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": state}
+    numbers["write"] = np.ones((*k.shape[:-1], 1)) if write is None else write
+    numbers |= {} if a is None else {"a": a, "b": b}
+    if d_out is not None:
+        numbers["d_out"] = widen("d_out", d_out)
+    for name, x in numbers.items():
+        if not np.all(np.isfinite(x) | (name == "log_decay") & np.isneginf(x)):
+            raise ValueError(f"`{name}` must be finite, got NaN or inf.")
+    (n, d), d_v, lead = k.shape[-2:], v.shape[-1], qkv.lead(q, k, v)
+
+    def pose(lead: tuple[int, ...], numbers: Mapping[str, Any]) -> Problem:
+        @lru_cache(maxsize=4)
+        def read(index: Index) -> Mapping[str, Any]:
+            return {x: take_head(y, index, lead) for x, y in numbers.items()}
+
+        shape, nothing = (n, n, d_v), (None, None)
+        return Problem(
+            lead, shape, read, scale, True, nothing, None, kind="recurrent", record=record
+        )
+
+    problem = pose(lead, numbers)
+    of_state = pose(state.shape[:-2], numbers | {"q": k})._replace(of="state", shape=(d, n, d_v))
+    found = {"out": problem, "state": of_state}
+    simple = a is None and g.shape[-1] == 1
+    for name, change in GRADIENTS.items() if d_out is not None else ():
+        if (simple or name == "dv") and k.shape[:-2] == v.shape[:-2] == lead:
+            read = lru_cache(maxsize=4)(lambda index, change=change: change(problem.read(index)))
+            columns = d_v if name == "dv" else d
+            found[name] = problem._replace(read=read, of=name, shape=(n, n, columns))
+    return found
+
+
+def _widen_gate(name: str, x: Any) -> Any:
+    if isinstance(x, tuple | list):
+        return tuple(widen(name, y) for y in x)
+    return np.float64(x) if isinstance(x, float | int) else widen(name, x)
+
+
+def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the gates of a layer as those of `recurrent_attention`."""
+    rest = {name: x for name, x in gates.items() if name not in ("beta", "decay")}
+    if "decay" in gates:
+        rates = qkv.per_head("decay", gates["decay"], k)
+        with np.errstate(divide="ignore"):
+            rest["log_decay"] = np.log(rates).reshape((1,) * (q.ndim - rates.ndim - 1) + (*rates.shape, 1))
+    if "beta" in gates:
+        rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
+        g = rest.get("log_decay")
+        g = 0.0 if g is None else tokens.of_tokens("log_decay", g, (q, k, v), coordinates=True)
+        rest |= {"removal": (-rate * k, np.exp(g) * k), "write": gates["beta"]}
+    return rest
 
 
 def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:

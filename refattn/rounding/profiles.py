@@ -41,9 +41,11 @@ class Profile(NamedTuple):
         are multiplied: to nearest, and for 8 bits after a division by a scale that takes the
         largest of an array to the largest of the type.
     run : int
-        Number of terms after which a sum of products is added to the earlier sums and starts anew.
+        Number of terms after which a sum of products is added to the earlier sums and starts anew;
+        of a recurrence, tokens of a chunk.
     states : str or None
-        Of random features and linear attention, type of the sums over the keys.
+        Of random features and linear attention, type of the sums over the keys; of a recurrence,
+        type of the state from chunk to chunk.
     exp : float
         Largest error of an exponential before it is rounded, in units u of the type of the sums.
         The error of e^0 and a sixteenth of every other error are systematic, the rest random.
@@ -180,6 +182,16 @@ PROFILES: Mapping[str, Profile] = {
     "math64": Profile(accumulate="float64", softmax="float64"),
     "recomputed64": Profile(accumulate="float64", softmax="float64", delta="out"),
     "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
+}
+# Recurrences in chunks of so many tokens: what is multiplied is rounded, and states are not.
+CHUNKS = (64, 16, 32, 128, 256)
+PROFILES = {
+    **PROFILES,
+    **{f"chunk-{x}": _FUSED._replace(run=x) for x in CHUNKS},
+    **{f"chunk-{x}-math": Profile(run=x) for x in CHUNKS},
+    **{f"chunk-{x}-math64": PROFILES["math64"]._replace(run=x) for x in CHUNKS},
+    "chunk-64-eager": _FUSED._replace(run=64, scores="storage"),
+    "chunk-64-states": _FUSED._replace(run=64, states="storage"),
 }
 # What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")

@@ -6,13 +6,19 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import PROFILES, Profile, profile_of
+from ..rounding.profiles import CHUNKS, PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 _ALL_TF32 = tuple(x for x in PROFILES if x.startswith("tf32"))
 _WIDE_PROFILES = ("math", "recomputed", "serial", "flash", *_ALL_TF32)
+_SIZES = tuple(f"chunk-{x}" for x in CHUNKS)
+_CHUNKED: Mapping[str, Sequence[str]] = {  # of recurrences, the usual one first
+    "narrow": ("chunk-64", "chunk-64-eager", *_SIZES[1:], "chunk-64-math"),
+    "wide": tuple(f"chunk-{x}-math" for x in CHUNKS),
+    "double": tuple(f"chunk-{x}-math64" for x in CHUNKS),
+}
 _DOUBLE_PROFILES = ("math64", "recomputed64", "serial64")
 
 _PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
@@ -61,6 +67,12 @@ def usual_profiles(dtype: str) -> Sequence[str]:
     if dtype == "float64":
         return _DOUBLE_PROFILES
     return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
+
+
+def chunked_profiles(dtype: str) -> Sequence[str]:
+    """Name the profiles to try of a recurrence."""
+    wide = "double" if dtype == "float64" else "wide"
+    return _CHUNKED["narrow" if is_narrow(dtype) else wide]
 
 
 def fused_profile(dtype: str) -> str:

@@ -32,6 +32,7 @@ from .inputs import unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+_KINDS |= {"recurrent": "recurrent"}
 
 
 def pose_tensors(
@@ -113,8 +114,48 @@ def kind_of(estimator: Any) -> str:
         for trait, kind in _KINDS.items():
             if record.has(trait):
                 return kind
-    known = ", ".join(CALLED.values())
+    chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
+    known = ", ".join(dict.fromkeys([*CALLED.values(), *chunked]))
     raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
+
+
+def gates_of(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the gates of a recurrence, of which it needs all but a factor on what it writes."""
+    gates = ESTIMATORS[estimator].gates
+    known = {*gates, "initial_state"}
+    refuse_options(estimator, {x: y for x, y in given.items() if x not in known})
+    for name, kind in gates.items():
+        if given.get(name) is None and kind != "factor":
+            raise ValueError(f"`{name}` must be given for {estimator}, got None.")
+    return {x: y for x, y in given.items() if x in known}
+
+
+def refuse_options(estimator: str, given: Mapping[str, Any]) -> None:
+    """Refuse what an estimator does not take."""
+    for name, x in given.items():
+        if x is not None:
+            raise ValueError(
+                f"`{name}` must not be given for {estimator}, got {checks.describe(x)}."
+            )
+
+
+def gather_recurrent(
+    problems: Mapping[str, Problem],
+    read: Mapping[str, Callable[[Index], Any]],
+    types: Mapping[str, str],
+) -> dict[str, Part]:
+    """Gather what is judged of a recurrence."""
+    parts = {}
+    for name in ("out", "state", *_BACKWARD):
+        if name in types and name not in problems:
+            raise ValueError(
+                f"`{name}` is not judged for this recurrence: of gradients, that of values is, "
+                "and where the state decays as a whole and nothing is removed, all are; heads of "
+                "keys must be those of queries."
+            )
+        if name in types:
+            parts[name] = Part(problems[name], Numbers(read[name], types[name]))
+    return parts
 
 
 def list_judged() -> list[str]:

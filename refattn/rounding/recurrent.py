@@ -1,0 +1,331 @@
+r"""The law and the bound of the rounding errors of a state that goes through the tokens in chunks.
+
+A chunk writes rows y with keys z: the values with the keys and, where tokens remove, the solved
+rows u with the vectors a; of a delta rule, whose a is -w k, both are one row, w (v - u). With
+decays in the tildes, the state S before a chunk and S' after it,
+
+.. math:: O = \tilde q S + P y = R S + \dots, \qquad
+    S' = D S + \tilde z^\top y = (D + W) S + \dots
+
+A kernel rounds P, y, the keys with their decays and the state that it multiplies to the type of
+weights; sums and decays to that of sums; and the state that it keeps to a type of its own, or as
+sums. To first order an error passes to later rows by products of these matrices, which are
+computed, and the variances of all errors add up:
+
+.. math:: \mathrm{Var}\,O_{ic} = \sum_s (\partial O_i / \partial s)^2 \, \mathrm{Var}\,s_c.
+
+All rows of a head share the errors of its states: `Recurrence.dependence` says how much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from threading import Lock
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..arrays.library import Doubles
+from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, solve, weights
+from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
+
+_GONE = 1e-6  # of what rows read of a state, from which on decays have erased it
+_STEPS, _ABOVE = 12, 1.25  # of a power iteration, and how far it may be below what it looks for
+_FAR = 1e3  # of a sum of log decays, from which on nothing is left
+_BY_ITSELF = 24  # digits of sums above which float64 leaves errors of that size
+
+
+class Recurrence(NamedTuple):
+    """What a kernel may give for a head, and how many of its rows may err as one, at most.
+
+    That is the largest eigenvalue of the correlations of rows: a sum of their squares is not above
+    that of so many fewer independent ones.
+    """
+
+    rows: RowErrors
+    dependence: float
+
+
+class Passing(NamedTuple):
+    """How errors of chunks (chunks, ...) pass to rows, and variances of what passes."""
+
+    reads: Doubles  # R, (c, d)
+    pairs: Doubles  # P, (c, rows y)
+    written: Doubles  # z to the end, (rows y, d)
+    turn: Doubles  # W, (d, d)
+    step: Doubles  # D + W
+    rows: Doubles  # variance of y, (rows y, d_v)
+    after: Doubles  # of S'
+    before: Doubles  # of S as it is multiplied
+    own: Doubles  # of what no other token reads, (c, d_v)
+    common: Doubles  # of what sums of log decays are off, one after the other
+
+    def variance(self) -> Doubles:
+        """Add up the variances of rows, of tokens and of the last state: (tokens + d, d_v)."""
+        (count, c, d_v), d = self.own.shape, self.step.shape[-1]
+        here = np.square(self.pairs) @ self.rows + np.square(self.reads) @ self.before
+        here = here + self.own + self.common
+        found = np.concatenate([here.reshape(-1, d_v), np.zeros((d, d_v))])
+        later, most = np.eye(d), float(np.max(np.abs(self.reads), initial=1.0))
+        for t in reversed(range(count)):
+            far = found[(t + 1) * c :][: len(later)]
+            far += np.square(later) @ self.after[t]
+            far += np.square(later @ self.written[t].T) @ self.rows[t]
+            far += np.square(later @ self.turn[t]) @ self.before[t]
+            later = np.concatenate([self.reads[t], later @ self.step[t]])
+            left = np.flatnonzero(np.max(np.abs(later), -1) > _GONE * most)
+            later = later[: left[-1] + 1 if len(left) else 0]
+        return found
+
+    def covary(self, x: Doubles) -> Doubles:
+        """Multiply rows by their covariances, means over columns: through errors back and forth."""
+        count, c, _ = self.own.shape
+        rows, after, before, own, common = (np.mean(y, -1) for y in self[5:])
+        root = np.sqrt(common)
+        of_tokens, back, sources = x[: count * c].reshape(count, c), x[count * c :], []
+        for t in reversed(range(count)):
+            read, of_state = of_tokens[t] @ self.reads[t], back @ self.turn[t]
+            of_rows = of_tokens[t] @ self.pairs[t] + self.written[t] @ back
+            sources.append((rows[t] * of_rows, before[t] * (read + of_state), after[t] * back))
+            back = read + back @ self.step[t]
+        found, state = own * of_tokens, np.zeros_like(back)
+        for t, (of_rows, of_state, added) in enumerate(reversed(sources)):
+            found[t] += self.reads[t] @ (state + of_state) + self.pairs[t] @ of_rows
+            found[t] += root[t] * (root[t] @ of_tokens[t])
+            state = self.step[t] @ state + self.turn[t] @ of_state + added
+            state += of_rows @ self.written[t]
+        return np.concatenate([found.reshape(-1), state])
+
+
+def analyse_recurrent(x: Mapping[str, Any], scale: float, kernel: Roundings, of: str) -> Recurrence:
+    """Say what a kernel that rounds like this may give for a head: its output or last state."""
+    (n, d), d_v = x["k"].shape, x["v"].shape[-1]
+    size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
+    steps, before = steps_of(x, scale), bool(x.get("before"))
+    cut_steps = cut(steps, size, np)
+    chunks = chunk(cut_steps, before, np)
+    states, last = carry(chunks, x["initial_state"], np)
+    of_chunks = _Chunks(cut_steps, states, before, kernel)
+    rates = cut_rows(x["write"], size, np) if is_delta(x) else None
+    of_chunks.write(rates)
+    passing, terms = of_chunks.passing(chunks, np.concatenate([states[1:], last[None]]))
+    out = np.concatenate([(chunks.reads @ states + chunks.out).reshape(-1, d_v), last])
+    terms = np.concatenate([terms.reshape(-1, d_v), np.square(last)])
+    some = slice(len(out) - d, None) if of == "state" else slice(n)
+    variance = passing.variance()[some]
+    rows = _rows_of(out[some], variance, terms[some], kernel, n * (d + 6) + d)
+    if kernel.accumulate.digits > _BY_ITSELF:
+        exact = step_by_step(steps, x["initial_state"], before)[of == "state"]
+        rows = rows._replace(rest=np.asarray(exact - out[some], np.float64))
+    own = np.mean(np.square(rows.std) - variance, -1)
+    dependence = _depend(passing, some, np.mean(variance, -1) + own, own)
+    return Recurrence(rows.take(slice(None, None, -1)) if "back" in x else rows, dependence)
+
+
+def _backward(x: Mapping[str, Any], q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:
+    """Go back in time: a token has the decay of the next, and what that takes away, transposed."""
+    later = {"log_decay": x["log_decay"]} | ({"a": x["b"], "b": x["a"]} if "a" in x else {})
+    later = {name: np.concatenate([y[1:], 0 * y[:1]]) for name, y in later.items()}
+    arrays = {"q": q, "k": k, "v": v, "write": np.ones_like(q[:, :1]), **later}
+    state = np.zeros((k.shape[-1], v.shape[-1]))
+    return {**{name: y[::-1] for name, y in arrays.items()}, "initial_state": state, "back": True}
+
+
+# Gradients that are recurrences themselves: that of values; and, with a decay of the whole state
+# and without removal, those of queries and keys.
+GRADIENTS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
+    "dq": lambda x: {
+        **x,
+        **{"q": x["d_out"], "k": x["v"], "v": x["k"], "initial_state": x["initial_state"].T},
+    },
+    "dk": lambda x: _backward(x, x["write"] * x["v"], x["d_out"], x["q"]),
+    "dv": lambda x: _backward(x, x["write"] * x["k"], x["q"], x["d_out"]),
+}
+Pair = tuple[Doubles, Doubles]
+_guard = Lock()
+
+
+def look_at_recurrence(
+    read: Callable[[Any], Mapping[str, Any]], index: Any, scale: float, kernel: Roundings, of: str
+) -> Recurrence:
+    """Analyse a head once for all of its rows."""
+    with _guard:
+        return _look(read, index, scale, kernel, of)
+
+
+@lru_cache(maxsize=32)
+def _look(read: Any, index: Any, scale: float, kernel: Roundings, of: str) -> Recurrence:
+    with np.errstate(all="ignore"):
+        return analyse_recurrent(read(index), scale, kernel, of)
+
+
+def steps_of(x: Mapping[str, Any], scale: float) -> Steps:
+    """Take what the tokens of a head do."""
+    values = x["write"] * x["v"]
+    return Steps(scale * x["q"], x["k"], values, x["log_decay"], x.get("a"), x.get("b"))
+
+
+def is_delta(x: Mapping[str, Any]) -> bool:
+    """Tell whether tokens take away along their keys what they write there."""
+    return "a" in x and np.array_equal(x["a"], -x["write"] * x["k"])
+
+
+def step_by_step(x: Steps, state: Any, before: bool) -> tuple[Any, Any]:
+    """Go through the tokens in long double: the output and the last state."""
+    q, k, v, g, a, b = (y if y is None else np.asarray(y, np.longdouble)[..., None] for y in x)
+    state, outs = np.asarray(state, np.longdouble), []
+    for t in range(len(k)):
+        read, new = state, np.exp(g[t]) * state + k[t] * v[t].T
+        state = new if a is None else new + a[t] * np.sum(b[t] * state, 0)
+        outs.append(np.sum(q[t] * (read if before else state), 0))
+    return np.stack(outs), state
+
+
+def _rows_of(
+    out: Doubles, variance: Doubles, terms: Doubles, kernel: Roundings, roundings: int
+) -> RowErrors:
+    """Add the last rounding; by Cauchy, so many errors are off by what bounds them all together."""
+    std, near, spacing = np.sqrt(variance), out, np.zeros_like(out)
+    worst, bound = WORST * std, 2 * math.sqrt(roundings) / RMS * std
+    if kernel.out is not None:
+        spacing, near = kernel.out.spacing(out), kernel.out.round(out)
+        std, worst = (np.sqrt(y * y + spacing * spacing / 12) for y in (std, worst))
+    bound = round_bound(kernel.out, out, bound)
+    std, worst = (np.where(std > 0, y, math.inf) for y in (std, worst))
+    slack = (kernel.exp / 16 + 4) * kernel.accumulate.unit * np.sqrt(terms)
+    none = np.zeros(len(out))
+    return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})
+
+
+def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> float:
+    """Find the largest eigenvalue of the correlations of some rows, by powers."""
+    share, most = np.where(variance > 0, 1 / np.sqrt(np.maximum(variance, 1e-300)), 0.0), 1.0
+    x = np.random.default_rng(0).standard_normal(share.shape)
+    whole = np.zeros(passing.own.shape[0] * passing.own.shape[1] + passing.step.shape[-1])
+    for _ in range(_STEPS):
+        x = share * x / max(float(np.linalg.norm(x)), 1e-300)
+        whole[some] = x
+        x = share * (passing.covary(whole)[some] + own * x)
+        most = float(np.linalg.norm(x))
+    return min(max(1.0, _ABOVE * most), max(len(x), 1.0))
+
+
+class _Chunks:
+    """What a kernel computes of chunks (chunks, c, .) with the states before them."""
+
+    def __init__(self, x: Steps, states: Doubles, before: bool, kernel: Roundings) -> None:
+        self.x, self.states, self.before, self.kernel = x, states, before, kernel
+        self.sums = (RMS * kernel.accumulate.unit) ** 2
+        self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
+        self.through, self.until, self.to_end = edges(x.log_decay, np)
+        squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_FAR)), -1)
+        # Of sums of log decays, which have an error each; the same sign where decays are the same.
+        self.more = 2 if np.any(x.log_decay) else 1  # roundings of a decay and a product with it
+        self.alike = x.log_decay.shape[-1] == 1  # for all coordinates
+        self.tied = 2 if np.all(x.log_decay[:-1] == x.log_decay[0, 0]) else 1
+        self.lost = np.cumsum(np.sqrt(squares) if self.tied == 2 else squares, -1)
+
+    def read(self, x: Doubles, y: Doubles, before: bool) -> Doubles:
+        """Weigh what tokens y write by what tokens x read."""
+        return weights(decays(self.x.log_decay, np), x, y, before)
+
+    def vary(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> Pair:
+        """Find the variance of weights that are sums of products, times decays, and rounded.
+
+        The second is of the decays.
+        """
+        found = self.read(x, y, before)
+        terms = weights(decays(2 * self.x.log_decay, np), x * x, y * y, before)
+        between = np.maximum(self.lost[..., :, None] - self.lost[..., None, :], 0.0)
+        moved = found * found if self.alike else terms
+        walked = walk(0.0, found, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
+        rounded = self.sums * walked + self.narrow * narrow * found * found
+        return rounded, self.sums * between**self.tied * moved
+
+    def rounded(self, x: Doubles) -> Doubles:
+        """Find the variance of a rounding to the type of weights; what that holds is not moved."""
+        if self.kernel.weights is None:
+            return np.zeros_like(x)
+        return np.where(self.kernel.weights.round(x) == x, 0.0, self.narrow * x * x)
+
+    def read_state(self, x: Doubles) -> Pair:
+        """Find the variance by sums, and by decays, of what rows x read of the state."""
+        got, terms = x @ self.states, np.square(x) @ np.square(self.states)
+        moved = got * got if self.alike else terms
+        walked = walk(0.0, got, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
+        return self.sums * walked, self.sums * self.lost[..., None] ** self.tied * moved
+
+    def write(self, rates: Doubles | None) -> None:
+        """Find the rows that are written, with variances, keys, and how tokens read them."""
+        q, k, v, _, a, b = self.x
+        self.keys, self.rows, self.vary_rows = [k], [v], [self.rounded(v)]
+        if a is None or b is None:
+            return
+        lower, of_values = self.read(b, a, True), self.read(b, k, True)
+        c = lower.shape[-1]
+        inverse = solve(lower, np.broadcast_to(np.eye(c), lower.shape), np)
+        seen = inverse @ (b * self.until)
+        right = (b * self.until) @ self.states + of_values @ v
+        solved = inverse @ right
+        stepwise = self.kernel.scores is not None
+        off = sum(self.read_state(b * self.until))
+        off += sum(self.vary(b, a, True, stepwise)) @ np.square(solved)
+        off += sum(self.vary(b, k, True, stepwise)) @ np.square(v)
+        terms = np.square(lower) @ np.square(solved) + np.square(of_values) @ np.square(v)
+        off += self.sums * (walk(0.0, solved - right, terms, c, self.kernel.lanes) + solved * solved)
+        found = np.square(inverse) @ off + self.narrow * np.square(seen) @ np.square(self.states)
+        if rates is None:
+            self.keys, self.rows = [k, a], [v, solved]
+            self.vary_rows.append(found + self.rounded(solved))
+            return
+        self.rows, found = [v - rates * solved], rates * rates * found
+        if stepwise:  # the inverse, what it multiplies, and the products
+            inverse = np.eye(c) - rates * (inverse @ of_values)
+            terms = np.square(v) + np.square(rates * b * self.until) @ np.square(self.states)
+            squares = np.square(inverse) + np.square(inverse - np.eye(c))
+            found += self.narrow * (squares @ terms + np.square(inverse @ v))
+        self.vary_rows = [found + self.rounded(self.rows[0])]
+
+    def passing(self, chunks: Any, after: Doubles) -> tuple[Passing, Doubles]:
+        """Find how errors pass to rows, with variances, and squares of the terms of the output."""
+        q, lanes = self.x.q, self.kernel.lanes
+        squares, states = [np.square(y) for y in self.rows], np.square(self.states)
+        pairs = [self.read(q, z, self.before) for z in self.keys]
+        reader = q * (self.until if self.before else self.through)
+        own, common = self.read_state(reader)
+        for z, y in zip(self.keys, squares, strict=True):
+            rounded, of_decays = self.vary(q, z, self.before)
+            own, common = own + rounded @ y, common + of_decays @ y
+        if not self.alike:
+            own = own + self.rounded(reader) @ states
+        first, out = reader @ self.states, chunks.reads @ self.states + chunks.out
+        terms = sum(np.square(p) @ y for p, y in zip(pairs, squares, strict=True))
+        c = q.shape[-2]
+        own = own + self.sums * (walk(0.0, out - first, terms, c, lanes) + out * out)
+        # The state after the chunk.
+        written = [z * self.to_end for z in self.keys]
+        kept = chunks.keep * self.states
+        left = (self.lost[..., -1:] - self.lost)[..., None] ** self.tied + self.more
+        lost: Any = 0.0
+        more: Any = 0.0
+        for z, y in zip(written, squares, strict=True):
+            swapped = np.swapaxes(self.rounded(z) + self.sums * left * z * z, -1, -2)
+            lost = lost + swapped @ y
+            more = more + np.swapaxes(z * z, -1, -2) @ y
+        lost = lost + self.sums * (
+            walk(0.0, after - kept, more, c, lanes)
+            + after * after
+            + kept * kept * (1 + self.lost[..., -1, None, None] ** self.tied)
+        )
+        if self.kernel.states is not None:
+            lost = lost + np.square(RMS * self.kernel.states.unit * after)
+        d = q.shape[-1]
+        turn = np.zeros((len(q), d, d)) if chunks.turn is None else chunks.turn
+        step = chunks.keep * np.eye(d) + turn
+        rows, passed = (np.concatenate(y, -2) for y in (self.vary_rows, written))
+        paired = np.concatenate(pairs, -1)
+        before = self.narrow * states
+        found = Passing(chunks.reads, paired, passed, turn, step, rows, lost, before, own, common)
+        return found, terms + np.square(reader) @ states
