@@ -508,7 +508,7 @@ def pose_recurrence(
     g, a, b, write, state = of_tokens
     numbers = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": state}
     numbers["write"] = np.ones((*k.shape[:-1], 1)) if write is None else write
-    numbers |= {} if a is None else {"a": a, "b": b}
+    numbers |= {} if a is None else {"a": a, "b": b, "late": np.array(["beta" in given])}
     if d_out is not None:
         numbers["d_out"] = widen("d_out", d_out)
     for name, x in numbers.items():
@@ -530,11 +530,9 @@ def pose_recurrence(
     of_state = pose(state.shape[:-2], numbers | {"q": k})._replace(of="state", shape=(d, n, d_v))
     found = {"out": problem, "state": of_state}
     simple = a is None and g.shape[-1] == 1
-    for name, change in GRADIENTS.items() if d_out is not None else ():
+    for name in GRADIENTS if d_out is not None else ():
         if (simple or name == "dv") and k.shape[:-2] == v.shape[:-2] == lead:
-            read = lru_cache(maxsize=4)(lambda index, change=change: change(problem.read(index)))
-            columns = d_v if name == "dv" else d
-            found[name] = problem._replace(read=read, of=name, shape=(n, n, columns))
+            found[name] = problem._replace(of=name, shape=(n, n, d_v if name == "dv" else d))
     return found
 
 
@@ -553,9 +551,7 @@ def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> di
             rest["log_decay"] = np.log(rates).reshape((1,) * (q.ndim - rates.ndim - 1) + (*rates.shape, 1))
     if "beta" in gates:
         rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
-        g = rest.get("log_decay")
-        g = 0.0 if g is None else tokens.of_tokens("log_decay", g, (q, k, v), coordinates=True)
-        rest |= {"removal": (-rate * k, np.exp(g) * k), "write": gates["beta"]}
+        rest |= {"removal": (-rate * k, k), "write": gates["beta"]}
     return rest
 
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, solve, weights
+from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, recur, solve, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
 
 _GONE = 1e-6  # of what rows read of a state, from which on decays have erased it
@@ -126,7 +126,8 @@ def analyse_recurrent(x: Mapping[str, Any], scale: float, kernel: Roundings, of:
 
 def _backward(x: Mapping[str, Any], q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:
     """Go back in time: a token has the decay of the next, and what that takes away, transposed."""
-    later = {"log_decay": x["log_decay"]} | ({"a": x["b"], "b": x["a"]} if "a" in x else {})
+    *_, g, a, b = steps_of(x, 1.0)
+    later = {"log_decay": g} if a is None or b is None else {"log_decay": g, "a": b, "b": a}
     later = {name: np.concatenate([y[1:], 0 * y[:1]]) for name, y in later.items()}
     arrays = {"q": q, "k": k, "v": v, "write": np.ones_like(q[:, :1]), **later}
     state = np.zeros((k.shape[-1], v.shape[-1]))
@@ -143,12 +144,13 @@ GRADIENTS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "dk": lambda x: _backward(x, x["write"] * x["v"], x["d_out"], x["q"]),
     "dv": lambda x: _backward(x, x["write"] * x["k"], x["q"], x["d_out"]),
 }
+Read = Callable[[Any], Mapping[str, Any]]
 Pair = tuple[Doubles, Doubles]
 _guard = Lock()
 
 
 def look_at_recurrence(
-    read: Callable[[Any], Mapping[str, Any]], index: Any, scale: float, kernel: Roundings, of: str
+    read: Read, index: Any, scale: float, kernel: Roundings, of: str
 ) -> Recurrence:
     """Analyse a head once for all of its rows."""
     with _guard:
@@ -158,13 +160,20 @@ def look_at_recurrence(
 @lru_cache(maxsize=32)
 def _look(read: Any, index: Any, scale: float, kernel: Roundings, of: str) -> Recurrence:
     with np.errstate(all="ignore"):
-        return analyse_recurrent(read(index), scale, kernel, of)
+        return analyse_recurrent(GRADIENTS.get(of, dict)(read(index)), scale, kernel, of)
 
 
 def steps_of(x: Mapping[str, Any], scale: float) -> Steps:
-    """Take what the tokens of a head do."""
-    values = x["write"] * x["v"]
-    return Steps(scale * x["q"], x["k"], values, x["log_decay"], x.get("a"), x.get("b"))
+    """Take what the tokens of a head do; with `late` they remove from the state that decayed."""
+    values, g, b = x["write"] * x["v"], x["log_decay"], x.get("b")
+    return Steps(scale * x["q"], x["k"], values, g, x.get("a"), np.exp(g) * b if x.get("late") else b)
+
+
+def give(read: Read, index: Any, scale: float, of: str) -> Doubles:
+    """Compute the exact result of a head."""
+    x = GRADIENTS.get(of, dict)(read(index))
+    found = recur(steps_of(x, scale), x["initial_state"], bool(x.get("before")), np)[of == "state"]
+    return found[::-1] if "back" in x else np.asarray(found)
 
 
 def is_delta(x: Mapping[str, Any]) -> bool:
