@@ -564,7 +564,7 @@ def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...
 def refuse(name: str, x: Any, kind: str) -> None:
     if x is not None:
         raise ValueError(
-            f"`{name}` must not be given for {CALLED[kind]}, got {checks.describe(x)}."
+            f"`{name}` must not be given for {CALLED.get(kind, kind)}, got {checks.describe(x)}."
         )
 
 

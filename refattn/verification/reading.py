@@ -24,6 +24,7 @@ from ..rounding.problems import (
     count_key_heads,
     hide_unseen,
     pose_gradients,
+    pose_recurrence,
     read_frequencies,
     refuse,
 )
@@ -60,6 +61,9 @@ def pose_tensors(
             refuse(name, shapes.get(name), kind)
         refuse("window", window, kind)
         refuse("softcap", softcap, kind)
+    if kind == "recurrent":
+        refuse("mask", shapes.get("mask"), kind)
+        return pose_states(tensors, estimator, scale)["out"]
     check_mask_of_keys(shapes.get("mask", ()), kind)
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
@@ -97,6 +101,35 @@ def pose_tensors(
         storage=tensors.dtype,
         packed=packed,
     )
+
+
+def list_gates(estimator: Any) -> list[str]:
+    """Name what a file holds beside q, k and v for a recurrence; nothing for other estimators."""
+    if kind_of(estimator) != "recurrent":
+        return []
+    pairs = {"pair": ("{}_a", "{}_b")}
+    gates = ESTIMATORS[estimator].gates.items()
+    names = [x.format(name) for name, kind in gates for x in pairs.get(kind, ("{}",))]
+    return [*names, "initial_state", "state"]
+
+
+def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[str, Problem]:
+    """Pose the problems of a recurrence in a file, whose arrays are read as a whole."""
+    if tensors.sequences is not None:
+        raise ValueError(f"sequences one after another are not judged for {estimator}.")
+    names = ("q", "k", "v", "d_out", *list_gates(estimator))
+    x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
+    pair = tuple(x.pop(f"removal_{y}", None) for y in "ab")
+    gates = {**x, "removal": None if pair[0] is None or pair[1] is None else pair}
+    arrays = [gates.pop(name) for name in "qkv"]
+    gates = gates_of(estimator, {y: z for y, z in gates.items() if y not in ("d_out", "state")})
+    d_out = x.get("d_out")
+    problems = pose_recurrence(*arrays, gates, record=estimator, scale=scale, d_out=d_out)
+    of, got = problems["state"], tensors.shapes.get("state")
+    shape = (*of.lead, of.shape[0], of.shape[2])
+    if got not in (None, shape):
+        raise ValueError(f"`state` must have the shape of the last state, {shape}, got {got}.")
+    return {name: y._replace(storage=tensors.dtype) for name, y in problems.items()}
 
 
 def _see_band(last_key: Any, band: Band, keys: int, index: Index) -> Any:
@@ -169,7 +202,7 @@ def list_judged() -> list[str]:
 
 def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     """Read the results in a file: the output, with log normalisers, and gradients."""
-    names = [x for x in ("out", *_BACKWARD) if x in tensors.shapes]
+    names = [x for x in ("out", "state", *_BACKWARD) if x in tensors.shapes]
     if not names:
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
@@ -178,7 +211,11 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")
     types = {x: _storage_type(tensors, x) for x in names}
-    read = {x: partial(tensors.part if x in _BACKWARD else tensors.read, x) for x in tensors.shapes}
+    own = ("state", *_BACKWARD)  # axes
+    read = {x: partial(tensors.part if x in own else tensors.read, x) for x in tensors.shapes}
+    if problem.kind == "recurrent":
+        problems = pose_states(tensors, problem.record, problem.scale)
+        return gather_recurrent(problems, read, types)
     return gather_parts(problem, read, types, tensors.shapes)
 
 
