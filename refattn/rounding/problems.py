@@ -548,7 +548,7 @@ def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> di
     if "decay" in gates:
         rates = qkv.per_head("decay", gates["decay"], k)
         with np.errstate(divide="ignore"):
-            rest["log_decay"] = np.log(rates).reshape((1,) * (q.ndim - rates.ndim - 1) + (*rates.shape, 1))
+            rest["log_decay"] = np.log(rates).reshape((1,) * (q.ndim - rates.ndim - 2) + (*rates.shape, 1))
     if "beta" in gates:
         rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
         rest |= {"removal": (-rate * k, k), "write": gates["beta"]}
