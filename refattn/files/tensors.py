@@ -30,6 +30,7 @@ from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
 
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
+_Reader = Callable[[Path], tuple[_Stored, list[str]]]
 
 ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out", "dq", "dk", "dv")
 JUDGED = ("out", "lse", "dq", "dk", "dv")
@@ -150,7 +151,10 @@ def open_tensors(
     types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
     path = Path(path)
-    readers = {".npz": partial(_read_npz, also=also), ".safetensors": _read_safetensors}
+    readers: dict[str, _Reader] = {
+        ".npz": partial(_read_npz, also=also),
+        ".safetensors": _read_safetensors,
+    }
     stored, names = read_file(path, readers)
     must_hold(path, stored, "qkv")
     _check_results(path, stored, required)

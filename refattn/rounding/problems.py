@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks, frequencies, qkv, tokens
+from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, blocks
 from ..arrays.library import Doubles, to_host
 from ..arrays.threads import Sequencer, for_each
@@ -23,10 +23,11 @@ from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
-from .recurrent import GRADIENTS, Recurrence, look_at_recurrence
+from .recurrent import Recurrence, analyse_recurrent
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
+from .states import GRADIENTS, read_tokens
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
@@ -131,7 +132,7 @@ class Problem(NamedTuple):
 
     def recurrence(self, index: Index, kernel: Roundings) -> Recurrence:
         """Say what a kernel may give for a head of a recurrence."""
-        return look_at_recurrence(self.read, index, self.scale, kernel, self.of)
+        return analyse_recurrent(self.read, index, self.scale, kernel, self.of)
 
     def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
@@ -502,57 +503,26 @@ def pose_recurrence(
 
     Gates are those of the record, by name, and `initial_state`.
     """
-    q, k, v = (widen(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    given = {name: _widen_gate(name, x) for name, x in gates.items() if x is not None}
-    k, of_tokens, scale, _ = tokens.check(q, k, v, _general(q, k, v, given) | {"scale": scale})
-    g, a, b, write, state = of_tokens
-    numbers = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": state}
-    numbers["write"] = np.ones((*k.shape[:-1], 1)) if write is None else write
-    numbers |= {} if a is None else {"a": a, "b": b, "late": np.array(["beta" in given])}
-    if d_out is not None:
-        numbers["d_out"] = widen("d_out", d_out)
-    for name, x in numbers.items():
-        if not np.all(np.isfinite(x) | (name == "log_decay") & np.isneginf(x)):
-            raise ValueError(f"`{name}` must be finite, got NaN or inf.")
-    (n, d), d_v, lead = k.shape[-2:], v.shape[-1], qkv.lead(q, k, v)
+    numbers, scale = read_tokens(q, k, v, gates, scale, d_out)
+    g, state, (n, d_v) = numbers["log_decay"], numbers["initial_state"], numbers["v"].shape[-2:]
+    arrays, d = [numbers[name] for name in "qkv"], state.shape[-2]
 
     def pose(lead: tuple[int, ...], numbers: Mapping[str, Any]) -> Problem:
         @lru_cache(maxsize=4)
         def read(index: Index) -> Mapping[str, Any]:
             return {x: take_head(y, index, lead) for x, y in numbers.items()}
 
-        shape, nothing = (n, n, d_v), (None, None)
-        return Problem(
-            lead, shape, read, scale, True, nothing, None, kind="recurrent", record=record
-        )
+        rest = (scale, True, (None, None), None)
+        return Problem(lead, (n, n, d_v), read, *rest, kind="recurrent", record=record)
 
-    problem = pose(lead, numbers)
-    of_state = pose(state.shape[:-2], numbers | {"q": k})._replace(of="state", shape=(d, n, d_v))
-    found = {"out": problem, "state": of_state}
-    simple = a is None and g.shape[-1] == 1
+    problem = pose(qkv.lead(*arrays), numbers)
+    of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
+    found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
+    simple = "a" not in numbers and g.shape[-1] == 1
     for name in GRADIENTS if d_out is not None else ():
-        if (simple or name == "dv") and k.shape[:-2] == v.shape[:-2] == lead:
+        if (simple or name == "dv") and all(x.shape[:-2] == problem.lead for x in arrays):
             found[name] = problem._replace(of=name, shape=(n, n, d_v if name == "dv" else d))
     return found
-
-
-def _widen_gate(name: str, x: Any) -> Any:
-    if isinstance(x, tuple | list):
-        return tuple(widen(name, y) for y in x)
-    return np.float64(x) if isinstance(x, float | int) else widen(name, x)
-
-
-def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the gates of a layer as those of `recurrent_attention`."""
-    rest = {name: x for name, x in gates.items() if name not in ("beta", "decay")}
-    if "decay" in gates:
-        rates = qkv.per_head("decay", gates["decay"], k)
-        with np.errstate(divide="ignore"):
-            rest["log_decay"] = np.log(rates).reshape((1,) * (q.ndim - rates.ndim - 2) + (*rates.shape, 1))
-    if "beta" in gates:
-        rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
-        rest |= {"removal": (-rate * k, k), "write": gates["beta"]}
-    return rest
 
 
 def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:

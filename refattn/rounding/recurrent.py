@@ -20,21 +20,22 @@ All rows of a head share the errors of its states: `Recurrence.dependence` says 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, recur, solve, weights
+from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, solve, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
+from .states import GRADIENTS, Read, is_delta, step_by_step, steps_of
 
 _GONE = 1e-6  # of what rows read of a state, from which on decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and how far it may be below what it looks for
 _FAR = 1e3  # of a sum of log decays, from which on nothing is left
 _BY_ITSELF = 24  # digits of sums above which float64 leaves errors of that size
+
+Pair = tuple[Doubles, Doubles]
 
 
 class Recurrence(NamedTuple):
@@ -46,6 +47,36 @@ class Recurrence(NamedTuple):
 
     rows: RowErrors
     dependence: float
+
+
+@lru_cache(maxsize=32)
+def analyse_recurrent(
+    read: Read, index: Any, scale: float, kernel: Roundings, of: str
+) -> Recurrence:
+    """Say what a kernel that rounds like this may give for a head, once for all of its rows."""
+    x = GRADIENTS.get(of, dict)(read(index))
+    (n, d), d_v, before = x["k"].shape, x["v"].shape[-1], bool(x.get("before"))
+    size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
+    steps, state = steps_of(x, scale), x["initial_state"]
+    tokens, rates = cut(steps, size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
+    chunks = chunk(tokens, before, np)
+    states, last = carry(chunks, state, np)
+    tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))
+    with np.errstate(all="ignore"):
+        found = _Chunks(tokens, states, before, kernel, tied)
+        found.write(rates)
+        passing, terms = found.passing(chunks, np.concatenate([states[1:], last[None]]))
+    out = np.concatenate([(chunks.reads @ states + chunks.out).reshape(-1, d_v), last])
+    terms = np.concatenate([terms.reshape(-1, d_v), np.square(last)])
+    some = slice(len(out) - d, None) if of == "state" else slice(n)
+    variance = passing.variance()[some]
+    rows = _rows_of(out[some], variance, terms[some], kernel, n * (d + 6) + d)
+    if kernel.accumulate.digits > _BY_ITSELF:
+        exact = step_by_step(steps, state, before)[of == "state"]
+        rows = rows._replace(rest=np.asarray(exact - out[some], np.float64))
+    last_rounding = np.mean(np.where(variance > 0, np.square(rows.std) - variance, 0.0), -1)
+    dependence = _depend(passing, some, np.mean(variance, -1), last_rounding)
+    return Recurrence(rows.take(slice(None, None, -1)) if "back" in x else rows, dependence)
 
 
 class Passing(NamedTuple):
@@ -99,99 +130,6 @@ class Passing(NamedTuple):
         return np.concatenate([found.reshape(-1), state])
 
 
-def analyse_recurrent(x: Mapping[str, Any], scale: float, kernel: Roundings, of: str) -> Recurrence:
-    """Say what a kernel that rounds like this may give for a head: its output or last state."""
-    (n, d), d_v = x["k"].shape, x["v"].shape[-1]
-    size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
-    steps, before = steps_of(x, scale), bool(x.get("before"))
-    cut_steps = cut(steps, size, np)
-    chunks = chunk(cut_steps, before, np)
-    states, last = carry(chunks, x["initial_state"], np)
-    of_chunks = _Chunks(cut_steps, states, before, kernel)
-    rates = cut_rows(x["write"], size, np) if is_delta(x) else None
-    of_chunks.write(rates)
-    passing, terms = of_chunks.passing(chunks, np.concatenate([states[1:], last[None]]))
-    out = np.concatenate([(chunks.reads @ states + chunks.out).reshape(-1, d_v), last])
-    terms = np.concatenate([terms.reshape(-1, d_v), np.square(last)])
-    some = slice(len(out) - d, None) if of == "state" else slice(n)
-    variance = passing.variance()[some]
-    rows = _rows_of(out[some], variance, terms[some], kernel, n * (d + 6) + d)
-    if kernel.accumulate.digits > _BY_ITSELF:
-        exact = step_by_step(steps, x["initial_state"], before)[of == "state"]
-        rows = rows._replace(rest=np.asarray(exact - out[some], np.float64))
-    own = np.mean(np.square(rows.std) - variance, -1)
-    dependence = _depend(passing, some, np.mean(variance, -1) + own, own)
-    return Recurrence(rows.take(slice(None, None, -1)) if "back" in x else rows, dependence)
-
-
-def _backward(x: Mapping[str, Any], q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:
-    """Go back in time: a token has the decay of the next, and what that takes away, transposed."""
-    *_, g, a, b = steps_of(x, 1.0)
-    later = {"log_decay": g} if a is None or b is None else {"log_decay": g, "a": b, "b": a}
-    later = {name: np.concatenate([y[1:], 0 * y[:1]]) for name, y in later.items()}
-    arrays = {"q": q, "k": k, "v": v, "write": np.ones_like(q[:, :1]), **later}
-    state = np.zeros((k.shape[-1], v.shape[-1]))
-    return {**{name: y[::-1] for name, y in arrays.items()}, "initial_state": state, "back": True}
-
-
-# Gradients that are recurrences themselves: that of values; and, with a decay of the whole state
-# and without removal, those of queries and keys.
-GRADIENTS: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
-    "dq": lambda x: {
-        **x,
-        **{"q": x["d_out"], "k": x["v"], "v": x["k"], "initial_state": x["initial_state"].T},
-    },
-    "dk": lambda x: _backward(x, x["write"] * x["v"], x["d_out"], x["q"]),
-    "dv": lambda x: _backward(x, x["write"] * x["k"], x["q"], x["d_out"]),
-}
-Read = Callable[[Any], Mapping[str, Any]]
-Pair = tuple[Doubles, Doubles]
-_guard = Lock()
-
-
-def look_at_recurrence(
-    read: Read, index: Any, scale: float, kernel: Roundings, of: str
-) -> Recurrence:
-    """Analyse a head once for all of its rows."""
-    with _guard:
-        return _look(read, index, scale, kernel, of)
-
-
-@lru_cache(maxsize=32)
-def _look(read: Any, index: Any, scale: float, kernel: Roundings, of: str) -> Recurrence:
-    with np.errstate(all="ignore"):
-        return analyse_recurrent(GRADIENTS.get(of, dict)(read(index)), scale, kernel, of)
-
-
-def steps_of(x: Mapping[str, Any], scale: float) -> Steps:
-    """Take what the tokens of a head do; with `late` they remove from the state that decayed."""
-    values, g, b = x["write"] * x["v"], x["log_decay"], x.get("b")
-    return Steps(scale * x["q"], x["k"], values, g, x.get("a"), np.exp(g) * b if x.get("late") else b)
-
-
-def give(read: Read, index: Any, scale: float, of: str) -> Doubles:
-    """Compute the exact result of a head."""
-    x = GRADIENTS.get(of, dict)(read(index))
-    found = recur(steps_of(x, scale), x["initial_state"], bool(x.get("before")), np)[of == "state"]
-    return found[::-1] if "back" in x else np.asarray(found)
-
-
-def is_delta(x: Mapping[str, Any]) -> bool:
-    """Tell whether tokens take away along their keys what they write there."""
-    return "a" in x and np.array_equal(x["a"], -x["write"] * x["k"])
-
-
-def step_by_step(x: Steps, state: Any, before: bool) -> tuple[Any, Any]:
-    """Go through the tokens in long double: the output and the last state."""
-    q, k, v, g, a, b = (y if y is None else np.asarray(y, np.longdouble)[..., None] for y in x)
-    state, outs = np.asarray(state, np.longdouble), []
-    for t in range(len(k)):
-        read, new = state, np.exp(g[t]) * state + k[t] * v[t].T
-        state = new if a is None else new + a[t] * np.sum(b[t] * state, 0)
-        outs.append(np.sum(q[t] * (read if before else state), 0))
-    return np.stack(outs), state
-
-
 def _rows_of(
     out: Doubles, variance: Doubles, terms: Doubles, kernel: Roundings, roundings: int
 ) -> RowErrors:
@@ -210,12 +148,11 @@ def _rows_of(
 
 def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> float:
     """Find the largest eigenvalue of the correlations of some rows, by powers."""
-    share, most = np.where(variance > 0, 1 / np.sqrt(np.maximum(variance, 1e-300)), 0.0), 1.0
-    x = np.random.default_rng(0).standard_normal(share.shape)
-    whole = np.zeros(passing.own.shape[0] * passing.own.shape[1] + passing.step.shape[-1])
+    share = (variance > 0) / np.sqrt(np.maximum(variance + own, 1e-300))
+    x, most = np.random.default_rng(0).standard_normal(share.shape), 1.0
+    whole = np.zeros(passing.own[..., 0].size + passing.step.shape[-1])
     for _ in range(_STEPS):
-        x = share * x / max(float(np.linalg.norm(x)), 1e-300)
-        whole[some] = x
+        whole[some] = x = share * x / max(float(np.linalg.norm(x)), 1e-300)
         x = share * (passing.covary(whole)[some] + own * x)
         most = float(np.linalg.norm(x))
     return min(max(1.0, _ABOVE * most), max(len(x), 1.0))
@@ -224,34 +161,33 @@ def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> f
 class _Chunks:
     """What a kernel computes of chunks (chunks, c, .) with the states before them."""
 
-    def __init__(self, x: Steps, states: Doubles, before: bool, kernel: Roundings) -> None:
+    def __init__(
+        self, x: Steps, states: Doubles, before: bool, kernel: Roundings, tied: bool
+    ) -> None:
         self.x, self.states, self.before, self.kernel = x, states, before, kernel
         self.sums = (RMS * kernel.accumulate.unit) ** 2
         self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
         self.through, self.until, self.to_end = edges(x.log_decay, np)
         squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_FAR)), -1)
-        # Of sums of log decays, which have an error each; the same sign where decays are the same.
         self.more = 2 if np.any(x.log_decay) else 1  # roundings of a decay and a product with it
         self.alike = x.log_decay.shape[-1] == 1  # for all coordinates
-        self.tied = 2 if np.all(x.log_decay[:-1] == x.log_decay[0, 0]) else 1
-        self.lost = np.cumsum(np.sqrt(squares) if self.tied == 2 else squares, -1)
+        # Of sums of log decays, an error each: of the same sign where all decays are the same.
+        self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(squares) if tied else squares, -1)
 
     def read(self, x: Doubles, y: Doubles, before: bool) -> Doubles:
         """Weigh what tokens y write by what tokens x read."""
-        return weights(decays(self.x.log_decay, np), x, y, before)
+        found: Doubles = weights(decays(self.x.log_decay, np), x, y, before)
+        return found
 
     def vary(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> Pair:
-        """Find the variance of weights that are sums of products, times decays, and rounded.
-
-        The second is of the decays.
-        """
+        """Find the variance of weights, which are rounded, and that of their decays."""
         found = self.read(x, y, before)
         terms = weights(decays(2 * self.x.log_decay, np), x * x, y * y, before)
         between = np.maximum(self.lost[..., :, None] - self.lost[..., None, :], 0.0)
         moved = found * found if self.alike else terms
         walked = walk(0.0, found, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
         rounded = self.sums * walked + self.narrow * narrow * found * found
-        return rounded, self.sums * between**self.tied * moved
+        return rounded, self.sums * between**self.power * moved
 
     def rounded(self, x: Doubles) -> Doubles:
         """Find the variance of a rounding to the type of weights; what that holds is not moved."""
@@ -264,77 +200,69 @@ class _Chunks:
         got, terms = x @ self.states, np.square(x) @ np.square(self.states)
         moved = got * got if self.alike else terms
         walked = walk(0.0, got, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
-        return self.sums * walked, self.sums * self.lost[..., None] ** self.tied * moved
+        return self.sums * walked, self.sums * self.lost[..., None] ** self.power * moved
 
     def write(self, rates: Doubles | None) -> None:
-        """Find the rows that are written, with variances, keys, and how tokens read them."""
-        q, k, v, _, a, b = self.x
-        self.keys, self.rows, self.vary_rows = [k], [v], [self.rounded(v)]
+        """Find the rows that are written, with their keys and variances."""
+        _, k, v, _, a, b = self.x
+        self.rows, self.vary_rows = [(k, v)], [self.rounded(v)]  # with their keys
         if a is None or b is None:
             return
-        lower, of_values = self.read(b, a, True), self.read(b, k, True)
-        c = lower.shape[-1]
+        lower, of_values, reader = self.read(b, a, True), self.read(b, k, True), b * self.until
+        c, stepwise = lower.shape[-1], self.kernel.scores is not None
         inverse = solve(lower, np.broadcast_to(np.eye(c), lower.shape), np)
-        seen = inverse @ (b * self.until)
-        right = (b * self.until) @ self.states + of_values @ v
+        right = reader @ self.states + of_values @ v
         solved = inverse @ right
-        stepwise = self.kernel.scores is not None
-        off = sum(self.read_state(b * self.until))
-        off += sum(self.vary(b, a, True, stepwise)) @ np.square(solved)
-        off += sum(self.vary(b, k, True, stepwise)) @ np.square(v)
+        off = np.add(*self.read_state(reader)) + solved * solved * self.sums
+        for z, y in ((a, solved), (k, v)):
+            off += np.add(*self.vary(b, z, True, stepwise)) @ np.square(y)
         terms = np.square(lower) @ np.square(solved) + np.square(of_values) @ np.square(v)
-        off += self.sums * (walk(0.0, solved - right, terms, c, self.kernel.lanes) + solved * solved)
-        found = np.square(inverse) @ off + self.narrow * np.square(seen) @ np.square(self.states)
+        off += self.sums * walk(0.0, solved - right, terms, c, self.kernel.lanes)
+        found = np.square(inverse) @ off
+        found += self.narrow * np.square(inverse @ reader) @ np.square(self.states)
         if rates is None:
-            self.keys, self.rows = [k, a], [v, solved]
+            self.rows.append((a, solved))
             self.vary_rows.append(found + self.rounded(solved))
             return
-        self.rows, found = [v - rates * solved], rates * rates * found
+        found *= rates * rates
         if stepwise:  # the inverse, what it multiplies, and the products
             inverse = np.eye(c) - rates * (inverse @ of_values)
-            terms = np.square(v) + np.square(rates * b * self.until) @ np.square(self.states)
+            terms = np.square(v) + np.square(rates * reader) @ np.square(self.states)
             squares = np.square(inverse) + np.square(inverse - np.eye(c))
             found += self.narrow * (squares @ terms + np.square(inverse @ v))
-        self.vary_rows = [found + self.rounded(self.rows[0])]
+        rows = v - rates * solved
+        self.rows, self.vary_rows = [(k, rows)], [found + self.rounded(rows)]
 
     def passing(self, chunks: Any, after: Doubles) -> tuple[Passing, Doubles]:
         """Find how errors pass to rows, with variances, and squares of the terms of the output."""
         q, lanes = self.x.q, self.kernel.lanes
-        squares, states = [np.square(y) for y in self.rows], np.square(self.states)
-        pairs = [self.read(q, z, self.before) for z in self.keys]
+        states, of_rows = np.square(self.states), [(z, y * y) for z, y in self.rows]
+        pairs = [self.read(q, z, self.before) for z, _ in self.rows]
         reader = q * (self.until if self.before else self.through)
         own, common = self.read_state(reader)
-        for z, y in zip(self.keys, squares, strict=True):
+        for z, y in of_rows:
             rounded, of_decays = self.vary(q, z, self.before)
             own, common = own + rounded @ y, common + of_decays @ y
         if not self.alike:
             own = own + self.rounded(reader) @ states
         first, out = reader @ self.states, chunks.reads @ self.states + chunks.out
-        terms = sum(np.square(p) @ y for p, y in zip(pairs, squares, strict=True))
-        c = q.shape[-2]
+        terms = sum(np.square(p) @ y for p, (_, y) in zip(pairs, of_rows, strict=True))
+        c, d = q.shape[-2:]
         own = own + self.sums * (walk(0.0, out - first, terms, c, lanes) + out * out)
         # The state after the chunk.
-        written = [z * self.to_end for z in self.keys]
-        kept = chunks.keep * self.states
-        left = (self.lost[..., -1:] - self.lost)[..., None] ** self.tied + self.more
-        lost: Any = 0.0
-        more: Any = 0.0
-        for z, y in zip(written, squares, strict=True):
-            swapped = np.swapaxes(self.rounded(z) + self.sums * left * z * z, -1, -2)
-            lost = lost + swapped @ y
-            more = more + np.swapaxes(z * z, -1, -2) @ y
-        lost = lost + self.sums * (
-            walk(0.0, after - kept, more, c, lanes)
-            + after * after
-            + kept * kept * (1 + self.lost[..., -1, None, None] ** self.tied)
-        )
+        written, kept = [z * self.to_end for z, _ in self.rows], chunks.keep * self.states
+        left = (self.lost[..., -1:] - self.lost)[..., None] ** self.power + self.more
+        lost, added = self.sums * (after * after + kept * kept), np.zeros_like(after)
+        lost += self.sums * self.lost[..., -1, None, None] ** self.power * kept * kept
+        for z, (_, y) in zip(written, of_rows, strict=True):
+            off = self.rounded(z) + self.sums * left * z * z
+            lost, added = lost + off.mT @ y, added + (z * z).mT @ y
+        lost += self.sums * walk(0.0, after - kept, added, c, lanes)
         if self.kernel.states is not None:
-            lost = lost + np.square(RMS * self.kernel.states.unit * after)
-        d = q.shape[-1]
+            lost += np.square(RMS * self.kernel.states.unit * after)
         turn = np.zeros((len(q), d, d)) if chunks.turn is None else chunks.turn
         step = chunks.keep * np.eye(d) + turn
         rows, passed = (np.concatenate(y, -2) for y in (self.vary_rows, written))
-        paired = np.concatenate(pairs, -1)
-        before = self.narrow * states
-        found = Passing(chunks.reads, paired, passed, turn, step, rows, lost, before, own, common)
+        how = chunks.reads, np.concatenate(pairs, -1), passed, turn, step
+        found = Passing(*how, rows, lost, self.narrow * states, own, common)
         return found, terms + np.square(reader) @ states

@@ -118,7 +118,8 @@ class RowErrors(NamedTuple):
 
     def take(self, i: slice) -> RowErrors:
         """Take some rows."""
-        return RowErrors(*(x[i] if isinstance(x, np.ndarray) else x for x in self))
+        parts: list[Any] = [x[i] if isinstance(x, np.ndarray) else x for x in self]
+        return RowErrors(*parts)
 
     @classmethod
     def join(cls, parts: Sequence[RowErrors]) -> RowErrors:

@@ -169,7 +169,15 @@ def verify(
         refuse_options(estimator, of_tokens | {"state": state})
         options = _options_of_estimator(estimator, omega, log_weight, feature_map)
         posed = pose_arrays(
-            q, k, v, scale=scale, softcap=softcap, sinks=sinks, features=features, **settings, **options
+            q,
+            k,
+            v,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            features=features,
+            **settings,
+            **options,
         )
         problems = {"out": posed}
     problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
@@ -189,8 +197,8 @@ def verify(
         "dv": (dv, tuple(v.shape), "`v`"),
     }
     if kind == "recurrent":
-        of = problems["state"]
-        results_by_name["state"] = state, (*of.lead, of.shape[0], d_v), "the last state"
+        axes = (*problems["state"].lead, problems["state"].shape[0], d_v)
+        results_by_name["state"] = (state, axes, "the last state")
     got: dict[str, Doubles] = {}
     for name, (x, shape, of) in results_by_name.items():
         if x is not None:

@@ -230,7 +230,7 @@ class RowWeights:
 
     def __init__(self, problem: Problem, dtype: str) -> None:
         self.problem, self.dtype = problem, dtype
-        self.known: dict[Any, Doubles] = {}  # by what they depend on
+        self.known: dict[Any, Doubles] = {}
         self.exact: dict[Any, dict[Any, ScoredRows]] = defaultdict(dict)
 
     def of_rows(self, problem: Problem) -> RowWeights:
@@ -243,7 +243,7 @@ class RowWeights:
         """Return them for queries, keys and values as a profile reads them."""
         kernel, problem = profile.kernel(self.dtype), self.problem.read_by(profile)
         products = problem.gradient is not None and kernel.products_matter
-        key = profile.reading, problem.rows_apart(kernel), products
+        key: Any = (profile.reading, problem.rows_apart(kernel), products)
         key = (*key, kernel) if problem.kind == "recurrent" else key
         if key not in self.known:
             self.known[key] = row_weights(problem, kernel, self.exact[profile.reading])

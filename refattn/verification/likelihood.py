@@ -197,9 +197,7 @@ def _mean(x: Doubles) -> Doubles:
     return means
 
 
-def _weigh(
-    mine: _Sample, theirs: _Sample, surely: bool = False, doubt: float = _DOUBT
-) -> float:
+def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False, doubt: float = _DOUBT) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
     one = np.ones(len(mine.least))
     ratio = _log_ratios(

@@ -119,12 +119,10 @@ def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[s
         raise ValueError(f"sequences one after another are not judged for {estimator}.")
     names = ("q", "k", "v", "d_out", *list_gates(estimator))
     x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
-    pair = tuple(x.pop(f"removal_{y}", None) for y in "ab")
-    gates = {**x, "removal": None if pair[0] is None or pair[1] is None else pair}
-    arrays = [gates.pop(name) for name in "qkv"]
-    gates = gates_of(estimator, {y: z for y, z in gates.items() if y not in ("d_out", "state")})
-    d_out = x.get("d_out")
-    problems = pose_recurrence(*arrays, gates, record=estimator, scale=scale, d_out=d_out)
+    q, k, v, d_out, _ = (x.pop(name, None) for name in ("q", "k", "v", "d_out", "state"))
+    pair = tuple(x.pop(y) for y in ("removal_a", "removal_b") if y in x)
+    gates = gates_of(estimator, {**x, "removal": pair if len(pair) == 2 else None})
+    problems = pose_recurrence(q, k, v, gates, record=estimator, scale=scale, d_out=d_out)
     of, got = problems["state"], tensors.shapes.get("state")
     shape = (*of.lead, of.shape[0], of.shape[2])
     if got not in (None, shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,8 +12,8 @@ import numpy as np
 from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
-from ...rounding.recurrent import give, is_delta
 from ...rounding.roundings import Roundings
+from ...rounding.states import give, is_delta
 from ..findings import Numbers, Suspect
 from .output import as_suspect
 from .sampled import Alternative
@@ -109,7 +109,9 @@ _WRITE: Mapping[str, Callable[[_Arrays], _Arrays]] = {
 _ALWAYS: Mapping[str, Callable[[_Arrays], _Arrays]] = {
     "a query reads the state before the write of its token": lambda x: {"before": True},
     **{f"the last chunk of {c} is left out": partial(_without, size=c) for c in _SIZES},
-    **{f"the state is not handed on between chunks of {c}": partial(_apart, size=c) for c in _SIZES},
+    **{
+        f"the state is not handed on between chunks of {c}": partial(_apart, size=c) for c in _SIZES
+    },
 }
 _STATE: Mapping[str, Callable[[_Arrays], _Arrays]] = {
     "the initial state is ignored": lambda x: {"initial_state": 0 * x["initial_state"]},
@@ -159,18 +161,21 @@ def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[
     for names, words in ((["log_decay"], "decays"), (["write", "a"], "factors")):
         if not all(x in problem.first for x in names):
             continue
-        nearest: dict[Index, Index] = {}
-        for index, out in got.items():
-
-            def far(h: int, index: Index = index, out: Doubles = out) -> float:
-                other = problem.with_arrays_of(names, lambda x: (*x[:-1], h))
-                return _distance(other, index, out)
-
-            nearest[index] = (*index[:-1], min(range(heads), key=far))
+        nearest = {x: _find_head(problem, names, x, out) for x, out in got.items()}
         if any(x != y for x, y in nearest.items()):
-            order = ", ".join(f"{y[-1]} in head {x[-1]}" for x, y in nearest.items() if x != y)
-            other = problem.with_arrays_of(names, lambda x, at=nearest: at.get(x, x))
+            order = ", ".join(
+                f"{y[-1]} in head {x[-1]}" for x, y in sorted(nearest.items()) if x != y
+            )
+            other = problem.with_arrays_of(names, nearest.__getitem__)
             yield Alternative(f"{words} are those of other heads: of {order}", other)
+
+
+def _find_head(problem: Problem, names: Sequence[str], index: Index, got: Doubles) -> Index:
+    """Find the head whose arrays bring the result of a head nearest to what was given."""
+    others = [(*index[:-1], h) for h in range(problem.lead[-1])]
+    return min(
+        others, key=lambda at: _distance(problem.with_arrays_of(names, lambda _: at), index, got)
+    )
 
 
 def _distance(problem: Problem, index: Index, got: Doubles) -> float:
@@ -186,10 +191,13 @@ def explain_states(
     every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
     given = {x: _distance(problem, x, out) for x, out in every.items()}
     worst = sorted(every, key=lambda x: -given[x])[:_HEADS]
-    got = {x: every[x] for x in sorted(worst)}
-    before, found = sum(given[x] for x in got), []
+    got = {x: every[x] for x in worst}
+    most, found = _LEFT * sum(given[x] for x in worst), []
     for one in (*list_states(problem), *_list_exchanged(problem, got)):
-        if not sum(_distance(one.problem, x, out) for x, out in got.items()) < _LEFT * before:
+        off = 0.0
+        for x in (y for y in worst if off < most):
+            off += _distance(one.problem, x, got[x])
+        if not off < most:
             continue
         left = _mean_square(one.problem, got, kernel)
         if left < min(_SQUARE, square / 4):
