@@ -27,7 +27,7 @@ from .recurrent import Recurrence, analyse_recurrent
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
-from .states import GRADIENTS, read_tokens
+from .states import PULLED, read_tokens
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
@@ -499,10 +499,7 @@ def pose_recurrence(
     scale: float | None = None,
     d_out: Any = None,
 ) -> dict[str, Problem]:
-    """Pose the problems of a recurrence by what is judged: its output, last state and gradients.
-
-    Gates are those of the record, by name, and `initial_state`.
-    """
+    """Pose the problems of a recurrence by what is judged: output, last state and gradients."""
     numbers, scale = read_tokens(q, k, v, gates, scale, d_out)
     g, state, (n, d_v) = numbers["log_decay"], numbers["initial_state"], numbers["v"].shape[-2:]
     arrays, d = [numbers[name] for name in "qkv"], state.shape[-2]
@@ -519,7 +516,7 @@ def pose_recurrence(
     of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
     found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
     simple = "a" not in numbers and g.shape[-1] == 1
-    for name in GRADIENTS if d_out is not None else ():
+    for name in PULLED if d_out is not None else ():
         if (simple or name == "dv") and all(x.shape[:-2] == problem.lead for x in arrays):
             found[name] = problem._replace(of=name, shape=(n, n, d_v if name == "dv" else d))
     return found

@@ -183,22 +183,21 @@ PROFILES: Mapping[str, Profile] = {
     "recomputed64": Profile(accumulate="float64", softmax="float64", delta="out"),
     "serial64": Profile(accumulate="float64", softmax="float64", run=2**40),
 }
-# Recurrences in chunks of so many tokens: what is multiplied is rounded, and states are not.
-CHUNKS = (64, 16, 32, 128, 256)
-PROFILES = {
-    **PROFILES,
-    **{f"chunk-{x}": _FUSED._replace(run=x) for x in CHUNKS},
-    **{f"chunk-{x}-math": Profile(run=x) for x in CHUNKS},
-    **{f"chunk-{x}-math64": PROFILES["math64"]._replace(run=x) for x in CHUNKS},
-    "chunk-64-eager": _FUSED._replace(run=64, scores="storage"),
-    "chunk-64-states": _FUSED._replace(run=64, states="storage"),
-}
 # What is read of a cache in 8 bits is rounded to the storage type before it is multiplied.
 _CAST = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") for x in _CAST}}
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
 _BY_HEAD = (*_CAST, "flash-64", "flash-32", "flash-scaled", "flash-again")
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
+# Recurrences in chunks of so many tokens: what is multiplied is rounded, and states are not.
+CHUNKS = (64, 16, 32, 128, 256)
+CHUNKED: Mapping[str, Profile] = {
+    **{f"chunk-{x}": _FUSED._replace(run=x) for x in CHUNKS},
+    **{f"chunk-{x}-math": Profile(run=x) for x in CHUNKS},
+    **{f"chunk-{x}-math64": PROFILES["math64"]._replace(run=x) for x in CHUNKS},
+    "chunk-64-eager": _FUSED._replace(run=64, scores="storage"),
+    "chunk-64-states": _FUSED._replace(run=64, states="storage"),
+}
 
 
 def profile_of(profile: Any) -> Profile:
@@ -213,6 +212,8 @@ def profile_of(profile: Any) -> Profile:
     if isinstance(profile, str) and "@" in profile:
         name, _, hardware = profile.partition("@")
         return profile_of(profile_of(name)._replace(accumulator=hardware))
+    if isinstance(profile, str) and profile in CHUNKED:
+        return CHUNKED[profile]
     if not isinstance(profile, str) or profile not in PROFILES:
         raise ValueError(
             f"`profile` must be a Profile or of {', '.join(PROFILES)}, got {profile!r}."

@@ -28,14 +28,14 @@ import numpy as np
 from ..arrays.library import Doubles
 from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, solve, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
-from .states import GRADIENTS, Read, is_delta, step_by_step, steps_of
+from .states import PULLED, ReadHead, is_delta, step_by_step, steps_of
 
-_GONE = 1e-6  # of what rows read of a state, from which on decays have erased it
+_ERASED = 1e-6  # of what rows read of a state, from which on decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and how far it may be below what it looks for
-_FAR = 1e3  # of a sum of log decays, from which on nothing is left
+_NOTHING = 1e3  # of a sum of log decays, from which on nothing is left
 _BY_ITSELF = 24  # digits of sums above which float64 leaves errors of that size
 
-Pair = tuple[Doubles, Doubles]
+Variances = tuple[Doubles, Doubles]
 
 
 class Recurrence(NamedTuple):
@@ -51,10 +51,10 @@ class Recurrence(NamedTuple):
 
 @lru_cache(maxsize=32)
 def analyse_recurrent(
-    read: Read, index: Any, scale: float, kernel: Roundings, of: str
+    read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
 ) -> Recurrence:
     """Say what a kernel that rounds like this may give for a head, once for all of its rows."""
-    x = GRADIENTS.get(of, dict)(read(index))
+    x = PULLED.get(of, dict)(read(index))
     (n, d), d_v, before = x["k"].shape, x["v"].shape[-1], bool(x.get("before"))
     size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
@@ -70,7 +70,7 @@ def analyse_recurrent(
     terms = np.concatenate([terms.reshape(-1, d_v), np.square(last)])
     some = slice(len(out) - d, None) if of == "state" else slice(n)
     variance = passing.variance()[some]
-    rows = _rows_of(out[some], variance, terms[some], kernel, n * (d + 6) + d)
+    rows = _write_rows(out[some], variance, terms[some], kernel, n * (d + 6) + d)
     if kernel.accumulate.digits > _BY_ITSELF:
         exact = step_by_step(steps, state, before)[of == "state"]
         rows = rows._replace(rest=np.asarray(exact - out[some], np.float64))
@@ -106,7 +106,7 @@ class Passing(NamedTuple):
             far += np.square(later @ self.written[t].T) @ self.rows[t]
             far += np.square(later @ self.turn[t]) @ self.before[t]
             later = np.concatenate([self.reads[t], later @ self.step[t]])
-            left = np.flatnonzero(np.max(np.abs(later), -1) > _GONE * most)
+            left = np.flatnonzero(np.max(np.abs(later), -1) > _ERASED * most)
             later = later[: left[-1] + 1 if len(left) else 0]
         return found
 
@@ -130,7 +130,7 @@ class Passing(NamedTuple):
         return np.concatenate([found.reshape(-1), state])
 
 
-def _rows_of(
+def _write_rows(
     out: Doubles, variance: Doubles, terms: Doubles, kernel: Roundings, roundings: int
 ) -> RowErrors:
     """Add the last rounding; by Cauchy, so many errors are off by what bounds them all together."""
@@ -168,7 +168,7 @@ class _Chunks:
         self.sums = (RMS * kernel.accumulate.unit) ** 2
         self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
         self.through, self.until, self.to_end = edges(x.log_decay, np)
-        squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_FAR)), -1)
+        squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_NOTHING)), -1)
         self.more = 2 if np.any(x.log_decay) else 1  # roundings of a decay and a product with it
         self.alike = x.log_decay.shape[-1] == 1  # for all coordinates
         # Of sums of log decays, an error each: of the same sign where all decays are the same.
@@ -179,7 +179,7 @@ class _Chunks:
         found: Doubles = weights(decays(self.x.log_decay, np), x, y, before)
         return found
 
-    def vary(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> Pair:
+    def vary(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> Variances:
         """Find the variance of weights, which are rounded, and that of their decays."""
         found = self.read(x, y, before)
         terms = weights(decays(2 * self.x.log_decay, np), x * x, y * y, before)
@@ -195,7 +195,7 @@ class _Chunks:
             return np.zeros_like(x)
         return np.where(self.kernel.weights.round(x) == x, 0.0, self.narrow * x * x)
 
-    def read_state(self, x: Doubles) -> Pair:
+    def read_state(self, x: Doubles) -> Variances:
         """Find the variance by sums, and by decays, of what rows x read of the state."""
         got, terms = x @ self.states, np.square(x) @ np.square(self.states)
         moved = got * got if self.alike else terms

@@ -13,12 +13,6 @@ ProfileChoice = str | Profile | Sequence[str] | None
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 _ALL_TF32 = tuple(x for x in PROFILES if x.startswith("tf32"))
 _WIDE_PROFILES = ("math", "recomputed", "serial", "flash", *_ALL_TF32)
-_SIZES = tuple(f"chunk-{x}" for x in CHUNKS)
-_CHUNKED: Mapping[str, Sequence[str]] = {  # of recurrences, the usual one first
-    "narrow": ("chunk-64", "chunk-64-eager", *_SIZES[1:], "chunk-64-math"),
-    "wide": tuple(f"chunk-{x}-math" for x in CHUNKS),
-    "double": tuple(f"chunk-{x}-math64" for x in CHUNKS),
-}
 _DOUBLE_PROFILES = ("math64", "recomputed64", "serial64")
 
 _PARTS = ("flash-scaled", "flash-again", "flash-unrounded", "flash-256", "flash-64", "flash-32")
@@ -70,9 +64,10 @@ def usual_profiles(dtype: str) -> Sequence[str]:
 
 
 def chunked_profiles(dtype: str) -> Sequence[str]:
-    """Name the profiles to try of a recurrence."""
-    wide = "double" if dtype == "float64" else "wide"
-    return _CHUNKED["narrow" if is_narrow(dtype) else wide]
+    """Name the profiles to try of a recurrence, the usual one first."""
+    if is_narrow(dtype):
+        return "chunk-64", "chunk-64-eager", *(f"chunk-{x}" for x in CHUNKS[1:]), "chunk-64-math"
+    return [f"chunk-{x}-math{'64' * (dtype == 'float64')}" for x in CHUNKS]
 
 
 def fused_profile(dtype: str) -> str:

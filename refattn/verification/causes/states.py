@@ -13,17 +13,16 @@ from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
-from ...rounding.states import give, is_delta
+from ...rounding.states import HeadArrays, give, is_delta
 from ..findings import Numbers, Suspect
 from .output import as_suspect
 from .sampled import Alternative
 
-_Arrays = Mapping[str, Any]
-_SIZES = (16, 32, 64, 128)  # of chunks
+_CHUNK_SIZES = (16, 32, 64, 128)  # of chunks
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
-_HEADS = 4  # that are looked at, those with the largest errors
+_WORST_HEADS = 4  # that are looked at, those with the largest errors
 _MOST_HEADS, _MOST_TOKENS = 16, 1024  # of which every pair is tried, and of states by token
-_LEFT = 0.25  # of the squared error, at most, for a cause to be judged by the law
+_FAR_LEFT = 0.25  # of the squared error, at most, for a cause to be judged by the law
 _SQUARE = 4.0  # mean square of z, at most, where a cause holds
 
 
@@ -35,12 +34,12 @@ def _earlier(x: Doubles) -> Doubles:
     return np.concatenate([0 * x[:1], x[:-1]])
 
 
-def _written(x: _Arrays, factor: Any) -> dict[str, Any]:
+def _scale_keys(x: HeadArrays, factor: Any) -> dict[str, Any]:
     """Multiply all that is written, also where it takes away."""
     return {"k": factor * x["k"], **({"a": factor * x["a"]} if "a" in x else {})}
 
 
-def _without(x: _Arrays, size: int) -> dict[str, Any]:
+def _without(x: HeadArrays, size: int) -> dict[str, Any]:
     """Leave out the tokens of the last chunk."""
     n = len(x["q"])
     kept = (np.arange(n) < (n - 1) // size * size)[:, None]
@@ -49,14 +48,14 @@ def _without(x: _Arrays, size: int) -> dict[str, Any]:
     return cut | {"log_decay": np.where(kept, x["log_decay"], 0.0)}
 
 
-def _clipped(x: _Arrays, size: int, most: float) -> dict[str, Any]:
+def _clipped(x: HeadArrays, size: int, most: float) -> dict[str, Any]:
     """Divide keys by decays from the start of a chunk, of which none is below e^-most."""
     g = x["log_decay"]
     parts = [np.cumsum(g[i : i + size], 0) for i in range(0, len(g), size)]
-    return _written(x, np.exp(np.minimum(np.concatenate(parts) + most, 0.0)))
+    return _scale_keys(x, np.exp(np.minimum(np.concatenate(parts) + most, 0.0)))
 
 
-def _apart(x: _Arrays, size: int) -> dict[str, Any]:
+def _apart(x: HeadArrays, size: int) -> dict[str, Any]:
     """Begin each chunk with nothing."""
     first = np.arange(len(x["q"]))[:, None] % size == 0
     return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | (
@@ -64,14 +63,14 @@ def _apart(x: _Arrays, size: int) -> dict[str, Any]:
     )
 
 
-_DECAYS: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_DECAYS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     "the decay of a token is that of the next": lambda x: {"log_decay": _later(x["log_decay"])},
     "the decay of a token is that before it": lambda x: {"log_decay": _earlier(x["log_decay"])},
     "the decay of a token applies to its own write, too": (
-        lambda x: _written(x, np.exp(x["log_decay"]))
+        lambda x: _scale_keys(x, np.exp(x["log_decay"]))
     ),
     "the decay applies to the state after the write": (
-        lambda x: _written(x, np.exp(x["log_decay"])) | {"late": False}
+        lambda x: _scale_keys(x, np.exp(x["log_decay"])) | {"late": False}
     ),
     "the decay of a token applies to its own value, too": (
         lambda x: {"k": np.exp(x["log_decay"]) * x["k"]}
@@ -84,10 +83,10 @@ _DECAYS: Mapping[str, Callable[[_Arrays], _Arrays]] = {
         lambda x: {"log_decay": x["log_decay"] / math.log(2)}
     ),
 }
-_LATE: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_LATE: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     "the decay is applied after the error is taken": lambda x: {"late": False},
 }
-_RATES: Mapping[str, Callable[[_Arrays], _Arrays]] = {  # of delta rules
+_BETAS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {  # of delta rules
     "beta also multiplies the state that the error is taken of": (
         lambda x: {"a": x["write"] * x["a"]}
     ),
@@ -97,31 +96,32 @@ _RATES: Mapping[str, Callable[[_Arrays], _Arrays]] = {  # of delta rules
     "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
 }
-_REMOVAL: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_REMOVAL: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     "nothing is removed": lambda x: {"a": 0 * x["a"]},
     "what is removed has the other sign": lambda x: {"a": -x["a"]},
     "the pair of the removal is exchanged": lambda x: {"a": x["b"], "b": x["a"]},
 }
-_WRITE: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_WRITE: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     "the factor on what is written is missing": lambda x: {"write": 1 + 0 * x["write"]},
     "the factor on what is written is squared": lambda x: {"write": np.square(x["write"])},
 }
-_ALWAYS: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_ALWAYS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     "a query reads the state before the write of its token": lambda x: {"before": True},
-    **{f"the last chunk of {c} is left out": partial(_without, size=c) for c in _SIZES},
+    **{f"the last chunk of {c} is left out": partial(_without, size=c) for c in _CHUNK_SIZES},
     **{
-        f"the state is not handed on between chunks of {c}": partial(_apart, size=c) for c in _SIZES
+        f"the state is not handed on between chunks of {c}": partial(_apart, size=c)
+        for c in _CHUNK_SIZES
     },
 }
-_STATE: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_STATE: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     "the initial state is ignored": lambda x: {"initial_state": 0 * x["initial_state"]},
     "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T},
 }
-_CLIPPED: Mapping[str, Callable[[_Arrays], _Arrays]] = {
+_CLIPPED: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
     f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
         _clipped, size=c, most=most
     )
-    for c in (*_SIZES, 256)
+    for c in (*_CHUNK_SIZES, 256)
     for most in _CLIPS
 }
 
@@ -136,19 +136,19 @@ def list_states(problem: Problem) -> Iterator[Alternative]:
     tables += [_DECAYS] if np.any(x["log_decay"]) else []
     tables += [_LATE] if x.get("late") and np.any(x["log_decay"]) else []
     if "a" in x:
-        tables += [_REMOVAL, *([_RATES] if is_delta(x) else [])]
+        tables += [_REMOVAL, *([_BETAS] if is_delta(x) else [])]
     elif np.any(x["write"] != 1):
         tables.append(_WRITE)
     tables += [_CLIPPED] if np.min(x["log_decay"]) < 0 else []
     for table in tables:
         for text, change in table.items():
-            yield Alternative(text, _changed(problem, change))
+            yield Alternative(text, _change(problem, change))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
 
 
-def _changed(problem: Problem, change: Callable[[_Arrays], _Arrays]) -> Problem:
+def _change(problem: Problem, change: Callable[[HeadArrays], HeadArrays]) -> Problem:
     read = problem.read
     return problem._replace(read=lambda index: {**read(index), **change(read(index))})
 
@@ -190,9 +190,9 @@ def explain_states(
     """Name what explains nearly all of the errors of some heads, the nearest first."""
     every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
     given = {x: _distance(problem, x, out) for x, out in every.items()}
-    worst = sorted(every, key=lambda x: -given[x])[:_HEADS]
+    worst = sorted(every, key=lambda x: -given[x])[:_WORST_HEADS]
     got = {x: every[x] for x in worst}
-    most, found = _LEFT * sum(given[x] for x in worst), []
+    most, found = _FAR_LEFT * sum(given[x] for x in worst), []
     for one in (*list_states(problem), *_list_exchanged(problem, got)):
         off = 0.0
         for x in (y for y in worst if off < most):
@@ -202,13 +202,16 @@ def explain_states(
         left = _mean_square(one.problem, got, kernel)
         if left < min(_SQUARE, square / 4):
             found.append((left, one.text))
-    for form in ("bfloat16", "float16"):
-        for size, words in ((64, "chunks of 64"), (1, "tokens")):
-            coarse = kernel._replace(states=FORMATS[form], run=size)
-            if len(next(iter(got.values()))) <= _MOST_TOKENS or size > 1:
-                left = _mean_square(problem, got, coarse)
-                if 1 / _SQUARE < left < min(_SQUARE, square / 2):
-                    found.append((left, f"the state is kept in {form} between {words}"))
+    coarse = [
+        (_mean_square(problem, got, kernel._replace(states=FORMATS[form], run=size)), form, size)
+        for form in ("bfloat16", "float16")
+        for size in (64, 16, 1)
+        if size > 1 or problem.shape[1] <= _MOST_TOKENS
+    ]
+    left, form, size = min(coarse, key=lambda x: abs(math.log(max(x[0], 1e-300))))
+    if 1 / _SQUARE < left < min(_SQUARE, square / 2):
+        where = f"chunks of about {size} tokens" if size > 1 else "tokens"
+        found.append((left, f"the state is kept in {form} between {where}"))
     least = min(found, default=(0.0, ""))[0]
     for left, text in found:
         if left <= 1.5 * max(least, 1.0):
