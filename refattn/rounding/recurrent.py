@@ -32,7 +32,7 @@ from .states import PULLED, ReadHead, is_delta, step_by_step, steps_of
 
 _ERASED = 1e-6  # of what rows read of a state, from which on decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and how far it may be below what it looks for
-_NOTHING = 1e3  # of a sum of log decays, from which on nothing is left
+_FORGOTTEN = 1e3  # of a sum of log decays, from which on nothing is left
 _BY_ITSELF = 24  # digits of sums above which float64 leaves errors of that size
 
 Variances = tuple[Doubles, Doubles]
@@ -168,7 +168,7 @@ class _Chunks:
         self.sums = (RMS * kernel.accumulate.unit) ** 2
         self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
         self.through, self.until, self.to_end = edges(x.log_decay, np)
-        squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_NOTHING)), -1)
+        squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_FORGOTTEN)), -1)
         self.more = 2 if np.any(x.log_decay) else 1  # roundings of a decay and a product with it
         self.alike = x.log_decay.shape[-1] == 1  # for all coordinates
         # Of sums of log decays, an error each: of the same sign where all decays are the same.

@@ -12,10 +12,10 @@ from ..arrays.library import Doubles
 from ..engine.recurrent import Steps, recur
 from .formats import widen
 
-HeadArrays = Mapping[
+TokenArrays = Mapping[
     str, Any
 ]  # of a head: q, k, v, log_decay, write, initial_state, and a, b, late
-ReadHead = Callable[[Any], HeadArrays]
+ReadHead = Callable[[Any], TokenArrays]
 
 
 def read_tokens(
@@ -59,7 +59,7 @@ def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> di
     return rest
 
 
-def steps_of(x: HeadArrays, scale: float) -> Steps:
+def steps_of(x: TokenArrays, scale: float) -> Steps:
     """Take what the tokens of a head do; with `late` they remove from the state that decayed."""
     values, g, b = x["write"] * x["v"], x["log_decay"], x.get("b")
     b = np.exp(g) * b if x.get("late") else b
@@ -73,7 +73,7 @@ def give(read: ReadHead, index: Any, scale: float, of: str) -> Doubles:
     return found[::-1] if "back" in x else np.asarray(found)
 
 
-def is_delta(x: HeadArrays) -> bool:
+def is_delta(x: TokenArrays) -> bool:
     """Tell whether tokens take away along their keys what they write there."""
     return "a" in x and np.array_equal(x["a"], -x["write"] * x["k"])
 
@@ -90,7 +90,7 @@ def step_by_step(x: Steps, state: Any, before: bool) -> tuple[Any, Any]:
     return np.stack(outs), state
 
 
-def _backward(x: HeadArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:
+def _backward(x: TokenArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:
     """Go back in time: a token has the decay of the next, and what that takes away, transposed."""
     *_, g, a, b = steps_of(x, 1.0)
     later = {"log_decay": g} if a is None or b is None else {"log_decay": g, "a": b, "b": a}
@@ -102,7 +102,7 @@ def _backward(x: HeadArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, An
 
 # Gradients that are recurrences themselves: that of values; and, with a decay of the whole state
 # and without removal, those of queries and keys.
-PULLED: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+PULLED: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "dq": lambda x: {
         **x,
         "q": x["d_out"],

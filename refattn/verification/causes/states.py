@@ -13,16 +13,16 @@ from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
-from ...rounding.states import HeadArrays, give, is_delta
+from ...rounding.states import TokenArrays, give, is_delta
 from ..findings import Numbers, Suspect
 from .output import as_suspect
 from .sampled import Alternative
 
-_CHUNK_SIZES = (16, 32, 64, 128)  # of chunks
+_CHUNK_SIZES = (64, 16, 32, 128)  # of chunks
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
 _WORST_HEADS = 4  # that are looked at, those with the largest errors
 _MOST_HEADS, _MOST_TOKENS = 16, 1024  # of which every pair is tried, and of states by token
-_FAR_LEFT = 0.25  # of the squared error, at most, for a cause to be judged by the law
+_FAR_LEFT = 0.25  # of the squared error, at most, for a cause to be judged by the law, or in part
 _SQUARE = 4.0  # mean square of z, at most, where a cause holds
 
 
@@ -34,12 +34,12 @@ def _earlier(x: Doubles) -> Doubles:
     return np.concatenate([0 * x[:1], x[:-1]])
 
 
-def _scale_keys(x: HeadArrays, factor: Any) -> dict[str, Any]:
+def _scale_keys(x: TokenArrays, factor: Any) -> dict[str, Any]:
     """Multiply all that is written, also where it takes away."""
     return {"k": factor * x["k"], **({"a": factor * x["a"]} if "a" in x else {})}
 
 
-def _without(x: HeadArrays, size: int) -> dict[str, Any]:
+def _without(x: TokenArrays, size: int) -> dict[str, Any]:
     """Leave out the tokens of the last chunk."""
     n = len(x["q"])
     kept = (np.arange(n) < (n - 1) // size * size)[:, None]
@@ -48,14 +48,14 @@ def _without(x: HeadArrays, size: int) -> dict[str, Any]:
     return cut | {"log_decay": np.where(kept, x["log_decay"], 0.0)}
 
 
-def _clipped(x: HeadArrays, size: int, most: float) -> dict[str, Any]:
+def _clipped(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
     """Divide keys by decays from the start of a chunk, of which none is below e^-most."""
     g = x["log_decay"]
     parts = [np.cumsum(g[i : i + size], 0) for i in range(0, len(g), size)]
     return _scale_keys(x, np.exp(np.minimum(np.concatenate(parts) + most, 0.0)))
 
 
-def _apart(x: HeadArrays, size: int) -> dict[str, Any]:
+def _apart(x: TokenArrays, size: int) -> dict[str, Any]:
     """Begin each chunk with nothing."""
     first = np.arange(len(x["q"]))[:, None] % size == 0
     return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | (
@@ -63,7 +63,7 @@ def _apart(x: HeadArrays, size: int) -> dict[str, Any]:
     )
 
 
-_DECAYS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_DECAYS: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "the decay of a token is that of the next": lambda x: {"log_decay": _later(x["log_decay"])},
     "the decay of a token is that before it": lambda x: {"log_decay": _earlier(x["log_decay"])},
     "the decay of a token applies to its own write, too": (
@@ -83,10 +83,10 @@ _DECAYS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
         lambda x: {"log_decay": x["log_decay"] / math.log(2)}
     ),
 }
-_LATE: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_LATE: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "the decay is applied after the error is taken": lambda x: {"late": False},
 }
-_BETAS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {  # of delta rules
+_BETAS: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {  # of delta rules
     "beta also multiplies the state that the error is taken of": (
         lambda x: {"a": x["write"] * x["a"]}
     ),
@@ -96,16 +96,16 @@ _BETAS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {  # of delta rules
     "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
 }
-_REMOVAL: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_REMOVAL: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "nothing is removed": lambda x: {"a": 0 * x["a"]},
     "what is removed has the other sign": lambda x: {"a": -x["a"]},
     "the pair of the removal is exchanged": lambda x: {"a": x["b"], "b": x["a"]},
 }
-_WRITE: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_WRITE: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "the factor on what is written is missing": lambda x: {"write": 1 + 0 * x["write"]},
     "the factor on what is written is squared": lambda x: {"write": np.square(x["write"])},
 }
-_ALWAYS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_ALWAYS: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "a query reads the state before the write of its token": lambda x: {"before": True},
     **{f"the last chunk of {c} is left out": partial(_without, size=c) for c in _CHUNK_SIZES},
     **{
@@ -113,11 +113,11 @@ _ALWAYS: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
         for c in _CHUNK_SIZES
     },
 }
-_STATE: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_STATE: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "the initial state is ignored": lambda x: {"initial_state": 0 * x["initial_state"]},
     "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T},
 }
-_CLIPPED: Mapping[str, Callable[[HeadArrays], HeadArrays]] = {
+_CLIPPED: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
         _clipped, size=c, most=most
     )
@@ -148,7 +148,7 @@ def list_states(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
 
 
-def _change(problem: Problem, change: Callable[[HeadArrays], HeadArrays]) -> Problem:
+def _change(problem: Problem, change: Callable[[TokenArrays], TokenArrays]) -> Problem:
     read = problem.read
     return problem._replace(read=lambda index: {**read(index), **change(read(index))})
 
@@ -192,13 +192,14 @@ def explain_states(
     given = {x: _distance(problem, x, out) for x, out in every.items()}
     worst = sorted(every, key=lambda x: -given[x])[:_WORST_HEADS]
     got = {x: every[x] for x in worst}
-    most, found = _FAR_LEFT * sum(given[x] for x in worst), []
+    most, found, near = _FAR_LEFT * sum(given[x] for x in worst), [], []
     for one in (*list_states(problem), *_list_exchanged(problem, got)):
         off = 0.0
         for x in (y for y in worst if off < most):
             off += _distance(one.problem, x, got[x])
         if not off < most:
             continue
+        near.append((off, one.text))
         left = _mean_square(one.problem, got, kernel)
         if left < min(_SQUARE, square / 4):
             found.append((left, one.text))
@@ -216,6 +217,10 @@ def explain_states(
     for left, text in found:
         if left <= 1.5 * max(least, 1.0):
             yield as_suspect(f"agrees if {text}")
+    if near and not found:
+        off, text = min(near)
+        share = 1 - _FAR_LEFT * off / most
+        yield as_suspect(f"agrees in part if {text}", share, "convention in part")
 
 
 def _mean_square(problem: Problem, got: Mapping[Index, Doubles], kernel: Roundings) -> float:
