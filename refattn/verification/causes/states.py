@@ -26,129 +26,124 @@ _FAR_LEFT = 0.25  # of the squared error, at most, for a cause to be judged by t
 _SQUARE = 4.0  # mean square of z, at most, where a cause holds
 
 
-def _later(x: Doubles) -> Doubles:
-    return np.concatenate([x[1:], 0 * x[:1]])
-
-
-def _earlier(x: Doubles) -> Doubles:
-    return np.concatenate([0 * x[:1], x[:-1]])
+def _move(x: TokenArrays, by: int) -> dict[str, Any]:
+    """Take the decays of other tokens."""
+    g = x["log_decay"]
+    none = 0 * g[:1]
+    return {"log_decay": np.concatenate([g[1:], none] if by > 0 else [none, g[:-1]])}
 
 
 def _scale_keys(x: TokenArrays, factor: Any) -> dict[str, Any]:
     """Multiply all that is written, also where it takes away."""
-    return {"k": factor * x["k"], **({"a": factor * x["a"]} if "a" in x else {})}
+    return {name: factor * x[name] for name in ("k", "a") if name in x}
 
 
-def _without(x: TokenArrays, size: int) -> dict[str, Any]:
+def _leave_out(x: TokenArrays, size: int) -> dict[str, Any]:
     """Leave out the tokens of the last chunk."""
     n = len(x["q"])
     kept = (np.arange(n) < (n - 1) // size * size)[:, None]
-    names = ("q", "k", "v", "d_out", *(("a", "b") if "a" in x else ()))
-    cut = {name: np.where(kept, x[name], 0.0) for name in names if name in x}
-    return cut | {"log_decay": np.where(kept, x["log_decay"], 0.0)}
+    names = ("q", "k", "v", "a", "b", "d_out", "log_decay")
+    return {name: np.where(kept, x[name], 0.0) for name in names if name in x}
 
 
-def _clipped(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
+def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
     """Divide keys by decays from the start of a chunk, of which none is below e^-most."""
     g = x["log_decay"]
     parts = [np.cumsum(g[i : i + size], 0) for i in range(0, len(g), size)]
     return _scale_keys(x, np.exp(np.minimum(np.concatenate(parts) + most, 0.0)))
 
 
-def _apart(x: TokenArrays, size: int) -> dict[str, Any]:
+def _hand_nothing_on(x: TokenArrays, size: int) -> dict[str, Any]:
     """Begin each chunk with nothing."""
     first = np.arange(len(x["q"]))[:, None] % size == 0
-    return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | (
-        {"b": np.where(first, 0.0, x["b"])} if "b" in x else {}
-    )
+    removed = {"b": np.where(first, 0.0, x["b"])} if "b" in x else {}
+    return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | removed
 
 
-_DECAYS: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    "the decay of a token is that of the next": lambda x: {"log_decay": _later(x["log_decay"])},
-    "the decay of a token is that before it": lambda x: {"log_decay": _earlier(x["log_decay"])},
-    "the decay of a token applies to its own write, too": (
-        lambda x: _scale_keys(x, np.exp(x["log_decay"]))
-    ),
-    "the decay applies to the state after the write": (
-        lambda x: _scale_keys(x, np.exp(x["log_decay"])) | {"late": False}
-    ),
-    "the decay of a token applies to its own value, too": (
-        lambda x: {"k": np.exp(x["log_decay"]) * x["k"]}
-    ),
-    "nothing decays": lambda x: {"log_decay": 0 * x["log_decay"]},
-    "log decays are taken for those to base 2": (
-        lambda x: {"log_decay": math.log(2) * x["log_decay"]}
-    ),
-    "log decays are multiplied by log2(e) once more": (
-        lambda x: {"log_decay": x["log_decay"] / math.log(2)}
-    ),
-}
-_LATE: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    "the decay is applied after the error is taken": lambda x: {"late": False},
-}
-_BETAS: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {  # of delta rules
-    "beta also multiplies the state that the error is taken of": (
-        lambda x: {"a": x["write"] * x["a"]}
-    ),
-    "beta is missing on what is removed": lambda x: {"a": -x["k"]},
-    "beta is missing on v": lambda x: {"write": 1 + 0 * x["write"]},
-    "beta multiplies v twice": lambda x: {"write": np.square(x["write"])},
-    "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
-    "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
-}
-_REMOVAL: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    "nothing is removed": lambda x: {"a": 0 * x["a"]},
-    "what is removed has the other sign": lambda x: {"a": -x["a"]},
-    "the pair of the removal is exchanged": lambda x: {"a": x["b"], "b": x["a"]},
-}
-_WRITE: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    "the factor on what is written is missing": lambda x: {"write": 1 + 0 * x["write"]},
-    "the factor on what is written is squared": lambda x: {"write": np.square(x["write"])},
-}
-_ALWAYS: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    "a query reads the state before the write of its token": lambda x: {"before": True},
-    **{f"the last chunk of {c} is left out": partial(_without, size=c) for c in _CHUNK_SIZES},
-    **{
-        f"the state is not handed on between chunks of {c}": partial(_apart, size=c)
+def _decay(x: TokenArrays) -> Any:
+    return np.exp(x["log_decay"])
+
+
+_CAUSES: tuple[tuple[str, str, Callable[[TokenArrays], Mapping[str, Any]]], ...] = (
+    # What there must be; what is wrong; and what that makes of the arrays.
+    ("", "a query reads the state before the write of its token", lambda x: {"before": True}),
+    *(
+        ("", f"the last chunk of {c} is left out", partial(_leave_out, size=c))
         for c in _CHUNK_SIZES
-    },
-}
-_STATE: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    "the initial state is ignored": lambda x: {"initial_state": 0 * x["initial_state"]},
-    "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T},
-}
-_CLIPPED: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
-    f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
-        _clipped, size=c, most=most
-    )
-    for c in (*_CHUNK_SIZES, 256)
-    for most in _CLIPS
-}
+    ),
+    *(
+        ("", f"no state is handed on between chunks of {c}", partial(_hand_nothing_on, size=c))
+        for c in _CHUNK_SIZES
+    ),
+    ("state", "the initial state is ignored", lambda x: {"initial_state": 0 * x["initial_state"]}),
+    (
+        "square",
+        "the initial state is transposed",
+        lambda x: {"initial_state": x["initial_state"].T},
+    ),
+    ("decay", "the decay of a token is that of the next", partial(_move, by=1)),
+    ("decay", "the decay of a token is that before it", partial(_move, by=-1)),
+    (
+        *("decay", "the decay of a token applies to its own write, too"),
+        lambda x: _scale_keys(x, _decay(x)),
+    ),
+    (
+        *("decay", "the decay applies to the state after the write"),
+        lambda x: _scale_keys(x, _decay(x)) | {"late": False},
+    ),
+    (
+        *("decay", "the decay of a token applies to its own value, too"),
+        lambda x: {"k": _decay(x) * x["k"]},
+    ),
+    ("decay", "nothing decays", lambda x: {"log_decay": 0 * x["log_decay"]}),
+    (
+        *("decay", "log decays are taken for those to base 2"),
+        lambda x: {"log_decay": math.log(2) * x["log_decay"]},
+    ),
+    ("late", "the decay is applied after the error is taken", lambda x: {"late": False}),
+    ("removal", "nothing is removed", lambda x: {"a": 0 * x["a"]}),
+    ("removal", "what is removed has the other sign", lambda x: {"a": -x["a"]}),
+    ("removal", "the pair of the removal is exchanged", lambda x: {"a": x["b"], "b": x["a"]}),
+    (
+        *("delta", "beta also multiplies the state that the error is taken of"),
+        lambda x: {"a": x["write"] * x["a"]},
+    ),
+    ("delta", "beta is missing on what is removed", lambda x: {"a": -x["k"]}),
+    ("delta", "beta is missing", lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]}),
+    (
+        *("delta", "beta is squared"),
+        lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
+    ),
+    ("write", "the factor on v is missing", lambda x: {"write": 1 + 0 * x["write"]}),
+    ("write", "the factor on v is used twice", lambda x: {"write": np.square(x["write"])}),
+    *(
+        (
+            *("decay", f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}"),
+            partial(_clip, size=c, most=most),
+        )
+        for c in (*_CHUNK_SIZES, 256)
+        for most in _CLIPS
+    ),
+)
 
 
 def list_states(problem: Problem) -> Iterator[Alternative]:
     """List recurrences that this one may be taken for, the plainest first."""
     x = problem.first
     d, d_v = x["k"].shape[-1], x["v"].shape[-1]
-    tables = [_ALWAYS]
-    if np.any(x["initial_state"]):
-        tables.append({y: z for y, z in _STATE.items() if d == d_v or "ignored" in y})
-    tables += [_DECAYS] if np.any(x["log_decay"]) else []
-    tables += [_LATE] if x.get("late") and np.any(x["log_decay"]) else []
-    if "a" in x:
-        tables += [_REMOVAL, *([_BETAS] if is_delta(x) else [])]
-    elif np.any(x["write"] != 1):
-        tables.append(_WRITE)
-    tables += [_CLIPPED] if np.min(x["log_decay"]) < 0 else []
-    for table in tables:
-        for text, change in table.items():
+    decays, starts = np.any(x["log_decay"]), np.any(x["initial_state"])
+    there = {"": True, "decay": decays, "late": decays and x.get("late"), "removal": "a" in x}
+    there |= {"state": starts, "square": starts and d == d_v}
+    there |= {"delta": is_delta(x), "write": np.any(x["write"] != 1)}
+    for needed, text, change in _CAUSES:
+        if there[needed]:
             yield Alternative(text, _change(problem, change))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
 
 
-def _change(problem: Problem, change: Callable[[TokenArrays], TokenArrays]) -> Problem:
+def _change(problem: Problem, change: Callable[[TokenArrays], Mapping[str, Any]]) -> Problem:
     read = problem.read
     return problem._replace(read=lambda index: {**read(index), **change(read(index))})
 
