@@ -23,7 +23,7 @@ from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
-from .recurrent import Recurrence, analyse_recurrent
+from .recurrent import Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
@@ -132,7 +132,7 @@ class Problem(NamedTuple):
 
     def recurrence(self, index: Index, kernel: Roundings) -> Recurrence:
         """Say what a kernel may give for a head of a recurrence."""
-        return analyse_recurrent(self.read, index, self.scale, kernel, self.of)
+        return look_at_recurrence(self.read, index, self.scale, kernel, self.of)
 
     def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""

@@ -20,15 +20,15 @@ All rows of a head share the errors of its states: `Recurrence.dependence` says 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ..arrays.library import Doubles
 from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, solve, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
-from .states import PULLED, ReadHead, is_delta, step_by_step, steps_of
+from .states import PULLED, ReadHead, TokenArrays, is_delta, step_by_step, steps_of
 
 _ERASED = 1e-6  # of what rows read of a state, from which on decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and how far it may be below what it looks for
@@ -36,6 +36,8 @@ _FORGOTTEN = 1e3  # of a sum of log decays, from which on nothing is left
 _BY_ITSELF = 24  # digits of sums above which float64 leaves errors of that size
 
 Variances = tuple[Doubles, Doubles]
+_MOST_KNOWN = 32  # heads, by profile
+_KNOWN: WeakKeyDictionary[ReadHead, dict[Any, Recurrence]] = WeakKeyDictionary()
 
 
 class Recurrence(NamedTuple):
@@ -49,12 +51,22 @@ class Recurrence(NamedTuple):
     dependence: float
 
 
-@lru_cache(maxsize=32)
-def analyse_recurrent(
+def look_at_recurrence(
     read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
 ) -> Recurrence:
-    """Say what a kernel that rounds like this may give for a head, once for all of its rows."""
-    x = PULLED.get(of, dict)(read(index))
+    """Analyse a head once for all of its rows, and keep what was found last."""
+    known, key = _KNOWN.setdefault(read, {}), (index, scale, kernel, of)
+    found = known.get(key)
+    if found is None:
+        x = PULLED.get(of, dict)(read(index))
+        found = known[key] = analyse_recurrent(x, scale, kernel, of)
+        while len(known) > _MOST_KNOWN:
+            known.pop(next(iter(known)), None)
+    return found
+
+
+def analyse_recurrent(x: TokenArrays, scale: float, kernel: Roundings, of: str) -> Recurrence:
+    """Say what a kernel that rounds like this may give for a head: its output or last state."""
     (n, d), d_v, before = x["k"].shape, x["v"].shape[-1], bool(x.get("before"))
     size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
