@@ -99,3 +99,15 @@ def test_variances_and_dependence_by_the_derivative_to_each_rounding(removes):
         assert np.all(found.rows.bound[:, 0] > 2 * unit / RMS * np.abs(columns).sum(0)[some])
         most = np.linalg.eigvalsh(part / np.outer(std, std))[-1]
         assert most <= found.dependence <= 1.3 * most or found.dependence == len(std)
+
+
+def test_rows_of_a_chunk_share_the_errors_of_sums_of_log_decays():
+    rng, kernel = np.random.default_rng(3), Profile(run=64, out=None).kernel("float32")
+    q, k, v = rng.standard_normal((3, 64, 8))
+    few, many = (
+        pose_recurrence(q, k, v, {"log_decay": np.full(64, g)}, record="")["out"].recurrence(
+            (), kernel
+        )
+        for g in (-1e-3, -0.5)
+    )
+    assert many.dependence > 4 * few.dependence
