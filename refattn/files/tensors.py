@@ -251,9 +251,9 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
     """View arrays of a layout with heads before tokens."""
     if layout == "bhnd":
         return dict(arrays)
-    axes = arrays["q"].ndim
+    axes = np.ndim(arrays["q"])
     views = {
-        x: y if x in _FIRST else put_heads_first(x, y, 1 if y.ndim < axes else 2)
+        x: y if x in _FIRST else put_heads_first(x, y, 1 if np.ndim(y) < axes else 2)
         for x, y in arrays.items()
     }
     rows = views["q"].shape[-3:-1]

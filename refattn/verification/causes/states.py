@@ -88,7 +88,7 @@ _CAUSES: tuple[tuple[str, str, Callable[[TokenArrays], Mapping[str, Any]]], ...]
         lambda x: _scale_keys(x, _decay(x)),
     ),
     (
-        *("decay", "the decay applies to the state after the write"),
+        *("late", "the decay applies to the state after the write"),
         lambda x: _scale_keys(x, _decay(x)) | {"late": False},
     ),
     (
