@@ -23,9 +23,11 @@ from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
+from .recurrent import Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
+from .states import PULLED, read_tokens
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
@@ -69,6 +71,13 @@ class Problem(NamedTuple):
     blocks: tuple[tuple[Index, slice], ...] | None = None  # that are looked at; None for all
     storage: str = "float64"  # what profiles with inputs of type `storage` round these to
     packed: Packed | None = None  # the sequences, if there are several
+    record: str = ""  # name of a recurrence
+    of: str = "out"  # what a recurrence gives: that, its last state or a gradient
+
+    @property
+    def called(self) -> str:
+        """Name the estimator as users do."""
+        return self.record or CALLED[self.kind]
 
     @property
     def is_mean(self) -> bool:
@@ -78,6 +87,8 @@ class Problem(NamedTuple):
     @property
     def result(self) -> str:
         """What the result is called."""
+        if self.of != "out":
+            return "the last state" if self.of == "state" else self.of
         return "the output" if self.gradient is None else self.gradient.of
 
     @property
@@ -98,7 +109,7 @@ class Problem(NamedTuple):
     def rows_apart(self, kernel: Roundings) -> bool:
         """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
-            return self.kind == "scores"
+            return self.kind in ("scores", "recurrent")
         return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
 
     def analyse(
@@ -115,7 +126,13 @@ class Problem(NamedTuple):
             return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
             return analyse_softmax(self.head(index), kernel, i, changes, exact)
+        if self.kind == "recurrent":
+            return self.recurrence(index, kernel).rows.take(i)
         return analyse_linear(self.features(index, kernel), kernel, i)
+
+    def recurrence(self, index: Index, kernel: Roundings) -> Recurrence:
+        """Say what a kernel may give for a head of a recurrence."""
+        return look_at_recurrence(self.read, index, self.scale, kernel, self.of)
 
     def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
@@ -472,6 +489,39 @@ def pose_arrays(
     )
 
 
+def pose_recurrence(
+    q: Any,
+    k: Any,
+    v: Any,
+    gates: Mapping[str, Any],
+    *,
+    record: str,
+    scale: float | None = None,
+    d_out: Any = None,
+) -> dict[str, Problem]:
+    """Pose the problems of a recurrence by what is judged: output, last state and gradients."""
+    numbers, scale = read_tokens(q, k, v, gates, scale, d_out)
+    g, state, (n, d_v) = numbers["log_decay"], numbers["initial_state"], numbers["v"].shape[-2:]
+    arrays, d = [numbers[name] for name in "qkv"], state.shape[-2]
+
+    def pose(lead: tuple[int, ...], numbers: Mapping[str, Any]) -> Problem:
+        @lru_cache(maxsize=4)
+        def read(index: Index) -> Mapping[str, Any]:
+            return {x: take_head(y, index, lead) for x, y in numbers.items()}
+
+        rest = (scale, True, (None, None), None)
+        return Problem(lead, (n, n, d_v), read, *rest, kind="recurrent", record=record)
+
+    problem = pose(qkv.lead(*arrays), numbers)
+    of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
+    found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
+    simple = "a" not in numbers and g.shape[-1] == 1
+    for name in PULLED if d_out is not None else ():
+        if (simple or name == "dv") and all(x.shape[:-2] == problem.lead for x in arrays):
+            found[name] = problem._replace(of=name, shape=(n, n, d_v if name == "dv" else d))
+    return found
+
+
 def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:
     """Count the heads of keys if query heads share them in groups."""
     heads = max(x[-3] if len(x) > 2 else 1 for x in (k, v))
@@ -481,7 +531,7 @@ def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...
 def refuse(name: str, x: Any, kind: str) -> None:
     if x is not None:
         raise ValueError(
-            f"`{name}` must not be given for {CALLED[kind]}, got {checks.describe(x)}."
+            f"`{name}` must not be given for {CALLED.get(kind, kind)}, got {checks.describe(x)}."
         )
 
 

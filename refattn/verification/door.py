@@ -12,14 +12,14 @@ from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
-from ..rounding.problems import check_holds, pose_arrays
+from ..rounding.problems import check_holds, pose_arrays, pose_recurrence
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
 from .empty_rows import EMPTY_ROWS, settle
 from .inputs import name_profiles, read_inputs, unlimited, widest
 from .judging import judge_all
-from .reading import gather_parts, kind_of
+from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_options
 from .verdict import Verdict
 
 
@@ -55,6 +55,13 @@ def verify(
     k_scale: Any = None,
     v_scale: Any = None,
     empty_rows: str = "zero",
+    beta: Any = None,
+    log_decay: Any = None,
+    write: Any = None,
+    removal: Any = None,
+    decay: Any = None,
+    initial_state: Any = None,
+    state: Any = None,
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers, up to rounding.
 
@@ -78,8 +85,8 @@ def verify(
         the numbers of `out`, if you pass them, and to sum over heads that share keys.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random feature attention, and their log weights.
-    estimator : {"softmax", "rfa", "linear"}
-        What the kernel computes.
+    estimator : {"softmax", "rfa", "linear"} or str
+        What the kernel computes: also the name of a recurrence, such as "gated-delta-rule".
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
@@ -110,6 +117,10 @@ def verify(
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
         Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
+    beta, log_decay, write, removal, decay : arrays, optional
+        Of a recurrence, what its function in `refattn.recurrences` takes: all that this one needs.
+    initial_state, state : arrays, shape (..., d, d_v), optional
+        Of a recurrence, the state before the first token, and the last one, which is judged.
 
     Returns
     -------
@@ -143,17 +154,34 @@ def verify(
         mask = mask_of_members(mask, q, k, v)
     settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
     settings["window"] = unlimited(window)
-    problem = pose_arrays(
-        q,
-        k,
-        v,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        features=features,
-        **settings,
-        **_options_of_estimator(estimator, omega, log_weight, feature_map),
-    )._replace(storage=inputs.storage)
+    of_tokens = {"beta": beta, "log_decay": log_decay, "write": write, "removal": removal}
+    of_tokens |= {"decay": decay, "initial_state": initial_state}
+    kind = kind_of(estimator)
+    if kind == "recurrent":
+        refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
+        refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
+        refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
+        refuse_options(estimator, refused)
+        problems = pose_recurrence(
+            q, k, v, gates_of(estimator, of_tokens), record=estimator, scale=scale, d_out=d_out
+        )
+    else:
+        refuse_options(estimator, of_tokens | {"state": state})
+        options = _options_of_estimator(estimator, omega, log_weight, feature_map)
+        posed = pose_arrays(
+            q,
+            k,
+            v,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            features=features,
+            **settings,
+            **options,
+        )
+        problems = {"out": posed}
+    problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
+    problem = problems["out"]
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)
@@ -168,6 +196,9 @@ def verify(
         "dk": (dk, tuple(k.shape), "`k`"),
         "dv": (dv, tuple(v.shape), "`v`"),
     }
+    if kind == "recurrent":
+        axes = (*problems["state"].lead, problems["state"].shape[0], d_v)
+        results_by_name["state"] = (state, axes, "the last state")
     got: dict[str, Doubles] = {}
     for name, (x, shape, of) in results_by_name.items():
         if x is not None:
@@ -187,12 +218,15 @@ def verify(
     gradients = [x for x in ("dq", "dk", "dv") if x in got]
     if gradients and "d_out" not in got:
         raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
-    if not gradients and "out" not in got:
+    if not gradients and not {"out", "state"} & {*got}:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    shapes = {x: y.shape for x, y in got.items()}
-    parts = gather_parts(problem, {x: y.__getitem__ for x, y in got.items()}, types, shapes)
+    reads = {x: y.__getitem__ for x, y in got.items()}
+    if kind == "recurrent":
+        parts = gather_recurrent(problems, reads, types)
+    else:
+        parts = gather_parts(problem, reads, types, {x: y.shape for x, y in got.items()})
     names: ProfileChoice = profile
-    if profile is None:
+    if profile is None and kind != "recurrent":
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, bool(gradients))
     return judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)

@@ -55,6 +55,7 @@ from .choice import (
     ProfileChoice,
     add_by_head,
     choose_profiles,
+    chunked_profiles,
     is_narrow,
     may_be_one,
 )
@@ -99,7 +100,10 @@ class _Case:
 
     def __init__(self, part: Part, asked: _Asked) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
-        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
+        names = asked.profile
+        if names is None and part.problem.kind == "recurrent":
+            names = chunked_profiles(asked.dtype)
+        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
         chosen = {
             x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
         }
@@ -348,23 +352,25 @@ def judge_all(
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
     share = alpha / len(parts)
     verdicts: dict[str, Verdict] = {}
-    if "out" in parts:
-        verdicts["out"] = judge(*parts["out"], dtype, profile, share, everything, hardware)
-        if len(parts) == 1:
-            return verdicts["out"]
-    gradients = {x: y for x, y in parts.items() if x != "out"}
-    names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
-    if any(x.problem.shares_keys for x in gradients.values()):
-        names = add_by_head(names)
-    asked = _Asked(dtype, names, share, everything, hardware)
-    backward = _judge_gradients(gradients, asked)
-    if "out" in verdicts:
-        forward_asked = asked._replace(profile=profile)
-        verdicts["out"], backward = _as_one_kernel(
-            parts, (verdicts["out"], backward), (forward_asked, asked)
-        )
-    with np.errstate(all="ignore"):
-        verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
+    for name, part in parts.items():
+        if name == "out" or part.problem.kind == "recurrent":
+            verdicts[name] = judge(*part, dtype, profile, share, everything, hardware)
+    if [*parts] == ["out"]:
+        return verdicts["out"]
+    gradients = {x: y for x, y in parts.items() if x not in verdicts}
+    if gradients:
+        names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+        if any(x.problem.shares_keys for x in gradients.values()):
+            names = add_by_head(names)
+        asked = _Asked(dtype, names, share, everything, hardware)
+        backward = _judge_gradients(gradients, asked)
+        if "out" in verdicts:
+            forward_asked = asked._replace(profile=profile)
+            verdicts["out"], backward = _as_one_kernel(
+                parts, (verdicts["out"], backward), (forward_asked, asked)
+            )
+        with np.errstate(all="ignore"):
+            verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())

@@ -537,7 +537,7 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     monkeypatch.setattr(judging, "explain_gradients", lambda parts, found, *_: found)
     monkeypatch.setattr(judging, "_judge_gradients", gradients)
     level = pytest.approx(0.1)
-    problem = SimpleNamespace(shares_keys=False)
+    problem = SimpleNamespace(shares_keys=False, kind="scores")
     parts = {name: findings.Part(problem, name) for name in ("out", "dq", "dv")}
     found = judging.judge_all(parts, "float32", "math", 0.3, hardware="ampere")
     worst = min(first, second, key=ORDER.index)
