@@ -1,11 +1,11 @@
-r"""Frequencies adapted to the queries and keys at hand, in closed form from their moments.
+r"""Fit the distribution of frequencies to queries and keys, in closed form from their moments.
 
 Ye 2023 estimates the means and covariances of queries and keys; these four moments determine
 
-* a gauge A: softmax attention is the same for A q and A^{-T} k, its estimates are not;
+* a gauge A: softmax attention is the same for A q and A^{-T} k, but its estimates change;
 * a Gaussian proposal N(mu, Sigma) for the frequencies: `oprf`, `sderf` and `optimal_gaussian`
-  minimise the expected logarithm of the second moment of a kernel estimate over ever larger
-  families.
+  minimise the expected logarithm of the second moment of a kernel estimate, each over a larger
+  family than the one before.
 
 `fit` composes the two. All results are host arrays in kernel coordinates: sqrt(scale) times the
 queries and keys.

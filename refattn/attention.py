@@ -42,12 +42,11 @@ def attend(
         \mathrm{lse}_i = \log \Bigl( e^{\mathrm{sink}} + \sum_j e^{s_{ij}} \Bigr), \qquad
         \mathrm{out}_i = \sum_j e^{s_{ij} - \mathrm{lse}_i} \, r_{ij} \, v_j
 
-    over the keys j that query i sees. By default nothing is capped, and there is neither a bias nor
-    a sink nor a factor r.
+    over the keys j that query i sees. By default there is no cap, bias, sink or factor r.
 
-    Every estimator of the package is made of this function and `merge`. Scores are computed in
-    blocks and never stored all at once: the memory used besides the arguments and the result does
-    not depend on n, m or the leading axes.
+    Every estimator of the package uses this function and `merge`. Scores are computed in blocks and
+    never stored all at once: the memory used besides arguments and result does not depend on n, m
+    or the leading axes.
 
     Parameters
     ----------
@@ -60,8 +59,8 @@ def attend(
     v : array, shape (..., m, d_v), dtype of `q`
         Values.
     bias : array, broadcasting to (..., n, m), dtype of `q`, or Alibi, optional
-        Added to the scores; -inf hides a key, but not a NaN in it: use `mask` for that. `alibi`
-        makes one.
+        Added to the scores; `alibi` makes one. -inf hides a key, but a NaN in the key still reaches
+        the result: use `mask` to hide it.
     mask : array of bool, broadcasting to (..., n, m), optional
         True where the query attends to the key. Masking a key equals deleting it: NaN in a
         masked key or value does not reach the result.
@@ -72,7 +71,7 @@ def attend(
         Factor on q . k.
     window : pair of int or None, optional
         (left, right): query i sees key j only if i + m - n - left <= j <= i + m - n + right;
-        None is no limit. The time is that of the keys in the window.
+        None is no limit. Keys outside the window cost no time.
     softcap : float, optional
         Cap c > 0: each score s becomes c tanh(s / c).
     sinks : array, broadcasting to (..., heads), dtype of `q`, optional
@@ -87,7 +86,7 @@ def attend(
     Attended
         `out`, shape (..., n, d_v), and `lse`, shape (..., n), with the namespace, dtype and
         device of `q`. A query that sees no key, and no sink, has out 0 and lse -inf, the identity
-        of `merge`. Of results that are merged, only one may have the sink.
+        of `merge`. If results are merged, only one of them may have the sink.
 
     Raises
     ------
@@ -100,12 +99,12 @@ def attend(
     Notes
     -----
     Against exact arithmetic on the same floats, the error of `out` (relative to the largest value)
-    and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|), with C = 16 asserted
-    by the tests for d up to 4096. Sums of more than 128 terms are split; shorter products of
-    queries and keys are not, as that would take a fifth more time. Only vectors constructed so that
-    all roundings of q . k have the same sign exceed C = 16. For d up to 128, C is then 3 d / 16 if
-    the d terms are nearly equal, and d / 2, the bound for any sum of d terms, if the first
-    outweighs all others; for larger d it is 64. Scores must be representable: if scale * q . k
+    and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|). The tests assert C =
+    16 for d up to 4096. Sums of more than 128 terms are split; shorter products of queries and keys
+    are not, as that would take a fifth more time. C exceeds 16 only for vectors constructed so that
+    all roundings of q . k have the same sign. For these and d up to 128, C is 3 d / 16 if the d
+    terms are nearly equal. It is d / 2, the bound for any sum of d terms, if the first term is far
+    larger than the rest. For larger d it is 64. Scores must be representable: if scale * q . k
     itself overflows the dtype, the row is NaN. A NaN or an infinite value affects only the rows
     that see it. Values within a factor 10 m of the smallest normal number may lose digits.
 

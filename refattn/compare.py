@@ -156,7 +156,8 @@ class Comparison(NamedTuple):
         ]
         names = " and ".join(filter(None, [", ".join(best[:-1]), *best[-1:]])) or "no estimator"
         only = "only " * (0 < len(best) < len(sizes))
-        tied = f" Within two standard errors of it: {', '.join(close)}." if close else ""
+        verb = "is" if len(close) == 1 else "are"
+        tied = f" {', '.join(close)} {verb} within two standard errors of it." if close else ""
         return f"On these tensors {only}{names} beat{'s' * (len(best) < 2)} the mean of v.{tied}"
 
     def tables(self) -> tuple[Table, Table]:
@@ -188,7 +189,7 @@ class Comparison(NamedTuple):
             Column("worst_head", write_head, drop=1),
             Column("queries", None),
             Column("seconds", two_digits, drop=3),
-            Column("ratio", digits, "to the seconds of exact"),
+            Column("ratio", digits, "seconds divided by those of exact"),
             Column("error_tolerated", digits, limits.words, drop=4),
         )
         names = ("estimator", "samples", "head", "error_mean")
@@ -499,7 +500,7 @@ def record_of(name: str) -> Estimator:
     if name not in ESTIMATORS or not ESTIMATORS[name].approximates:
         known = [x for x, record in ESTIMATORS.items() if record.approximates]
         raise ValueError(
-            f"`estimators` must be of {', '.join(names())}, got {name!r}.{close(name, known)}"
+            f"`estimators` must be one of {', '.join(names())}, got {name!r}.{close(name, known)}"
         )
     return ESTIMATORS[name]
 

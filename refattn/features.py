@@ -1,4 +1,4 @@
-r"""Feature maps, and attention linear in them.
+r"""Feature maps, and linear attention with them.
 
 A map takes vectors (..., n, d) to features (..., n, F), of any sign. Maps with factors such as
 exp(|x|^2/2) return `Features`: values and the logarithm of a scale for each row. For positive

@@ -1,8 +1,8 @@
 r"""Exact kernels and their random-feature estimates, for pairs of vectors.
 
 A kernel takes vectors along the last axis; leading axes broadcast, so that the Gram matrix of
-two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``. What is no array, or differs in
-library or dtype, raises TypeError, and shapes that do not match ValueError.
+two sets is ``kernel(x[..., :, None, :], y[..., None, :, :])``. An argument that is not an
+array, or has another library or dtype, raises TypeError; shapes that do not match raise ValueError.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Mean and covariance of queries or keys, in one pass and mergeable, and what follows from them.
+r"""Mean and covariance of queries or keys, computed in one pass and mergeable.
 
 `estimate` reads an array (or a file mapped into memory) and `estimate_chunks` a stream, block by
 block; `merge` joins results of different machines. `shrink` and `summary` estimate how reliable a

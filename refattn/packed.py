@@ -1,12 +1,12 @@
-r"""Sequences of many lengths: packed one after another, or with keys in pages.
+r"""Attend within sequences of many lengths, packed one after another or with keys in pages.
 
 Inference servers store sequences of different lengths without padding. This module defines what
-such layouts mean: each sequence attends to itself alone. `varlen` and `paged` cut out each
-sequence, call an attention function of q (heads, n, d), k (heads, m, d) and v (heads, m, d_v), from
-the package or yours, and put the results together. They are references for kernels that read these
-layouts; they are not fast themselves.
+such layouts mean: each sequence attends only to itself. `varlen` and `paged` cut out each sequence,
+call an attention function from the package or yours, and put the results together. The function
+takes q (heads, n, d), k (heads, m, d) and v (heads, m, d_v). `varlen` and `paged`
+are references for kernels that read these layouts; they are not fast themselves.
 
-Causal attention and windows are those of each sequence: its last query sees its last key.
+Causal attention and windows apply to each sequence: its last query sees its last key.
 """
 
 from __future__ import annotations

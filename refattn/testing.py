@@ -1,8 +1,8 @@
-r"""Test attention kernels: queries, keys and values that kernels get wrong, and one assertion.
+r"""Test attention kernels with difficult queries, keys and values, and without tolerances.
 
-If the package is installed, pytest also has the fixtures `qkv`, `qkv_dtype` and `qkv_shape`: a test
-that takes `qkv` runs once for each of `CASES`. To change dtype or shape, override or parametrize
-the other two::
+If the package is installed, pytest has the fixtures `qkv`, `qkv_dtype` and `qkv_shape`: a test that
+takes `qkv` runs once for each of `CASES`. To change dtype or shape, override or parametrize the
+other two::
 
     @pytest.mark.parametrize("qkv_dtype", ["float16", "float32"])
     def test_my_kernel(qkv, qkv_dtype):
@@ -27,7 +27,6 @@ from .arrays.library import Floats
 from .arrays.words import close
 from .audit import Audit, audit
 from .files.sample import load_sample
-from .files.tensors import JUDGED, view_heads_first
 from .rounding.formats import FORMATS
 from .rounding.profiles import PROFILES, Profile
 from .typing import CASES, DTYPES, Case, Dtype
@@ -69,10 +68,9 @@ def assert_attention_close(
     layout: str = "bhnd",
     **options: Any,
 ) -> None:
-    """Raise an AssertionError if no correct kernel gives such an output.
+    """Raise an AssertionError if no correct kernel can give this output.
 
-    As in `refattn.testing.assert_close`, you choose no tolerance: the error that rounding allows
-    is computed from the arrays.
+    You choose no tolerance: the error that rounding allows is computed from the arrays.
 
     Parameters
     ----------
@@ -86,7 +84,7 @@ def assert_attention_close(
         Whether heads come before tokens; in `mask`, `bias`, `sinks` and `omega` they always do.
     causal, mask, scale, **options
         As for `refattn.verify`: also `window`, `softcap`, `sinks`, `bias`, `profile`, `alpha`,
-        `estimator`, `omega`, and `d_out` with `dq`, `dk` and `dv`.
+        `estimator` (softmax, rfa or linear), `omega`, and `d_out` with `dq`, `dk` and `dv`.
 
     Raises
     ------
@@ -123,16 +121,14 @@ def assert_attention_close(
                 f"assert_attention_close() got an unexpected keyword argument {name!r}."
                 f"{close(name, known)}"
             )
-    options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale}
-    _verify_actual(layout, q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
+    options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale, "layout": layout}
+    _verify_actual(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 
 
-def _verify_actual(layout: str, **arguments: Any) -> Verdict:
+def _verify_actual(**arguments: Any) -> Verdict:
     """Verify the output, with errors in the words of the assertion."""
-    checks.choice("layout", layout, ("bhnd", "bnhd"))
-    arrays = {x: y for x in (*"qkv", "d_out", *JUDGED) if (y := arguments.get(x)) is not None}
     try:
-        return verify(**arguments | view_heads_first(arrays, layout))
+        return verify(**arguments)
     except (TypeError, ValueError) as error:
         if type(error) not in (TypeError, ValueError) or "`out`" not in str(error):
             raise
@@ -146,7 +142,7 @@ def draw_qkv(
     dtype: Dtype = "float32",
     rng: Any = 0,
 ) -> _Triple:
-    """Make queries, keys and values of a case that kernels get wrong.
+    """Make queries, keys and values of a case that is difficult for kernels.
 
     Parameters
     ----------
@@ -215,9 +211,9 @@ def _take_sample(x: Floats, shape: Sequence[int] | None) -> Floats:
 
 
 def cases(seed: Any, count: int = 8) -> Iterator[_Triple]:
-    """Draw inputs that no kernel can have been written for: sizes and amplitudes vary freely.
+    """Draw inputs of many sizes and amplitudes, to which no kernel can be tuned.
 
-    Use them for a test that a kernel must pass after its code is frozen. Queries, keys and values
+    Use them for a test that a kernel must pass after its code is finished. Queries, keys and values
     have amplitudes from 1/8 to 8 on a log scale, and values a mean of up to twice their amplitude.
     There are 1 to 4 heads, 1 to 600 queries and keys on a log scale, and head sizes from 8 to 128.
 
@@ -284,10 +280,10 @@ def assert_close(
     lse: Any = None,
     **options: Any,
 ) -> None:
-    """Raise an AssertionError if no correct kernel gives such an output, for tests of kernels.
+    """Raise an AssertionError if no correct kernel can give this output.
 
-    You choose no tolerance: the error that rounding allows is computed from the arrays. It raises
-    and warns as `assert_attention_close` does.
+    Use `assert_attention_close` in new tests: the verdict is the same, and it also takes a
+    `layout` and a pair of output and log normalisers.
 
     Parameters
     ----------
@@ -302,7 +298,7 @@ def assert_close(
     lse : array, shape (..., n), optional
         Log normalisers of the kernel.
     **options
-        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `sinks`, ...
+        As for `refattn.verify`: `scale`, `causal`, `mask`, `bias`, `softcap`, `layout`, ...
 
     Examples
     --------

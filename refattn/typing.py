@@ -1,7 +1,7 @@
 r"""Types for static type checkers: arrays, and the names that options take.
 
-The checks of arguments read the same names, so a name that a type checker passes is one that the
-function takes.
+Functions check their arguments against the same names, so a name that a type checker accepts is
+valid.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def test_what_chance_explains_is_no_win():
         first = found.rows[2]._replace(errors=errors)
         text = found._replace(rows=[*found.rows[:2], first, found.rows[3]], draws=2).conclusion
         assert text.startswith(f"On these tensors {said}")
-        assert text.endswith(" Within two standard errors of it: a at S = 1.") == (apart > 0)
+        assert text.endswith(" a at S = 1 is within two standard errors of it.") == (apart > 0)
 
 
 def test_what_is_slow_is_skipped(qkv):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -116,3 +117,17 @@ def test_in_python():
 def test_the_citation_is_of_this_version():
     lines = (ROOT / "CITATION.cff").read_text("utf-8").splitlines()
     assert f"version: {refattn.__version__}" in lines
+    page = guide_blocks.page("cite")
+    title = next(x for x in lines if x.startswith("title: ")).removeprefix("title: ").strip('"')
+    assert f"title = {{{title}}}" in page
+    assert f"version = {{{refattn.__version__}}}" in page
+    assert f"refattn-{refattn.__version__}-py3" in page
+    assert "git+https" not in page  # nothing is published
+
+
+def test_the_guide_names_what_the_package_requires():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    page = " ".join(guide_blocks.page("index").split())
+    *most, last = project["dependencies"]
+    python = project["requires-python"].removeprefix(">=")
+    assert f"needs Python {python} or later, {', '.join(most)} and {last}." in page

@@ -146,8 +146,9 @@ UNREADABLE = {
 def test_entry_points_that_cannot_be_read_are_said(installed, place):
     installed(bad=place, good="other_estimators:ONE")
     said = f"the entry point bad = {re.escape(place)} of other-estimators adds no estimator: "
-    with pytest.warns(RuntimeWarning, match=said + UNREADABLE[place]):
+    with pytest.warns(RuntimeWarning, match=said + UNREADABLE[place]) as found:
         assert ESTIMATORS["one"].name == "one"
+    assert [x.filename for x in found] == [place.partition(":")[0]]
     assert ESTIMATORS["ra"] is not None
 
 

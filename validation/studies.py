@@ -120,7 +120,7 @@ def model_command(
     for layer in where:
         if layer not in ("all", *map(str, range(study.encoder.depth))):
             last = study.encoder.depth - 1
-            raise click.UsageError(f"--layers must be of all, 0, ..., {last}, got {layer!r}.")
+            raise click.UsageError(f"--layers must be one of all, 0, ..., {last}, got {layer!r}.")
     options: dict[str, Any] = {
         "sizes": [*map(int, sizes)],
         "layers": where,

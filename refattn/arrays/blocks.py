@@ -103,11 +103,8 @@ def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> tuple[Array, 
 
 def put(out: Array, index: tuple[slice, ...], values: Array) -> Array:
     """Write `values`, broadcast, into our own buffer `out` and return it (JAX: a new array)."""
-    shape = tuple(len(range(*i.indices(n))) for i, n in zip(index, out.shape, strict=True))
-    if 0 in shape:
+    if 0 in out.shape or 0 in values.shape:
         return out
-    if values.shape != shape:
-        values = array_namespace(values).broadcast_to(values, shape)
     if is_jax_array(out):
         return out.at[index].set(values)
     out[index] = values

@@ -27,8 +27,7 @@ _MANY = 10  # names that an error lists, if there are more and a command lists a
 def arrays(min_ndim: int, **named: Array) -> Any:
     """Check that arrays share a library, a supported dtype and a device; return the library."""
     for name, x in named.items():
-        is_array(name, x)
-        few_axes(name, x)
+        is_array(name, x, 31)
         if x.ndim < min_ndim:
             axes = "1 axis" if min_ndim == 1 else f"{min_ndim} axes"
             raise ValueError(f"`{name}` must have at least {axes}, got shape {shape_of(x)}.")
@@ -52,16 +51,15 @@ def arrays(min_ndim: int, **named: Array) -> Any:
     return xp
 
 
-def is_array(name: str, x: Any) -> None:
-    """Check that `x` is an array of some library."""
+def is_array(name: str, x: Any, most: int = 32) -> None:
+    """Check that `x` is an array of some library, and its axes: NumPy broadcasts up to 32.
+
+    Queries, keys and values have one fewer, as each query may have samples.
+    """
     if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(
             f"`{name}` must be an array of a library with the array API, got {describe(x)}."
         )
-
-
-def few_axes(name: str, x: Any, most: int = 31) -> None:
-    """Check the number of axes: NumPy broadcasts up to 32, and each query may have samples."""
     if x.ndim > most:
         raise ValueError(f"`{name}` must have at most {most} axes, got {x.ndim}.")
 
@@ -89,8 +87,7 @@ def is_of(x: Array, kind: str) -> bool:
 
 def boolean(name: str, x: Any, first: str, head: Array) -> None:
     """Check a boolean array that goes with `head`."""
-    is_array(name, x)
-    few_axes(name, x)
+    is_array(name, x, 31)
     same_home(name, x, first, head)
     if not is_of(x, "bool"):
         raise TypeError(f"`{name}` must have dtype bool (True = attend), got {x.dtype}.")
@@ -134,7 +131,6 @@ def compatible(name: str, x: Array, other: str, y: Array) -> None:
 def floats(name: str, x: Any, like: Array) -> Array:
     """Check an array of real floats that is NumPy or of the library of `like`, and cast it."""
     is_array(name, x)
-    few_axes(name, x, 32)
     if not is_numpy_array(x):
         same_home(name, x, "q", like)
     if not is_of(x, "real floating"):
@@ -146,7 +142,7 @@ def host(name: str, x: Any, rule: str, min_ndim: int, dtype: Any = np.float64) -
     """Turn host data into an array of finite numbers with at least `min_ndim` axes."""
     whole(name, x)
     values = to_host(x, None) if is_array_api_obj(x) else np.asarray(x)
-    few_axes(name, values)
+    is_array(name, values, 31)
     if values.dtype.kind not in "fiu":
         raise TypeError(f"`{name}` must hold real numbers, got {describe(x)} of {values.dtype}.")
     values = values.astype(dtype)

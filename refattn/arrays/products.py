@@ -36,7 +36,11 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
     if y.shape[-2] > UNCUT:
         return sum_of_products(x, y, memory, out)
     if out is None:
-        return _of_rows(x, y) if is_cupy_array(x) and y.ndim == 2 else x @ y
+        if not is_cupy_array(x) or y.ndim > 2:
+            return x @ y
+        # The rows of all heads at once: a batch would copy the one matrix for each.
+        rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
+        return (rows @ y).reshape((*x.shape[:-1], y.shape[-1]))
     n, columns = out.shape[-2:]
     rows = _rows_of_product(n, columns, y.shape[-2]) if y.strides[-1] == y.itemsize else n
     if rows == n:
@@ -45,12 +49,6 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
     some = out.reshape((*out.shape[:-2], *cut, columns))
     np.matmul(x.reshape((*x.shape[:-2], *cut, x.shape[-1])), y[..., None, :, :], out=some)
     return out
-
-
-def _of_rows(x: Array, y: Array) -> Array:
-    """Multiply the rows of all heads at once, by one matrix: a batch would copy it for each."""
-    xp, shape = array_namespace(x), (math.prod(x.shape[:-1]), x.shape[-1])
-    return xp.reshape(xp.reshape(x, shape) @ y, (*x.shape[:-1], y.shape[-1]))
 
 
 def _product_shape(x: Array, y: Array) -> tuple[int, ...]:
@@ -71,15 +69,16 @@ def sum_of_products(
     if terms <= _TERMS:
         return x @ y if out is None else np.matmul(x, y, out=out)
     if is_numpy_array(x):
-        return _sum_in_cache(x, y, memory or Workspace(), out)
+        out = np.empty(_product_shape(x, y), dtype=x.dtype) if out is None else out
+        _sum_in_cache(x, y, out, memory or Workspace())
+        return out
     xp, whole = array_namespace(x, y), terms // _TERMS * _TERMS
     if whole < terms:
         first = sum_of_products(x[..., :whole], y[..., :whole, :])
         return first + x[..., whole:] @ y[..., whole:, :]
     # Columns that follow each other in memory CuPy copies in a batch.
     if is_cupy_array(x) and x.strides[-2] < x.strides[-1] and x.size > y.size:
-        x, y = xp.matrix_transpose(y), xp.matrix_transpose(x)
-        return xp.matrix_transpose(_sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp))
+        return xp.matrix_transpose(sum_of_products(xp.matrix_transpose(y), xp.matrix_transpose(x)))
     return _sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp)
 
 
@@ -137,12 +136,9 @@ def _ones(dtype: Any) -> Array:
     return np.ones((_TERMS, 1), dtype=dtype)
 
 
-def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> Array:
-    """`sum_of_products` on NumPy: of a part of the result at a time, in memory in the cache."""
-    terms, shape = x.shape[-1], _product_shape(x, y)
-    lead, (n, columns) = shape[:-2], shape[-2:]
-    if out is None:
-        out = np.empty(shape, dtype=x.dtype)
+def _sum_in_cache(x: Array, y: Array, out: Array, memory: Workspace) -> None:
+    """Write a sum of products on NumPy, a part at a time, with the products of it in the cache."""
+    terms, lead, (n, columns) = x.shape[-1], out.shape[:-2], out.shape[-2:]
     width = max(1, min(columns, _CACHE_COLUMNS))
     size = min(terms, _MOST_TERMS) // _TERMS * width  # numbers of the products of a row
     fit = 2 ** math.floor(math.log2(max(1, _CACHE_BYTES // (size * x.dtype.itemsize))))
@@ -150,12 +146,10 @@ def _sum_in_cache(x: Array, y: Array, memory: Workspace, out: Array | None) -> A
     heads = max(1, min(math.prod(lead), fit // rows))
     products = memory.room("products", (heads * rows * size,), x.dtype)
     if rows == n and heads == math.prod(lead) and width == columns:
-        _sum_of_part(x, y, out, products)
-        return out
+        return _sum_of_part(x, y, out, products)
     for head, i, j in product(tiles(lead, heads), blocks(0, n, rows), blocks(0, columns, width)):
         x_part, y_part = part(x, (*head, i, WHOLE)), part(y, (*head, WHOLE, j))
         _sum_of_part(x_part, y_part, out[(*head, i, j)], products)
-    return out
 
 
 def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
@@ -174,7 +168,7 @@ def _sum_of_part(x: Array, y: Array, out: Array, memory: Array) -> None:
     x_grid = x[..., :whole].reshape((*x.shape[:-2], n // rows, rows, *grid))
     x_grid = x_grid.swapaxes(-4, -3).swapaxes(-3, -2)
     y_grid = y[..., None, :whole, :].reshape((*y.shape[:-2], 1, *grid, columns))
-    shape = _product_shape(x_grid, y_grid)
+    shape = (*out.shape[:-2], n // rows, *grid[:2], rows, columns)
     products = np.matmul(x_grid, y_grid, out=memory[: math.prod(shape)].reshape(shape))
     sums = np.add.reduce(products, axis=-3) if few > 1 else products[..., 0, :, :]
     np.add.reduce(sums, axis=-3, out=out.reshape((*out.shape[:-2], n // rows, rows, columns)))

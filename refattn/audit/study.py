@@ -71,7 +71,7 @@ class Survivor(NamedTuple):
 
 @held("survivors", "blind", "accepts_correct", "needed")
 class Audit(NamedTuple):
-    """The known bugs and trivial outputs that a comparison lets through.
+    """The known bugs and trivial outputs that a comparison accepts.
 
     Attributes
     ----------
@@ -89,7 +89,8 @@ class Audit(NamedTuple):
         Bugs that no test, not even `refattn.verify`, can tell from a correct kernel's errors; and
         bugs that make no difference on these inputs.
     untried : list of str
-        Bugs of gradients if the test computes none, and bugs that do not take the kernel's options.
+        Bugs of gradients if the test computes none, and bugs that do not support the kernel's
+        options.
     sizes : dict
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
@@ -130,7 +131,7 @@ class Audit(NamedTuple):
             Column(
                 "caught",
                 lambda x: "yes" if x else "no",
-                "by the tolerance that is needed; rows: share with an error above it",
+                "whether the needed tolerance rejects it; rows: share of rows it rejects",
             ),
             Column("effect", None),
         ]
@@ -155,12 +156,14 @@ class Audit(NamedTuple):
         if not self.sizes:
             yield "only gradients are compared: bugs of the output were not tried"
             if not self._goes_back():
-                yield "bugs of gradients take no options but mask and causal"
+                yield "bugs of gradients support no options but mask and causal"
         backward = [x for x in self.untried if kind_of(x) == "backward"]
         reasons = {
             "that make no difference on these inputs": self.alike,
             "of gradients, which were not tried": backward,
-            "that do not take the kernel's options": [x for x in self.untried if x not in backward],
+            "that do not support the kernel's options": [
+                x for x in self.untried if x not in backward
+            ],
             "that cannot be told from a correct kernel's errors": self.hidden,
         }
         counts = [f"{len(names)} {reason}" for reason, names in reasons.items() if names]
@@ -179,9 +182,9 @@ class Audit(NamedTuple):
             if size and name.endswith("times"):
                 places = max(4, 1 - floor(log10(size)))  # also of a size below .0005
                 factor = "any factor up to 2" if size == 1 else f"{1 + size:.{places}g}"
-                yield f"also passes: {name} {factor}"
+                yield f"largest error that passes: {name} {factor}"
             elif size:
-                yield f"also passes: {name}: {size:.0f}"
+                yield f"largest error that passes: {name}: {size:.0f}"
 
     def _advise(self) -> Iterator[str]:
         """Say which tolerances and inputs would show more."""
@@ -194,19 +197,17 @@ class Audit(NamedTuple):
             if self.sizes or name != "out"
         ]
         if caught:
-            yield (
-                f"instead: {'; '.join(x.strip() for x in tolerances)}, what a correct kernel needs "
-                f"on these inputs, rejects {caught} of the {count}"
-            )
+            text = "; ".join(x.strip() for x in tolerances)
+            yield f"use {text} (needed on these inputs): this rejects {caught} of the {count}"
         if caught < count or self.blind:
-            yield "assert_attention_close of refattn.testing takes no tolerance and rejects all"
+            yield "refattn.testing.assert_attention_close needs no tolerance and rejects all"
         n, m = self.shapes["q"][-2], self.shapes["k"][-2]
         if {"mean of v", "half the scale"} == {*self.blind}:
-            yield "inputs: larger q, so that weights differ from each other"
+            yield "change the inputs: larger q, so that weights differ from each other"
         if any("tail" in x for x in self.alike) and n % 4 == 0 and m % 4 == 0:
-            yield "inputs: lengths that no block size divides, such as 509"
+            yield "change the inputs: lengths that no block size divides, such as 509"
         if any("gqa" in x for x in self.alike) and len(self.shapes["q"]) > 2:
-            yield "inputs: fewer heads of k and v than of q, if the kernel takes them"
+            yield "change the inputs: fewer heads of k and v than of q, if the kernel supports them"
 
 
 def audit(
@@ -220,7 +221,7 @@ def audit(
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
     **options: Any,
 ) -> Audit:
-    """List the known bugs that a comparison of an output with the expected one lets through.
+    """List the known bugs that a comparison of an output with the expected output accepts.
 
     `compare` is called with the output of each known bug, with the roundings of a correct kernel,
     and with the exact output.
@@ -228,8 +229,8 @@ def audit(
     Parameters
     ----------
     compare : callable
-        ``compare(got, expected)`` returns whether the output passes, or nothing and raises an
-        AssertionError. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
+        ``compare(got, expected)`` returns whether the output passes, or raises an AssertionError
+        if it does not. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
         float32 in NumPy. `expected` is float32, or float64 for that dtype.
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Inputs of the kernel; they are rounded to `dtype` first.

@@ -1,4 +1,4 @@
-r"""Attention with a proven error bound, right to more than 60 binary digits, by matrix products.
+r"""Compute attention with a proven error bound, to more than 60 binary digits, by matrix products.
 
 Results are pairs of float64, hi + lo, with a bound on their error. Each step adds the bound that
 theory gives for it, and nothing is estimated. With :math:`u = 2^{-53}`,
@@ -31,11 +31,11 @@ theory gives for it, and nothing is estimated. With :math:`u = 2^{-53}`,
    terms of the series are taken.
 
 Bounds are computed in float64, from numbers that are not negative, with fewer than 2^16 roundings,
-and multiplied by 1 + 2^-30. Where a step does not hold (an argument is not finite, exponents
-overflow, the shift is off) the result is that of `attend`, and its bound is infinity.
+and multiplied by 1 + 2^-30. If a step is not valid (an argument is not finite, exponents
+overflow, the shift is wrong) the result is that of `attend`, and its bound is infinity.
 
-Nothing here holds if a compiler changes the order of sums: functions test this once on the device,
-and raise RuntimeError with what failed.
+No bound is valid if a compiler changes the order of sums: functions test this once on the device,
+and raise a RuntimeError that names the failed test.
 
     Ozaki, Ogita, Oishi and Rump, Error-free transformations of matrix multiplication by using fast
     routines of matrix multiplication, Numerical Algorithms 59, 2012.

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 )
 @causal_option
 @scale_option
-@click.option("--verbose", is_flag=True, help="Name also the bugs that are not counted.")
+@click.option("--verbose", is_flag=True, help="Name also bugs that were untried or cannot be seen.")
 @format_option
 @file_option("json", "Write everything that was tried and found.")
 def audit_command(
@@ -59,7 +59,8 @@ def audit_command(
 
     TEST is a pytest test (FILE.py::TEST), a script, or MODULE:FUNCTION. It is run as it is, and
     then for each known bug, with the output of --kernel replaced by that of a kernel with this bug.
-    Bugs that pass are listed with their largest errors: an atol below that, with rtol 0, would
+    All cases of a parametrized test run for each bug; 'FILE.py::TEST[CASE]' is one case.
+    Each bug that passes is listed with its largest error: an atol below it, with rtol 0, would
     reject the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
     function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
     the test accepts a trivial output, such as zeros.
@@ -84,6 +85,6 @@ def _print(test: str, found: Audit, verbose: bool, page: Page) -> None:
     for line in rest:
         page.say(line)
     if found.survivors:
-        page.say("\nbugs that pass, from the largest error on")
+        page.say("\nbugs that pass, the largest error first")
         page.table(found.tables()[0])
-        page.say("refattn explain NAME describes each")
+        page.say("refattn explain NAME describes a bug")

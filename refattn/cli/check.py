@@ -207,7 +207,7 @@ def check(
 
     Arrays are passed by position and everything else by keyword: see the documentation of
     refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED, and 2
-    if there is no verdict: the arguments are unusable, the report cannot be written, or your
+    after an error: the arguments are unusable, the report cannot be written, or your
     function ended the process. With --isolate, and for commands, this last case is a FAIL.
     """
     if sys.stdout is None:

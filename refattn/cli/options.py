@@ -297,7 +297,7 @@ def known_option(
     def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
         if value is not None and value not in taken():
             raise Unusable(
-                f"{param.opts[0]} must be of {', '.join(known())}, got {value!r}."
+                f"{param.opts[0]} must be one of {', '.join(known())}, got {value!r}."
                 f"{close(value, taken())}"
             )
         return value
@@ -315,7 +315,7 @@ softcap_option = click.option(
     "--softcap", type=float, metavar="C", help="The kernel uses C tanh(score / C) as the score."
 )
 causal_option = click.option(
-    "--causal", is_flag=True, help="Query i sees key j only if j <= i + m - n."
+    "--causal", is_flag=True, help="Query i of n sees key j of m only if j <= i + m - n."
 )
 layout_option = known_option(
     "--layout",

@@ -110,7 +110,6 @@ class Work:
     def tick(self) -> None:
         """Count one part as done."""
         self.done += 1
-        more = self.done - self.total
         self._bar.update(self._task, completed=min(self.done, self.total))
         now = time.monotonic()
         passed = now - self._start
@@ -120,7 +119,8 @@ class Work:
                 self.estimated(whole)
         if self._bar.disable and now - self._said > _EVERY:
             self._said = now
-            count = f"{self.done} of {self.total}" if more <= 0 else f"all, and {more} more,"
+            counted = self.done <= self.total
+            count = f"{self.done} of {self.total}" if counted else "not yet done"
             self._say(f"{self.description}: {count} after {spell(passed)}")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from .options import (
     many_heads,
     needed,
     one_line,
-    other_layout,
     plot_option,
     profile_option,
     publish,
@@ -39,6 +37,7 @@ from .progress import Work
 if TYPE_CHECKING:
     from ..rounding.problems import Problem
     from ..verification.findings import Part
+    from ..verification.verdict import Verdict
     from .show.verdicts import Verified
 
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
@@ -48,9 +47,9 @@ _VERIFY = """Judge whether a correct kernel can have produced the numbers in a f
 FILE (.safetensors or .npz) holds the inputs q, k and v of the kernel and its output out, each in
 its own dtype, and optionally lse, mask, bias, sinks and omega. If it holds d_out, the gradients dq,
 dk and dv are also judged. Arrays in 8 bits, also int8, are multiplied by q_scale, k_scale and
-v_scale: one number, or one for each head, token or block. How far a correct kernel may be from
-exact attention follows from q, k, v and from what the kernel rounds. The exit status is 0 if all
-files PASS, 1 if one FAILs, 3 if one is UNDERPOWERED, and 2 if there is no verdict.
+v_scale: one number, or one for each head, token or block. The allowed error of each element
+follows from q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if
+one FAILs, 3 if one is UNDERPOWERED, and 2 after an error.
 
 \b
 Write such a file from torch:
@@ -81,7 +80,7 @@ def _parse_types(
     if "=" not in value:
         if value not in DTYPES:
             raise Unusable(
-                f"--dtype must be of {', '.join(DTYPES)}, got {value!r}.{close(value, DTYPES)}"
+                f"--dtype must be one of {', '.join(DTYPES)}, got {value!r}.{close(value, DTYPES)}"
             )
         return value
     named = dict(pair.partition("=")[::2] for pair in value.split(","))
@@ -131,7 +130,7 @@ def _parse_types(
 @softcap_option
 @layout_option
 @click.option(
-    "--all", "everything", is_flag=True, help="Test all rows of large files, for all known bugs."
+    "--all", "everything", is_flag=True, help="Test all rows of large files, not a sample."
 )
 @known_option(
     "--empty-rows",
@@ -192,34 +191,32 @@ def _answer_of_files(judged_files: list[Verified], after: bool, verbose: bool) -
 
 def _foresee(
     problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
-) -> tuple[float, str]:
-    """Return the time of one profile, and how many may be tried."""
+) -> float:
+    """Return about the time that right numbers take: few profiles are tried on all rows."""
     from ..rounding.profiles import profile_of
     from ..verification.choice import usual_profiles
     from ..verification.looks import choose_blocks, count_rows
     from ..verification.tolerance import block_seconds
 
     if 0 in (*problem.lead, *problem.shape):
-        return 0.0, ""
-    names = [profile] if profile is not None else list(usual_profiles(dtype))
-    _, block = (block_seconds(problem, dtype, profile_of(names[0])) for _ in "ab")  # one to warm up
-    words = f" for each of up to {len(names)} profiles" if len(names) > 1 else ""
+        return 0.0
+    name = next(iter(usual_profiles(dtype))) if profile is None else profile
+    block = block_seconds(problem, dtype, profile_of(name))
     share = count_rows(choose_blocks(problem, everything)) / count_rows(problem.items())
-    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items()), words
+    return parts * _ANALYSES * block * share * sum(1 for _ in problem.items())
 
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
     """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
+    from ..verification.door import try_other_layout
+
     judged = _judge_layout(path, layout=layout, **options)
-    tensors, verdict, (n, m, _) = judged.tensors, judged.verdict, judged.problem.shape
-    looks_transposed = tensors.sequences is None and tensors.lead[-1:] > (max(n, m),)
-    if verdict.verdict != "FAIL" or not looks_transposed:
-        return judged
-    other = other_layout(layout)
-    with suppress(TypeError, ValueError):  # shapes that have no such layout
-        transposed = _judge_layout(path, layout=other, **options).verdict
-        return judged._replace(verdict=verdict.in_layout(other, transposed))
-    return judged
+
+    def judge_in(other: str) -> Verdict:
+        return _judge_layout(path, layout=other, **options).verdict
+
+    about = judged.problem, judged.verdict, layout, judge_in
+    return judged._replace(verdict=try_other_layout(*about, "--layout {}"))
 
 
 def _judge_layout(
@@ -249,7 +246,8 @@ def _judge_layout(
     if tensors.lead and tensors.sequences is None:
         many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
     with Work("Verifying", len(list(problem.items()))) as work:
-        work.estimated(*_foresee(problem, tensors.dtype, profile, len(parts), everything))
+        seconds = _foresee(problem, tensors.dtype, profile, len(parts), everything)
+        work.estimated(seconds, ", longer if the numbers are wrong")
 
         def shown(part: Part) -> Part:
             def out(index: tuple[int, ...]) -> Any:
@@ -284,7 +282,9 @@ def _judge_layout(
 )
 @profile_option
 @hardware_option("ieee")
-@click.option("--atol", type=float, help="Absolute tolerance to test.  [default: as torch.testing]")
+@click.option(
+    "--atol", type=float, help="Absolute tolerance to test.  [default: that of torch.testing]"
+)
 @click.option("--rtol", type=float, help="Relative tolerance to test.")
 @causal_option
 @scale_option
@@ -312,9 +312,8 @@ def tolerance_command(
     FILE (.npz or .safetensors) holds q, k, v of shape (..., n, d), and optionally mask, bias and
     sinks; the default is a sample from a sentence encoder that comes with the package. The arrays
     are rounded to --dtype first. A tolerance allows |got - exact| <= atol + rtol |exact|. With
-    --verbose, and as CSV or JSON, each known bug is simulated with the roundings of a kernel, and
-    tested at --atol and --rtol, at the tolerance that a correct kernel needs, and by `refattn
-    verify`.
+    --verbose, and as CSV or JSON, kernels with known bugs are simulated. Each is tested at --atol
+    and --rtol, at the tolerance that a correct kernel needs, and by `refattn verify`.
     """
     from ..files.arrays import find_sample
     from ..files.tensors import open_tensors

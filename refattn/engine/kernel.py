@@ -129,7 +129,8 @@ def attend(
         if scale is not None:
             q_i = q_i * scale
         norms = norm_bound(q_i, xp) if plain and _may_be_bounded(q_i, v) else None
-        joined = of_keys and softcap is None and _may_be_joined(q_i)
+        size, d = q_i.shape[-2:]  # on NumPy, of many rows; one more term leaves products uncut
+        joined = memory and of_keys and softcap is None and size >= _BOUNDED_ROWS and d < UNCUT
         if joined:
             q_i = with_ones(q_i, xp, memory)
         seen = band.keys(i, keys, band.step(rows, columns))
@@ -138,7 +139,9 @@ def attend(
             bias_j: Any = None if bias is None else part(bias, (*head, i, j))
             if key_bias is not None:
                 bias_j = key_bias(k_j)[..., None, :]
-            k_of = _with_bias(k_j, bias_j[..., 0, :], memory or Workspace()) if joined else k_j
+            k_of = k_j
+            if joined and memory:  # the bias is one more term of products with [q_i, 1]
+                k_of = _join_column(k_j, bias_j[..., 0, :], memory, "keys")
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
@@ -214,19 +217,10 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
     return list(blocks(0, m, columns)) or [slice(0, 0)]
 
 
-def _may_be_joined(q: Array) -> bool:
-    """Say whether `_with_bias` pays, for one more term of products that are not cut."""
-    return is_numpy_array(q) and q.shape[-2] >= _BOUNDED_ROWS and q.shape[-1] < UNCUT
-
-
-def _with_bias(k: Array, bias: Array, memory: Workspace) -> Array:
-    """Join keys and their bias (..., b): it is one more term of products with [q_i, 1]."""
-    rows = broadcast_shapes(k.shape[:-1], bias.shape)
-    return _join_column(memory.room("keys", (*rows, k.shape[-1] + 1), k.dtype), k, bias)
-
-
-def _join_column(joined: Array, x: Array, column: Any) -> Array:
-    """Write rows with one more number each, on NumPy."""
+def _join_column(x: Array, column: Any, memory: Workspace, name: str) -> Array:
+    """Write rows with one more number each, on NumPy, in the memory of that name."""
+    rows = broadcast_shapes(x.shape[:-1], np.shape(column))
+    joined = memory.room(name, (*rows, x.shape[-1] + 1), x.dtype)
     joined[..., :-1], joined[..., -1] = x, column
     return joined
 
@@ -286,8 +280,7 @@ def sum_values(
 def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
     """Join values and ones to [v_j, 1], whose sums hold the mass."""
     if memory is not None:
-        room = memory.room("ones", (*v.shape[:-1], v.shape[-1] + 1), v.dtype)
-        return _join_column(room, v, 1.0)
+        return _join_column(v, 1.0, memory, "ones")
     like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
     return xp.concat([v, xp.ones_like(like)], axis=-1)
 
@@ -393,12 +386,6 @@ def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array
     up, down = some[..., :d_v], some[..., d_v:]
     total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(one)))
     return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
-
-
-def hidden(products: Array, visible: Array) -> Array:
-    """Put 0 for hidden ones of finite products, our own, in less time than `where` takes."""
-    fits = np.broadcast_shapes(products.shape, visible.shape) == products.shape
-    return np.multiply(products, visible, out=products if fits else None)
 
 
 def base_of(some: Array, like: Array) -> Array:

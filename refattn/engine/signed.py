@@ -31,6 +31,7 @@ from ..arrays.library import (
     device,
     is_numpy_array,
     rescale,
+    times,
     workspace,
 )
 from ..arrays.products import multiply, sum_of_products
@@ -53,7 +54,6 @@ from .kernel import (
     base_of,
     combine,
     finite,
-    hidden,
     split_ones,
     sum_of_visible,
     with_ones,
@@ -128,7 +128,8 @@ class Signed(Arithmetic):
         row = max(1, math.prod(lead) * self.width)
         if is_numpy_array(x):
             return max(16, chunk_size(x) // row)
-        return max(16, min(math.prod(block_shape(x)) // row, *block_shape(x)))
+        rows, columns = block_shape(x)
+        return max(16, min(rows * columns // row, rows, columns))
 
     def queries(self, q: Array, i: slice) -> _Scaled:
         """Make features of queries."""
@@ -178,7 +179,7 @@ class Signed(Arithmetic):
         xp, (values, log_scale, v, plain) = self.xp, keys
         weights = multiply(queries.values, xp.matrix_transpose(values), self.memory.keys, "weights")
         if plain:  # and so finite
-            weights = hidden(weights, visible)
+            weights = times(weights, visible)
             base = base_of(np.any(visible, axis=-1, keepdims=True), weights)
         else:
             weights = xp.where(visible, weights, 0.0)
@@ -250,17 +251,16 @@ def merge_totals(a: Totals, b: Totals) -> Totals:
 @as_written
 def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
     """Attend by the sums of what keys have, for features of either sign."""
-    if keys.differ:
-        return _attend_in_pairs(q, keys, arithmetic, causal)
-    if causal:
+    if causal and not keys.differ:
         return causal_attention(q, keys, arithmetic).out
     lead, n = keys.lead(q), q.shape[-2]
     out, _ = buffers(q, keys.v, lead, arithmetic.xp)
-    size, tokens = arithmetic.block(q, lead), 1
-    if is_numpy_array(q) and arithmetic.splits:
-        # Whatever threads there are: a block is of one head, or holds all tokens of a few.
-        size = arithmetic.block(q, ())
-        tokens = min(size, max(1, n, keys.k.shape[-2]))
+    if keys.differ:
+        return _attend_in_pairs(q, keys, arithmetic, causal, out)
+    # On NumPy, whatever threads there are: a block is of one head, or holds all tokens of a few.
+    alone = is_numpy_array(q) and arithmetic.splits
+    size = arithmetic.block(q, () if alone else lead)
+    tokens = min(size, max(1, n, keys.k.shape[-2])) if alone else 1
 
     def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
         nonlocal out
@@ -277,11 +277,10 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     return out
 
 
-def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> Array:
-    """Evaluate all pairs, where each query sees other keys."""
-    xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], keys.lead(q)
+def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool, out: Array) -> Array:
+    """Evaluate all pairs, where each query sees other keys, and write what these give to `out`."""
+    xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], out.shape[:-2]
     mask: Array = keys.mask
-    out, _ = buffers(q, keys.v, lead, xp)
     size = arithmetic.block(q, lead)
     join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys.v, lead)
     for i in blocks(0, n, size):

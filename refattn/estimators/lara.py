@@ -88,26 +88,26 @@ def linear_randomized_attention(
         * ``"query-over-queries"``: the same with the softmax taken over i, as in the authors'
           code.
 
-        With the last two some alpha may be negative. Their proposals are dropped for that query:
-        alpha is replaced by max(alpha, 0). At least one remains, since the sum is positive, and
-        the result is a mean of values. But the remaining weights no longer sum to 1 at every omega,
-        which consistency needs. With negative alpha the estimated normaliser would be 0 for some
+        With the last two some alpha may be negative. Negative alpha are replaced by 0, which drops
+        their proposals for that query. At least one remains, since the sum is positive, and the
+        result is a mean of values. But the remaining weights no longer sum to 1 at every omega, as
+        consistency requires. With negative alpha the estimated normaliser would be 0 for some
         queries.
     beta : float, default 1.0
         Strength of the dependence on the query.
     antithetic : bool, default False
         Draw omega_c = mu_c + z and mu_c - z for each proposal: S = 2 C.
     proposal : sampling.Gaussian, optional
-        What `adapt.fit` returns: queries and keys are first put into its gauge; `centres`, `omega`
-        and chunk means are in this gauge. Its mean and covariance are not used.
+        Result of `adapt.fit`: queries and keys are first put into its gauge; `centres`, `omega` and
+        chunk means are in this gauge. Its mean and covariance are not used.
     mask : array of bool, broadcasting to (..., n, m), optional
         As in `random_feature_attention`. Chunks have equal numbers of unmasked keys (keys that some
         query sees), so that masking a key equals deleting it.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n, and only proposals of earlier chunks: queries of
         chunk t use N(0, I) and the chunks before t ("balance" and "own" only). So there are also C
-        proposals: N(0, I) and all chunks but the last. The cost stays linear. Zheng 2022 leaves
-        causal LARA open.
+        proposals: N(0, I) and all chunks but the last. The cost stays linear. Zheng 2022 does
+        not define causal LARA.
 
     Returns
     -------

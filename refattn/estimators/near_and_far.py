@@ -62,9 +62,9 @@ def eva_attention(
 
     with the mean key of each chunk, and omega_c ~ N(mean query + mean key of chunk c, I) in kernel
     coordinates. Zheng et al., arXiv:2302.04542, who leave out the number |P_c| of keys in a chunk:
-    without it a chunk counts as one key. Biased, whatever is drawn: nothing is random
-    in the denominator, and omega_c is not from the target of a query. Exact where one chunk holds
-    all queries and keys. Time O(n (w + m / w)).
+    without it a chunk counts as one key. Biased, as the denominator is not random, and omega_c is
+    not drawn from the target of a query. Exact if one chunk holds all queries and keys. Time O(n (w
+    + m / w)).
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def eva_attention(
     sampled : bool, default True
         Whether omega_c is drawn. If not, it is the mean of its distribution, and nothing is random.
     log_size : bool, default True
-        Whether a summary counts as many times as its chunk has visible keys, or once.
+        Whether a summary counts once for each visible key of its chunk, or only once.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key: the same for all queries.
     causal : bool, default False
@@ -224,10 +224,10 @@ def second_order_attention(
         |P_c| \, e^{q \cdot \bar k_c + q^T \Sigma_c q / 2}
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
-    and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
-    normal distribution of these moments give. The divisor of the covariances is |P_c|. Nothing is
-    drawn, and nothing is unbiased: the error is that of third and higher cumulants of each chunk.
-    Exact where one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
+    and the same without the last factor for the sum of e^(q . k_j). For keys and values with a
+    joint normal distribution of these moments, it is the expected sum. The divisor of the
+    covariances is |P_c|. Nothing is random; the error comes from the third and higher cumulants of
+    each chunk. Exact if one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
 
     Parameters
     ----------
@@ -402,7 +402,7 @@ def local_random_feature_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to near keys exactly, and to all others through random features.
+    r"""Attend to near keys exactly, and to all other keys through random features.
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j

@@ -40,8 +40,8 @@ def randomized_attention(
         \omega_{is} \sim p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)
 
     Zheng 2022, RA. Unbiased if the frequencies are drawn exactly from p_i, as
-    `sampling.draw_target` does. The variance is Var(f_i)/S, where Var(f_i) is at most that of
-    attending to one random key. Takes time O(n m S).
+    `sampling.draw_target` does. The variance is Var(f_i)/S, where Var(f_i) is at most the
+    variance of the value of one random key. Takes time O(n m S).
 
     Parameters
     ----------
@@ -151,10 +151,10 @@ def mean_of_ratios_attention(
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s), \qquad \omega_s \sim N(0, I)
 
-    with f_i as in `randomized_attention`. Ye 2023, eq. (12), which calls it RA; it is not:
-    the frequencies do not come from p_i, and xi(q_i, omega) cancels, so the result depends on the
-    query only through the keys that it sees. Biased, and inconsistent: it tends to E f(omega) under
-    N(0, I), attention for the query -E k instead of q. Provided to show the difference.
+    with f_i as in `randomized_attention`. Ye 2023, eq. (12), which calls it RA. It is not RA: the
+    frequencies do not come from p_i, and xi(q_i, omega) cancels. So the result depends on the query
+    only through the keys that it sees. Biased, and inconsistent: with more samples it tends to the
+    mean of f(omega) under N(0, I), not to attention. Provided to show the difference.
 
     Parameters
     ----------

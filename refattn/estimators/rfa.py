@@ -93,7 +93,7 @@ def random_feature_attention(
         estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
         softmax_j(q . k_j - |k_j|^2 / 2), however many features there are. With a `proposal` that
         has a gauge A, the norms are those of A q and A^{-T} k. The values of the constants change
-        nothing, so a NaN in arrays other than NumPy's goes unnoticed.
+        nothing, so a NaN in them is noticed only in NumPy arrays.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of the drawn frequencies.
     scale : float, optional
@@ -121,15 +121,15 @@ def random_feature_attention(
 
     Notes
     -----
-    Against exact arithmetic on the same floats the error relative to the largest value is at
-    most C eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with
-    C as in `attend` (for trigonometric features, relative to the sum of the absolute terms).
-    Nothing is added to denominators, nothing is clamped, and positive features are computed as
-    logarithms, which do not overflow. |k|^2 must be representable, or the result is NaN.
+    Against exact arithmetic on the same floats the error relative to the largest value is at most C
+    eps (1 + the largest of |omega| |q|, |omega| |k| + |k|^2/2), in kernel coordinates, with C as in
+    `attend`. With trigonometric features it is relative to the sum of the absolute terms. Nothing
+    is added to denominators, nothing is clamped, and positive features are computed as logarithms,
+    which do not overflow. |k|^2 must be representable, or the result is NaN.
 
-    Causal attention cuts the tokens into small blocks. Queries attend to the samples, which have
-    seen the earlier blocks, and to the keys of their own block one by one. Later keys enter no sum
-    and no maximum, so editing them leaves earlier outputs unchanged bit for bit.
+    Causal attention cuts the tokens into small blocks. Queries use random features for keys of
+    earlier blocks, and kernel estimates pair by pair for keys of their own block. Later keys enter
+    no sum and no maximum, so changing them leaves earlier outputs the same bit for bit.
 
     Examples
     --------

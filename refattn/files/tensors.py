@@ -140,7 +140,8 @@ def open_tensors(
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens, (..., h, n, d), or after them, (..., n, h, d) and `lse`
         (..., n, h), or (..., h, n) where that alone fits. In `mask`, `bias`, `sinks` and `omega`
-        they come first in any case. A mask (batch, m) is one of the keys of each member.
+        they come first in any case. A mask (batch, m) is one of the keys of each member, and `lse`
+        may have a last axis of 1.
     required : collection of str
         Names of which the file must have at least one; none, if it is empty.
     per_query : bool
@@ -248,7 +249,10 @@ def _number_type(name: str) -> np.dtype[Any]:
 
 
 def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
-    """View arrays of a layout with heads before tokens."""
+    """View arrays of a layout with heads before tokens, and `lse` (..., n, 1) without its 1."""
+    shape = np.shape(arrays.get("lse", 0))
+    if shape[-1:] == (1,) and len(shape) == np.ndim(arrays["q"]):
+        arrays = {**arrays, "lse": arrays["lse"][..., 0]}
     if layout == "bhnd":
         return dict(arrays)
     axes = np.ndim(arrays["q"])

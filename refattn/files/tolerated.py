@@ -34,8 +34,8 @@ class Tolerated(NamedTuple):
     def words(self) -> str:
         """Say what the errors are."""
         return (
-            f"mean error in all layers of {self.model} that takes the {self.measure} "
-            f"to {self.threshold:g}"
+            f"mean error in all layers of {self.model} at which the {self.measure} "
+            f"is {self.threshold:g}"
         )
 
 

@@ -46,17 +46,17 @@ class Gradients(NamedTuple):
     Attributes
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
-        Of queries, keys and values.
+        Cotangents of queries, keys and values.
     bias : array, broadcasting to (..., n, m), or None
-        Of the bias; 0 where a key is hidden.
+        Cotangent of the bias; 0 where a key is hidden.
     omega : array, shape (..., S, d) or (..., n, S, d), or None
-        Of frequencies, with the dtype and library of the queries.
+        Cotangent of the frequencies, with the dtype and library of the queries.
     log_weight : array, shape (..., S), or None
-        Of the log weights of frequencies.
+        Cotangent of the log weights of frequencies.
     sinks : array, shape (..., heads), or None
-        Of the scores of sinks.
+        Cotangent of the scores of sinks.
     log_decay, removal, write, initial_state, beta, decay : arrays, a pair of them, or None
-        Of the arguments of these names, of recurrences.
+        Cotangents of the arguments of these names, of recurrences.
     """
 
     q: Array
@@ -105,16 +105,18 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         depend on queries and keys. Pass `omega` (and `centres`) for the derivative at fixed
         frequencies (and proposals); `randomized_attention` needs `omega`. A `feature_map` must be
         one of `refattn.features`, or have its own pullback as an attribute: ``feature_map.vjp(x)``
-        returns the features, and a function from their cotangent to that of x (for `Features`, from
-        the cotangents of `values` and of `log_scale`, which is None where the scale cancels).
+        returns the features, and a function from their cotangent to the cotangent of x. For
+        `Features` the function takes the cotangents of `values` and of `log_scale`, which is None
+        where the scale cancels.
 
     Returns
     -------
     out : array or Attended
         ``fn(q, k, v, **options)``.
     pullback : function
-        Maps the cotangent of `out`, an array of its shape and dtype (for `attend` a pair, for
-        `out` and `lse`, of which one may be None), to `Gradients`. It may be called repeatedly.
+        Maps the cotangent of `out`, an array of the same shape and dtype, to `Gradients`. For
+        `attend` it takes a pair, for `out` and `lse`, of which one may be None. It may be called
+        repeatedly.
 
     Raises
     ------
@@ -131,8 +133,8 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     you may write to the output. If LARA gets a sequence of proposals, there are no cotangents of
     `omega`.
 
-    Where a derivative does not exist, at the kinks of ReLU features and at weights of
-    `linear_randomized_attention` that are dropped, it is the one from the left.
+    Where a derivative does not exist (at the kinks of ReLU features, and where
+    `linear_randomized_attention` drops weights) it is the derivative from the left.
 
     Source: derived by the chain rule from the formulas of the references that `fn` names.
 

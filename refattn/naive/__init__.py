@@ -1,8 +1,8 @@
 r"""Every estimator written as its formula: dense, a few lines each. Read this first.
 
-The rest of the package computes the same numbers in blocks and on threads. Both check arguments by
-the same code but share no step of the computation, so each tests the other. These formulas take
-memory O(n m S) for S frequencies, or O(n m d_v): use them for hundreds of tokens.
+The rest of the package computes the same numbers in blocks and on threads. Both use the same code
+to check arguments, but no common step of the computation, so each tests the other. These formulas
+take memory O(n m S) for S frequencies, or O(n m d_v): use them for hundreds of tokens.
 
 Every sum over keys is over the keys that a query sees (`visible`). A hidden key has no effect, even
 if it is NaN, and the result of a query that sees no key is 0.

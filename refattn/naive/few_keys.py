@@ -51,7 +51,7 @@ def coreset_attention(
     q, k, v, scale
         As in `random_feature_attention`.
     indices : array of integers, shape (..., S)
-        Keys J. One that is hidden, or equals one before it, counts as not there.
+        Keys J. A key that is hidden, or equals an earlier key, is ignored.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key.
 
@@ -107,7 +107,7 @@ def sampled_key_attention(
         \mathrm{out}_i = \frac{\sum_{j \in J_i} e^{q_i \cdot k_j} v_j / p_{ij}}
                               {\sum_{j \in J_i} e^{q_i \cdot k_j} / p_{ij}}
 
-    Both sums are unbiased, their ratio is not, unless p_ij is a multiple of e^(q_i . k_j). Chen et
+    Both sums are unbiased. Their ratio is not, unless p_ij is a multiple of e^(q_i . k_j). Chen et
     al., arXiv:2410.16179; each sum is a Horvitz-Thompson estimate.
 
     Parameters
@@ -115,11 +115,11 @@ def sampled_key_attention(
     q, k, v, scale, mask
         As in `softmax_attention`.
     indices : array of integers, shape (..., S) or (..., n, S)
-        Which keys are in the sample, the same for all queries or one for each: of each query if
-        there is an axis more than the heads and S. A key may come several times.
+        Which keys are in the sample: the same for all queries, or for each query if there is one
+        more axis than heads and S. A key may come several times.
     log_probability : array, shape of `indices`, optional
-        log p: the expected number of times that a key is in the sample, which is its inclusion
-        probability where none comes twice. The same for all by default.
+        log p: the expected number of times that a key is in the sample. It is the inclusion
+        probability if no key comes twice. By default it is the same for all keys.
 
     Returns
     -------

@@ -75,9 +75,9 @@ def linear_randomized_attention(
         As in `random_feature_attention`. Chunks of keys have equal numbers of keys that some
         query sees; the mean of none is 0.
     causal : bool, default False
-        Query i sees key j only if j <= i + m - n, and the first proposal is N(0, I), the others
-        those of all chunks of n / C queries but the last: of these, queries of chunk t use the
-        first t, and chunks of keys are where the queries' are.
+        Query i sees key j only if j <= i + m - n. The first proposal is N(0, I); the others
+        are those of all chunks of n / C queries but the last. Queries of chunk t use N(0, I) and
+        the chunks before t. Chunks of keys are aligned with chunks of queries.
 
     Returns
     -------

@@ -49,7 +49,7 @@ def linear_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Compute attention whose kernel is the product of features.
+    r"""Compute attention whose kernel is the dot product of features (linear attention).
 
     .. math::
         \mathrm{out}_i = \frac{\sum_j \phi(q_i) \cdot \phi(k_j) \, v_j}

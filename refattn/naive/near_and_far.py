@@ -55,13 +55,13 @@ def eva_attention(
     q, k, v, scale
         As in `random_feature_attention`.
     window : int
-        Keys of a chunk: key j is in chunk floor(j / window), and query i in that of the key which
-        is level with it, j = i + m - n.
+        Number of keys of a chunk: key j is in chunk floor(j / window), and query i is in the chunk
+        of key i + m - n.
     omega : array, shape (..., C, d), optional
         A frequency for each chunk, in kernel coordinates; by default its mean query plus its mean
         key.
     log_size : bool, default True
-        Whether a summary counts |P_c| times, as many as there are keys seen in its chunk, or once.
+        Whether a summary counts once for each visible key of its chunk, |P_c| times, or only once.
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key.
     causal : bool, default False
@@ -111,9 +111,9 @@ def second_order_attention(
         |P_c| \, e^{q \cdot \bar k_c + q^T \Sigma_c q / 2}
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
-    and so for the sum of e^(q . k_j) without the last factor: what keys and values with a joint
-    normal distribution of these moments give. The divisor of the covariances is |P_c|.
-    Derived here, from the moment generating function of that distribution.
+    and the same without the last factor for the sum of e^(q . k_j). For keys and values with a
+    joint normal distribution of these moments, it is the expected sum. The divisor of the
+    covariances is |P_c|. Derived here, from the moment generating function of that distribution.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ def local_random_feature_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Attend to near keys exactly, and to all others through random features.
+    r"""Attend to near keys exactly, and to all other keys through random features.
 
     .. math::
         \mathrm{out}_i = \frac{\sum_{j \in E_i} e^{q_i \cdot k_j} v_j
@@ -178,7 +178,7 @@ def local_random_feature_attention(
                                + \sum_{j \notin E_i} \hat\kappa_{ij}}, \qquad
         \hat\kappa_{ij} = \frac1S \sum_s \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
 
-    where E_i are the keys in the window of query i. Both sums are unbiased, their ratio is not.
+    where E_i are the keys in the window of query i. Both sums are unbiased, but their ratio is not.
     Near and far fields: Chen et al., arXiv:2110.15343; Zhang et al., arXiv:2410.10254.
 
     Parameters

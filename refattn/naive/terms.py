@@ -61,7 +61,7 @@ def visible(
 
     .. math:: i + m - n - \mathrm{left} \le j \le i + m - n + \mathrm{right}
 
-    in a window, whose right end is 0 if `causal`: the last query is level with the last key.
+    in a window, whose right end is 0 if `causal`. The last query is aligned with the last key.
 
     Parameters
     ----------

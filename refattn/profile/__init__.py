@@ -1,7 +1,7 @@
 """Recommend an estimator for queries, keys and values, as `refattn compare --target` does.
 
 `study` predicts errors from the moments of queries and keys, and `search` measures how many
-features or samples a target error takes.
+features or samples a target error needs.
 """
 
 from __future__ import annotations

@@ -137,7 +137,11 @@ class Search(NamedTuple):
             *(Column("estimator"), Column("samples"), Column("error_mean", digits)),
             Column("standard_error", two_digits, self.chance),
             *(Column("error_worst", digits, drop=1), Column("seconds", two_digits, drop=2)),
-            Column("cost_ratio", digits, "to the seconds of exact attention, same queries, NumPy"),
+            Column(
+                "cost_ratio",
+                digits,
+                "seconds divided by those of exact attention (same queries, NumPy)",
+            ),
         )
         return (Table("measured", rows, columns, keys=2),)
 

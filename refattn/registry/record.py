@@ -23,28 +23,28 @@ _NO_SOFTMAX = {"exact", "feature-map", "recurrent"}
 TRAITS: Mapping[str, str] = MappingProxyType(
     {
         "pairs": "takes vectors x and y, and estimates e^(x.y) for each pair",
-        "rows": "takes rows x, and gives their mean and covariance",
+        "rows": "takes rows x, and returns their mean and covariance",
         "exact": "is softmax attention itself",
         "feature-map": "its kernel is a dot product of features; a tag names the feature map",
         "normalised": "its weights sum to 1, and are the same for every column of values",
         "nonnegative": "no weight is negative",
-        "unordered-keys": "the order of the keys does not matter, at given frequencies",
+        "unordered-keys": "the order of the keys does not matter, if the frequencies are the same",
         "queries-apart": "the result of a query does not depend on the other queries",
-        "local": "treats near and distant keys of a query differently: tokens keep their places",
-        "chunked": "its size is the length of a chunk of distant keys: exact at 1",
-        "exponential": "weighs keys by the exponential of an inner product, which may be large",
-        "quadratic": "takes time that grows with the product of the numbers of queries and keys",
+        "local": "treats near and far keys differently, so the order of tokens matters",
+        "chunked": "its size is the length of a chunk of far keys, and size 1 is exact",
+        "exponential": "weights of keys are exponentials of inner products, which may be large",
+        "quadratic": "its time grows with the product of the numbers of queries and keys",
         "unlimited-size": "its size may exceed the number of tokens",
-        "random": "draws random numbers from the generator given as `rng`",
+        "random": "draws random numbers from the generator `rng`",
         "seeds-differ": "no two seeds give the same result",
-        "data-free": "what a seed draws does not depend on the numbers in the arrays",
+        "data-free": "the random numbers depend on the seed, not on the numbers in the arrays",
         "frequency-mean": "reordering its frequencies, or using each twice, changes nothing",
         "per-query": "each query has its own frequencies (..., n, S, d), or keys (..., n, S)",
-        "random-features": "all queries share frequencies that are N(0, I), or coupled as tagged",
-        "trigonometric": "its features are sines and cosines: weights may be negative, sums cancel",
+        "random-features": "all queries share frequencies from N(0, I), with the declared coupling",
+        "trigonometric": "its features are sines and cosines, so weights may be negative",
         "target": "draws the frequencies of each query from its target distribution (RA)",
-        "recurrent": "reads a state that goes through the tokens, and returns both",
-        "linear-solve": "solves a linear system for its weights: errors grow with its condition",
+        "recurrent": "carries a state from token to token, and returns it with the output",
+        "linear-solve": "solves a linear system, whose condition number multiplies rounding errors",
         "proposals": "draws frequencies from Gaussian proposals around centres (LARA)",
     }
 )
@@ -227,11 +227,12 @@ class _Estimators(Mapping[str, Estimator]):
                     self.add(record)
         except Exception as error:  # it may be anything that another package does
             package = "of an unknown package" if point.dist is None else f"of {point.dist.name}"
-            warnings.warn(
+            warnings.warn_explicit(  # at the module that failed: who asks for a name is no use
                 f"the entry point {point.name} = {point.value} {package} adds no estimator: "
                 f"{type(error).__name__}: {said(error)}",
                 RuntimeWarning,
-                stacklevel=4,
+                point.module,
+                lineno=1,
             )
 
     def add(self, record: Estimator) -> Estimator:

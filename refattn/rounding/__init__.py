@@ -2,9 +2,9 @@ r"""Rounding errors of a correct kernel in another precision: their bound and st
 
 Kernels take queries, keys and values in a narrow type, the storage type, and round some
 intermediate numbers; a `Profile` lists which. Their errors are sums of many roundings to nearest.
-Each rounding is at most half a unit in the last place, and almost independent of the others. So
-the error of a *correct* kernel has a standard deviation that a formula gives, with no number to
-tune, and a bound that it never exceeds. To first order, for weights :math:`p_{ij}`, their relative
+Each rounding is at most half a unit in the last place, and almost independent of the others. So a
+formula without free parameters gives the standard deviation of the error of a *correct* kernel, and
+a bound that this error never exceeds. To first order, for weights :math:`p_{ij}`, their relative
 errors :math:`\delta_{ij}` before rounding and absolute errors :math:`\eta_{ij}` by their rounding,
 
 .. math:: \delta \mathrm{out}_{ic} = \sum_j p_{ij} \delta_{ij} (v_{jc} - \mathrm{out}_{ic})
@@ -12,7 +12,7 @@ errors :math:`\delta_{ij}` before rounding and absolute errors :math:`\eta_{ij}`
 
 The standard deviation assumes that roundings are independent of each other. They are not if weights
 are equal or closer to each other than a rounding, if a weight is exactly 1, or if nothing is
-rounded: then `Prediction.std` is infinite, and only the bound is left. The bound assumes sums in
+rounded. Then `Prediction.std` is infinite, and only the bound remains. The bound assumes sums in
 the order of the keys and coordinates. `verify` does the same for gradients; dropout is not
 modelled.
 """

@@ -26,7 +26,8 @@ A sink is a key of 0 with the value 0, of which :math:`D` and the sum of the wei
 A backward pass computes the weights again from the log
 normalisers, or keeps them as they were rounded; it rounds p before the sum for v and
 :math:`\bar s` before those for q and k, to the type to which a forward pass rounds weights. It
-takes D from the output, which is rounded, or, where scores are rounded, from weights and products.
+takes D from the output, which is rounded, or, where scores are rounded, from weights and products:
+then D and the sum of the weights are rounded to the type of the softmax.
 """
 
 from __future__ import annotations

@@ -108,7 +108,6 @@ STORED: Mapping[str, Format] = {**FORMATS, "int8": Format(8, 7, 128.0)}
 
 def widen(name: str, x: Any) -> Doubles:
     """Convert numbers of any floating-point type to float64 on the host."""
-    checks.is_array(name, x)
     dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
         xp = array_namespace(x)
@@ -118,6 +117,7 @@ def widen(name: str, x: Any) -> Doubles:
 
 def dtype_of(x: Any, name: str = "q") -> str:
     """Return the name of a floating-point dtype."""
+    checks.is_array(name, x)
     dtype = str(x.dtype).rpartition(".")[2]  # torch and others say where it is from
     if dtype not in FORMATS:
         known = ", ".join(name for name in FORMATS if not name.startswith("tfloat32"))

@@ -221,6 +221,21 @@ class Problem(NamedTuple):
 
         return self._replace(read=read)
 
+    def with_scales(self, scales: Mapping[str, Doubles]) -> Problem:
+        """Keep the scales that q, k or v of 8 bits were multiplied by, with all axes of these."""
+        if not scales:
+            return self
+
+        def read(index: Index) -> Mapping[str, Any]:
+            arrays = dict(self.read(index))
+            for name, x in scales.items():
+                skipped = len(index) + 2 - x.ndim
+                axes = zip(index[skipped:], x.shape[:-2], self.lead[skipped:], strict=True)
+                arrays[f"{name}_scale"] = x[tuple(i * size // full for i, size, full in axes)]
+            return arrays
+
+        return self._replace(read=read)
+
     def masked(self, seen: npt.NDArray[np.bool_]) -> Problem:
         """Add one more mask."""
         return self.replaced("mask", lambda index, x: seen if x is None else seen & x)

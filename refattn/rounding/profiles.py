@@ -35,7 +35,8 @@ class Profile(NamedTuple):
     normalised : bool
         Whether weights are divided by their sum before they are rounded.
     softmax : str
-        Type of the differences to the maximum, of the exponentials and of their sum.
+        Type of the differences to the maximum, of the exponentials and of their sum, and of the sum
+        of weights times derivatives that `delta` is about, if it is computed from the weights.
     inputs : str or None
         Type to which queries, keys, values and derivatives to the output are rounded before they
         are multiplied: to nearest, and for 8 bits after a division by a scale that takes the
@@ -44,15 +45,15 @@ class Profile(NamedTuple):
         Number of terms after which a sum of products is added to the earlier sums and starts anew;
         of a recurrence, tokens of a chunk.
     states : str or None
-        Of random features and linear attention, type of the sums over the keys; of a recurrence,
-        type of the state from chunk to chunk.
+        Type of the sums over the keys, for random features and linear attention; of the state
+        between chunks, for a recurrence.
     exp : float
         Largest error of an exponential before it is rounded, in units u of the type of the sums.
         The error of e^0 and a sixteenth of every other error are systematic, the rest random.
     d_weights : str or None
-        Of a backward pass, type of the derivatives to the weights, d_out . v.
+        Type of the derivatives with respect to the weights, d_out . v, in a backward pass.
     d_scores : str or None
-        Type of the derivatives to the scores in their products with queries and keys.
+        Type of the derivatives with respect to the scores, in their products with queries and keys.
     delta : {"weights", "out", "unrounded"}
         How the sum over the keys of weights times their derivatives is computed: from the weights,
         or as d_out . out, with the output after or before it was rounded. Unless it is from the
@@ -64,16 +65,17 @@ class Profile(NamedTuple):
         Queries and keys are multiplied by the scale to these powers before they are rounded to
         `inputs`.
     scaled : bool
-        Whether derivatives to the scores are multiplied by the scale before they are rounded.
+        Whether derivatives with respect to the scores are multiplied by the scale before they are
+        rounded.
     parts : pair of int or None
-        Queries, and keys, after which a running sum of gradients is rounded to the type of the
-        result; None if there is one sum.
+        Numbers of queries and of keys after which a running sum of gradients is rounded to the type
+        of the result; None if there is one sum.
     by_head : bool
         Whether gradients of keys and values that query heads share are rounded for each query head,
         to the type of the result, before they are added; their sums may also be rounded.
     accumulator : str or None
-        Name of the hardware whose matrix units cut sums of products of 16-bit and of 8-bit numbers,
-        one of `hardware.UNITS`. With None or "ieee" sums are rounded.
+        Name of the hardware whose matrix units truncate sums of products of 16-bit and of 8-bit
+        numbers, one of `hardware.UNITS`. With None or "ieee" sums are rounded.
     """
 
     scores: str | None = None

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..engine.recurrent import Steps, carry, chunk, cut, cut_rows, decays, edges, solve, weights
+from ..engine.recurrent import Decays, Steps, carry, chunk, cut, cut_rows, inverse, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
 from .states import PULLED, ReadHead, TokenArrays, is_delta, step_by_step, steps_of
 
@@ -179,7 +179,9 @@ class _Chunks:
         self.x, self.states, self.before, self.kernel = x, states, before, kernel
         self.sums = (RMS * kernel.accumulate.unit) ** 2
         self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
-        self.through, self.until, self.to_end = edges(x.log_decay, np)
+        self.decays, self.of_squares = Decays(x.log_decay, np), Decays(2 * x.log_decay, np)
+        self.through, self.until = self.decays.from_start, self.decays.until
+        self.to_end = self.decays.to_end
         squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_FORGOTTEN)), -1)
         self.more = 2 if np.any(x.log_decay) else 1  # roundings of a decay and a product with it
         self.alike = x.log_decay.shape[-1] == 1  # for all coordinates
@@ -188,13 +190,13 @@ class _Chunks:
 
     def read(self, x: Doubles, y: Doubles, before: bool) -> Doubles:
         """Weigh what tokens y write by what tokens x read."""
-        found: Doubles = weights(decays(self.x.log_decay, np), x, y, before)
+        found: Doubles = weights(self.decays, x, y, before)
         return found
 
     def vary(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> Variances:
         """Find the variance of weights, which are rounded, and that of their decays."""
         found = self.read(x, y, before)
-        terms = weights(decays(2 * self.x.log_decay, np), x * x, y * y, before)
+        terms = weights(self.of_squares, x * x, y * y, before)
         between = np.maximum(self.lost[..., :, None] - self.lost[..., None, :], 0.0)
         moved = found * found if self.alike else terms
         walked = walk(0.0, found, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
@@ -222,26 +224,26 @@ class _Chunks:
             return
         lower, of_values, reader = self.read(b, a, True), self.read(b, k, True), b * self.until
         c, stepwise = lower.shape[-1], self.kernel.scores is not None
-        inverse = solve(lower, np.broadcast_to(np.eye(c), lower.shape), np)
+        inverted = inverse(lower, np)
         right = reader @ self.states + of_values @ v
-        solved = inverse @ right
+        solved = inverted @ right
         off = np.add(*self.read_state(reader)) + solved * solved * self.sums
         for z, y in ((a, solved), (k, v)):
             off += np.add(*self.vary(b, z, True, stepwise)) @ np.square(y)
         terms = np.square(lower) @ np.square(solved) + np.square(of_values) @ np.square(v)
         off += self.sums * walk(0.0, solved - right, terms, c, self.kernel.lanes)
-        found = np.square(inverse) @ off
-        found += self.narrow * np.square(inverse @ reader) @ np.square(self.states)
+        found = np.square(inverted) @ off
+        found += self.narrow * np.square(inverted @ reader) @ np.square(self.states)
         if rates is None:
             self.rows.append((a, solved))
             self.vary_rows.append(found + self.rounded(solved))
             return
         found *= rates * rates
         if stepwise:  # the inverse, what it multiplies, and the products
-            inverse = np.eye(c) - rates * (inverse @ of_values)
+            inverted = np.eye(c) - rates * (inverted @ of_values)
             terms = np.square(v) + np.square(rates * reader) @ np.square(self.states)
-            squares = np.square(inverse) + np.square(inverse - np.eye(c))
-            found += self.narrow * (squares @ terms + np.square(inverse @ v))
+            squares = np.square(inverted) + np.square(inverted - np.eye(c))
+            found += self.narrow * (squares @ terms + np.square(inverted @ v))
         rows = v - rates * solved
         self.rows, self.vary_rows = [(k, rows)], [found + self.rounded(rows)]
 

@@ -58,6 +58,11 @@ class Roundings(NamedTuple):
         return self.scores is None and self.weights is None
 
     @property
+    def of_log(self) -> bool:
+        """Whether weights are e^(score - log normaliser), forward too."""
+        return self.fine and self.delta_of_out
+
+    @property
     def stepwise(self) -> bool:
         """Whether a backward pass has the weights of the forward pass, step by step."""
         return self.scores is not None and self.weights is not None

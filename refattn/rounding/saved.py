@@ -190,9 +190,15 @@ def save_queries(
         unit, gamma = kernel.accumulate.unit, sum_error(kernel, len(head.k), 2)
         size = size_of_log(exact.lse, len(head.k))
         lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
+        of_log = unit * size if kernel.delta_of_out else max(2 * unit, kernel.softmax.unit)
         if not kernel.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
             for factor in (gamma, np.expm1(lse_bound)):
                 bound += factor * (sizes + bound)
+            if kernel.softmax.unit > unit:  # D is rounded to it, and moves with the normaliser
+                variance += np.square(kernel.softmax.spacing(delta)) / 12
+                variance += np.square(RMS * of_log * delta)
+                bound += kernel.softmax.spacing(np.abs(delta) + bound) / 2
+                near = kernel.softmax.round(near)
         row = {
             "lse": exact.lse,
             "top": exact.top,
@@ -206,7 +212,7 @@ def save_queries(
             "delta_bound": bound,
             "scores_variance": log_variance,
             "moved_variance": moved,
-            "lse_variance": (RMS * unit * (size if kernel.delta_of_out else 2.0)) ** 2,
+            "lse_variance": (RMS * of_log) ** 2,
             "lse_bound": lse_bound,
         }
         for name in names:

@@ -92,7 +92,7 @@ def analyse_pairs(
     epsilon = largest_error(head, kernel, tile, i, finite) + saved.lse_bound[i, None]
     p_bound = move_weights(p, logs, epsilon)
     nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
-    raw = nearest.weights(tile, rounded=False)
+    raw = nearest.weights(tile, rounded=False) if nearest.moved else p
     near_p, p_variance, rounded_bound = raw, _NONE, p_bound
     if kernel.weights is not None and (kernel.kept or of in ("", "dv")):
         near_p = kernel.weights.round(raw)

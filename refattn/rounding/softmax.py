@@ -104,7 +104,7 @@ def analyse_softmax(
         nearest, bound = nearest + shift, bound + np.abs(shift)
     rest = -lost / rounded.divisor
     slack = allow(kernel.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
-    if kernel.delta_of_out and kernel.fine:  # weights are e^(score - log normaliser)
+    if kernel.of_log:
         relative = kernel.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
         of_log = relative * np.abs(exact.out)  # the same for all columns: slack, too
         variance, least_favourable = (x + (RMS * of_log) ** 2 for x in (variance, least_favourable))
@@ -205,7 +205,8 @@ class NearestWeights:
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
         self.narrow = kernel.softmax.unit > kernel.accumulate.unit
         plain = kernel.weights is not None and not kernel.normalised
-        self.of_largest = to is None and not self.narrow and plain  # rounded over the largest
+        self.moved = to is not None or self.narrow  # before the weights are rounded themselves
+        self.of_largest = plain and not self.moved  # rounded over the largest
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
         total = np.exp(lse - self.top)
         if self.narrow:
@@ -393,9 +394,8 @@ class _ErrorSums:
             narrow *= narrow
             narrow /= 12
             return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
-        narrow = (to.spacing(weights) if of.step is None else of.step) * self.whole
-        narrow *= narrow
-        narrow /= 12
+        narrow = np.square(to.spacing(weights) if of.step is None else of.step)
+        narrow *= np.square(self.whole) / 12
         narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
         widest = size * (4.0**-to.digits / 3)
         least, last = np.min(weights), to.spacing(0.0)
@@ -493,7 +493,7 @@ class _ErrorSums:
 
     def _lose(self, head: SoftmaxHead, kernel: Roundings) -> Doubles | float:
         """Return what sums in the range of subnormal numbers may lose."""
-        whole = 1.0 if kernel.normalised else self.whole
+        whole = 1.0 if kernel.normalised or kernel.of_log else self.whole
         return len(head.k) * kernel.accumulate.spacing(0.0) * whole
 
     def bound(self, head: SoftmaxHead, kernel: Roundings, out: Doubles) -> Doubles:

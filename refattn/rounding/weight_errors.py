@@ -117,9 +117,9 @@ def largest_error(
     """Bound |delta|: every rounding at its largest."""
     unit, half = kernel.accumulate.unit, kernel.softmax.unit
     bound = _logit_error(head, kernel, tile, i, gap)
-    bound += np.abs((2 * unit) * tile.scores)
+    bound += (2 * unit) * np.abs(tile.scores)
     if head.softcap is not None:
-        bound += np.abs((6 * unit) * tile.capped)
+        bound += (6 * unit) * np.abs(tile.capped)
     if kernel.scores is not None:
         if head.softcap is not None:
             bound = bound + head.softcap * kernel.scores.spacing(np.asarray(tile.ratio)) / 2
@@ -169,7 +169,7 @@ def _logit_error(
     if not np.max(q, initial=0.0) * np.max(k, initial=0.0) <= kernel.accumulate.largest:
         bound = np.where(np.multiply.outer(q, k) > kernel.accumulate.largest, math.inf, bound)
     bound += abs(head.scale) * least
-    bound += np.abs((2 * unit) * tile.logits)
+    bound += (2 * unit) * np.abs(tile.logits)
     if kernel.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
             bound = _add_rounding(kernel.scores, bound, number, factor, gap)

@@ -5,9 +5,8 @@ at every sample size. `power` computes what a test detects, and `multiple` corre
 Nothing here depends on attention.
 
 Every p-value satisfies P(p <= a) <= a for every a under its null hypothesis, by a theorem. Samples
-are arrays of finite numbers, never empty, and p-values are floats. An argument that is no real
-number, or no integer where one is needed, raises TypeError. NaN, a wrong shape and a number out of
-range raise ValueError.
+are arrays of finite numbers, never empty, and p-values are floats. An argument of the wrong
+type raises TypeError. NaN, a wrong shape and a number out of range raise ValueError.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ r"""Decoding states: attention over keys that arrive over time.
 Each state offers `init` (from the first keys, possibly none), `update` (with more keys), `read`
 (attend to the keys so far) and `merge` (with the state of later keys). States are immutable:
 `update` and `merge` return new ones. Reading token by token after each update is causal attention.
-`EvaState` takes the queries of its tokens too. There is no state of `coreset_attention` or
+`EvaState` also takes the queries of its tokens. There is no state for `coreset_attention` or
 `sampled_key_attention`: a new key changes the weights, or the sample, of all earlier keys.
 
 `write_random_feature_attention` computes random-feature attention of arrays larger than memory.

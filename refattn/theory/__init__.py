@@ -6,7 +6,7 @@ of z or D. It is evaluated as a logarithm: a variance may overflow, but its loga
 
 The formulas for one frequency and for pairs of frequencies in a block are exact for any number of
 frequencies, and so is the formula for keys drawn from the softmax. Formulas for attention are of
-first order in 1/S if their docstrings state so.
+first order in 1/S if their docstrings say so.
 """
 
 from __future__ import annotations

@@ -12,21 +12,22 @@ from ..arrays.library import Doubles
 from ..rounding.head import SoftmaxHead, Tile
 from ..rounding.problems import Index, Problem
 from ..rounding.roundings import RowErrors
+from ..rounding.saved import multiply_slope
 
 NEARLY_ONE = 1 - 2.0**-20
 
 # Defects that change scores: derivative of the score, and what a size means.
 SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
-    "scale": lambda head, tile, i: tile.logits * tile.slope,
+    "scale": lambda head, tile, i: multiply_slope(tile.logits, tile.slope),
     "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
 }
 
-_SENTENCES: Mapping[str, str] = {
+SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",
     "softcap": "the scores have a soft cap: 1 / cap^2 is {size}",
-    "slope": "scores rise by {size} with each key, as with ALiBi",
-    "lse": "lse is {size} too large",
+    "slope": "scores {way} by {amount} with each key, as with ALiBi",
+    "lse": "lse is too {side} by {amount}",
     "factor": "{result} is {factor} times what it should be",
     "truncated": "{result} is truncated, not rounded: {size} times as far",
     "epsilon": "{size} is added to the normaliser (of weights up to 1)",
@@ -41,9 +42,12 @@ _SENTENCES: Mapping[str, str] = {
 
 def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
     """Return what puts the size of a defect into words, for the output or a gradient."""
-    return lambda x, e: _SENTENCES[name].format(
+    return lambda x, e: SENTENCES[name].format(
         result=problem.result,
         size=give_error(x, e),
+        amount=give_error(abs(x), e),
+        side="small" if x < 0 else "large",
+        way="fall" if x < 0 else "rise",
         rest=give_error(1 - x, e),
         more=give_error(1 + x, e),
         factor=_give_factor(x, e),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
+from ..files.tensors import JUDGED, view_heads_first
 from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
-from ..rounding.problems import check_holds, pose_arrays, pose_recurrence
+from ..rounding.problems import Problem, check_holds, pose_arrays, pose_recurrence
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
@@ -62,11 +64,12 @@ def verify(
     decay: Any = None,
     initial_state: Any = None,
     state: Any = None,
+    layout: str = "bhnd",
 ) -> Verdict:
-    """Judge whether a correct kernel can have produced these numbers, up to rounding.
+    """Judge whether a correct kernel can have produced these numbers.
 
-    The numbers are compared with exact attention, and their errors with those that
-    `rounding.predict` predicts; `refattn.verification` has the tests and their assumptions.
+    The numbers are compared with exact attention, and their errors with the rounding errors that
+    `rounding.predict` predicts. The docstring of `refattn.rounding` states the assumptions.
     Profiles are tried from the likeliest until one explains the numbers.
 
     Parameters
@@ -75,11 +78,11 @@ def verify(
         Inputs of the kernel, of any floating-point dtype and library, or int8.
     out : array, shape (..., n, d_v), optional
         Its output.
-    lse : array, shape (..., n), optional
+    lse : array, shape (..., n) or (..., n, 1), optional
         Its log normalisers (natural logarithms), for softmax attention.
     d_out : array, shape (..., n, d_v), optional
-        Input of the backward pass: the derivative with respect to the output, in numbers of the
-        type of `out` or, without `out`, of the storage type.
+        Input of the backward pass: the gradient of the loss with respect to the output. It has the
+        type of `out` or, without `out`, the storage type.
     dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
         Gradients that the backward pass returned, for softmax attention. It is assumed to have used
         the numbers of `out`, if you pass them, and to sum over heads that share keys.
@@ -90,10 +93,10 @@ def verify(
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
-        array has its type; an array of a wider type than `out` is assumed to be in the type of
-        `out`, if that type holds all its numbers, and if `q`, `k`, `v` and `out` hold only bfloat16
-        or float16 numbers, all are assumed to be in that type. A dict names the types of `q`, `k`,
-        `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
+        array has its type. An array of a wider type than `out` is assumed to be in the type of
+        `out`, if that type holds all its numbers. If `q`, `k`, `v` and `out` hold only bfloat16 or
+        only float16 numbers, all are assumed to be in that type. A dict names the types of `q`,
+        `k`, `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
         default to the type of `q`.
     profile : str or Profile, optional
         What the kernel rounds, if that is known. No other profile is tried, except that gradients
@@ -104,10 +107,10 @@ def verify(
         As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
         (batch, m) masks the keys of each batch member, and -1 in a window means no limit.
     hardware : str, optional
-        What the kernel ran on, if its matrix units cut sums: "volta", "turing", "ampere", "ada",
-        "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in float32) or
-        "blackwell"; "ieee" if sums are rounded. By default rounded sums are tried first, and then
-        these units if no profile with rounded sums explains the numbers.
+        Hardware on which the kernel ran, if its matrix units truncate sums: "volta", "turing",
+        "ampere", "ada", "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in
+        float32) or "blackwell"; "ieee" if sums are rounded. By default rounded sums are tried
+        first, and then these units if no profile with rounded sums explains the numbers.
     everything : bool, default False
         Whether all rows of large arrays are tested, for all known bugs. If not, the verdict reports
         which share of the rows was tested.
@@ -121,6 +124,9 @@ def verify(
         Of a recurrence, what its function in `refattn.recurrences` takes: all that this one needs.
     initial_state, state : arrays, shape (..., d, d_v), optional
         Of a recurrence, the state before the first token, and the last one, which is judged.
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
+        arrays they always do.
 
     Returns
     -------
@@ -146,28 +152,40 @@ def verify(
     >>> found.verdict, found.suspects[0].name
     ('FAIL', 'scale')
     """
+    arguments = dict(locals())
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    results = (x for x in ("d_out", "state", *JUDGED) if arguments[x] is not None)
+    views = view_heads_first({x: arguments[x] for x in (*"qkv", *results)}, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
-    inputs = read_inputs({"q": q, "k": k, "v": v}, out, dtype, scales)
+    inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
     q, k, v = (inputs.numbers[name] for name in "qkv")
     if mask is not None:
         checks.is_array("mask", mask)
         mask = mask_of_members(mask, q, k, v)
     settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
     settings["window"] = unlimited(window)
-    of_tokens = {"beta": beta, "log_decay": log_decay, "write": write, "removal": removal}
-    of_tokens |= {"decay": decay, "initial_state": initial_state}
+    gates = {"beta": beta, "log_decay": log_decay, "write": write, "decay": decay}
+    gates = {x: y for x, y in gates.items() if y is not None}
     kind = kind_of(estimator)
     if kind == "recurrent":
         refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
         refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
         refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
         refuse_options(estimator, refused)
+
+        def view(arrays: Mapping[str, Any]) -> dict[str, Any]:
+            views = view_heads_first({"q": arguments["q"], **arrays}, layout)
+            return {name: views[name] for name in arrays}
+
+        pair = None if removal is None else tuple(view({"a": x})["a"] for x in removal)
+        gates = view(gates) | {"removal": pair, "initial_state": initial_state}
+        gates = gates_of(estimator, gates)
         problems = pose_recurrence(
-            q, k, v, gates_of(estimator, of_tokens), record=estimator, scale=scale, d_out=d_out
+            q, k, v, gates, record=estimator, scale=scale, d_out=views.get("d_out")
         )
     else:
-        refuse_options(estimator, of_tokens | {"state": state})
-        options = _options_of_estimator(estimator, omega, log_weight, feature_map)
+        gates |= {"removal": removal, "initial_state": initial_state, "state": state}
+        refuse_options(estimator, gates)
         posed = pose_arrays(
             q,
             k,
@@ -177,9 +195,9 @@ def verify(
             sinks=sinks,
             features=features,
             **settings,
-            **options,
+            **_options_of_estimator(estimator, omega, log_weight, feature_map),
         )
-        problems = {"out": posed}
+        problems = {"out": posed.with_scales(inputs.scales)}
     problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
     problem = problems["out"]
     alpha = check_alpha(alpha)
@@ -188,28 +206,28 @@ def verify(
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
     n, _, d_v = problem.shape
     of_result = "the result"
-    results_by_name = {
-        "out": (out, (*problem.lead, n, d_v), of_result),
-        "lse": (lse, (*problem.lead, n), of_result),
-        "d_out": (d_out, (*problem.lead, n, d_v), of_result),
-        "dq": (dq, tuple(q.shape), "`q`"),
-        "dk": (dk, tuple(k.shape), "`k`"),
-        "dv": (dv, tuple(v.shape), "`v`"),
+    shapes = {
+        "out": ((*problem.lead, n, d_v), of_result),
+        "lse": ((*problem.lead, n), of_result),
+        "d_out": ((*problem.lead, n, d_v), of_result),
+        "dq": (tuple(q.shape), "`q`"),
+        "dk": (tuple(k.shape), "`k`"),
+        "dv": (tuple(v.shape), "`v`"),
     }
     if kind == "recurrent":
         axes = (*problems["state"].lead, problems["state"].shape[0], d_v)
-        results_by_name["state"] = (state, axes, "the last state")
+        shapes["state"] = (axes, "the last state")
     got: dict[str, Doubles] = {}
-    for name, (x, shape, of) in results_by_name.items():
-        if x is not None:
-            got[name] = widen(name, x)
-            if got[name].shape != shape:
-                raise ValueError(
-                    f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
-                )
+    for name in (x for x in shapes if x in views):
+        got[name] = widen(name, views[name])
+        shape, of = shapes[name]
+        if got[name].shape != shape:
+            raise ValueError(
+                f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
+            )
     check_holds(problem, inputs.unchecked)
     storage = inputs.storage
-    types = {x: narrowest(got[x], storage, dtype_of(results_by_name[x][0], x)) for x in got}
+    types = {x: narrowest(got[x], storage, dtype_of(views[x], x)) for x in got}
     if "out" in inputs.types and "out" in got:
         types["out"] = inputs.types["out"]
         check_all_hold("out", got["out"], (), types["out"])
@@ -220,16 +238,35 @@ def verify(
         raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
     if not gradients and not {"out", "state"} & {*got}:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
-    reads = {x: y.__getitem__ for x, y in got.items()}
+    read = {x: y.__getitem__ for x, y in got.items()}
     if kind == "recurrent":
-        parts = gather_recurrent(problems, reads, types)
+        parts = gather_recurrent(problems, read, types)
     else:
-        parts = gather_parts(problem, reads, types, {x: y.shape for x, y in got.items()})
+        parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
     names: ProfileChoice = profile
     if profile is None and kind != "recurrent":
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, bool(gradients))
-    return judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+    verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+
+    def judge_in(other: str) -> Verdict:
+        return verify(**arguments | {"layout": other})
+
+    return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")
+
+
+def try_other_layout(
+    problem: Problem, verdict: Verdict, layout: str, judge_in: Callable[[str], Verdict], option: str
+) -> Verdict:
+    """Judge arrays that fail and look transposed in the other layout, which may be the cause."""
+    n, m, _ = problem.shape
+    looks_transposed = problem.packed is None and problem.lead[-1:] > (max(n, m),)
+    if not looks_transposed or verdict.verdict != "FAIL":
+        return verdict
+    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
+    with suppress(TypeError, ValueError):  # shapes that have no such layout
+        return verdict.in_layout(option.format(other), judge_in(other))
+    return verdict
 
 
 def narrowest(x: Doubles, dtype: str, stored: str) -> str:

@@ -57,7 +57,9 @@ def _settle_part(part: Part, convention: str) -> Part:
 
     def read(index: Index) -> Doubles:
         got, rows = numbers.out(index), empty(index)
-        fits = _fit(got, convention, np.mean(problem.read(index)["v"], 0) if rows.any() else 0.0)
+        fits = fit_convention(
+            got, convention, np.mean(problem.read(index)["v"], 0) if rows.any() else 0.0
+        )
         return np.where(rows[:, None], np.where(fits[:, None], 0.0, math.nan), got)
 
     lse = numbers.lse
@@ -76,7 +78,7 @@ def _clear(
     return cleared
 
 
-def _fit(got: Doubles, convention: str, mean: Any) -> npt.NDArray[np.bool_]:
+def fit_convention(got: Doubles, convention: str, mean: Any) -> npt.NDArray[np.bool_]:
     """Tell which rows are as a convention has them."""
     if convention == "nan":
         return np.asarray(np.all(np.isnan(got), -1))
@@ -113,7 +115,7 @@ def list_conventions(
     if not outs:
         return
     got, mean = np.concatenate(outs), np.concatenate(means)
-    fits = {x: bool(np.all(_fit(got, x, mean))) for x in ("zero", "nan", "mean")}
+    fits = {x: bool(np.all(fit_convention(got, x, mean))) for x in ("zero", "nan", "mean")}
     words = {"nan": "NaN", "mean": "the mean of v"}
     for name, called in words.items():
         if fits[name] and not fits["zero"]:

@@ -13,6 +13,7 @@ from ..arrays.library import Doubles
 from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
+_PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
 
 
@@ -177,6 +178,12 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
     steps = np.unique(np.diff(numbers))
     if len(steps) == 1:
         return f"{first} to {last} in steps of {int(steps[0])}"
+    for size in _PERIODS:
+        some, every = np.unique(numbers % size), np.arange(first, last + 1)
+        regular = np.array_equal(numbers, every[np.isin(every % size, some)])
+        if last - first > 2 * size and regular and np.all(np.diff(some) == 1):
+            residues = describe_span(some)
+            return f"{first} to {last}, those i of which i % {size} is {residues}"
     return f"among {first} to {last}"
 
 

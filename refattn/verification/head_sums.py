@@ -301,7 +301,7 @@ def _find_exact(
         return problem.exact(index, kernel, i)
     at = index, i.start, i.stop
     if at not in known:
-        size = max(4 * TILE_KEYS, 2 * CACHED_PAIRS // max(i.stop - i.start, 1))
+        size = max(4 * TILE_KEYS, 4 * CACHED_PAIRS // max(i.stop - i.start, 1))
         known[at] = attend_rows(problem.head(index), i, None, size)
     return known[at].out
 

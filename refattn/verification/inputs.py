@@ -33,6 +33,7 @@ class Inputs(NamedTuple):
     types: Mapping[str, str]  # by name; that of the output only where it was given
     unchecked: Mapping[str, str]  # of which it is to be checked that arrays hold no other numbers
     storage: str  # what kernels round weights to
+    scales: Mapping[str, Doubles]  # that the numbers were multiplied by, with all axes
 
 
 def read_inputs(
@@ -47,12 +48,11 @@ def read_inputs(
     if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
         types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
     if dtype is None and out is not None:
-        checks.is_array("out", out)
-        stored = own | {"out": dtype_of(out, "out")}
-        types |= assume_narrow(stored, raw | {"out": widen("out", out)})
+        widened = raw | {"out": widen("out", out)}
+        types |= assume_narrow(own | {"out": dtype_of(out, "out")}, widened)
     types = own | types
     unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
-    numbers = dict(raw)
+    numbers, factors = dict(raw), {}
     for name, called in SCALES.items():
         scale = scales[name]
         if scale is None:
@@ -60,8 +60,10 @@ def read_inputs(
         number = np.asarray(scale, np.float64) if isinstance(scale, float | int) else scale
         if name in unchecked:
             check_all_hold(name, raw[name], (), unchecked.pop(name))
-        numbers[name] = raw[name] * expand_scale(name, widen(called, number), raw[name].shape)
-    return Inputs(numbers, types, unchecked, storage_type(types))
+        factor = expand_scale(name, widen(called, number), raw[name].shape)
+        numbers[name] = raw[name] * factor
+        factors[name] = np.broadcast_to(factor, raw[name].shape)
+    return Inputs(numbers, types, unchecked, storage_type(types), factors)
 
 
 def _own_type(name: str, x: Any) -> str:

@@ -78,6 +78,7 @@ from .units import add_unit, describe_unit, list_units, on_hardware
 from .verdict import Verdict
 
 _TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
+_LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
 _ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
 _UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
 _SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
@@ -485,7 +486,8 @@ def _rank_trial(case: _Case, name: str) -> tuple[bool, bool, bool, float]:
     most = max((x.explained for x in trial.suspects), default=0.0)
     rounded = case.profiles[name].inputs is not None
     off = abs(math.log(trial.z.rms or 1.0))
-    return trial.rejected(case.alpha), rounded, most < _ALL_BUT, off
+    known = most >= _ALL_BUT and trial.z.rms**2 * (1 - most) < _LEFT_BY_KNOWN
+    return trial.rejected(case.alpha), rounded, not known, off
 
 
 def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:

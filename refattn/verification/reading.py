@@ -100,7 +100,7 @@ def pose_tensors(
         key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
         storage=tensors.dtype,
         packed=packed,
-    )
+    ).with_scales(tensors.scales)
 
 
 def list_gates(estimator: Any) -> list[str]:
@@ -147,7 +147,7 @@ def kind_of(estimator: Any) -> str:
                 return kind
     chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
     known = ", ".join(dict.fromkeys([*CALLED.values(), *chunked]))
-    raise ValueError(f"`estimator` must be of {known}, got {estimator!r}.")
+    raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
 
 
 def gates_of(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,9 +202,10 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     """Read the results in a file: the output, with log normalisers, and gradients."""
     names = [x for x in ("out", "state", *_BACKWARD) if x in tensors.shapes]
     if not names:
+        there = {*tensors.shapes, *tensors.others}
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
-            f"{str(tensors.path)!r} has none."
+            f"{str(tensors.path)!r} has none, but {', '.join(sorted(there))}."
         )
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")

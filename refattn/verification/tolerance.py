@@ -150,7 +150,8 @@ class Tolerance(NamedTuple):
         pairs = (f"{x}.{y}" for x in ("pair", "proven_pair") for y in ("rtol", "atol"))
         needs = [Column("profile"), Column("head", write_head)]
         drift = [] if self.hardware is None else ["drift"]
-        needs += [Column(x, digits) for x in ("atol", "proven", *pairs, *drift)]
+        names = ("atol", "proven", *pairs, *drift)
+        needs += [Column(x, digits, drop=int(x.startswith("proven_"))) for x in names]
         power = [
             *(Column("defect"), Column("size")),
             *(Column("given", _write_ratio, drop=2), Column("ours", _write_ratio, drop=3)),
@@ -291,13 +292,16 @@ def study_problem(
 
 
 def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
-    """Time the analysis of one block of queries."""
+    """Time the analysis of one block of queries: the shortest of three, as others may work too."""
     index, i = next(problem.items())
     kernel, problem = profile.kernel(dtype), problem.read_by(profile)
-    start = time.perf_counter()
-    with np.errstate(all="ignore"):
-        problem.analyse(index, kernel, i)
-    return time.perf_counter() - start
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        with np.errstate(all="ignore"):
+            problem.analyse(index, kernel, i)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def _check_allowance(dtype: str, atol: float | None, rtol: float | None) -> Allowance:

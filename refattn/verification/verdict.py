@@ -35,12 +35,12 @@ class Verdict(NamedTuple):
     Attributes
     ----------
     verdict : str
-        ``"PASS"``; ``"FAIL"``, no profile that was tried explains the numbers; or
-        ``"UNDERPOWERED"``, an output that is 1 % too large would not have been rejected.
+        ``"PASS"``; ``"FAIL"`` if no profile that was tried explains the numbers; or
+        ``"UNDERPOWERED"`` if an output that is 1 % too large would not have been rejected.
     profile : str or None
         The likeliest profile that explains the numbers.
     z : Z
-        Errors over their standard deviations: root mean square, largest, and where that is. The
+        Errors divided by their standard deviations: root mean square, largest, and its place. The
         standard deviations are those of `profile` or, if all profiles are rejected, of a profile
         with which a known bug explains the errors, or else of the nearest profile.
     tests : list of Finding
@@ -54,7 +54,8 @@ class Verdict(NamedTuple):
     shape : tuple of int
         Shape of the output.
     known : float
-        Share of the elements whose error has a predicted distribution; others only have a bound.
+        Share of the elements whose error has a predicted distribution; all others have only a
+        bound.
     detectable : dict
         Sizes of known bugs that would have been rejected.
     alpha : float
@@ -66,8 +67,8 @@ class Verdict(NamedTuple):
     by : str
         Name of the profile of `z` and `tests`.
     of : str
-        Array that the other attributes describe: `out` or, if gradients are judged, the first of
-        `parts` that failed or, if none did, that lacks power.
+        Array that the other attributes describe. If gradients are judged, it is the first of
+        `parts` that failed, or else the first that lacks power; otherwise it is `out`.
     hardware : str or None
         The hardware whose matrix units explain the numbers, if rounded sums do not.
     parts : dict of str to Verdict
@@ -82,10 +83,10 @@ class Verdict(NamedTuple):
     idle : int
         Number of rows for which the profile predicts nothing.
     place : str
-        Where the wrong rows of a failed part are, in words.
+        The place of the wrong rows, in words.
     worst : Worst or None
-        The element that is farthest off: where, what the kernel gave, the exact result, and how far
-        off it may be.
+        The element with the largest error: its array and place, the kernel's number, the exact
+        number, and the largest error allowed.
     """
 
     verdict: str
@@ -141,17 +142,17 @@ class Verdict(NamedTuple):
             text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
-    def in_layout(self, layout: str, transposed: Verdict) -> Verdict:
+    def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
         share = 1.0
         if transposed.verdict == "FAIL":
             share -= (transposed.z.rms / self.z.rms) ** 2 if self.z.rms > 0 else 1.0
         if self.verdict != "FAIL" or not share > _NEARLY_ALL:
             return self
-        text = f"the arrays look transposed: pass --layout {layout}"
+        text = f"the arrays look transposed: pass {option}"
         cause = Suspect("layout", math.nan, math.nan, math.nan, share, text)
         rest = [] if transposed.verdict == "PASS" else self.suspects
-        parts = {x: y.in_layout(layout, transposed.parts[x]) for x, y in self.parts.items()}
+        parts = {x: y.in_layout(option, transposed.parts[x]) for x, y in self.parts.items()}
         return self._replace(suspects=[cause, *rest], parts=parts)
 
     def __str__(self) -> str:
@@ -202,7 +203,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     )
     if failed:
         yield from _write_tests(verdict, verbose)
-    said = {*questions, *(x.text for x in verdict.suspects)}
+    said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
     others = [x for x in verdict.remarks if x not in said]
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
@@ -237,11 +238,13 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield "  unknown cause: nothing that was tried explains most of the error"
     for number, x in enumerate(verdict.suspects[: None if verbose else _CAUSES]):
         start = "cause" if number == 0 else "or"
-        yield f"  {start}: {x.text} (explains {_write_share(x.explained)} of the error)"
+        explained = min(x.explained, 0.999) if "in part" in x.text else x.explained
+        share = f" (explains {_write_share(explained)} of the error)"
+        yield f"  {start}: {x.text}{'' if math.isnan(explained) else share}"
 
 
 def _write_share(share: float) -> str:
-    return f"{100 * share:.3g} %" if share > 0.9995 else f"{min(100 * share, 99.9):.1f} %"
+    return "100 %" if share > 0.9995 else f"{min(100 * share, 99.9):.1f} %"
 
 
 def _write_worst(verdict: Verdict) -> str:
@@ -277,7 +280,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
-        yield f"  on these inputs {_list_words(verdict.blind)} would pass as well: {_LARGER}"
+        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {_LARGER}"
     if verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
@@ -285,7 +288,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             if x in _DEFECTS
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
-        yield f"  smaller errors pass unnoticed: {', '.join(sizes)}"
+        yield f"  smaller errors than these would pass: {', '.join(sizes)}"
 
 
 def _say_what_next(verdict: Verdict) -> str:
@@ -299,8 +302,8 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":
-        return "look for this cause in the kernel; if it is intended, pass verify the same option"
-    return "look for this cause in the kernel; --verbose lists all tests"
+        return "find this cause in the kernel; if it is intended, pass the same option to verify"
+    return "find this cause in the kernel; --verbose lists all tests"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

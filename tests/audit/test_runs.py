@@ -286,7 +286,7 @@ def test_gradients_that_pass_are_listed(attention, monkeypatch):
     assert "only gradients are compared: bugs of the output were not tried" in found.lines()
     assert {x.name for x in found.survivors} == {x.name for x in bugs}
     assert all(x.caught for x in found.survivors)
-    (line,) = (x for x in found.lines() if x.startswith("instead: "))
+    (line,) = (x for x in found.lines() if x.startswith("use "))
     assert ["dq" in line, "dk" in line, "dv" in line, "out" in line] == [True] * 3 + [False]
     substitute.trial = None
     most = 1.5 * largest()
@@ -306,4 +306,4 @@ def test_gradients_of_a_kernel_with_other_options_are_called_untried(attention):
     found = runs._study(substitute, iter, [differentiate])
     assert not found.blind
     assert not found.survivors
-    assert "bugs of gradients take no options but mask and causal" in found.lines()
+    assert "bugs of gradients support no options but mask and causal" in found.lines()

@@ -31,7 +31,9 @@ def shown(*words, width=200):
     """What a command prints, with nothing unexpected beside it."""
     result = run(*words, width=width)
     assert result.exit_code == 0, result.output
-    known = re.compile(r"(?:skipped|estimated time|read as float32): |\w+: \d+ of \d+ after ")
+    known = re.compile(
+        r"(?:skipped|estimated time|read as float32): |\w+: (?:\d+ of \d+|not yet done) after "
+    )
     assert all(map(known.match, result.stderr.splitlines()))
     return result.stdout
 

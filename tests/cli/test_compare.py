@@ -38,8 +38,8 @@ def test_comparison_of_the_sample():
     assert "; error_tolerated: mean error in all layers of all-MiniLM-L6" in lines[-3]
     assert " ".join(lines[-2:]) == (
         "On these tensors only rfa-iid from S = 512, rfa-orthogonal from S = 128, rfa-adapted from "
-        "S = 32, lara-balance from S = 128, ra and eva beat the mean of v. Within two standard "
-        "errors of it: rfa-iid at S = 128."
+        "S = 32, lara-balance from S = 128, ra and eva beat the mean of v. rfa-iid at S = "
+        "128 is within two standard errors of it."
     )
     rows, known = (cells(x, "estimator") for x in (output, in_guide("")))
     assert rows[0][-1] == "1.00"

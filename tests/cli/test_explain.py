@@ -2,6 +2,7 @@
 
 import pytest
 
+import refattn
 from refattn.conformance import CHECKS
 from refattn.conformance.defects import MUTANTS
 from refattn.conformance.verdict import explanations
@@ -35,9 +36,16 @@ def test_every_name_is_in_one_group():
         ("mask", "capability mask: mask=, boolean"),
         ("causal", "tag causal: "),
         ("causal", "declare it: refattn check MODULE:CALLABLE --tag causal=VALUE"),
+        ("rfa-qr-unsigned-fixed-norms", "correct code: def orthogonal("),
+        ("rfa-qr-unsigned-fixed-norms", "what to do: compare yours with that"),
+        ("rfa-halved-norms", "what to do: use the lines marked -"),
+        ("normalised", "trait normalised, of estimators: "),
+        ("adjusted", "Holm's method"),
+        ("error_tolerated", "a column of compare: "),
+        ("RFA", "estimator rfa-iid, rfa, "),
         ("frequency_law", "look first at: how the function draws"),
         ("mask", "look first at: the element"),
-        ("softmax-scale-missing", "what to do: write what is marked -"),
+        ("softmax-scale-missing", "what to do: use the lines marked -"),
         ("softmax-gqa-interleaved", "what to do: compare yours with `python -m refattn.naive`"),
         ("performer", "test yours: refattn check MODULE:CALLABLE --estimator performer"),
         ("law", "severity law, of a failure: random draws have the wrong distribution."),
@@ -45,6 +53,9 @@ def test_every_name_is_in_one_group():
         ("softmax", "it is called as: fn(q, k, v) test"),
         ("flash", "profile flash, of refattn verify: a fused kernel: "),
         ("bound", "bound: a test of verify: no error exceeds its proven bound"),
+        ("unknown cause", "unknown cause: no known bug that verify tries explains"),
+        ("edge-1", "those of a known bug: a query does not see its last key"),
+        ("mean square of tiles of 16", "deviations, of a tile of 16 or more queries of a head."),
         ("UNDERPOWERED", "UNDERPOWERED: a verdict: no test failed, but"),
         ("performer", "estimator rfa-orthogonal, performer, favor: "),
     ],
@@ -56,6 +67,19 @@ def test_explanations(name, words):
 def test_every_profile_is_explained():
     for name in PROFILES:
         assert explanations.explain(name)[-1].startswith(f"profile {name}, of refattn verify: ")
+
+
+@pytest.mark.long
+def test_every_test_of_verify_is_explained():
+    """Of an output, its log normalisers and gradients."""
+    q, k, v = (x[:, :40] for x in refattn.load_sample())
+    out, pullback = refattn.vjp(refattn.softmax_attention, q, k, v, causal=True)
+    lse = refattn.attend(q, k, v, causal=True).lse
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": out}
+    found = refattn.verify(**given, dq=pullback(out).q, causal=True).parts
+    names = {x.name for part in found.values() for x in part.tests}
+    assert {"key of a head", "mean square of tiles of 16", "delta"} < names
+    assert all(explanations.explain(x) for x in names)
 
 
 def test_a_name_that_nothing_has():

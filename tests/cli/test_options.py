@@ -271,8 +271,9 @@ def test_a_tolerance_is_one_table(monkeypatch):
     done = run("tolerance", "flat.npz", "--dtype", "float16", "--profile", "flash")
     lines = done.stdout.splitlines()
     assert sum(set(x) == {"─"} for x in lines) == 1
-    assert lines[-2].startswith("torch's default (atol 1.00e-05, rtol 0.00100) would reject a ")
-    assert lines[-1].startswith("--verbose: ")
+    assert lines[-3].startswith("torch's default (atol 1.00e-05, rtol 0.00100) would reject a ")
+    assert lines[-2].startswith("--verbose: ")
+    assert re.fullmatch(r"for a fused kernel \(profile flash\): atol \S+, rtol 0\.\d+", lines[-1])
     assert len(seen) == 1
 
 

@@ -47,8 +47,8 @@ def test_parts_are_counted_forwards_only(capsys, monkeypatch):
     assert [x for x in counts if x.startswith("Working")] == [
         "Working: 1 of 2",
         "Working: 2 of 2",
-        "Working: all, and 1 more,",
-        "Working: all, and 2 more,",
+        "Working: not yet done",
+        "Working: not yet done",
     ]
 
 

@@ -258,7 +258,7 @@ def test_hardware_in_words():
     assert run(f"{words} --hardware ieee").exit_code == 1
     assert run(f"{words}@hopper").exit_code == 0
     message = refused("verify", *words.split(), "--hardware", "hoper")
-    assert "--hardware must be of ieee, hopper" in message
+    assert "--hardware must be one of ieee, hopper" in message
 
 
 def of_file(name, profile):

@@ -1,6 +1,7 @@
 """Recurrences: engine, formula, pullback, decoding state and packed sequences say the same."""
 
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -139,10 +140,11 @@ def test_step_by_step_handed_over_and_packed_is_all_at_once(layer):
 
     for cuts in ([0, 37, 90], range(91)):
         state, outs = None, []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in pairwise(cuts):
             out, state = part(slice(start, stop), state)
             outs.append(out)
-        assert largest_error((np.concatenate(outs, 1), state), whole) <= 40 * eps(whole.out)
+        error = largest_error((np.concatenate(outs, 1), state), whole)
+        assert error <= 20 * eps(whole.out) * np.max(np.abs(whole.out))
     first, none, last = (part(slice(*x), None) for x in ((0, 30), (30, 30), (30, 90)))
     tokens = [np.moveaxis(x, 1, 0) for x in arrays]
     each = {x: np.moveaxis(y, 1, 0) for x, y in gates.items() if x != "decay"}

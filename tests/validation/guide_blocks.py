@@ -95,7 +95,9 @@ def command(line, folder):
     code = [sys.executable, "-W", "ignore", *args]
     result = subprocess.run(code, cwd=folder, env=env, timeout=300, check=False, **pipes)
     # How long it takes depends on the machine, and is said beside the results.
-    beside = r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: \d+ of \d+ after .*)\n"
+    beside = (
+        r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: (?:\d+ of \d+|not yet done) after .*)\n"
+    )
     return re.sub(beside, "", result.stdout, flags=re.MULTILINE)
 
 

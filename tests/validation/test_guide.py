@@ -1,9 +1,12 @@
 """The pages of the guide: their blocks run, and print what is shown."""
 
+import operator
 import re
 
 import pytest
 
+import refattn
+from refattn.conformance.defects import MUTANTS
 from refattn.rounding import PROFILES
 from refattn.rounding.hardware import UNITS
 from tests.validation import guide_blocks
@@ -37,6 +40,23 @@ def test_every_profile_and_unit_is_in_the_tables_of_numbers():
     assert listed <= {*PROFILES, *UNITS}
     named = (x for x in [*PROFILES, *UNITS] if not x.endswith(("-cast", "-by-head")))
     assert {*named} <= listed
+
+
+def test_names_in_the_table_of_functions_exist():
+    lines = guide_blocks.page("where").splitlines()
+    cells = " ".join(line.split(" | ")[-1] for line in lines if line.endswith("` |"))
+    names = re.findall(r"`([a-z][\w.]*)[(`]", cells)
+    assert "features.positive_features" in names
+    assert "testing.assert_attention_close" in names
+    for name in names:
+        assert callable(operator.attrgetter(name)(refattn))
+
+
+def test_pages_agree_on_the_number_of_known_bugs():
+    back = sum("vjp" in x.capabilities for x in MUTANTS)
+    assert f"{len(MUTANTS)} known bugs, {back} of them" in " ".join(guide_blocks.page("ci").split())
+    assert f"{len(MUTANTS)} known bugs" in guide_blocks.page("verdicts")
+    assert f"{len(MUTANTS)} known bugs" in (GUIDE.parents[2] / "CHANGELOG.md").read_text("utf-8")
 
 
 def test_the_glossary_is_in_order():

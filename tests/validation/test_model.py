@@ -367,4 +367,4 @@ def test_the_command(tmp_path, monkeypatch):
     assert results["rows"][0]["values"]["cosine"] == pytest.approx(1)
     assert (tmp_path / "model.svg").exists()
     bad = CliRunner().invoke(studies.main, [*options, "--layers", "6"])
-    assert "--layers must be of all, 0, ..., 5, got '6'" in bad.output
+    assert "--layers must be one of all, 0, ..., 5, got '6'" in bad.output

@@ -95,7 +95,9 @@ def test_broken_links_are_seen(tmp_path, before, after, what):
 def test_links_lead_somewhere_and_names_to_the_api(built, read):
     assert links.problems(built) == []
     assert 'href="api/refattn.stats.html#module-refattn.stats"' in read("verdicts.html")
-    assert 'href="api/refattn.testing.html#refattn.testing.assert_close"' in read("tolerances.html")
+    assert 'href="api/refattn.testing.html#refattn.testing.assert_attention_close"' in read(
+        "tolerances.html"
+    )
     assert 'href="refattn.merge.html#refattn.merge"' in read("api/refattn.attend.html")
     assert 'href="source/validation/claims/cost.py.html"' in read("validation.html")
 

@@ -31,7 +31,7 @@ def test_the_mean_of_values_where_scores_are_small():
     assert found.verdict == "UNDERPOWERED"
     assert found.blind == ("mean of v", "half the scale")
     assert "UNDERPOWERED: mean of v would not have been rejected" in str(found)
-    words = "on these inputs mean of v and half the scale would pass as well: give larger q or k"
+    words = "on these inputs mean of v and half the scale would also pass: give larger q or k"
     assert words in str(found)
 
 

@@ -85,7 +85,7 @@ def test_a_key_may_hold_anything_where_no_query_sees_it(n, m, options):
 
 def test_kinds_of_estimators():
     assert [kind_of(x) for x in ("softmax", "rfa", "linear")] == ["scores", "frequencies", "map"]
-    known = "`estimator` must be of softmax, rfa, linear, retention, "
+    known = "`estimator` must be one of softmax, rfa, linear, retention, "
     for other in ("lara", "kernel", "nothing", None, 3):
         with pytest.raises(ValueError, match=known):
             kind_of(other)
@@ -157,5 +157,7 @@ def test_types_of_results_of_a_file(tmp_path):
     base["q"] = base["q"][:, :0]
     none = parts(dtype="float32", out=out[:, :0].astype(np.float16))["out"].numbers
     assert none.out_dtype == "float16"
-    with pytest.raises(ValueError, match=r"`out`, `dq`, `dk` or `dv` must be in FILE, .* has none"):
+    with pytest.raises(
+        ValueError, match=r"`out`, `dq`, `dk` or `dv` must be in FILE, .* has none, but k, lse,"
+    ):
         parts(lse=lse[:, :0])

@@ -402,7 +402,7 @@ def test_log_normalisers_of_assert_close():
     lse = np.log(np.sum(np.exp(0.3 * q @ np.swapaxes(k, -1, -2)), -1)).astype(np.float32)
     given = {"dtype": "bfloat16", "profile": "math", "scale": 0.3}
     assert_close(got, q, k, v, lse=lse, **given)
-    with pytest.raises(AssertionError, match=r"lse is 0\.01"):
+    with pytest.raises(AssertionError, match=r"lse is too large by 0\.01"):
         assert_close(got, q, k, v, lse=lse + np.float32(0.01), **given)
 
 

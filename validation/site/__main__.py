@@ -21,11 +21,11 @@ import click  # noqa: E402
 
 from .documents import ROOT, SITE, gather  # noqa: E402
 
-# Whose report is made where none is given: exact ones that take no time.
+# Claims of the report if none is given: exact ones that take little time.
 CLAIMS = ("rfa_is_snis", "lara_cases", "attention_as_expectation", "linear_attention")
 NOTE = f"""\
-A few claims of the references, which take no time, were tried when these pages were built, by
-`python -m validation {" ".join(CLAIMS)}`. [How all of them are tried](../README.md)."""
+When these pages were built, `python -m validation {" ".join(CLAIMS)}` tested a few claims of
+the sources that take little time. [How all claims are tested](../README.md)."""
 
 
 @click.command()
@@ -34,17 +34,17 @@ A few claims of the references, which take no time, were tried when these pages 
     type=click.Path(file_okay=False, path_type=Path),
     default="build/site",
     show_default=True,
-    help="Where the pages go.",
+    help="Folder for the pages.",
 )
 @click.option(
     "--report",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="The report of a run of `python -m validation`; without it, that of a few quick claims.",
+    help="The report of a run of `python -m validation`.  [default: test a few quick claims]",
 )
 def main(out: Path, report: Path | None) -> None:
     """Build the guide, the API, the report and the gallery as pages that need no server."""
     if out.exists() and any(out.iterdir()) and not (out / "searchindex.js").exists():
-        message = f"{out} holds other files; choose a folder that is new or of a build."
+        message = f"{out} holds other files; choose a new folder, or one of an earlier build."
         raise click.ClickException(message)
     if report is not None and not (report / "report.html").is_file():
         message = f"{report} holds no report.html; `python -m validation` writes one."

@@ -39,7 +39,7 @@ def gather(folder: Path, report: Path, note: str) -> None:
 
 def _explanations() -> str:
     """Explain every name in reports, as `refattn explain` does in a terminal."""
-    lines = ["# Names in reports", "", "What `refattn explain NAME` prints for each name."]
+    lines = ["# Names in reports", "", "`refattn explain NAME` prints these texts."]
     for title, names in groups().items():
         lines += ["", f"## {title}"]
         for name in names:

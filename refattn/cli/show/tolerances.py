@@ -8,7 +8,7 @@ from ...arrays.tables import digits
 from ...arrays.words import portable, to_json
 from ...files.tensors import Tensors
 from ...rounding.problems import Problem
-from ...verification.tolerance import LEVEL, USUAL, Tolerance
+from ...verification.tolerance import LEVEL, USUAL, Allowance, Tolerance
 from .page import Page
 from .source import introduction, source_of
 
@@ -19,23 +19,27 @@ def print_tolerance(
     """Print the tolerance that a correct kernel needs, and if `verbose` how known bugs fare."""
     page.say(introduction(tensors, problem, tolerance.dtype))
     page.say(
-        "\nneeds: the smallest tolerance, |got - exact| <= atol + rtol |exact|, that a correct "
-        f"kernel meets: with probability {1 - LEVEL:.6f} if its roundings are independent, or "
-        "always (proven). The pairs are to be used together; the others, with rtol 0"
+        "\nneeds: the smallest tolerances, |got - exact| <= atol + rtol |exact|, that a correct "
+        f"kernel meets: atol with probability {1 - LEVEL:.6f} if its roundings are independent, "
+        "proven always (both with rtol 0). pair and proven_pair: use rtol and atol together"
     )
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
     columns = [x for x in needs.columns if x.name != "head"]
     page.table(needs._replace(rows=whole, columns=columns))
     if tolerance.hardware is not None:
-        page.say("drift: share of the result that truncated sums lose; all tolerances include it")
+        page.say(
+            "drift: share of the result that is lost by truncated sums; all tolerances include it"
+        )
     if tolerance.power[0].given > 1:
-        atol, rtol = map(digits, tolerance.given)
         usual = tolerance.given == USUAL.get(tolerance.dtype)
         name = "torch's default" if usual else "the given tolerance"
-        page.say(f"{name} (atol {atol}, rtol {rtol}) would reject a correct kernel")
+        page.say(f"{name} ({_write_pair(tolerance.given)}) would reject a correct kernel")
+    fused = " fused" * tolerance.profile.startswith("flash")
+    use = f"for a{fused} kernel (profile {tolerance.profile}): {_write_pair(tolerance.ours)}"
     if not verbose:
-        page.say("--verbose: the atol of each head, and which known bugs the tolerance lets pass")
+        page.say("--verbose: the atol of each head, and which known bugs the tolerance accepts")
+        page.say(use)
         return
     if of_heads := [x for x in needs.rows if x["head"] is not None]:
         page.say("\natol of each head (rtol 0), by profile")
@@ -45,13 +49,17 @@ def print_tolerance(
         page.table(by_head, split=True)
     of = math.prod(tolerance.lead) * tolerance.rows
     page.say(
-        "\npower: how each bug fares, as largest error / tolerance, in kernels of "
+        "\npower: largest error / tolerance of each known bug, in kernels of "
         f"profile {tolerance.profile} (rounded to nearest), on {of} of "
         f"{math.prod(problem.lead) * problem.shape[0]} queries; verdict and suspect: from verify"
     )
     page.table(power)
-    for name, pair in (("given", tolerance.given), ("ours", tolerance.ours)):
-        page.say(f"{name}: atol {digits(pair.atol)}, rtol {digits(pair.rtol)}")
+    page.say(f"given: {_write_pair(tolerance.given)}")
+    page.say(f"ours, {use}")
+
+
+def _write_pair(pair: Allowance) -> str:
+    return f"atol {digits(pair.atol)}, rtol {digits(pair.rtol)}"
 
 
 def tolerance_to_json(tensors: Tensors, problem: Problem, tolerance: Tolerance) -> str:

@@ -19,7 +19,7 @@ from ...arrays.library import Floats, array_namespace
 from ...arrays.words import said
 from ...engine.scores import Reach
 from ...registry import ESTIMATORS, Estimator
-from .failures import Failure, Refusal
+from .failures import Failure, Refusal, SeveralResults
 from .gates import LOGS, gate_words, token_axes, with_pairs
 from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
@@ -178,6 +178,7 @@ class Adapter:
         """What a verdict does not cover, by what the candidate declares."""
         words = dict.fromkeys(self.capabilities, "")
         words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
+        words.pop("centres", None)  # chunks, of which all is tested
         if self.has("proposals") and self["centres"] == "own" and "omega" not in words:
             words |= {"centres": "=own"} if self.draws else {}
         return {f"{name}{words[name]}": text for name, text in LIMITS.items() if name in words}
@@ -361,6 +362,11 @@ class Adapter:
             last = self._of_option(result[1], like, "initial_state").reshape(state)
             return self._result(result[0], shape, sent[0], strict), last
         if d_out is None:
+            if isinstance(result, tuple):
+                or_lse = ", or declare --capability lse" if "lse" in possible(self.record) else ""
+                raise SeveralResults(
+                    "an array", f"{_describe_type(result)}: return out alone{or_lse}"
+                )
             return self._result(result, shape, sent[0], strict)
         more = self.pulled(options)
         names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in more))

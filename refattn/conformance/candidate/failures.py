@@ -13,6 +13,8 @@ SEVERITIES = {
 class Failure(Exception):
     """A mistake of a candidate: the expected result, and what it returned instead."""
 
+    stops = ""  # why no other check can say more, if the first call ends so
+
     def __init__(self, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}; got {got}")
         self.expected, self.got = expected, got
@@ -20,6 +22,14 @@ class Failure(Exception):
 
 class Refusal(Failure):
     """A candidate that raised an exception."""
+
+    stops = "every call raises"
+
+
+class SeveralResults(Failure):
+    """A candidate that returned more than the array that was expected."""
+
+    stops = "every call returns several results"
 
 
 class WrongRecord(ValueError):

@@ -115,23 +115,29 @@ def shrink(adapter: Any, q: Floats, k: Floats) -> float:
 
 
 def sizes(adapter: Any, arrays: Arrays) -> str:
-    """Describe how long queries and keys are, and a `max_logit` that leaves them out.
-
-    Exponentials of the usual value, 300 in float64, are well within the range of the dtype.
+    """Describe how long queries and keys are.
 
     >>> from refattn.conformance import Adapter
-    >>> sizes(Adapter(len, "rfa"), (np.ones((2, 4)), np.full((3, 4), 55.0)))
+    >>> arrays = np.ones((2, 4)), np.full((3, 4), 55.0)
+    >>> sizes(Adapter(len, "rfa"), arrays) + leaving_out(Adapter(len, "rfa"), arrays)
     'queries of length 2 and keys of length 110 (a tag max_logit=300 leaves them out)'
     """
     words = [
         f"{name} of length {_longest(np.asarray(x, float)):.3g}"
         for name, x in zip(("queries", "keys"), arrays, strict=False)
     ]
+    return " and ".join(words)
+
+
+def leaving_out(adapter: Any, arrays: Arrays) -> str:
+    """Name a `max_logit` that leaves such queries and keys out.
+
+    Exponentials of the usual value, 300 in float64, are well within the range of the dtype.
+    """
     largest, usual = largest_logit(adapter, arrays), _USUAL_LOGIT.get(adapter["dtype"], 40.0)
     if not math.isfinite(largest):  # of masked numbers: no size is the reason
-        return " and ".join(words)
-    most = min(usual, 0.9 * largest)
-    return f"{' and '.join(words)} (a tag max_logit={most:.3g} leaves them out)"
+        return ""
+    return f" (a tag max_logit={min(usual, 0.9 * largest):.3g} leaves them out)"
 
 
 def _longest(x: Floats) -> float:

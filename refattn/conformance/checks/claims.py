@@ -21,17 +21,18 @@ _TABLE = """
 contract | | | shapes, dtypes and errors are as declared, and one seed gives the same result twice
 seeds | random seeds-differ | draws
   | the result depends on the seed, and no two seeds give the same result
-reference_values | | evaluated | agrees with the reference on ordinary numbers
+reference_values | | evaluated | results agree with the reference on ordinary inputs
 value_length | | attends evaluated same_value_size=false | values may have another length than keys
-large_logits | exponential | evaluated | right where unstabilised exponentials lose digits
+large_logits | exponential | evaluated
+  | results are right where unstabilised exponentials lose digits
 extreme_logits | exponential normalised | evaluated stabilised
-  | right where exponentials overflow or underflow
+  | results are right where exponentials overflow or underflow
 extreme_features | feature-map |
-  | right where features are tiny or large: their size cancels from the ratio
-large_mean | rows | | a large mean costs mean and covariance no digits
+  | results are right where features are tiny or large, as their size cancels from the ratio
+large_mean | rows | | mean and covariance lose no digits if the mean is large
 batches_of_rows | rows | | each member of a batch gets its own moments
 weighted_mean | normalised |
-  | the result is a weighted mean of the values: the weights sum to 1
+  | the result is a weighted mean of the values, whose weights sum to 1
 order_of_keys | unordered-keys | evaluated | the order of keys does not matter
 queries_apart | queries-apart | comparable weighs_alone -proposals/omega
   | the result of a query does not depend on other queries
@@ -39,16 +40,16 @@ heads_apart | | comparable heads | heads, and members of a batch, do not affect 
 frequencies_of_heads | | omega omega_per_head | each head uses the frequencies given for it
 mask | | attends evaluated mask | masking a key is the same as deleting it
 mask_broadcasts | | attends evaluated mask | a mask broadcasts over heads and queries
-masked_keys_unseen | | comparable mask | what is masked has no effect, however large
+masked_keys_unseen | | comparable mask | masked keys and values have no effect, however large
 query_without_keys | | attends evaluated mask -empty_rows=undefined
-  | a query that sees no key gets 0, or what is declared
+  | a query that sees no key gets 0, or the declared output
 causal | | attends evaluated masks_future | query i sees keys 0 to i
 mask_with_causal | | attends evaluated masks_future mask | a mask and causal apply together
 causal_cross | | attends evaluated masks_future self_attention=false
   | causal attention is aligned as declared if the numbers of queries and keys differ
 future_unseen | | comparable causal | future keys and values have no effect, however large
 visible_part | random-features normalised | causal/mask black_box
-  | causal and masked attention use the keys and frequencies that plain attention does
+  | causal and masked attention use the same frequencies as plain attention
 grouped_heads | | attends evaluated grouped | consecutive query heads share a key head
 one_frequency | random-features normalised | features=positive fixed_frequencies=false
   | with one frequency the result does not depend on the query
@@ -70,24 +71,25 @@ order_of_given_keys | | attends given_keys
   | the order in which keys are given does not matter
 keys_of_heads | | attends given_keys heads | each head uses the keys given for it
 keys_given_again | | attends given_keys sampled | a key that is given twice counts twice
-any_probabilities | | attends given_keys sampled exponential | right for any logs of probabilities
-large_queries | | attends given_keys linear-solve | right for large scores
+any_probabilities | | attends given_keys sampled exponential
+  | results are right for all probabilities
+large_queries | | attends given_keys linear-solve | results are right for large scores
 negative_normalisers | | attends given_keys linear-solve
-  | negative weights count as they are, also in the normaliser
+  | negative weights are not clamped, also not in the normaliser
 large_sizes | | evaluated attends rows_alone
-  | right at real sizes: long sequences, large heads, many features, many heads
-large_estimates | pairs | evaluated | right for many features, and for long vectors
+  | results are right for long sequences, large heads, many heads and many features
+large_estimates | pairs | evaluated | results are right for many features, and for long vectors
 many_rows | rows | dtype=float32/dtype=float64
   | moments of many rows are as accurate as moments of few rows
 heads_of_other_size | exponential | evaluated attends stabilised heads
-  | right if the scores of one head are far larger than those of another
+  | results are right if the scores of one head are far larger than those of another
 memory_layouts | | comparable/-attends library=numpy/library=torch
   | the layout of arrays in memory does not matter
 calls_apart | | comparable | later calls do not change an earlier result
 hidden_nonsense | | comparable mask -hidden=finite
-  | NaN, infinity and huge numbers in what is masked have no effect
+  | NaN, infinity and huge numbers in masked keys and values have no effect
 long_half_sums | | evaluated attends rows_alone half -per-query/-proposals -given_keys
-  | sums of thousands of terms are not added in half precision
+  | sums of thousands of terms are not computed in half precision
 gradients | | attends vjp evaluated | gradients are those of the formula
 gradients_together | | attends vjp evaluated | gradients are right with all features together
 gradients_of_large_logits | exponential | attends vjp evaluated stabilised
@@ -100,7 +102,7 @@ gradients_of_layouts | | attends vjp evaluated library=numpy/library=torch
 gradients_again | | attends vjp evaluated | repeating a call gives the same gradients
 gradients_of_hidden | | attends vjp hides | keys and values that no query sees get gradient 0
 gradients_of_hidden_nonsense | | attends vjp mask hidden=any
-  | NaN and infinity in what is masked have no effect on gradients
+  | NaN and infinity in masked keys and values have no effect on gradients
 gradients_of_means | normalised nonnegative | attends vjp evaluated/-waves
   | gradients are those of a weighted mean of the values
 gradients_are_linear | | attends vjp | gradients are linear in the cotangent
@@ -133,7 +135,7 @@ feature_average | random-features | bound lawful
 own_law | random | bound precise -random-features -target -proposals
   | over many seeds, results have the distribution of the estimator
 unseen_law | random | law -precise -lawful/-random-features
-  | results reveal how the frequencies are distributed
+  | results reveal the distribution of the frequencies
 log_normalisers | exact | attends lse | lse is the log of the sum of e^score
 normaliser_without_keys | exact | attends lse mask/causal/window empty_rows=zero
   | lse of a query that sees no key is -inf
@@ -141,7 +143,7 @@ merged_parts | exact | attends lse causal_only=false self_attention=false
   | results over two parts of the keys merge into the result over all keys
 gradients_of_normalisers | exact | attends lse vjp d_lse | gradients of lse are the weights
 windows | exact | attends evaluated window | each query sees the keys of its window
-outside_of_windows | exact | attends evaluated window | what is outside a window has no effect
+outside_of_windows | exact | attends evaluated window | keys outside a window have no effect
 soft_caps | exact | attends evaluated softcap | scores are capped before bias and mask
 weights_of_sinks | exact | attends evaluated sinks | a sink is a key whose value is 0
 biases | exact | attends evaluated bias | a bias is added to the scores
@@ -152,7 +154,7 @@ target_law | target | law told
 masked_target_law | target | law told mask
   | with a mask, frequencies are drawn from the target over the visible keys
 causal_target_law | target | law told causal
-  | if causal, frequencies are drawn from the target over the keys that are not in the future
+  | with causal, frequencies are drawn from the target over past and present keys
 choices | target | law precise | each sample chooses its key independently, by its weight
 unbiased | target | bound precise | the mean over seeds is exact attention
 mean_of_samples | target | draws precise
@@ -166,7 +168,7 @@ proposal_noise | proposals | law precise
 two_proposals | proposals | draws precise weighting=balance/weighting=own causal_only=false
   | two proposals have the weights of the formula, which depend on the query
 proposal_average | proposals | bound precise centres=chunks multiple_of=1
-  | weights of keys have the distribution that chunks of the sequence as proposals give
+  | weights of keys have the distribution that follows from one proposal for each chunk
 """
 
 

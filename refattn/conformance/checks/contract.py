@@ -17,7 +17,7 @@ from .trials import CheckRun, add_check, again, attends, comparable_ways, ways_t
 
 @add_check
 def contract(t: CheckRun) -> None:
-    """Test library, dtype and shape of the result, repeatability, and unchanged arguments."""
+    """Test library, dtype and shape of the result, that it repeats, and that no input changes."""
     for sizes in ((), (2,), (2, 3)):
         n, m, _ = t.fit(5, 5, 4)  # with a mask and without it the same keys, for what is drawn
         arrays, frequencies = t.problem(n, m, 4, 4, lead=t.adapter.lead(*sizes))
@@ -43,7 +43,7 @@ def contract(t: CheckRun) -> None:
 
 @add_check
 def seeds(t: CheckRun) -> None:
-    """Call twice with each of many seeds: usual ones, consecutive ones, and powers of 2 apart."""
+    """Call twice with each of many seeds, some of them consecutive and some powers of 2 apart."""
     few = t.adapter.half  # equal results may be chance
     arrays, _ = t.problem(3, 9, 8)
     options = t.options(2)
@@ -152,7 +152,7 @@ def same_bits(t: CheckRun) -> None:
 
 @add_check
 def same_bits_in_any_batch(t: CheckRun) -> None:
-    """Pass a query alone, with some others, and reordered; a head alone, and in another batch."""
+    """Pass a query alone, with others and reordered; pass a head alone and in another batch."""
     for (n, m, d), more, groups in _bit_problems(t):
         if more.get("causal"):  # whose queries have places
             continue

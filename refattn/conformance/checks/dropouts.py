@@ -122,7 +122,7 @@ def factors_of_dropout(t: CheckRun) -> None:
 
 @add_check
 def law_of_dropout(t: CheckRun) -> None:
-    """Count kept weights: all, each, and in pairs of heads, batches, queries, keys and seeds."""
+    """Count kept weights: in total, by place, and in pairs of heads, batches, tokens and seeds."""
     plain = t.adapter.settled
     for rate in _RATES:
         arrays = _problem(t)

@@ -37,7 +37,7 @@ def _keys(t: CheckRun, n: int, *indices: int, log_p: Any = 0.0) -> dict[str, Any
 
 @add_check
 def all_keys(t: CheckRun) -> None:
-    """Pass all keys, in order and reordered, with equal probabilities; also one key of one."""
+    """Pass all keys, in order and reordered, with equal probabilities; one case has one key."""
     for n, m, d in ((2, 1, 2), (3, 2, 3), (4, 6, 8)):
         n, m, d = t.fit(n, m, d)
         arrays, _ = t.problem(n, m, d)
@@ -48,7 +48,7 @@ def all_keys(t: CheckRun) -> None:
 
 @add_check
 def order_of_given_keys(t: CheckRun) -> None:
-    """Reverse the order of the indices, and reorder the keys themselves."""
+    """Reverse the indices, then reorder the keys."""
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 4)
     out = t.call(q, k, v, **options)
@@ -108,7 +108,7 @@ def large_queries(t: CheckRun) -> None:
 
 @add_check
 def negative_normalisers(t: CheckRun) -> None:
-    """Let near keys represent far ones: the sum of weights is -3 to -5 times the largest share."""
+    """Let near keys represent far keys: the weights sum to -3 to -5 times the largest weight."""
     n, m, d = t.fit(4, 4, 2)
     _, _, v = t.problem(n, m, d)[0]
     first = np.arange(d) == 0

@@ -67,7 +67,7 @@ def gradients(t: CheckRun) -> None:
 
 @add_check
 def gradients_together(t: CheckRun) -> None:
-    """Try any two of: masks of every shape, causal, one query or many, grouped heads, more keys."""
+    """Try pairs of: masks of every shape, causal, one query or many, grouped heads, more keys."""
 
     def compare(arrays: Arrays, **options: Any) -> None:
         options = without_empty_rows(t.adapter, arrays, options)
@@ -153,7 +153,7 @@ _RAGGED = (
 
 @add_check
 def gradients_of_many_tokens(t: CheckRun) -> None:
-    """Try all sizes larger by one than powers of two, also causal, as far as time allows."""
+    """Try all sizes that are one more than a power of two, also causal, as far as time allows."""
     causal = t.adapter.masks_future
     ways: list[dict[str, Any]] = [{}] * (not t.adapter["causal_only"])
     ways += [{"causal": True}] * causal + [{"window": (40, 3)}] * t.adapter.can("window")
@@ -166,7 +166,7 @@ def gradients_of_many_tokens(t: CheckRun) -> None:
 
 @add_check
 def gradients_of_layouts(t: CheckRun) -> None:
-    """Try transposed and sliced arrays, and tokens before heads; and a broadcast cotangent."""
+    """Try transposed and sliced arrays, tokens before heads, and a broadcast cotangent."""
     arrays, frequencies = t.problem(*t.fit(5, 6, 4), 4, lead=t.adapter.lead(2, 3))
     held = [name for name, x in frequencies.items() if isinstance(x, np.ndarray)]
     names = [*t.adapter.record.arrays, *held, "d_out"]
@@ -178,7 +178,7 @@ def gradients_of_layouts(t: CheckRun) -> None:
 
 @add_check
 def gradients_again(t: CheckRun) -> None:
-    """Repeat calls; in torch: twice through one graph, with a call between, one input at a time."""
+    """Repeat calls; in torch also backpropagate twice through a graph, and for single inputs."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
     for way in ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ():
         _compare_gradients(t, arrays, **frequencies, autograd=way)
@@ -229,7 +229,7 @@ def gradients_of_hidden(t: CheckRun) -> None:
 
 @add_check
 def gradients_of_hidden_nonsense(t: CheckRun) -> None:
-    """Put such numbers into hidden keys and hidden values."""
+    """Put NaN, infinity and huge numbers into masked keys and values."""
     n, m, d = t.fit(5, 7, 4)
     (q, k, v), frequencies = t.problem(n, m, d, 4)
     options = t.given_or_drawn(frequencies)
@@ -255,8 +255,8 @@ def _take_nothing(t: CheckRun, results: Any, hidden: Floats, most: tuple[float, 
 def gradients_of_means(t: CheckRun) -> None:
     """Test that dv sums to the sum of d_out, and that equal values give q and k gradient 0.
 
-    Exact attention does not change if all keys move alike, or if queries grow as keys shrink: so
-    dk sums to 0, and q . dq and k . dk have the same sum.
+    Exact attention does not change if all keys move by the same vector, so dk sums to 0. It does
+    not change if queries grow as keys shrink, so q . dq and k . dk have the same sum.
     """
     n, m, d = t.fit(5, 7, 4)
     for size in (1.0, 10.0) if stabilised(t.adapter) and not t.adapter.half else (1.0,):

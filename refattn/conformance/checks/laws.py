@@ -33,8 +33,10 @@ from .recovery import (
     check_normal,
     draw_results,
     estimate_kernels,
+    frequency_moments,
     keep_p,
     match_pair,
+    note_moments,
     p_of_scale,
     positive,
     precise,
@@ -55,7 +57,7 @@ def frequency_law(t: CheckRun) -> None:
 
     If they are iid, also at d = 256: half a million numbers at level quick, for the tails.
 
-    Hyperbolic and trigonometric features determine them up to sign, which is then drawn anew.
+    Hyperbolic and trigonometric features determine frequencies up to sign; a random sign is used.
     """
     c = {"positive": 1.0, "hyperbolic": 0.7, "trigonometric": 0.3}[t.adapter["features"]]
     shares: dict[int, float] = {}
@@ -75,6 +77,8 @@ def frequency_law(t: CheckRun) -> None:
         if not positive(t.adapter):
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
+        t.omega = z if t.omega is None else t.omega
+        note_moments(t, f"d = {d}, ", frequency_moments(z))
         check_normal(t, z, error, f"d = {d}, ")
     if positive(t.adapter) and not t.adapter.has("pairs") and t.adapter.lead(2, 3):
         _law_of_last_head(t, nearest_head_size(t.adapter, 4), c)
@@ -92,15 +96,17 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
         out = t.call(*arrays, **t.adapter.record.sized(1), seed=seed)
         return recover_frequency(out[(-1,) * (out.ndim - 1)], keys)
 
-    check_normal(t, draw_results(t, one, 0.5), recovery_error(t, d, c), "last head, ")
+    z = draw_results(t, one, 0.5)
+    note_moments(t, "last head, ", frequency_moments(z))
+    check_normal(t, z, recovery_error(t, d, c), "last head, ")
 
 
 @add_check
 def one_function(t: CheckRun) -> None:
-    r"""Compare estimates at the same sum x + y of different parts, near the origin and far.
+    r"""Compare estimates for pairs x, y of the same sum, near the origin and far from it.
 
-    Weights of keys :math:`z_j - x` at a query x, times :math:`e^{|z_j - x|^2/2}`, have the ratios
-    that they have at x = 0.
+    Multiplied by e^{|k|^2/2}, the weights of keys k = z - x at a query x have the same ratios for
+    every x.
     """
     far = t.adapter["features"] != "trigonometric" and told(t.adapter)
     for samples, length in ((4, 0.3), (33, 0.3), *(((4, 2.0), (33, 4.0), (129, 6.0)) * far)):
@@ -162,7 +168,9 @@ def long_vectors(t: CheckRun) -> None:
             return np.asarray(spread @ (np.log(estimate_kernels(t, x, y, 1, seed)) + square))
 
     error = recovery_error(t, d, 1.0) * (1 + float(np.max(lengths)))
-    check_normal(t, draw_results(t, one), error)
+    omega = draw_results(t, one)
+    note_moments(t, "", frequency_moments(omega))
+    check_normal(t, omega, error)
 
 
 @add_check
@@ -190,7 +198,7 @@ def given_moments_law(t: CheckRun) -> None:
 
 @add_check
 def frequency_pairs(t: CheckRun) -> None:
-    """Recover both frequencies at S = 2: independent, orthogonal or opposite."""
+    """Recover both frequencies at S = 2, and test whether they are coupled as declared."""
     from scipy import stats as laws
 
     d, c, coupling = nearest_head_size(t.adapter, 4), 0.5, t.adapter["coupling"]
@@ -209,12 +217,13 @@ def frequency_pairs(t: CheckRun) -> None:
         raise Failure("two frequencies that explain the results at S = 2", "none for some seeds")
     # Two numbers that are nearly equal are recovered to the root of the precision only.
     error = math.sqrt(recovery_error(t, d, c))
+    square, inner = np.sum(pairs * pairs, (1, 2)) / 2, np.sum(pairs[:, 0] * pairs[:, 1], -1)
+    moments = [("mean |omega|^2", square, d, 2 * d)]
+    note_moments(t, "", moments + [("mean omega_1 . omega_2", inner, 0, d)] * (coupling == "iid"))
     if coupling == "antithetic":
         _fail_above(t, np.sum(pairs, 1), "omega_1 + omega_2 = 0", error)
     elif coupling == "orthogonal":
-        _fail_above(
-            t, np.sum(pairs[:, 0] * pairs[:, 1], -1), "omega_1 . omega_2 = 0", 4 * d * error
-        )
+        _fail_above(t, inner, "omega_1 . omega_2 = 0", 4 * d * error)
         if t.adapter["dtype"] == "float64":  # else the two may be mistaken for one another
             squares = np.sum(pairs * pairs, -1)
             share, law = squares[:, 0] / np.sum(squares, 1), laws.beta(d / 2, d / 2)
@@ -245,7 +254,7 @@ def feature_sums(t: CheckRun) -> None:
 
     The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i determines both up to terms in c^4; for
     features without sign, only the squares. If the features are iid the means are exactly normal
-    and chi-squared; otherwise they are compared with means over the package's draws (DKWM).
+    and chi-squared; otherwise they are compared with means over refattn's draws.
     """
     coupling = t.adapter["coupling"]
     sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25), (513, 4, 0.1), (2049, 4, 0.1)]
@@ -274,6 +283,8 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
         return np.stack([math.sqrt(samples) * first, -sign_of_norm(t) * samples * second])
 
     theirs = draw_results(t, one, share)
+    words = f"mean of the sum of omega[0]^2 over {samples} features"
+    note_moments(t, label, [(words, theirs[:, 1, 0], samples, 2 * samples)])
     # Of terms in c^4 with |omega| below 9, which all are but for one draw in 1e18, and of rounding.
     rounding = recovery_error(t, d, c) * c
     first = math.sqrt(samples) * (c**4 * 9.0**5 / 30 + 2 * rounding / c)
@@ -376,8 +387,8 @@ def _recovered_values(
 def feature_average(t: CheckRun) -> None:
     """Try 15 or 16 features, at x + y along an axis in both directions, and along the diagonal.
 
-    The distribution of the estimate is compared with that of the package's own draws (DKWM), and
-    its mean with the kernel (Catoni, with the variance of the theory).
+    The distribution of the estimate is compared with that of refattn's own draws, and its mean
+    with the kernel (Catoni's bound, with the variance from the closed form).
     """
     d, features, coupling = 4, t.adapter["features"], t.adapter["coupling"]
     samples = 15 if coupling in ("iid", "orthogonal") else 16  # odd where blocks need not be whole
@@ -411,6 +422,9 @@ def feature_average(t: CheckRun) -> None:
                 num_features=samples,
             )
             cap = float(variance) / kernel**2
+            note_moments(
+                t, "", [(f"mean estimate at {name}", estimates[:, i], kernel, cap * kernel**2)]
+            )
             p = stats.catoni(estimates[:, i] / kernel, 1.0, cap)
             keep_p(t, f"mean, {name}", p, n, stats.catoni, variance=cap)
 
@@ -436,9 +450,9 @@ def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
 
 @add_check
 def own_law(t: CheckRun) -> None:
-    """Compare results at S = 1 and 4 with results of the registered function (DKWM).
+    """Compare the distribution of results at S = 1 and 4 with that of the registered function.
 
-    There are few keys, or many if few are all near; sizes at which nothing is drawn are left out.
+    There are 6 keys, or 40 if the result with 6 keys does not depend on the seed.
     """
     size = t.near if t.adapter.can("omega") else 1.0  # without, problems are of that size
     for samples in (1, 4):
@@ -476,5 +490,5 @@ def _ends(out: Any) -> Floats:
 
 @add_check
 def unseen_law(t: CheckRun) -> None:
-    """Test nothing: rounding or a declared epsilon hides the distribution, and this reports it."""
+    """Report that rounding or a declared epsilon hides the distribution; nothing is tested."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

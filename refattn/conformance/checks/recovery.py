@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any
 
@@ -54,6 +54,9 @@ def positive(adapter: Adapter) -> bool:
 _FEWEST_DRAWS = 6  # draws, whatever the time
 _TAILS = (2.0, 3.0, 3.5, 4.0)  # bounds beyond which normal numbers are counted,
 _FEWEST_BEYOND = 10  # where so many are expected
+FAR_OFF = 6.0  # standard errors from which a moment is named as the one that is wrong
+
+Moment = tuple[str, Floats, float, float]  # words, numbers, and their mean and variance
 
 
 def draw_results(t: CheckRun, one: Callable[[int], Floats], share: float = 1.0) -> Floats:
@@ -160,6 +163,31 @@ def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
         apart.append(p_of_scale((rows[:, 0] + rows[:, 1]) / math.sqrt(2), 1.5 * error))
     p = min(1.0, len(apart) * min(apart))
     keep_p(t, f"{label}seeds apart", p, n * d // 4, stats.normal_scale, tries=len(apart))
+
+
+def note_moments(t: CheckRun, label: str, moments: Iterable[Moment]) -> None:
+    """Note the first moment that is far off: how large an error is says more than a p-value."""
+    for words, x, want, variance in moments:
+        mean = float(np.mean(x))
+        if abs(mean - want) > FAR_OFF * math.sqrt(variance / len(x)):
+            t.effects.setdefault(label, f"{words} = {round(mean, 9):.3g}, should be {want:.3g}")
+            return
+
+
+def frequency_moments(omega: Floats) -> Iterator[Moment]:
+    """Yield moments of frequencies that are N(0, I), the plainest first."""
+    (n, d), square = omega.shape, np.sum(omega * omega, -1)
+    yield "mean |omega|^2", square, d, 2 * d
+    yield "variance of |omega|^2", (square - d) ** 2, 2 * d, 8 * d * d + 48 * d
+    for power, want, variance in ((1, 0, 1), (2, 1, 2), (4, 3, 96)):
+        for i in range(d):
+            words = f"mean omega[{i}]{f'^{power}' * (power > 1)}"
+            yield words, omega[:, i] ** power, want, variance
+    for i, j in combinations(range(min(d, 8)), 2):
+        yield f"mean omega[{i}] omega[{j}]", omega[:, i] * omega[:, j], 0, 1
+    if n > 1:
+        both = np.sum(omega[:-1] * omega[1:], -1)
+        yield "mean omega . omega' of consecutive seeds", both, 0, d
 
 
 def _p_of_tails(z: Floats, bound: float, share: float, error: float) -> float:

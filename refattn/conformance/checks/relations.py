@@ -188,7 +188,7 @@ def outside_of_windows(t: CheckRun) -> None:
 
 @add_check
 def hidden_nonsense(t: CheckRun) -> None:
-    """Put such numbers into hidden keys and hidden values."""
+    """Put NaN, infinity and huge numbers into masked keys and values."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     (q, k, v), frequencies = t.problem(5, 6, 4, 4)
     huge = {"float64": 1e300, "float16": 6e4}.get(t.adapter["dtype"], 1e37)

@@ -103,7 +103,7 @@ def rows_alone(adapter: Adapter) -> bool:
 
 @add_check
 def large_sizes(t: CheckRun) -> None:
-    """Try lengths that are larger by one than each power of two, as far as time allows."""
+    """Try lengths that are one more than a power of two, as far as time allows."""
     causal = t.adapter.masks_future
     plain = not t.adapter["causal_only"]
     cases = [
@@ -190,7 +190,7 @@ def _describe_axis(wrong: Any, axis: int, name: str) -> str:
 
 @add_check
 def large_estimates(t: CheckRun) -> None:
-    """Try d and S that are larger by one than powers of two."""
+    """Try d and S that are one more than a power of two."""
     for d, samples in ((129, 3), (256, 3), (257, 3), (4, 257), (4, 513), (4, 1025), (4, 2049)):
         t.compare_problem(*t.fit(3, 3, d), samples)
     t.compare_problem(*t.fit(2049, 2049, 4), 3)
@@ -198,7 +198,7 @@ def large_estimates(t: CheckRun) -> None:
 
 @add_check
 def many_rows(t: CheckRun) -> None:
-    """Try 20,000 rows, and numbers of rows larger by one than powers of two."""
+    """Try 20,000 rows, and numbers of rows that are one more than a power of two."""
     for shape in ((4097, 3), (8193, 2), (20_000, 8), (*t.adapter.lead(2), 9000, 3)):
         t.compare(t.normal(*shape))
 

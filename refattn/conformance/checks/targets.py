@@ -45,13 +45,13 @@ def target_law(t: CheckRun) -> None:
 
 @add_check
 def masked_target_law(t: CheckRun) -> None:
-    """Do the same with a key of large weight masked."""
+    """Recover frequencies as for `target_law`, with a key of large weight masked."""
     _target_law(t, 4, (), 3, 1, 0.5, hide="mask")
 
 
 @add_check
 def causal_target_law(t: CheckRun) -> None:
-    """Do the same for the last query but one, causal; the last key has a large weight."""
+    """Recover causal frequencies of the last query but one; the last key has a large weight."""
     _target_law(t, 4, (), 6, 4, 0.5, hide="causal")
 
 
@@ -215,7 +215,7 @@ def mean_of_samples(t: CheckRun) -> None:
 
 @add_check
 def sample_average(t: CheckRun) -> None:
-    """Compare weights of two of twelve keys, at S = 16 and 64, with the package's own (DKWM)."""
+    """Compare the distribution of two of twelve weights, at S = 16 and 64, with refattn's own."""
     d, m, many, root = 4, 12, min(10 * t.size, 20_000), t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (2, m))
     k[-1] = 1.2 * q[-1]  # the last key matters
@@ -239,8 +239,8 @@ def sample_average(t: CheckRun) -> None:
 def draws_apart(t: CheckRun) -> None:
     """Pass equal queries, heads and batch members; their results must differ.
 
-    There are more queries than keys: some share a component, and would share a result if they
-    shared the noise about it. Keys are small, so that no weight rounds to 1.
+    There are more queries than keys, so some queries draw from the same component; if they also
+    had the same noise, they would have the same result. Keys are small, so no weight rounds to 1.
     """
     lead = t.adapter.lead(2, 2)
     (q, k, v), _ = t.problem(1, 3, 3, size=0.5)
@@ -256,8 +256,8 @@ def draws_apart(t: CheckRun) -> None:
 def proposal_noise(t: CheckRun) -> None:
     """Recover frequencies at C = 1 from successive seeds, and test their differences.
 
-    Queries are equal and keys nearly equal, so any centre computed from them, even from a random
-    one, is the same up to the distance of the keys.
+    Queries are equal and keys nearly equal. So every centre that can be computed from them is the
+    same up to the distance between keys.
     """
     d, root = 4, t.adapter.root(4)
     c = 1e-3 if t.adapter["dtype"] == "float64" else 0.03
@@ -350,7 +350,7 @@ def two_proposals(t: CheckRun) -> None:
 
 @add_check
 def proposal_average(t: CheckRun) -> None:
-    """Compare the distribution of weights at C = 3 with the package's own (DKWM).
+    """Compare the distribution of weights at C = 3 with that of refattn.
 
     The tokens of each chunk are near one point, on a separate axis. There the weights by a chunk's
     own proposal differ most from those by the mixture: their distribution functions are at least

@@ -79,6 +79,8 @@ class CheckRun:
     error: float | None = None
     p: dict[str, float] = field(default_factory=dict)
     power: dict[str, tuple[Callable[[float], float], float]] = field(default_factory=dict)
+    effects: dict[str, str] = field(default_factory=dict)  # sizes, by the labels of statistics
+    omega: Floats | None = None  # frequencies that it recovered, one of each seed
     samples: int = 0
     reached: float = 1.0  # share of the planned seeds that time allowed
     hidden: float = 0.0
@@ -88,7 +90,8 @@ class CheckRun:
     calls: int = 0  # that have returned
     since: float | None = None  # when the call that runs now began
     beyond: str = ""  # why it ended, if that was a problem beyond what the candidate takes
-    refused: bool = False  # whether a call that raised ended it
+    refused: str = ""  # why no call can be right, if the first call ended so
+    cause: str = ""  # what would explain all wrong numbers of a large call, if that is known
     crashed: bool = False  # whether the end of the candidate's process ended it
     untried: list[str] = field(default_factory=list)  # what the check left out, and why
     over: bool = False  # time has run out, and nobody waits for the rest

@@ -32,7 +32,7 @@ def random_mask(t: CheckRun, n: int, m: int, lead: tuple[int, ...] = ()) -> Mask
 
 @add_check
 def mask(t: CheckRun) -> None:
-    """Compare with the reference, for masks of each query and for padding."""
+    """Compare with the reference, with a mask for each query and with padding."""
     sizes = [(2, 3, ()), (5, 5, ()), (6, 70, ()), (4, 5, t.adapter.lead(2, 3))]
     if t.adapter.eps < 1e-4:  # across the edges of blocks
         sizes += [(3, 129, ()), (2, 520, ()), (2, 1030, ())]
@@ -96,7 +96,7 @@ def causal(t: CheckRun) -> None:
 
 @add_check
 def mask_with_causal(t: CheckRun) -> None:
-    """Compare with the reference; a candidate may refuse the combination by an exception."""
+    """Compare with the reference; the function may raise an exception for the combination."""
     arrays, options = t.problem(6, 6, 4, 5)
     _compare_both(t, arrays, options | {"mask": random_mask(t, 6, 6), "causal": True})
 
@@ -147,7 +147,7 @@ def _key_heads(adapter: Adapter) -> tuple[int | None, ...]:
 
 @add_check
 def windows(t: CheckRun) -> None:
-    """Try windows of the own key only, of one side, of both, and of too many keys; also causal."""
+    """Try windows of the query's own key only, of one side, of both sides and of all keys."""
     sizes = [(6, 6, 4), (5, 9, 4), (1, 6, 4), (70, 70, 4), (130, 300, 4)]
     if t.adapter["empty_rows"] != "undefined":
         sizes.insert(3, (9, 5, 4))  # whose first queries see no key
@@ -161,7 +161,7 @@ def windows(t: CheckRun) -> None:
 
 @add_check
 def soft_caps(t: CheckRun) -> None:
-    """Try small and large caps of small and large scores; hidden keys must stay hidden."""
+    """Try small and large caps of small and large scores; masked keys must stay masked."""
     few, plain = t.fit(5, 7, 4), _plain(t)
     n, m, _ = few
     for size in (1.0, 4.0, 20.0):
@@ -181,7 +181,7 @@ def soft_caps(t: CheckRun) -> None:
 
 @add_check
 def weights_of_sinks(t: CheckRun) -> None:
-    """Try sinks of each query head, below and above all scores; some queries see nothing else."""
+    """Try sinks below and above all scores, for each query head; some queries see only a sink."""
     adapter, few, plain = t.adapter, t.fit(5, 7, 4), _plain(t)
     for logit in (0.0, -3.0, 3.0, -math.inf, -60.0, 60.0, 1000.0):
         t.compare_problem(*few, **plain, sinks=np.asarray(adapter.exact(logit)))
@@ -204,7 +204,7 @@ def weights_of_sinks(t: CheckRun) -> None:
 
 @add_check
 def biases(t: CheckRun) -> None:
-    """Try biases of pairs, keys, heads and batches; large ones; and -infinity, which hides keys."""
+    """Try biases of pairs, keys, heads and batches, also large ones and -infinity, a mask."""
     adapter, plain = t.adapter, _plain(t)
     n, m, d = t.fit(5, 7, 4)
     lead = adapter.lead(2, 4)
@@ -235,9 +235,9 @@ def has_uses(adapter: Adapter) -> bool:
 
 @add_check
 def uses_together(t: CheckRun) -> None:
-    """Combine all masks, causal, one query or many, grouped heads and frequencies of each head.
+    """Combine all masks, causal, one query or many, grouped heads and frequencies for each head.
 
-    A candidate may refuse any two of a mask, a bias and causal by an exception.
+    The function may raise an exception for any two of a mask, a bias and causal.
     """
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):
@@ -309,7 +309,7 @@ def log_normalisers(t: CheckRun) -> None:
 
 @add_check
 def normaliser_without_keys(t: CheckRun) -> None:
-    """Hide all keys by a mask, or by causal: merging such a part must change nothing."""
+    """Hide all keys by a mask or by causal; merging such a part must change nothing."""
     ways: dict[str, Any] = {"mask": True, "causal": True, "window": (1, 0)}
     for name, way in ways.items():
         n, m, d = t.fit(4, 6, 4) if name == "mask" else t.fit(6, 3, 4)

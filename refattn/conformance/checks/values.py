@@ -32,7 +32,7 @@ _SHAPES = (  # n, m, d, samples, leading axes
 
 @add_check
 def reference_values(t: CheckRun) -> None:
-    """Try many shapes, then keys far from the origin, then frequencies of unequal lengths."""
+    """Try many shapes, keys far from the origin, and frequencies of unequal lengths."""
     for n, m, d, samples, lead in _SHAPES:
         rows = max(n, 2) if t.adapter.has("rows") else n
         rows, m, d = t.fit(rows, m, d)
@@ -64,14 +64,14 @@ def value_length(t: CheckRun) -> None:
 
 @add_check
 def large_logits(t: CheckRun) -> None:
-    """Try exponents of some tens."""
+    """Try exponents of several tens."""
     for size in (2.0, 4.0):
         t.compare_problem(6, 8, 4, 5, size=size)
 
 
 @add_check
 def extreme_logits(t: CheckRun) -> None:
-    """Try exponents of thousands, positive and negative, and rows of very negative ones only.
+    """Try exponents of thousands, positive and negative, and rows that have only negative ones.
 
     For exact attention in float32 and float64, exponents go down to -3e5.
     """
@@ -100,7 +100,7 @@ def heads_of_other_size(t: CheckRun) -> None:
 
 @add_check
 def extreme_features(t: CheckRun) -> None:
-    """Try entries of -8 to -60, where elu + 1 is down to 1e-26, and above 709: exp overflows."""
+    """Try entries of -8 to -60 (elu + 1 is down to 1e-26), and above 709, where exp overflows."""
     low = t.adapter.half
     (q, k, v), _ = t.problem(4, 5, 3)
     if t.adapter["feature_map"] == "relu":
@@ -165,7 +165,7 @@ def errors_have_law(adapter: Adapter) -> bool:
 
 @add_check
 def rounding_errors(t: CheckRun) -> None:
-    """Test errors of ordinary numbers over their standard deviations, and along known bugs."""
+    """Test errors divided by their standard deviations, on ordinary inputs and along known bugs."""
     dtype = t.adapter["dtype"]
     n, m, d = t.fit(*_ORDINARY_SIZES)
     arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))
@@ -187,6 +187,7 @@ def rounding_errors(t: CheckRun) -> None:
             words = [x.text for x in judged.suspects[:1]] or [
                 f"{x.name} {x.statistic:.3g}, {x.where}" for x in judged.tests[:1]
             ]
+            t.cause = next((x.text for x in judged.suspects[:1] if "in part" not in x.name), "")
             raise Failure(
                 f"errors of a correct kernel in {dtype} that adds in float32",
                 f"z of root mean square {judged.z.rms:.3g}, largest {judged.z.largest:.3g}; "

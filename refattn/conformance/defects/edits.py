@@ -79,9 +79,14 @@ class Edited:
         except ValueError as error:
             raise ValueError(f"{self.block}: {error}") from None
 
+    def right(self) -> dict[str, str]:
+        """Return the functions that are changed, as they should be."""
+        return {name: text(self.over)[name] for name in self.sources()}
+
     def diff(self) -> dict[str, list[str]]:
         """Return the changed lines of each function: `-` as it should be, `+` as it is."""
-        return {name: _changed(text(self.over)[name], x) for name, x in self.sources().items()}
+        right = self.right()
+        return {name: _changed(right[name], x) for name, x in self.sources().items()}
 
     def shown(self, most: int = 3) -> str:
         """Return the change for a reader: a function and a few lines, or nothing.

@@ -8,6 +8,11 @@ from collections.abc import Mapping
 from ..checks.trials import CheckRun
 from .report import UNDERPOWERED, Result
 
+_UNSEEN_DRAWS = (
+    "rounding or the declared epsilon hides what is drawn: check your function with float64 arrays "
+    "and an epsilon of 0 too"
+)
+
 
 def advise(
     results: list[Result],
@@ -25,10 +30,15 @@ def advise(
         seeds = f"{share * levels[level]:,.0f} of {levels[level]:,} seeds"
         done = seeds if share < 1 else "the checks did not end"
         factor = max(1 / share, 2.0 if late else 1.0)
-        return f"too slow: {done} in {limit:g} s: --time-limit {_round_to_digits(factor * limit)}"
+        longer = f"--time-limit {_round_to_digits(factor * limit)}"
+        if trials[0].adapter["library"] == "torch" and trials[0].adapter["device"] in (None, "cpu"):
+            longer += ", or OMP_NUM_THREADS=1 before the command: threads slow small arrays down"
+        return f"too slow: {done} in {limit:g} s: {longer}"
     higher = [*levels][[*levels].index(level) + 1 :]
-    short = any(result.shortfalls for result, _ in weak)
-    return f"too few seeds: --level {higher[0]}" if higher and short else ""
+    short = [bool(t.p) for result, t in weak if result.shortfalls]
+    if any(short):
+        return f"too few seeds: --level {higher[0]}" if higher else ""
+    return _UNSEEN_DRAWS if short else ""
 
 
 def _round_to_digits(x: float) -> int:

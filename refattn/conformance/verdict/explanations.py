@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import resources
@@ -12,6 +13,7 @@ from typing import Any
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
 from ...rounding.profiles import PROFILES, Profile
+from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS
 from ..checks.trials import CHECKS, Check
@@ -22,18 +24,41 @@ _LAYERS = {
     "law": "a distribution of random draws, tested by exact p-values",
     "bound": "a property of random draws, tested by p-values from bounds for every sample size",
 }
-_OF_DRAWS = "how the function draws: the distribution, the coupling, and what a seed changes"
+_OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
-_OF_VERIFY = {  # tests and verdicts
+_FITTED = "a test of verify: the errors are like those of a known bug: "
+_SIZES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
+_SIZES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
+_SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
+_OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
+    "bound of lse": "a test of verify: no error of a log normaliser exceeds its proven bound",
     "largest z": "a test of verify: the largest error divided by its standard deviation",
-    "mean square": "a test of verify: the mean square of errors divided by standard deviations",
-    "mean square of tiles": "the same for the rows of a tile, of 16 or more queries",
-    "mean square of heads": "the same for the rows of a head",
+    "mean square": _SQUARES,
+    "mean square of lse": f"{_SQUARES}, of the log normalisers",
+    "mean square of tiles": f"{_SQUARES}, of a tile of 16 or more queries of a head",
+    "mean square of heads": f"{_SQUARES}, of a head",
+    "mean square of columns": f"{_SQUARES}, of a column of the output",
+    "sum of squares of a tile": f"{_SQUARES}, of a tile, with the correlations of its columns",
     "likelihood": "a test of verify: another profile is much likelier than this one",
+    "some rows": "a test of verify: all its other tests, of a few rows only",
+    "key": f"{_FITTED}a key is missing, or counts several times",
+    "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
+    **{name: _FITTED + text.format_map(_SIZES) for name, text in SENTENCES.items()},
+    "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
+    "profiles ruled out": "profiles (what a kernel rounds) by which a test of verify failed",
+    "unknown cause": "no known bug that verify tries explains most of the error",
     "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
     "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
+    "p": "the probability that a correct implementation gives a result as extreme as this one",
+    "adjusted": "a p-value times the number of tests, less those of smaller p (Holm's method)",
+    "error_mean": "a column of compare: |out - exact| / |exact|, the mean over heads",
+    "error_worst": "a column of compare: the same error in the worst head",
+    "standard_error": "a column of compare: of error_mean, over draws with different seeds",
+    "ratio": "a column of compare: seconds divided by those of exact attention",
+    "error_tolerated": "a column of compare: the error in all layers at which a sentence encoder "
+    "still works, as measured on all-MiniLM-L6-v2",
 }
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
@@ -61,7 +86,7 @@ def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]
-    return list(dict.fromkeys([*found, *_OF_VERIFY, *PROFILES]))
+    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -81,11 +106,15 @@ def groups() -> dict[str, list[str]]:
 def explain(name: str) -> list[str]:
     """Explain a name, in lines; a name of several things is explained as each.
 
+    Upper and lower case make no difference.
+
     Examples
     --------
     >>> explain("order_of_keys")[0]
     'check order_of_keys: the order of keys does not matter.'
     """
+    name = re.sub(r"( of tiles) of \d+$| of a head$", r"\1", name)  # tests of verify
+    name = {x.lower(): x for x in names()}.get(name.lower(), name)
     lines = [*_explain_bugs(name)]
     if name in CHECKS:
         lines = [*_explain_check(CHECKS[name]), *lines]
@@ -99,8 +128,12 @@ def explain(name: str) -> list[str]:
         lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
     if name in PROFILES:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
-    if name in _OF_VERIFY:
-        lines.append(f"{name}: {_OF_VERIFY[name]}.")
+    if name in TRAITS:
+        lines.append(f"trait {name}, of estimators: {TRAITS[name]}.")
+        having = dict.fromkeys(x.name for x in ESTIMATORS.values() if x.has(name))
+        lines.append(f"  {', '.join(having)}")
+    if name in _OF_REPORTS:
+        lines.append(f"{name}: {_OF_REPORTS[name]}.")
     if not lines:
         hint = close(name, names())
         known = "reports name known bugs, and refattn check --list prints all other names"
@@ -145,8 +178,13 @@ def _explain_bugs(name: str) -> Iterator[str]:
             yield f"  seen in: {bug.seen}"
         if change := bug.fn.shown(most=20):
             yield from (f"  {line}" for line in change.splitlines())
-        how = "write what is marked -" if change else "compare yours with `python -m refattn.naive`"
-        yield f"  what to do: {how}"
+        right = bug.fn.right() if bug.fn.over else {}  # of the draw, or a backward pass
+        if right:
+            yield "  correct code:"
+        for line in "\n\n".join(right.values()).splitlines():
+            yield f"    {line}".rstrip()
+        how = f"compare yours with {'that' if right else '`python -m refattn.naive`'}"
+        yield f"  what to do: {'use the lines marked -' if change else how}"
         failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
         if failed:
             yield f"  detected by: {', '.join(failed)}"

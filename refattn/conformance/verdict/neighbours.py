@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
 from ..candidate.tags import CHOICES, OF_RECURRENCES
-from ..checks.trials import CheckRun, attends, evaluated
+from ..checks.trials import Check, CheckRun, attends, evaluated
 from ..conventions import SPECS
 from ..truth.reference import reference
 
@@ -31,38 +31,43 @@ class _Neighbour(NamedTuple):
     turn: Callable[[Callable[..., Any], Question], Any] | None = None
 
 
-def diagnose(trial: CheckRun) -> list[str]:
+def diagnose(trial: CheckRun, failed: Sequence[Check] = ()) -> list[str]:
     """Name the convention under which the candidate would be right, if there is one.
 
     Change one declared convention, then try each of `SPECS`, then each of these with one change.
+    The checks that failed must pass with it as well: small problems may leave room for other bugs.
 
     Examples
     --------
     >>> import refattn
     >>> adapter = Adapter(refattn.softmax_attention, "softmax", ["causal"], {"causal": "top-left"})
     >>> diagnose(CheckRun(adapter, "diagnosis", 0))
-    ['matches what is declared except that causal is bottom-right']
+    ['matches your declaration except that causal is bottom-right']
     """
     adapter = trial.adapter
     if not attends(adapter) or not evaluated(adapter):
         return []
     problems = list(_problems(trial))
+
+    def holds(x: _Neighbour) -> bool:
+        return _agrees(trial, x, problems) and _passes(trial, x, failed)
+
     if _agrees(trial, _Neighbour("", "", adapter), problems):
         return []
     declared, *specs = _bases(adapter)
-    if changes := _find_change(trial, *declared, problems):
+    if changes := _find_change(*declared, holds):
         return changes
     for name, base in specs:
-        if _agrees(trial, _Neighbour("", "", base), problems):
+        if holds(_Neighbour("", "", base)):
             return [f"matches {name}"]
-    return next(filter(None, (_find_change(trial, *spec, problems) for spec in specs)), [])
+    return next(filter(None, (_find_change(*spec, holds) for spec in specs)), [])
 
 
-def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Question]) -> list[str]:
+def _find_change(name: str, base: Adapter, holds: Callable[[_Neighbour], bool]) -> list[str]:
     """Find the one convention that has to change for the candidate to be right."""
     values: dict[str, str] = {}
     for x in _neighbours(base):
-        if x.option not in values and _agrees(trial, x, problems):
+        if x.option not in values and holds(x):
             values[x.option] = x.value
     return [f"matches {name} except that {option} is {value}" for option, value in values.items()]
 
@@ -70,7 +75,7 @@ def _find_change(trial: CheckRun, name: str, base: Adapter, problems: list[Quest
 def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
     """Yield what is declared, and then the conventions of each well-known function."""
     same = [name for name, tags in SPECS.items() if dict(tags) == adapter.declared]
-    yield f"spec {', '.join(same)}" if same else "what is declared", adapter
+    yield f"spec {', '.join(same)}" if same else "your declaration", adapter
     if adapter.has("recurrent"):
         return
     names: dict[tuple[Any, ...], list[str]] = {}
@@ -102,17 +107,27 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
             for value in CHOICES[tag]:
                 if value not in (adapter[tag], "undefined"):
                     yield _Neighbour(tag, value, _declare(adapter, {tag: value}))
+    if adapter.has("random-features"):
+        for value in CHOICES["features"]:
+            if value != adapter["features"]:
+                yield _Neighbour("features", value, _declare(adapter, {"features": value}))
     if adapter["layout"] in _SWAPPED:
         value = _SWAPPED[adapter["layout"]]
         yield _Neighbour("layout", value, _declare(adapter, {"layout": value}))
     if adapter.record.takes("scale"):
         d = head_size(adapter, nearest_head_size(adapter, 6))
-        for value, scale in (("1/sqrt(d)", None), ("1", 1.0), ("1/d", 1 / d)):
+        for value, scale, turn in (
+            ("1/sqrt(d)", None, None),
+            ("1", 1.0, None),
+            ("1/d", 1 / d, _call),  # of this d: not for checks
+        ):
             if scale != adapter["scale"]:
-                yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}))
+                yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}), turn)
     for tag in OF_RECURRENCES if adapter.has("recurrent") else ():
         for value in (x for x in CHOICES[tag] if x != adapter[tag]):
             yield _Neighbour(tag, value, _declare(adapter, {tag: value}))
+    if adapter["dtype"] == "float64":
+        yield _Neighbour("dtype", "float32", _declare(adapter, {"dtype": "float32"}))
     if adapter.can("mask"):
         inverted = replace(adapter, fn=_invert_masks(adapter.fn))
         yield _Neighbour("mask", "inverted (True hides a key)", inverted)
@@ -131,6 +146,10 @@ def _invert_masks(fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn(*arrays, **options)
 
     return call
+
+
+def _call(call: Callable[..., Any], problem: Question) -> Any:
+    return call(*problem[0], **problem[1])
 
 
 def _interleave(call: Callable[..., Any], problem: Question) -> Any:
@@ -174,12 +193,28 @@ def _agrees(t: CheckRun, other: _Neighbour, problems: list[Question]) -> bool:
     t.adapter = other.adapter
     for arrays, options in problems:
         want, allowed = reference(other.adapter, arrays, options)
-        turn = other.turn or (lambda call, problem: call(*problem[0], **problem[1]))
         try:
-            got = turn(t.call, (_hidden(other.adapter, arrays, options), options))
+            got = (other.turn or _call)(t.call, (_hidden(other.adapter, arrays, options), options))
         except (Failure, Beyond):
             return False
         if got.shape != want.shape or not np.all(np.abs(got - want) <= 2 * allowed):
+            return False
+    return True
+
+
+def _passes(t: CheckRun, other: _Neighbour, checks: Sequence[Check]) -> bool:
+    """Return whether a candidate passes checks under the conventions of a neighbour.
+
+    They are not run if calls have to be turned, or if a convention is for a head size alone.
+    """
+    for item in () if other.turn else checks:
+        t.adapter, t.name = other.adapter, item.name
+        t.__post_init__()  # the random numbers of that check
+        try:
+            item.run(t)
+        except Beyond:
+            continue
+        except Failure:
             return False
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +16,17 @@ from ..._version import __version__
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.arrays import INSTALL
-from ..candidate.failures import SEVERITIES
+from ..candidate.failures import SEVERITIES, Refusal, SeveralResults
 from ..candidate.tags import DEFAULTS
 
 PASS, FAIL, UNDERPOWERED = "PASS", "FAIL", "UNDERPOWERED"
-STOPS = ("every call raises", "the candidate hangs", "the candidate crashed", "time is over")
+STOPS = (
+    *(Refusal.stops, SeveralResults.stops),
+    *("the candidate hangs", "the candidate crashed", "time is over"),
+)
 LEFT_OUT = "not requested"  # of a check that applies
+# Severities, with causes before their consequences.
+_CAUSES_FIRST = ("contract", "formula", "range", "law", "")
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -143,7 +149,10 @@ class Result:
         missed = [x for x, target in self.target.items() if self.detectable[x] > target]
         missed.sort(key=lambda x: -self.detectable[x] / self.target[x])
         return [
-            f"would only detect {x} >= {self.detectable[x]:.2g} (target {self.target[x]:.2g})"
+            f"{x}: would only detect an error of {self.detectable[x]:.2g} or more "
+            f"(target {self.target[x]:.2g})"
+            if math.isfinite(self.detectable[x])
+            else f"{x}: no error would be detected, however large"
             for x in missed
         ]
 
@@ -338,20 +347,30 @@ class Report:
             words = (self.conclusion, *self.diagnosis, self.advice * (self.verdict != FAIL))
             lines += [f"  {x}" for x in words if x]
         listed = [r for r in self.results if verbose or r.status != PASS]
+        listed.sort(key=lambda r: (r.status != FAIL, _CAUSES_FIRST.index(r.severity)))
+        folded: list[str] = []  # failures that have no cause of their own
         longest = max((len(r.check) for r in listed), default=0)
         known: set[tuple[str, str]] = set()
         for r in listed:
+            explained = self.diagnosis or (r.suspects and {*r.alike} <= known)
+            if r.status == FAIL and known and explained and not verbose:
+                folded.append(r.check)
+                continue
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
-                lines.append(f"      {r.severity}: {r.claim}")
-                for i, (s, change) in enumerate(r.alike):
+                why = f": {r.gravity}" if r.claim in r.expected else f"; required: {r.claim}"
+                lines.append(f"      {r.severity}{why}")
+                for s, change in r.alike:
                     again = (s, change) in known and not verbose
                     text = f"{s.partition(':')[0]}, as above" if again else s
-                    lines.append(f"      {'like' if i == 0 else '    '}: {text}")
+                    lines.append(f"      like: {text}")
                     lines += [f"            {x}" for x in change.splitlines() if not again]
-                known.update(r.alike)
+                known.update(r.alike or [("", "")])
             if r.status == UNDERPOWERED:
                 lines += [f"      {text}" for text in r.shortfalls[: None if verbose else 1]]
+        if folded:
+            text = f"{len(folded)} more, which may have the same cause: {', '.join(folded)}"
+            lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ")
         if self.limits:
             longest = max(map(len, self.limits))
             lines += ["limits of the verdict:"]
@@ -405,7 +424,7 @@ class Report:
     def _failures(self) -> Iterator[str]:
         """Yield how many failures there are of each severity, and their meaning."""
         for name, count in self.severities.items():
-            yield f"{count} {SEVERITIES[name]} ({name})"
+            yield f"{count} {name} failure{'s' * (count > 1)}: {SEVERITIES[name]}"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
         if failed == {"range"} and self.counts[PASS]:
             yield "right at all ordinary inputs that were tried"

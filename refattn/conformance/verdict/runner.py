@@ -12,7 +12,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from ...arrays.words import said
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
-from ..candidate.limits import sizes
+from ..candidate.limits import leaving_out, sizes
 from ..candidate.tags import CHOICES, LISTING
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
@@ -38,9 +40,9 @@ from .untried import not_tried
 LEVELS = {"quick": 2000, "full": 8000}
 _BUDGET = {"quick": 60.0, "full": 300.0}
 TIME_LIMITS = {level: 2 * seconds for level, seconds in _BUDGET.items()}  # of a whole run
-_TO_DIAGNOSE = 10.0  # seconds
+_TO_DIAGNOSE = 30.0  # seconds
 _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_law"}
-_TO_TRY_COUPLINGS, _FEW_SEEDS = 30.0, 500  # seconds for all, and seeds for each
+_FEW_SEEDS = 500  # for each other coupling or feature map
 
 
 def check(
@@ -198,18 +200,25 @@ def check(
                 break
         wrong = not stopped and any(r.status == FAIL for r in results)
         _correct(results, trials, alpha)
-        laws = [r.check for r in results if r.status == FAIL]
+        failed = [r.check for r in results if r.status == FAIL]
         left = 0.0 if stopped else end - time.monotonic()
-        if laws and all(chosen[name].layer != "identity" for name in laws):
-            diagnosis, weighing = _other_couplings(candidate, laws, seed, alpha, left), []
-        else:
-            diagnosis = _within(candidate, seed, left, diagnose) if wrong else []
+        diagnosis, weighing = list[str](), list[Any]()
+        if any(chosen[name].layer == "identity" for name in failed):
+            formulas = [r for r in results if r.status == FAIL and r.severity == "formula"]
+            find = partial(diagnose, failed=[chosen[r.check] for r in formulas])
+            diagnosis = _within(candidate, seed, left, find) if wrong else []
+            diagnosis = diagnosis or [f"cause: {t.cause}" for t in trials if t.cause]
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
+        if failed and not diagnosis:
+            diagnosis = _other_draws(candidate, failed, seed, alpha, left)
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
+    only_range = {r.severity for r in results if r.status == FAIL} == {"range"}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
+            if only_range and trial.case is not None and attends(adapter):
+                result.got += leaving_out(adapter, trial.case.arrays)
             result.reproducer = reproducer(trial, result, again)
             if result.check in expected:
                 result.status, result.reason = EXPECTED, expected[result.check]
@@ -247,21 +256,24 @@ def _within(candidate: Adapter, seed: int, left: float, find: Callable[..., Any]
     return list(found)
 
 
-def _other_couplings(
+def _other_draws(
     candidate: Adapter, failed: list[str], seed: int, alpha: float, left: float
 ) -> list[str]:
-    """Name the couplings under which the draws that fail have the right distribution.
+    """Name the couplings, or else the features, under which the checks that fail would pass.
 
-    A single frequency has one distribution, which no coupling changes. Tests of pairs come first,
-    and the first test that fails ends the trial of a coupling.
+    A single frequency has one distribution, which no coupling changes. Identities and tests of
+    pairs come first, and the first that fails ends the trial of a value.
     """
-    if not candidate.has("random-features") or not set(failed) <= _OF_COUPLINGS:
+    if not (candidate.has("random-features") and candidate.draws):
         return []
-    names, end = [], time.monotonic() + min(left, _TO_TRY_COUPLINGS)
-    for coupling in (x for x in CHOICES["coupling"] if x != candidate["coupling"]):
-        other = replace(candidate, tags={**(candidate.tags or {}), "coupling": coupling})
-        laws = [x for x in checks_of(other) if x.name in {"frequency_pairs", *failed}]
-        for item in sorted(laws, key=lambda x: x.name != "frequency_pairs"):
+    tag, more = "coupling", {"frequency_pairs"}
+    if not set(failed) <= _OF_COUPLINGS:
+        tag, more = "features", {"one_function", "frequency_law"}
+    names, end = [], time.monotonic() + min(left, _TO_DIAGNOSE)
+    for value in (x for x in CHOICES[tag] if x != candidate[tag]):
+        other = replace(candidate, tags={**(candidate.tags or {}), tag: value})
+        items = [x for x in checks_of(other) if x.name in {*more, *failed}]
+        for item in sorted(items, key=lambda x: (x.layer != "identity", x.name not in more)):
             rest = max(end - time.monotonic(), 0.0)
             trial = CheckRun(other, item.name, seed, _FEW_SEEDS, rest / 2)
             result = _run_check(item, trial, rest, rest)
@@ -269,8 +281,8 @@ def _other_couplings(
             if result.status != PASS:
                 break
         else:
-            names += [coupling] * bool(laws)
-    return [f"matches what is declared except that coupling is {' or '.join(names)}"] * bool(names)
+            names += [value] * bool(items)
+    return [f"matches your declaration except that {tag} is {' or '.join(names)}"] * bool(names)
 
 
 def _stops(item: Check, trial: CheckRun, result: Result) -> str:
@@ -281,24 +293,27 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
         return "time is over"
     if trial.crashed:
         return "the candidate crashed"
-    refused = result.status == FAIL and trial.refused and trial.calls == 0
-    if item.name == "contract" and refused:
+    if item.name == "contract" and trial.refused and trial.calls == 0:
         result.got = f"{result.got}; {_signatures(trial)}"
-        return "every call raises"
+        return trial.refused
     return ""
 
 
 def _signatures(trial: CheckRun) -> str:
     """Describe how the candidate was called, and how it is defined."""
-    names = list(trial.adapter.record.arrays)
+    adapter = trial.adapter
+    names = list(adapter.record.arrays)
     if trial.case is not None:
         names += [
             f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
             for k, x in trial.case.options.items()
         ]
     called = f"called as fn({', '.join(names)})"
+    if len(adapter.record.arrays) == 3:
+        axes = ", ".join(adapter["layout"] or "nd")
+        called += f" with arrays ({axes}) of {adapter['library']} (--tag library=, --tag layout=)"
     try:
-        return f"{called}, defined as fn{inspect.signature(trial.adapter.fn)}"
+        return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
     except Exception:  # no signature, or one that fails
         return called
 
@@ -472,7 +487,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     thread.start()
     thread.join(min(limit, threading.TIMEOUT_MAX))
     late = thread.is_alive()
-    trial.refused = not late and isinstance(outcome[0], Refusal)
+    trial.refused = "" if late else getattr(outcome[0], "stops", "")
     calls, since = trial.calls, trial.since
     hangs = since is not None and time.monotonic() - since > patience
     if late:
@@ -578,11 +593,13 @@ def _correct(results: list[Result], trials: list[CheckRun], alpha: float) -> Non
         if result.adjusted is not None and result.adjusted <= alpha:
             result.status = FAIL
             result.expected = f"that {result.claim}"
+            found = (y for x, y in trial.effects.items() if result.statistic.startswith(x))
             result.got = f"p = {result.p:.2g} ({result.statistic}), adjusted {result.adjusted:.2g}"
+            result.got = ": ".join([*islice(found, 1), result.got])
         elif any(result.detectable[name] > target for name, target in result.target.items()) or (
             not trial.p and trial.error is None  # nothing was compared
         ):
             if not trial.p and trial.error is None and not result.expected:
                 result.expected = "something that can be compared"
-                result.got = "nothing: rounding, or what is declared, may hide all of it"
+                result.got = "nothing: rounding or the declared tags may hide everything"
             result.status = UNDERPOWERED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 from ...registry import ESTIMATORS
 from ..candidate.adapter import Adapter
 from ..candidate.tags import CAPABILITIES
+from ..checks.recovery import FAR_OFF, frequency_moments
 from ..checks.trials import CHECKS, CheckRun
 from .report import EXPECTED, FAIL, Result
 
 _Suspect = tuple[Any, str]  # a defect, and in which way it is like the candidate
 _MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
+_DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
@@ -28,6 +31,8 @@ def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect
     adapter = trials[0].adapter
     laws = {r.check for r in results if r.layer != "identity"}
     drawn = _same_laws(adapter, failed & laws, laws)
+    for trial in (t for t in trials if drawn and t.omega is not None):
+        drawn = [x for x in drawn if _same_moments(x[0], trial)]
     for result, trial in zip(results, trials, strict=True):
         found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
@@ -100,6 +105,24 @@ def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspe
         and all(CHECKS[check].layer != "identity" for check in fails[x.name])
     ]
     return alike if len(alike) <= _MOST_SUSPECTS else []
+
+
+def _same_moments(defect: Any, trial: CheckRun) -> bool:
+    """Return whether no moment tells the frequencies of a defect from those recovered."""
+    adapter = Adapter(defect.fn, defect.estimator, tags=defect.tags)
+    other = CheckRun(adapter, trial.name, trial.seed, _DRAWS_OF_A_DEFECT)
+    with suppress(Exception):  # a defect may be that it fails
+        CHECKS[trial.name].run(other)
+    mine, theirs = trial.omega, other.omega
+    if mine is None or theirs is None or mine.shape[-1] != theirs.shape[-1]:
+        return True
+    for (_, a, *_), (_, b, *_) in zip(
+        frequency_moments(mine), frequency_moments(theirs), strict=True
+    ):
+        spread = math.sqrt(np.var(a) / len(a) + np.var(b) / len(b))
+        if abs(np.mean(a) - np.mean(b)) > FAR_OFF * spread + 1e-3:  # for rounding, if none vary
+            return False
+    return True
 
 
 def weighing_keys_alike(trial: CheckRun) -> list[_Suspect]:

@@ -91,6 +91,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         yield Alternative("attention is causal", problem._replace(causal=True))
     scales = {
         f"1 / sqrt({d})": d**-0.5,
+        "0: all weights are equal": 0.0,
         "1": 1.0,
         f"1 / {d}": 1 / d,
         "squared (used twice)": problem.scale**2,
@@ -171,7 +172,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
                 yield Alternative(text, problem._replace(window=change(side + by)))
     for size in (x for x in _WRAPS if (is_causal or left is not None) and x < max(n, m)):
         for words, wrap in _WRAPPED.items():
-            text = f"places of {words} are counted modulo {size}"
+            text = f"positions of {words} are taken modulo {size}"
             seen = partial(_show_wrapped, band=band, wrap=partial(wrap, size=size))
             yield Alternative(text, problem, seen)
     if left is not None or right is not None:
@@ -330,7 +331,7 @@ def list_families(
         return Alternative("", problem.replaced("q", lambda _, q: factors * q))
 
     if problem.packed is None:
-        text = "scores are multiplied by {} times the log of the place of the query, from 1 on"
+        text = "scores are multiplied by {} times the log of the position of the query, from 1 on"
         yield text, lambda c: multiply(c * log_of_place), (0.2, 1.0)
         text = "scores are multiplied by log(place of the query) / log({}) where that is above 1"
         starts = tuple(2.0**x for x in range(4, max(5, m.bit_length())))
@@ -341,7 +342,7 @@ def list_families(
     yield "the soft cap is {}", cap, caps
     if "bias" in problem.first:
         starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
-        yield "the bias counts {} times", count_bias, starts
+        yield "the bias is multiplied by {}", count_bias, starts
 
 
 def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
@@ -413,8 +414,38 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k is over the first {width} channels alone", cut)
+    for size in (x for x in _TILES if x < m):
+        for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
+            grown = problem.replaced("k", partial(_grow, size=size, by=factor))
+            text = f"the scale is multiplied by {words} again for each tile of {size} keys"
+            yield Alternative(text, grown)
     yield from _list_strides(problem)
     yield from _list_narrow(problem)
+    yield from _list_scales(problem)
+
+
+def _list_scales(problem: Problem) -> Iterator[Alternative]:
+    """List scales of 8-bit arrays that are left out, used twice, or those of other heads."""
+    given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
+    for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
+        called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
+        powers = (("not applied", None, -1), ("applied twice", None, 1))
+        for words, at, power in (*powers, *((f"of {x}", y, 0) for x, y in _other_heads(problem))):
+            scaled = problem
+            for x in names:
+                change = partial(_rescale, problem, f"{x}_scale", at, power)
+                scaled = scaled.replaced(x, change)
+            yield Alternative(f"{called} {words}", scaled)
+
+
+def _rescale(problem: Problem, name: str, at: Any, power: int, index: Index, x: Any) -> Any:
+    """Multiply by a power of the own scale, or take that of another head."""
+    own = problem.read(index)[name]
+    return x * own**power if at is None else x / own * problem.read(at(index))[name]
+
+
+def _grow(_: Index, x: Any, size: int, by: float) -> Any:
+    return x * (by ** (np.arange(len(x)) // size))[:, None]
 
 
 def _start_again(_: Index, x: Any, size: int) -> Any:
@@ -491,7 +522,12 @@ def _list_narrow(problem: Problem) -> Iterator[Alternative]:
             for x in arrays:
                 rounded = rounded.replaced(x, partial(_round, to))
             yield Alternative(f"{words} are rounded to {name} first", rounded)
+        for words, factor in (("", 1.0), (" and log2(e)", _LOG2E)) if problem.scale else ():
+            for x in "qk" if not to.has_8_bits else "":
+                text = f"{called[x]} times the scale{words} are rounded to {name} first"
+                by_scale = partial(_round, to, by=factor * problem.scale)
+                yield Alternative(text, problem.replaced(x, by_scale))
 
 
-def _round(to: Format, _: Index, x: Any) -> Any:
-    return to.round(x)
+def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:
+    return to.round(x * by) / by

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,18 +23,22 @@ from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part, Suspect
 from .alternatives import list_alternatives
-from .output import Comparison, as_suspect, compare_outputs, say_what_is_left
+from .fitted import list_counted
+from .output import as_suspect, say_what_is_left
 from .places import list_places
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile
 from .wrong_rows import (
     FAR,
+    Comparison,
     Sample,
     Sampled,
+    compare_outputs,
     differ,
     divide,
     find_columns,
     find_near,
+    find_tiles,
     list_wrong,
     measure_unit,
     row_sizes,
@@ -101,9 +106,9 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     d, d_v = gradient.forward.first["q"].shape[-1], gradient.forward.shape[2]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
     for width in widths:
-        text = f"columns {width} to {d_v - 1} of v have no part in d_out . v"
+        text = f"columns {width} to {d_v - 1} of v are left out of d_out . v"
         yield Candidate(text, change=partial(_cut_columns, width=width))
-        text = f"columns {width} to {d_v - 1} have no part in D = d_out . out"
+        text = f"columns {width} to {d_v - 1} are left out of D = d_out . out"
         yield Candidate(text, change=partial(_cut_delta, width=width))
     yield Candidate(
         "D = d_out . out is left out", change=lambda x, y: (x, y._replace(delta=0 * y.delta))
@@ -133,7 +138,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             at = f"query head {i} of {most} that share a key head"
             for words, own_part, rest in (
                 (f"only {at} has part", 1.0, 0.0),
-                (f"{at} has no part", 0.0, 1.0),
+                (f"{at} is left out", 0.0, 1.0),
                 (f"{at} counts twice", 2.0, 1.0),
             ):
                 weigh = partial(_weigh_heads, at=i, own=own_part, rest=rest)
@@ -166,7 +171,7 @@ def _list_tiles(length: int) -> list[slice]:
 def _list_lost_queries(gradient: Gradient) -> Iterator[Candidate]:
     if gradient.of != "dq":
         for i in _list_tiles(gradient.forward.shape[0]):
-            text = f"queries {i.start} to {i.stop - 1} have no part"
+            text = f"queries {i.start} to {i.stop - 1} are left out"
             yield Candidate(text, change=partial(_lose_queries, tile=i))
 
 
@@ -281,6 +286,26 @@ class Backward:
             total = total + weight * compute_gradient(again, left, wanted)
         return np.asarray(total)
 
+    def list_counted(self, part: Part) -> Iterator[Candidate]:
+        """List backward passes in which tiles of keys count otherwise in dq, by its wrong rows."""
+        forward, sample = self.gradients["dq"].forward, self.samples["dq"]
+
+        def columns(x: Sampled, size: int) -> Doubles:
+            back, kept = self._keep("dq", x.rows.at, -1, False)
+            i = x.rows.queries
+            some = Kept(kept.lse[i], kept.delta[i], kept.top[i])
+            tiles = []
+            for j in blocks(0, back.head.keys, size):
+                head = Alternative("", forward).head(Rows(x.rows.at, i, np.arange(j.start, j.stop)))
+                tiles.append(compute_gradient(BackwardHead(head, back.d_out[i], None), some, "dq"))
+            sums = np.stack([*tiles, -x.got], -1)
+            return divide(sums, (sample.unit * row_sizes(np.sum(sums[..., :-1], -1)))[..., None])
+
+        wrong = list_wrong(part.problem, part.numbers, sample.wrong)
+        for x in list_counted(forward, wrong, columns, find_tiles(sample.wrong)):
+            self.forward.append(x)
+            yield Candidate(f"in the backward pass {x.text}", len(self.forward) - 1)
+
     def find_left(self, one: Candidate, of: str, part: Part) -> tuple[list[Index], int]:
         """Find wrong rows, of so many, that a candidate leaves wrong."""
         left: list[Index] = []
@@ -371,7 +396,8 @@ def explain_backward(
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     first = back.gradients[max(parts, key=lambda of: of != "dq")]
     n, m, _ = first.forward.shape
-    for one in list_candidates(first, own):
+    lost = (x for x in (back.list_counted(parts["dq"]) if "dq" in failed else ()) if not found)
+    for one in chain(list_candidates(first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
         if not any(back.may_hold(one, of, *x) for of, x in few.items()):
@@ -416,10 +442,9 @@ def _name(
     named: dict[str, list[Suspect]] = {}
     for of in failed:
         for x in [x for x in order if of in x.parts][:1]:
-            alone = f", in {' and '.join(sorted(x.parts))} alone"
-            alone = "" if x.everywhere or len(parts) == 1 else alone
-            where = ", ".join(list_places(parts[of].problem, back.samples[of]))
-            alone += f", in the wrong rows alone ({where})" if x.local else ""
+            only = [] if x.everywhere or len(parts) == 1 else [" and ".join(sorted(x.parts))]
+            only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
+            alone = ", but only in " * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
             named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
     return named

@@ -16,6 +16,7 @@ from .sampled import Alternative
 from .wrong_rows import Sample, differ, divide
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
+_NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 
 
@@ -27,31 +28,43 @@ def list_exchanged(
     if not 1 < len(others) <= _HEADS:
         return
     for words, take in _list_arrays(problem):
-        nearest = {}
+        nearest: dict[Index, Index | None] = {}
         for x, size in zip(sample.heads, sizes, strict=True):
             i = np.flatnonzero(x.wrong)[:_ROWS]
             rows = x.rows._replace(queries=x.rows.queries[i])
-            far = {}
-            for other in others if len(i) else ():
+            far: dict[Index | None, float] = {}
+            none = [None] if words.split()[-1] in _NEUTRAL else []  # as if it were not given
+            same = sorted(others, key=lambda y: y[-1] != x.rows.at[-1])  # first, of equal ones
+            for other in [*same, *none] if len(i) else ():
                 out = take({x.rows.at: other}).result(rows).out
                 far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
             nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
         moved = {x: y for x, y in nearest.items() if x != y}
         if moved:
-            called = (f"head {place(x)} has that of head {place(y)}" for x, y in moved.items())
+            called = (
+                f"head {place(x)} has {'none' if y is None else f'that of head {place(y)}'}"
+                for x, y in moved.items()
+            )
             yield take(moved)._replace(text=f"heads have {words} of others: {', '.join(called)}")
 
 
 def _list_arrays(
     problem: Problem,
-) -> Iterator[tuple[str, Callable[[Mapping[Index, Index]], Alternative]]]:
+) -> Iterator[tuple[str, Callable[[Mapping[Index, Any]], Alternative]]]:
     """List what may be of another head, and how the kernel computes that takes it so."""
 
-    def moved(to: Mapping[Index, Index]) -> Alternative:
+    def moved(to: Mapping[Index, Any]) -> Alternative:
         return Alternative("", problem, move=lambda x: x._replace(at=to.get(x.at, x.at)))
 
-    def taken(to: Mapping[Index, Index], names: Iterable[str]) -> Alternative:
+    def taken(to: Mapping[Index, Any], names: Iterable[str]) -> Alternative:
         return Alternative("", problem.with_arrays_of(names, lambda x: to.get(x, x)))
+
+    def taken_or_none(to: Mapping[Index, Any], name: str) -> Alternative:
+        def change(at: Index, x: Any) -> Any:
+            other = to.get(at, at)
+            return np.full_like(x, _NEUTRAL[name]) if other is None else problem.read(other)[name]
+
+        return Alternative("", problem.replaced(name, change))
 
     yield "the output", moved
     for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
@@ -59,7 +72,7 @@ def _list_arrays(
     n, m, _ = problem.shape
     for name in ("mask", "bias", "sinks"):
         if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
-            yield f"the {name}", partial(taken, names=(name,))
+            yield f"the {name}", partial(taken_or_none, name=name)
 
 
 def list_of_heads(
@@ -84,7 +97,7 @@ def list_of_heads(
     if problem.has_sinks:
         yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
     if has_bias and few:
-        yield "the bias counts {} times", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
+        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
     elif few:
         yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
 

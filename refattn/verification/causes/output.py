@@ -23,8 +23,10 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
+from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, place
 from .alternatives import list_added, list_alternatives, list_families
+from .fitted import list_counted, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads
 from .places import list_places
 from .sampled import Alternative, Result, Rows, attend
@@ -41,12 +43,15 @@ from .slips import (
 )
 from .wrong_rows import (
     FAR,
+    POWER,
     Sample,
     Sampled,
+    compare_outputs,
     differ,
     divide,
     draw_sample,
     error_of_lse,
+    find_tiles,
     finite,
     list_wrong,
     rate_rows,
@@ -56,7 +61,6 @@ from .wrong_rows import (
 
 _BEST = 6  # alternatives that are judged by rounding errors
 _RMS, _LARGEST = 2.0, 15.0  # of z, at most, where an alternative holds
-_POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _EXPLAINED_BY_WRONG = 0.7  # of the error, at least, that is explained by what does not hold
 _LIKE = 0.8  # of what an alternative changes, at least, that is in the error
 _STEPS = 8  # of a fit
@@ -90,58 +94,6 @@ class Explained(NamedTuple):
     everywhere: bool = True  # whether all right rows stay right
     near: bool = True  # whether those in the place of the wrong ones do
     holds: bool = True  # whether roundings explain the rest
-
-
-# --- alternatives ---------------------------------------------------------------------------------
-
-
-class Comparison(NamedTuple):
-    """What is left of errors, and what is changed; as in `Explained`."""
-
-    square: float
-    share: float
-    likeness: float
-    everywhere: bool
-    near: bool
-    changed: bool
-
-
-def compare_outputs(
-    sample: Sample,
-    outs: Sequence[Doubles],
-    given: Sequence[Doubles],
-    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
-) -> Comparison:
-    """Compare what is left of errors by an alternative with the errors themselves.
-
-    Rows that are empty by the alternative may hold anything, and are left out.
-    """
-    before = after = moved = right = close = 0.0
-    numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
-        np.any(x.got[x.wrong]) for x in sample.heads
-    )
-    elements = 0
-    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
-        if empty is not None and empty[number].any():
-            kept = ~empty[number]
-            x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
-            out, own = out[kept], own[kept]
-        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
-        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
-        error = divide(differ(x.got, own), size)
-        after += float(np.sum(np.square(rest[x.wrong])))
-        before += float(np.sum(np.square(error[x.wrong])))
-        moved += float(np.sum(np.square(change[x.wrong])))
-        elements += error[x.wrong].size
-        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
-        close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
-    gain, square = before - after, after / max(elements, 1)
-    excess = max(before - elements, gain, 1e-300)
-    here = numbers and close < 2 * FAR and any(x.near.any() for x in sample.heads)
-    holds = right < 2 * FAR, here
-    if moved < _POWER:
-        return Comparison(square, 0.0, 0.0, *holds, False)
-    return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
 def _of_head(
@@ -193,10 +145,10 @@ class Trials:
     def _find_empty(
         self, alternative: Alternative, results: Sequence[Result]
     ) -> list[npt.NDArray[np.bool_]]:
-        """Find wrong rows that are not 0, and see keys as given but none by an alternative."""
+        """Find wrong rows that an alternative leaves without keys, as in `leave_without_keys`."""
         hides = alternative.compute is attend and alternative.answer is None
         return [
-            hides & z.wrong & np.isneginf(x.lse) & np.isfinite(y.lse) & np.any(z.got != 0, -1)
+            hides & z.wrong & leave_without_keys(self.problem, z, x, y)
             for x, y, z in zip(results, self.given, self.sample.heads, strict=True)
         ]
 
@@ -237,6 +189,9 @@ class Trials:
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
                 yield f"that of the {words} of {parts} parts of the keys", partial(self._of_keys, j)
+        smooth = self.problem.replaced("k", lambda _, k: k - np.mean(k, 0))
+        text = "that of keys less their mean: scale q . mean(k) is missing"
+        yield text, Alternative("", smooth).result
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
                 yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
@@ -277,7 +232,7 @@ class Trials:
     ) -> Iterator[Explained]:
         """Fit the number of a family."""
         fitted = self.fit_number(family, starts)
-        if fitted is not None:
+        if fitted is not None and fitted[1] < abs(fitted[0]):  # that is not 0
             c, error = fitted
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             words = text.format(f"{c:.{digits}f} ± {error:.1g}")
@@ -371,7 +326,7 @@ class Trials:
             )[x.wrong]
             for x, size in zip(self.sample.heads, self.sizes, strict=True)
         )
-        return sum(float(np.sum(z * z)) for z in changes) > _POWER
+        return sum(float(np.sum(z * z)) for z in changes) > POWER
 
     def list_rounded(self, profile: Profile, dtype: str) -> list[Explained]:
         """List what may be rounded that the profile does not round, if that is what errors are."""
@@ -381,16 +336,20 @@ class Trials:
             given = Alternative("", self.problem.read_by(other))
             first = [x.take(slice(_FIRST_ROWS)) for x in self.sample.heads[:1]]
             squares = [np.square(self._divide(x, given, other, dtype)) for x in first]
-            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * _RMS**2:
+            many = 16 if "scores" in changes else 1  # that of their sums may be rounded
+            if squares and not _TOO_SMALL / 4 < np.mean(squares[0]) < 4 * many * _RMS**2:
                 continue  # by far
             z = [self._divide(x, given, other, dtype) for x in self.sample.heads]  # right rows, too
             rows = np.concatenate([np.mean(x * x, -1) for x in z])
             usual = [x[y.wrong] for x, y in zip(self.errors, self.sample.heads, strict=True)]
             before = float(np.mean(np.square(np.concatenate(usual)))) if usual else 0.0
             square = float(np.mean(rows)) if len(rows) else 0.0
-            if not _TOO_SMALL < square < _RMS**2 or before < 9 * square:
+            if not _TOO_SMALL < square < many * _RMS**2 or before < 9 * square:
                 continue
-            if float(np.std(np.log(np.maximum(rows, 1e-9)))) < 1.0:  # all rows are as far
+            if square > _RMS**2:
+                text += f", or sums of q . k are: errors are {math.sqrt(square):.2g} times as large"
+            spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
+            if spread < (1.2 if many > 1 else 1.0):  # all rows are as far
                 found.append(Explained(given._replace(text=text), square))
         found.sort(key=lambda x: abs(math.log(x.square)))
         if not found:
@@ -439,14 +398,25 @@ def explain_output(
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
-        nearest = sorted(enough, key=lambda x: round(4 * math.log(max(x.square, 1.0))))
+        nearest = sorted(
+            enough, key=lambda x: (round(4 * math.log(max(x.square, 1.0))), not x.everywhere)
+        )
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
         holding = [x for x in judged if x.holds]
         if len(holding) > 1:  # rows that were not taken may tell them apart
             holding.sort(
                 key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
             )
+        if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
+            named = partial(explain_normalisers, trials)
+            holding.sort(key=lambda x: named(x, numbers, profile, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
+        if not any(x.holds for x in found):
+            columns = partial(sum_by_tiles, problem, sample.unit)
+            about = list_wrong(problem, numbers, sample.wrong), columns, find_tiles(sample.wrong)
+            explained = map(trials.explain, list_counted(problem, *about))
+            counted = [trials.judge(x, profiles, dtype) for x in explained]
+            found = [x for x in counted if x.holds] or found
         if not any(x.holds for x in found):
             found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
@@ -467,7 +437,8 @@ def explain_output(
                     suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
                 )
             suspects.append(suspect)
-    return suspects, sample
+    whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
+    return whole or suspects, sample
 
 
 def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
@@ -491,7 +462,7 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     alone = _OUTPUT_ALONE in words
     start = "agrees if" if one.holds and not alone else "agrees in part if"
     where = ", ".join(list_places(trials.problem, trials.sample)) or "some rows"
-    there = "" if one.everywhere else f" in the wrong rows alone ({where})"
+    there = "" if one.everywhere else f", but only in {where}"
     name = "convention" if one.holds else "convention in part"
     if words.startswith("precision is lost"):
         name = "roundings"
@@ -534,9 +505,12 @@ class Normalisers(NamedTuple):
 
 
 def explain_normalisers(
-    trials: Trials, one: Explained, numbers: Numbers, profile: Profile
+    trials: Trials, one: Explained, numbers: Numbers, profile: Profile, others: bool = True
 ) -> Normalisers | None:
-    """Find what log normalisers are, in the rows of which an alternative is a reason."""
+    """Find a description of the log normalisers, in the rows that an alternative explains.
+
+    Those of the alternative are tried first, in all forms of `NORMALISERS`, then those of others.
+    """
     heads, about = trials.sample.heads, (trials.problem, numbers, profile)
     heads = heads if one.everywhere else [x.take(x.wrong) for x in heads if x.wrong.any()]
     results = [one.alternative.result(x.rows) for x in heads]
@@ -545,10 +519,20 @@ def explain_normalisers(
     right = Normalisers("lse is right", Alternative("", trials.problem).result)
     of_lse = [(x.lse, y.lse) for x, y in zip(heads, results, strict=True) if x.lse is not None]
     fitted = (Normalisers(f"lse is {x}", change=change) for x, change in fit_normalisers(of_lse))
-    for lse in chain([Normalisers("")], named, [right], moved, fitted):
+    rest = chain([right], moved, fitted) if others else ()
+    for lse in chain([Normalisers("")], named, rest):
         if all(np.all(lse.far(x, y, *about) < FAR) for x, y in zip(heads, results, strict=True)):
             return lse
     return None
+
+
+def leave_without_keys(
+    problem: Problem, x: Sampled, result: Result, given: Result
+) -> npt.NDArray[np.bool_]:
+    """Find rows that see a key as given but none by a result, and are NaN or the mean of v."""
+    empty = np.isneginf(result.lse) & np.isfinite(given.lse)
+    mean = np.mean(problem.read(x.rows.at)["v"], 0) if empty.any() else 0.0
+    return empty & (fit_convention(x.got, "nan", mean) | fit_convention(x.got, "mean", mean))
 
 
 def find_left(
@@ -572,7 +556,8 @@ def find_left(
             continue
         result, given = alternative.result(x.rows), Alternative("", problem).result(x.rows)
         off = stay_wrong(x.got, result.out, given.out, sample.unit, usual)
-        off &= ~(np.isneginf(result.lse) & np.isfinite(given.lse) & (alternative.answer is None))
+        if alternative.answer is None:
+            off &= ~leave_without_keys(problem, x, result, given)
         if of_lse is not None:
             off |= of_lse.far(x, result, problem, numbers, profile) > 2 * FAR
         left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]

@@ -15,7 +15,7 @@ from ...rounding.problems import Problem
 from ..findings import Numbers, Suspect, describe_span, place
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
-from .wrong_rows import Sample, number_sequences
+from .wrong_rows import Sample, find_tiles, number_sequences
 
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
@@ -52,14 +52,28 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
     wrong = sample.wrong
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
     if problem.lead and 0 < len(heads) < len(wrong):
-        names = [place(problem.index_of(x)) for x in heads[:4]]
-        more = f" and {len(heads) - 4} more" if len(heads) > 4 else ""
-        yield f"head{'s' * (len(heads) > 1)} {', '.join(names)}{more}"
-    if 0 < len(rows) < wrong.shape[1]:
+        yield f"head{'s' * (len(heads) > 1)} {_name_heads(problem, heads)}"
+    if size := find_tiles(wrong):
+        head, row = (int(x) for x in np.argwhere(wrong)[0])
+        count = len(np.unique(np.argwhere(wrong) // [1, size], axis=0))
+        row = row // size * size
+        at = f"{row} to {min(row + size, wrong.shape[1]) - 1} of head"
+        at = f"{at} {place(problem.index_of(head))}"
+        yield f"{count} tiles of {size} {problem.rows}, the first {at}"
+    elif 0 < len(rows) < wrong.shape[1]:
         yield f"{problem.rows} {describe_span(rows)}{_name_sequences(problem, rows)}"
     columns = np.flatnonzero(sample.columns)
     if 0 < len(columns) < len(sample.columns):
         yield f"columns {describe_span(columns)}"
+
+
+def _name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
+    """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
+    names = [place(problem.index_of(x)) for x in heads]
+    axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
+    if len(heads) > 4 and math.prod(map(len, axes)) == len(heads):
+        return f"({', '.join(map(describe_span, axes))})" if len(axes) > 1 else describe_span(heads)
+    return ", ".join(names[:4]) + (f" and {len(heads) - 4} more" if len(heads) > 4 else "")
 
 
 def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
@@ -115,16 +129,20 @@ def _describe_part(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         yield from by_rows
 
 
-def find_factor(sample: Sample, exact: Sequence[Doubles]) -> list[Suspect]:
+def find_factor(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> list[Suspect]:
     """Find the factor by which all wrong rows of a gradient are too large, if there is one."""
+    if not sample.wrong.any():
+        return []
     got = np.concatenate([x.got[x.wrong] for x in sample.heads])
     right = np.concatenate([y[x.wrong] for x, y in zip(sample.heads, exact, strict=True)])
     factor = float(np.sum(got * right) / max(np.sum(right * right), 1e-300))
-    left = np.sum(np.square(got - factor * right)) / max(np.sum(got * got), 1e-300)
-    if not left < _FACTOR_ALONE:
+    rest, error, size = (float(np.sum(x * x)) for x in (got - factor * right, got - right, got))
+    if not rest < min(_FACTOR_ALONE * size, _LEFT * error):
         return []
-    text = f"the gradient is {factor:.4g} times what it should be"
-    return [Suspect("factor", factor - 1, float(left) ** 0.5, math.nan, 1 - float(left), text)]
+    where = ", ".join(list_places(problem, sample))
+    text = f"the gradient{' of ' * bool(where)}{where} is {factor:.4g} times what it should be"
+    spread, share = math.sqrt(rest / size), 1 - rest / error
+    return [Suspect("factor", factor - 1, spread, math.nan, share, text)]
 
 
 def _by_row(got: Doubles, right: Doubles) -> Doubles:
@@ -137,12 +155,14 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     by_row = _by_row(got, right)
     before = np.sum(np.square(got - right))
     left = np.sum(np.square(got - by_row[:, None] * right))
-    if right.shape[-1] > _COLUMNS and left < min(
-        _ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got)
+    if (
+        right.shape[-1] > _COLUMNS
+        and np.min(by_row) > 0
+        and left < min(_ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got))
     ):
         low, high = np.min(by_row), np.max(by_row)
         yield (
-            f"{where}: each row is a number times the exact row, {low:.4g} to {high:.4g}: "
+            f"{where}: each row is the exact row times a number, {low:.4g} to {high:.4g}: "
             "the sum of the weights is wrong"
         )
         return
@@ -178,7 +198,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
             basis = np.linalg.qr(w[:, j])[0]
             left = error - basis @ (basis.T @ error)
             if np.sum(left * left) < _LEFT * np.sum(error * error):
-                yield f"values of keys {j.start} to {j.stop - 1} are not the values given"
+                yield f"the kernel used other values for keys {j.start} to {j.stop - 1}"
                 return
 
 
@@ -188,7 +208,7 @@ def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
     for at in np.flatnonzero(sample.wrong.any(1)):
         got = numbers.out(problem.index_of(at))
         zeros[at] = sample.wrong[at] & ~np.any(got, -1)
-    if zeros.any() and not zeros.all():
+    if zeros.any() and np.any(zeros != sample.wrong):
         head, row = (int(x) for x in np.argwhere(zeros)[0])
         first = place((*problem.index_of(head), row))
         yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
@@ -198,14 +218,22 @@ def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
     """Say which log normalisers are not finite and should be."""
     if numbers.lse is None:
         return
-    strange = np.zeros(0, np.int64)
-    count = 0
+    heads: list[int] = []
+    rows: list[int] = []
+    found = np.zeros(0)
     for index, i in problem.items():
         got = numbers.lse(index)[i]
         if np.all(np.isfinite(got)):
             continue
         exact = attend_rows(problem.head(index), i, None).lse
-        rows = i.start + np.flatnonzero(~np.isfinite(got) & np.isfinite(exact))
-        strange, count = np.union1d(strange, rows), count + len(rows)
-    if count:
-        yield f"{count} log normalisers are not finite, of queries {describe_span(strange)}"
+        lost = np.flatnonzero(~np.isfinite(got) & np.isfinite(exact))
+        rows, heads = [*rows, *(i.start + lost)], [*heads, *[problem.number(index)] * len(lost)]
+        found = np.concatenate([found, got[lost]])
+    if rows:
+        what = "not finite" if len(np.unique(found)) > 1 else str(found[0])
+        what = f"normaliser is {what}" if len(rows) == 1 else f"normalisers are {what}"
+        where = f"of queries {describe_span(np.unique(rows))}"
+        some = np.unique(heads)
+        if len(some) < math.prod(problem.lead):
+            where += f", head{'s' * (len(some) > 1)} {_name_heads(problem, some)}"
+        yield f"{len(rows)} log {what}, {where}"

@@ -11,12 +11,14 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
+from ..empty_rows import find_empty
 from ..findings import Finding, Numbers, Part, Suspect
 from ..verdict import Verdict
 from ..worst import find_worst
 from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .backward import explain_backward
+from .fitted import name_copies
 from .output import as_suspect, explain_output, say_what_is_left, share_of_offset
 from .places import (
     describe_place,
@@ -33,6 +35,9 @@ from .wrong_rows import Sample
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
+_FACTS = re.compile(  # that say what numbers are
+    r"all numbers are|times as large|exact row times a number|hold NaN|see no key|log normaliser"
+)
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -71,8 +76,13 @@ def explain(
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
     seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
-    zeros = remark_zeros(problem, numbers, sample)
-    remarks = [*seen, *verdict.remarks, *remark_normalisers(problem, numbers), *zeros]
+    strange = list(remark_normalisers(problem, numbers))
+    remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
+    about = problem, numbers, sample, by, verdict.dtype
+    copies = [] if failed == "lse" or holds else name_copies(*about)
+    if copies and (copies[0].name == _CAUSE or not suspects):
+        suspects, remarks = copies, [x for x in remarks if x not in seen]
+    suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
     return verdict._replace(suspects=suspects, place=at, remarks=remarks)
 
 
@@ -95,10 +105,15 @@ def explain_gradients(
     own = forward is None or forward.verdict != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
     named, samples, exact = explain_backward(parts, places, by, first.dtype, own)
+    usual = next(iter(profiles.values()))
+    if not named and by != usual:  # a looser profile may hide what is wrong
+        other = explain_backward(parts, places, usual, first.dtype, own)
+        named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):
-        by_usual = next(iter(profiles.values())), first.dtype
-        rescaled = _explain_rescaled(parts, places, by_usual, samples, forward.suspects[0])
+        rescaled = _explain_rescaled(
+            parts, places, (usual, first.dtype), samples, forward.suspects[0]
+        )
     explained = dict(verdicts)
     for name in failed:
         verdict, problem = verdicts[name], parts[name].problem
@@ -106,6 +121,7 @@ def explain_gradients(
             name_trivial(verdict)
             or rescaled.get(name)
             or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
+            or name_factors(problem, find_factor(problem, samples[name], exact[name]))
         )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
@@ -116,8 +132,14 @@ def explain_gradients(
             for text in verdicts[x].remarks
             if x != name and "NaN" in text
         ]
-        seen = [] if suspects else list_seen(problem, samples[name], exact[name])
+        seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
         remarks = [*nan, *seen, *verdict.remarks]
+        if not suspects:
+            about = problem, parts[name].numbers, samples[name]
+            held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
+            suspects = held or name_seen([*verdict.remarks, *seen])
+            remarks = [x for x in remarks if x not in seen] if held else remarks
+            explained[name] = explained[name]._replace(suspects=suspects)
         explained[name] = explained[name]._replace(remarks=remarks)
     return explained
 
@@ -150,7 +172,9 @@ def _explain_rescaled(
         if alone.name == _CAUSE:
             found[name] = [alone]
             continue
-        causes = named.get(name) or name_factors(problem, find_factor(left[name], exact[name]))
+        causes = named.get(name) or name_factors(
+            problem, find_factor(problem, left[name], exact[name])
+        )
         found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
     return {x: y for x, y in found.items() if y}
 
@@ -161,6 +185,28 @@ def name_trivial(verdict: Verdict) -> list[Suspect]:
         re.match(r".* is 0 everywhere|(\d+) of \1 rows hold NaN.*", x) for x in verdict.remarks
     )
     return [as_suspect(x.group().partition(", the first")[0], 1.0, "trivial") for x in found if x]
+
+
+def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[Suspect]:
+    """Say what gradients in queries that see no key are, if these are all that are wrong."""
+    if problem.gradient is None or problem.gradient.of != "dq":
+        return []
+    forward = problem.gradient.forward
+    heads = [problem.index_of(x) for x in np.flatnonzero(sample.wrong.any(1))]
+    wrong = sample.wrong[sample.wrong.any(1)]
+    if not heads or np.any(wrong & ~np.stack([find_empty(forward, x) for x in heads])):
+        return []
+    got = np.concatenate([numbers.out(x)[i] for x, i in zip(heads, wrong, strict=True)])
+    what = "NaN" if np.all(np.isnan(got)) else "not 0"
+    option = "nan" if what == "NaN" else "any"
+    text = f"dq of queries that see no key is {what} (to accept it: empty_rows={option!r})"
+    return [as_suspect(f"agrees if {text}")]
+
+
+def name_seen(remarks: Sequence[str]) -> list[Suspect]:
+    """Name what wrong numbers were seen to be, where no cause is known."""
+    facts = [x for x in remarks if _FACTS.search(x)]
+    return [as_suspect(" and ".join(facts), math.nan, "seen")] if facts else []
 
 
 def failed_part(tests: Sequence[Finding], alpha: float) -> str:

@@ -107,7 +107,7 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     for size in (x for x in TILE_SIZES if x < longest):
         for j in (*[*blocks(0, longest, size)][:_LOST_TILES], slice(size, longest)):
             lost = within_sequences(problem, hide_tile(inner, j))
-            text = f"keys {j.start} to {j.stop - 1} of each sequence have no part"
+            text = f"keys {j.start} to {j.stop - 1} of each sequence are left out"
             yield lost._replace(text=text)
     if "bias" in problem.first:
         for words, bounds in _list_levels(packed, right):
@@ -134,7 +134,7 @@ def _list_borders(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]
         ("sees the keys of all sequences", start, stop),
     )
     yield (
-        "k and v of each sequence are read from the first key",
+        "k and v of each sequence are read from the start of the buffer",
         right._replace(begin=start, end=end - begin, level=level - begin),
     )
     yield from _list_offsets(packed)
@@ -183,7 +183,7 @@ def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
     yield "cu_seqlens of k are used for q", Bounds.of(keys, keys)
     inner = np.ones_like(keys)
     inner[[0, -1]] = 0
-    for by, words in ((1, "large"), (-1, "small")):
+    for by, words, kept in ((1, "large", "last"), (-1, "small", "first")):
         of_queries, of_keys = queries + by * inner, keys + by * inner
         for text, x, y in (
             ("", of_queries, of_keys),
@@ -191,6 +191,9 @@ def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
             (" of k and v", queries, of_keys),
         ):
             yield f"cu_seqlens{text} are 1 too {words}", Bounds.of(x, y)
+        most = np.arange(len(keys)) != (len(keys) - 1 if by > 0 else 0)
+        text = f"all entries of cu_seqlens but the {kept} are 1 too {words}"
+        yield text, Bounds.of(queries + by * most, keys + by * most)
     yield from _list_moved(queries, keys)
     count = len(queries) - 1
     even = [np.arange(count + 1) * (x[-1] // count) for x in (queries, keys)]

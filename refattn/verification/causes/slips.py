@@ -45,7 +45,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             merge = partial(merge_parts, parts=parts, weigh=weigh, is_mean=words in _MERGES)
             text = f"{parts} parts of the keys are merged {words}"
             yield Alternative(text, problem, compute=merge)
-    for words, least in (("0", 0.0), ("-5e4", -5e4)):
+    before = "-5e4, of q . k without the scale"
+    for words, least in (("0", 0.0), ("-5e4", -5e4), (before, -5e4 * problem.scale)):
         text = f"the running maximum starts at {words}, so that small scores vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
     for name in ("float32", "float16"):
@@ -56,7 +57,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     yield Alternative("weights are the scores themselves (no softmax)", problem, compute=_linear)
     yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
     if problem.has_sinks:
-        yield Alternative("the sink has no part in the sum", problem, compute=_leave_sink_out)
+        yield Alternative("the sink is left out of the sum", problem, compute=_leave_sink_out)
     if problem.softcap is not None:
         without = problem._replace(softcap=None)
         for words, cap in _CAPS.items():
@@ -65,6 +66,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         fill = partial(_fill_hidden, problem, fill=-problem.softcap)
         text = "hidden keys have the score -cap (the cap is applied after the mask)"
         yield Alternative(text, problem, answer=fill)
+        twice = partial(_cap_twice, cap=problem.softcap)
+        yield Alternative("the cap is applied before and after the mask", without, compute=twice)
         if "bias" in problem.first:
             capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
             yield Alternative("the cap is applied after the bias", without, compute=capped)
@@ -238,6 +241,13 @@ def _map_scores(head: SoftmaxHead, change: Callable[[Doubles], Doubles]) -> Resu
     return _attend_by(np.where(np.isfinite(s), change(finite(s)), s), head.v)
 
 
+def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
+    """Cap scores, hide keys, and cap again: hidden keys have the score -cap."""
+    s = score_all(head)
+    once = np.where(np.isfinite(s), _cap_scores(cap, finite(s)), s)
+    return _attend_by(_cap_scores(cap, once), head.v)
+
+
 def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:
     """Give hidden keys a score, or add it to theirs."""
     head = take_rows(problem, rows)
@@ -284,7 +294,7 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
     def seen(x: Place) -> Seen:
         return np.asarray(band(x) & ((x.j < j.start) | (x.j >= j.stop)))
 
-    return Alternative(f"keys {j.start} to {j.stop - 1} have no part", problem, seen)
+    return Alternative(f"keys {j.start} to {j.stop - 1} are left out", problem, seen)
 
 
 def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
@@ -332,7 +342,7 @@ def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> 
 
 
 _LOSSES: Mapping[str, tuple[float, float]] = {
-    "have no part": (-1.0, -1.0),
+    "are left out": (-1.0, -1.0),
     "count twice": (1.0, 1.0),
     "count in the sum of the weights only": (0.0, -1.0),
 }
@@ -347,10 +357,11 @@ NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {
     "the sum itself, not its logarithm": lambda x, _: np.exp(x.lse),
     "in base 10": lambda x, _: x.lse / math.log(10),
     "twice as large": lambda x, _: 2 * x.lse,
-    "the largest score in base 2 and the log of the sum in base e": lambda x, _: (
+    "the maximum where all weights vanish": lambda x, _: np.where(np.isneginf(x.lse), x.top, x.lse),
+    "the largest score in base 2 plus the log of the sum in base e": lambda x, _: (
         x.lse + (math.log2(math.e) - 1) * x.top
     ),
-    "the largest score and the log of the sum in base 2": lambda x, _: (
+    "the largest score plus the log of the sum in base 2": lambda x, _: (
         x.lse + (math.log2(math.e) - 1) * (x.lse - x.top)
     ),
 }

@@ -23,7 +23,10 @@ _CONFIRMED_PAIRS, _FEWEST_ROWS = 2**22, 16  # of all wrong rows, and rows of a h
 _UNEXPLAINED = 0.25  # of the error of a row, beyond which what is left of it is not explained
 FAR = 8.0  # standard deviations beyond which a row is wrong
 _SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
+POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
 _MOST_STD = 1e6  # standard deviations
+_TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
+_DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
 _ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
 
 
@@ -89,10 +92,10 @@ def draw_sample(
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
     far, columns = np.full((heads, n), np.nan), np.zeros((2, d_v), bool)
-    empty, strange = np.zeros((2, heads, n), bool)
+    empty, strange, cleared = np.zeros((3, heads, n), bool)
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
-    blocks = items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
+    pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     if where:
         covering = ((x, i) for x, i in items if x == where[:-2] and i.start <= where[-2] < i.stop)
         blocks += [x for x in covering if x not in blocks]
@@ -101,16 +104,26 @@ def draw_sample(
             exact = attend_rows(problem.head(index), i, None)
             error = differ(numbers.out(index)[i], exact.out)
             z = np.abs(divide(error, unit * row_sizes(exact.out)))
+            doubtful = np.max(z, -1, initial=0.0)
+            doubtful = np.flatnonzero((doubtful > FAR) & (doubtful < _DOUBTFUL))
+            if len(doubtful) and pairs < _AGAIN:  # larger scores may have larger errors
+                pairs += m * (i.stop - i.start)
+                std = problem.analyse(index, profile.kernel(dtype), i).std
+                z[doubtful] = np.minimum(z, np.abs(divide(error, std)))[doubtful]
             worst, lost = np.max(z, -1, initial=0.0), ~np.isfinite(np.sum(error, -1))
             if numbers.lse is not None:
                 error = differ(numbers.lse(index)[i], exact.lse)
                 worst = np.maximum(
                     worst, np.abs(divide(error, error_of_lse(exact, numbers, profile, m)))
                 )
-                lost |= ~np.isfinite(error)
+                # A row of 0 with a lse of -inf sees no key: wrong as others are.
+                no_key = np.isneginf(numbers.lse(index)[i]) & ~np.any(numbers.out(index)[i], -1)
+                lost |= ~np.isfinite(error) & ~no_key
         columns |= find_columns(z, lost)
         at = problem.number(index)
         far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
+        cleared[at, i.start + doubtful] = worst[doubtful] <= FAR  # right, but not to be compared
+    far[cleared] = np.nan
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
         far[empty] = np.nan
@@ -137,7 +150,7 @@ def draw_sample(
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
-    looked = int(np.sum(~np.isnan(far) | empty | strange))
+    looked = int(np.sum(~np.isnan(far) | empty | strange | cleared))
     return Sample(taken, unit, wrong, of_others, looked, conventions)
 
 
@@ -156,6 +169,55 @@ def set_apart(
     if np.any(far[~strange] > FAR):
         return np.where(strange, np.nan, far), columns[0]
     return far, np.any(columns, 0)
+
+
+class Comparison(NamedTuple):
+    """What is left of errors, and what is changed; as in `Explained`."""
+
+    square: float
+    share: float
+    likeness: float
+    everywhere: bool
+    near: bool
+    changed: bool
+
+
+def compare_outputs(
+    sample: Sample,
+    outs: Sequence[Doubles],
+    given: Sequence[Doubles],
+    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
+) -> Comparison:
+    """Compare what is left of errors by an alternative with the errors themselves.
+
+    Rows that are empty by the alternative are left out.
+    """
+    before = after = moved = right = close = 0.0
+    numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
+        np.any(x.got[x.wrong]) for x in sample.heads
+    )
+    elements = 0
+    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
+        if empty is not None and empty[number].any():
+            kept = ~empty[number]
+            x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
+            out, own = out[kept], own[kept]
+        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
+        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
+        error = divide(differ(x.got, own), size)
+        after += float(np.sum(np.square(rest[x.wrong])))
+        before += float(np.sum(np.square(error[x.wrong])))
+        moved += float(np.sum(np.square(change[x.wrong])))
+        elements += error[x.wrong].size
+        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
+        close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
+    gain, square = before - after, after / max(elements, 1)
+    excess = max(before - elements, gain, 1e-300)
+    here = numbers and close < 2 * FAR and any(x.near.any() for x in sample.heads)
+    holds = right < 2 * FAR, here
+    if moved < POWER:
+        return Comparison(square, 0.0, 0.0, *holds, False)
+    return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
 
 
 def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:
@@ -190,19 +252,42 @@ def stay_wrong(
 
 
 def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:
-    """Find the tile of rows of some heads in which wrong rows are: none if these are everywhere.
+    """Find the rows of some heads among which wrong rows are: none if these are everywhere.
 
+    They are whole tiles, where such are wrong, or all from the first to the last.
     Of sequences one after another it is those that have some.
     """
     near = np.zeros_like(wrong)
+    if size := find_tiles(wrong):
+        return np.repeat(_share_by_tile(wrong, size) > 0, size, 1)[:, : wrong.shape[1]]
     if wrong.any():
         rows = np.flatnonzero(wrong.any(0))
-        tile: Any = slice(int(rows[0]) // 16 * 16, -(-(int(rows[-1]) + 1) // 16) * 16)
+        tile: Any = slice(int(rows[0]), int(rows[-1]) + 1)
         of_row = number_sequences(problem, np.arange(wrong.shape[1]))
         if of_row is not None:
             tile = np.isin(of_row, of_row[rows])
         near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
     return np.zeros_like(wrong) if near.all() else near
+
+
+def find_tiles(wrong: npt.NDArray[np.bool_]) -> int:
+    """Find the size of tiles of rows of heads that are wrong as a whole, or right; 0 if none is.
+
+    It is that of none if the same tiles are wrong in every head.
+    """
+    if (wrong == wrong[:1]).all():
+        return 0
+    for size in (x for x in _TILES if x < wrong.shape[1]):
+        share = _share_by_tile(wrong, size)
+        if np.all((share == 0) | (share >= _WHOLE)):
+            return size if np.any((share > 0).any(1) & (share == 0).any(1)) else 0
+    return 0
+
+
+def _share_by_tile(wrong: npt.NDArray[np.bool_], size: int) -> Doubles:
+    starts = np.arange(0, wrong.shape[1], size)
+    sums = np.add.reduceat(wrong.astype(float), starts, axis=1)
+    return np.asarray(sums / np.minimum(size, wrong.shape[1] - starts))
 
 
 def number_sequences(problem: Problem, rows: Any) -> Any:

@@ -13,7 +13,7 @@ import refattn
 from refattn.conformance import CHECKS, Adapter, Failure, check, checks_of
 from refattn.conformance.candidate.failures import Beyond
 from refattn.conformance.candidate.libraries import lay_out
-from refattn.conformance.candidate.limits import largest_logit, shrink, sizes
+from refattn.conformance.candidate.limits import largest_logit, leaving_out, shrink
 from tests.conformance.candidates import (
     SEES,
     attending,
@@ -158,7 +158,7 @@ def test_masks_of_one_axis_are_not_for_those_who_refuse_them():
 )
 def test_the_limit_that_is_suggested_leaves_out_all_sizes_that_overflow(dtype, length, words):
     q, k = np.zeros((1, 1)), np.full((1, 1), length)
-    got = sizes(of(len, "rfa", dtype=dtype), (q, k))
+    got = leaving_out(of(len, "rfa", dtype=dtype), (q, k))
     assert words in got
     assert ("max_logit" in got) == bool(words)
 

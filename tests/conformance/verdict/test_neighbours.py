@@ -1,5 +1,6 @@
 """A candidate of another convention is told which."""
 
+import functools
 import json
 import time
 
@@ -10,6 +11,7 @@ from refattn import naive
 from refattn.conformance import check, checks_of
 from tests.conformance.candidates import declared, rows
 
+LOST = "cause: agrees if keys 128 to 159 are left out"
 CHECKS = ("query_without_keys", "causal_cross", "grouped_heads", "hidden_nonsense")
 
 
@@ -36,7 +38,7 @@ def test_diagnosis_of_an_isolated_candidate():
         checks=["causal_cross"],
         isolate=True,
     )
-    words = "matches what is declared except that causal is bottom-right"
+    words = "matches your declaration except that causal is bottom-right"
     assert report.diagnosis == [words]
     assert f"<p>{words}</p>" in report.to_html()
     assert f'<property name="diagnosis.0" value="{words}" />' in report.to_junit()
@@ -61,3 +63,17 @@ def verdict(fn, estimator="softmax", able=(), checks=("reference_values",), **op
 
 def test_no_diagnosis_of_what_is_right():
     assert verdict(refattn.softmax_attention) == ("PASS", [])
+
+
+def without_late_keys(q, k, v, **options):
+    """Leave out keys from 128 on: small problems do not show it."""
+    return naive.softmax_attention(q, k[..., :128, :], v[..., :128, :], **options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("options", "words"), [({"scale": 1.0}, []), ({}, [LOST])])
+def test_a_convention_is_named_if_the_checks_pass_with_it(options, words):
+    """Small problems show only the wrong scale of the first; large ones fail with any scale."""
+    fn = functools.partial(without_late_keys, **options)
+    found = verdict(fn, checks=("reference_values", "rounding_errors"), tags={"dtype": "float32"})
+    assert found == ("FAIL", words)

@@ -85,7 +85,8 @@ def test_the_conclusion_says_the_verdict(results, verdict, text):
 def test_severities_are_in_every_format():
     some = [result(FAIL, name) for name in ("range", "formula", "range")]
     found = report(result(), *some, result(EXPECTED, "law"))
-    words = "1 wrong at ordinary inputs (formula); 2 wrong at extreme inputs only (range)"
+    words = "1 formula failure: wrong at ordinary inputs; "
+    words += "2 range failures: wrong at extreme inputs only"
     assert str(found).splitlines()[1] == f"  {words}"
     content, counts = json.loads(found.to_json()), {"formula": 1, "range": 2}
     assert (content["verdict"], content["seed"]) == ("FAIL", 7)
@@ -172,9 +173,10 @@ def test_the_page_holds_everything(everything):
         f"expected {SHOWN} got {SHOWN} like {SHOWN} - {SHOWN} another Script that reproduces it "
         f"{SHOWN}",
         "like none of the known bugs",
-        f"STALE large_logits as it should be failure expected {SHOWN}",
+        f"STALE large_logits Required: as it should be. failure expected {SHOWN}",
         f"PASS contract as it should be max error 0.25 x tolerance {NONE} {NONE} 0.25 0",
-        "p = 0.04, adjusted 0.5, 30 seeds would only detect scale >= 0.25 (target 0.1) "
+        "p = 0.04, adjusted 0.5, 30 seeds "
+        "scale: would only detect an error of 0.25 or more (target 0.1) "
         f"0.04 0.5 {NONE} 0.000",
         f"Not run needs more gqa, causal {SHOWN} seeds",
         f"Guarantee {everything.guarantee}",
@@ -302,3 +304,19 @@ def test_the_command_line_has_no_colour_on_a_pipe():
     assert check("refattn:softmax_attention", env=none, color=True)[1].startswith("PASS: ")
     forced = check("refattn:softmax_attention", env=none | {"FORCE_COLOR": "1"})[1]
     assert forced.startswith("\x1b[32mPASS\x1b[0m: ")
+
+
+def test_causes_come_first_and_what_follows_from_them_is_folded():
+    """A formula before a distribution; the rest is one line, unless nothing explains it."""
+    kinds = {"frequency_law": "law", "weighted_mean": "range", "one_function": "formula"}
+    failed = [Result(x, "", "identity", "FAIL", severity=y) for x, y in kinds.items()]
+    last = "2 more, which may have the same cause: weighted_mean, frequency_law"
+    assert last in report(*failed, diagnosis=["matches another"]).text()
+    assert len(re.findall("^  FAIL", report(*failed).text(), re.MULTILINE)) == 3
+    for result in failed:
+        result.suspects, result.changes = ["a bug (the same numbers)"], [""]
+    text = report(*failed).text()
+    assert text.index("FAIL          one_function") < text.index(last)
+    assert len(re.findall("^  FAIL", report(*failed).text(verbose=True), re.MULTILINE)) == 3
+    failed[0].suspects = ["another bug (fails the same checks)"]
+    assert "1 more, which may have the same cause: weighted_mean" in report(*failed).text()

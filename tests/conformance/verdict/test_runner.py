@@ -16,6 +16,7 @@ from refattn import conformance
 from refattn.conformance import Adapter, check
 from refattn.conformance.checks import sizes, trials
 from refattn.conformance.verdict import runner
+from refattn.conformance.verdict.advice import advise
 from tests.conformance import candidates
 from tests.conformance.candidates import BY_NAME, changed, failures, of, plain
 
@@ -51,6 +52,16 @@ def test_time_runs_out_for_a_slow_candidate():
     assert f"expected an answer within 0.3 s; got {result.got}" in str(report)
     assert "time is over: queries_apart" in report.text(verbose=True)
     assert "not run: time is over" in str(report)
+
+
+def test_seeds_are_no_advice_where_nothing_can_be_seen():
+    """An epsilon hides the distribution of the frequencies, with any number of seeds."""
+    adapter = of(refattn.random_feature_attention, "rfa", epsilon=1e-6)
+    text = str(check(adapter, checks=["unseen_law"]))
+    assert "law of frequencies: no error would be detected, however large" in text
+    assert "an epsilon of 0 too" in text
+    assert "--level" not in text
+    assert "inf" not in text
 
 
 @pytest.mark.parametrize("answers", [0, 1])
@@ -138,6 +149,22 @@ def test_a_slow_callable_is_underpowered(monkeypatch):
     assert f"\n  {report.advice}\n" in str(report)
 
 
+@pytest.mark.parametrize(
+    ("tags", "advised"),
+    [
+        ({}, False),
+        ({"library": "torch"}, True),
+        ({"library": "torch", "device": "cuda:0"}, False),
+    ],
+)
+def test_threads_of_torch_are_an_advice_on_a_cpu(tags, advised):
+    trial = trials.CheckRun(of(plain, "softmax", **tags), "causal", 0, reached=0.5)
+    weak = runner.Result("causal", "", "identity", "UNDERPOWERED")
+    text = advise([weak], [trial], {"quick": 2000}, "quick", 120.0)
+    assert text.startswith("too slow: 1,000 of 2,000 seeds in 120 s: --time-limit 240")
+    assert ("OMP_NUM_THREADS=1" in text) is advised
+
+
 def test_progress_is_followed_check_by_check():
     seen = []
 
@@ -158,9 +185,18 @@ def test_a_run_stops_where_every_call_raises():
 
     report = check(other, **SOFTMAX)
     assert [r.check for r in report.results] == ["contract"]
-    assert "called as fn(q, k, v), defined as fn(query, key)" in report.results[0].got
+    called = "called as fn(q, k, v) with arrays (n, d) of numpy (--tag library=, --tag layout=)"
+    assert f"{called}, defined as fn(query, key)" in report.results[0].got
     assert "every call raises: reference_values" in report.text(verbose=True)
     assert "not run: every call raises" in str(report)
+
+
+def test_a_run_stops_where_every_call_returns_a_tuple():
+    report = check(lambda q, k, v: (q, q[..., 0]), **SOFTMAX)
+    (result,) = report.results
+    assert (result.check, result.severity) == ("contract", "contract")
+    assert "a tuple of 2: return out alone, or declare --capability lse" in result.got
+    assert "not run: every call returns several results" in str(report)
 
 
 def test_exceptions_without_words():
@@ -230,17 +266,29 @@ def test_another_coupling_is_named(monkeypatch, coupling):
     drawn = partial(refattn.random_feature_attention, coupling=coupling)
     declared = "iid" if coupling == "orthogonal" else "orthogonal"
     found = check(of(drawn, "rfa", coupling=declared), checks=["frequency_pairs"])
-    assert found.diagnosis == [f"matches what is declared except that coupling is {coupling}"]
+    assert found.diagnosis == [f"matches your declaration except that coupling is {coupling}"]
 
 
-def test_no_other_coupling_is_tried_where_a_formula_is_wrong_too(monkeypatch):
+def test_no_other_coupling_is_named_where_a_formula_is_wrong_too(monkeypatch):
     monkeypatch.setitem(runner.LEVELS, "quick", 60)
-    monkeypatch.setattr(runner, "_other_couplings", None)
     wrong = changed(after=lambda out, *_: out + 0.1, fn=refattn.random_feature_attention)
     names = ["frequency_pairs", "weighted_mean"]
     found = check(of(wrong, "rfa", coupling="orthogonal"), checks=names)
     assert failures(found) == set(names)
     assert found.diagnosis == []
+
+
+@pytest.mark.long("draws")
+@pytest.mark.parametrize("able", ["omega_only", "draws"])
+@pytest.mark.parametrize("features", ["trigonometric", "hyperbolic", "positive"])
+def test_other_features_are_named(monkeypatch, able, features):
+    """From results at frequencies that are given, or at seeds."""
+    monkeypatch.setattr(runner, "_FEW_SEEDS", 60)
+    declared = "positive" if features == "trigonometric" else "trigonometric"
+    drawn = partial(refattn.random_feature_attention, features=features)
+    adapter = of(drawn, "rfa", *({able} - {"draws"}), features=declared)
+    found = check(adapter, checks=["one_function" if able == "draws" else "reference_values"])
+    assert found.diagnosis == [f"matches your declaration except that features is {features}"]
 
 
 def test_a_verdict_names_its_limits():
@@ -300,6 +348,17 @@ def test_a_mask_may_be_refused_with_another(names, able, verdict):
     if verdict == "PASS":
         words = f"{names[0]} and mask together, which it refuses"
         assert words in report.not_tried["uses_together"]
+
+
+def test_a_limit_is_suggested_only_where_no_formula_is_wrong_too():
+    def clipping(off):
+        return lambda q, k, v: clipped(q, k, v) + off
+
+    names = ["reference_values", "extreme_logits"]
+    for off, suggested in ((0.0, True), (0.1, False)):
+        results = check(clipping(off), checks=names, **SOFTMAX).results
+        assert "at queries of length" in results[1].got
+        assert ("max_logit" in results[1].got) is suggested
 
 
 def test_pytest_parametrisation():

@@ -1,14 +1,17 @@
 """Which catalogued defects a failure is like."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 
+import refattn
 from refattn.conformance import check
+from refattn.conformance.checks import recovery
 from refattn.conformance.checks.trials import CheckRun
 from refattn.conformance.verdict import runner, suspects
-from tests.conformance.candidates import catalogued, entry, failures, of, wide
+from tests.conformance.candidates import BY_NAME, catalogued, entry, failures, of, wide
 
 
 def named(report):
@@ -81,10 +84,35 @@ def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
     assert any("rfa-key-norm-dropped" in words for words in named(report))
 
 
+@pytest.mark.parametrize("norm", [1.0, 8**0.5])
+def test_a_bug_that_fails_the_same_laws_has_the_same_moments(norm):
+    """Directions that are right, of norm 1 or, as in the known bug, sqrt(d)."""
+    z = np.random.default_rng(0).standard_normal((300, 8))
+    omega = norm * z / np.linalg.norm(z, axis=-1, keepdims=True)
+    trial = CheckRun(of(own_performer().fn, "rfa"), "frequency_law", 0, omega=omega)
+    assert suspects._same_moments(BY_NAME["rfa-fixed-norms"], trial) is (norm > 1)
+    recovery.note_moments(trial, "d = 8, ", recovery.frequency_moments(omega))
+    square = "mean |omega|^2 = 1, should be 8"
+    words = "variance of |omega|^2 = 0, should be 16" if norm > 1 else square
+    assert trial.effects == {"d = 8, ": words}
+
+
+@pytest.mark.long
+def test_a_law_that_fails_names_the_size_of_the_error(monkeypatch):
+    monkeypatch.setitem(runner.LEVELS, "quick", 300)
+
+    def short(q, k, v, *, num_features, seed):
+        omega = 0.5 * np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
+        return refattn.random_feature_attention(q, k, v, omega=omega)
+
+    (result,) = check(of(short, "rfa"), checks=["frequency_law"]).results
+    assert re.match(r"mean \|omega\|\^2 = (1.9|2|2.0)\d*, should be 8: p = ", result.got)
+
+
 @pytest.mark.long
 def test_one_failed_law_is_no_pattern(monkeypatch):
     monkeypatch.setitem(runner.LEVELS, "quick", 300)
-    monkeypatch.setattr(runner, "_other_couplings", lambda *x: [])
+    monkeypatch.setattr(runner, "_other_draws", lambda *x: [])
     report = check(of(wide, "rfa"), rng=0, checks=["contract", "feature_sums", "seeds"])
     assert failures(report) == {"feature_sums"}
     assert not any(r.suspects for r in report.results)

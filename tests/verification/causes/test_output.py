@@ -61,17 +61,16 @@ def transposed(x):
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
 
-def from_zero(s, v):
-    s = np.maximum(s, -1e3)
-    top = np.maximum(np.max(s, -1, keepdims=True), 0)
-    w = np.where(s - top < -103, 0, np.exp(s - top))
-    return BF16(w @ v / np.maximum(np.sum(w, -1, keepdims=True), 1e-300))
-
-
-def far_below():
+def far_below(least=0, by=-24):
+    """Weights are over a maximum of at least so much; the sum of those that vanish is 1."""
     q, k = Q.copy(), K.copy()
-    q[..., 0], k[..., 0] = -24, 24
-    return given(from_zero(scores(q, k), V), (q, k, V))
+    q[..., ::2, 0], k[..., 0] = BF16(by), 24
+    s = scores(q, k)
+    top = np.maximum(np.max(s, -1, keepdims=True), least)
+    w = np.where(s - top < -103, 0, np.exp(np.maximum(s - top, -1e3)))
+    total = np.where(np.any(w, -1, keepdims=True), np.sum(w, -1, keepdims=True), 1)
+    lse = {"lse": (top + np.log(total))[..., 0]} if least else {}
+    return given(BF16(w @ V / total), (q, k, V), **lse)
 
 
 def stalled():
@@ -92,6 +91,24 @@ def of_groups(keys, values):
     """Query heads 0 to 5 with heads of keys and values."""
     q, k, v = GROUPED
     return given(fused(scores(q, k[keys]), v[values])[0], GROUPED)
+
+
+def summed_in_steps():
+    """Every partial sum of a score is rounded."""
+    q, k, v = LARGE
+    s = np.zeros((2, N, N))
+    for x in range(16):
+        s = BF16(s + q[..., x, None] * k[:, None, :, x])
+    return given(fused(s / 4, v)[0], LARGE)
+
+
+def scaled_groups(used):
+    """Arrays in 8 bits, with scales for each key head."""
+    q, *stored = GROUPED[0], *map(E4M3, GROUPED[1:])
+    k, v = (np.repeat(np.reshape(used, (3, 1, 1)) * x, 2, 0) for x in stored)
+    scales = np.array([0.5, 0.25, 2.0])
+    options = {"k_scale": scales, "v_scale": scales}
+    return given(fused(scores(q, k), v)[0], (q, *stored), **options)
 
 
 FOUR = draw(7, heads=4)[:3]
@@ -119,6 +136,22 @@ def sloped(slopes):
     return -np.array(slopes)[:, None, None] * np.abs(FAR)
 
 
+def crossing(size):
+    """Tiles of queries and keys, other ones in each head."""
+    seen = np.zeros((2, N, N), bool)
+    for head, i, j in ((0, 16, 32), (1, 0, 16), (1, 48, 0)):
+        seen[head, i : i + size, j : j + size] = True
+    return seen
+
+
+def overwritten():
+    """The first rows of a head are the last of the one before, times a number."""
+    out = fused(S, V)[0]
+    out[1, :20] = BF16(0.3 * out[0, 44:])
+    return given(out)
+
+
+PAGES = np.where(J < 48, J, J - 32)
 S = scores(Q, K)
 TOTAL = np.sum(np.exp(S - np.max(S, -1, keepdims=True)), -1, keepdims=True)
 PADDED = np.broadcast_to(np.arange(N) < 37, (N, N))
@@ -138,6 +171,8 @@ CASES = {
     "no window": (lambda: attention(window=(9, 3)), "there is no window"),
     "no right side": (lambda: attention(hide(S, FAR >= -9), window=(9, 3)), "limit on the right"),
     "no left side": (lambda: attention(hide(S, FAR <= 3), window=(9, 3)), "limit on the left"),
+    "sink twice": (lambda: given(sinking(S, V, 1.5 + np.where(ROW < 22, 0, math.log(2)))[0],
+        sinks=1.5 * np.ones(2)), "the sink counts twice, but only in queries 22 to 63"),
     "window of 8": (lambda: attention(hide(S, (FAR >= -8) & (FAR <= 3)), window=(9, 3)),
         "reaches 8 to the left, not 9"),
     "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
@@ -151,8 +186,13 @@ CASES = {
     "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
     "scale 1 / d": (lambda: attention(scores(Q, K, 1 / 16)), "the scale is 1 / 16"),
     "scale to base 2": (lambda: attention(LOG2E * S), "multiplied by log2(e) once more"),
+    "scale of 0": (lambda: attention(0 * S), "the scale is 0: all weights are equal"),
+    "scale that grows": (lambda: attention(LOG2E ** (J // 16) * S),
+        "multiplied by log2(e) again for each tile of 16 keys"),
+    "scaled keys rounded": (lambda: given(fused(scores(LARGE[0], BF16(LARGE[1] * LOG2E) / LOG2E),
+        LARGE[2])[0], LARGE), "keys times the scale and log2(e) are rounded to bfloat16 first"),
     "scale times 1.3": (lambda: attention(1.3 * S), "times the declared scale"),
-    "bias twice": (lambda: attention(S + 2 * BIAS, bias=BIAS), "the bias counts"),
+    "bias twice": (lambda: attention(S + 2 * BIAS, bias=BIAS), "the bias is multiplied by"),
     "bias scaled": (lambda: attention(S + 0.25 * BIAS, bias=BIAS),
         "the bias is also multiplied by the scale"),
     "bias transposed": (lambda: attention(S + BIAS.T, bias=BIAS), "the bias is transposed"),
@@ -165,17 +205,25 @@ CASES = {
     "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
         "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
     "from 0": (far_below, "the running maximum starts at 0"),
+    "from far below": (lambda: far_below(-12500, -12500), "at -5e4, of q . k without the scale"),
     "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
     "stalled": (stalled, "the sum of the weights stays at 256"),
-    "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 have no part"),
+    "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 are left out"),
     "lost tile, causal": (lambda: attention(hide(S, (FAR <= 0) & (J < 48)), causal=True),
-        "keys 48 to 63 have no part"),
-    "stops early": (lambda: attention(S[..., :45], V[:, :45]), "keys 45 to 63 have no part"),
+        "keys 48 to 63 are left out"),
+    "stops early": (lambda: attention(S[..., :45], V[:, :45]), "keys 45 to 63 are left out"),
     "stops early, causal": (lambda: attention(hide(S, (FAR <= 0) & (J < 59)), causal=True),
-        "keys 59 to 63 have no part"),
-    "starts late": (lambda: attention(S[..., 7:], V[:, 7:]), "keys 0 to 6 have no part"),
+        "keys 59 to 63 are left out"),
+    "starts late": (lambda: attention(S[..., 7:], V[:, 7:]), "keys 0 to 6 are left out"),
     "no key left": (lambda: attention(hide(S, (FAR <= 0) & (J >= 16)), causal=True),
-        "keys 0 to 15 have no part"),
+        "keys 0 to 15 are left out"),
+    "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "tiles of 16 keys are lost: "
+        "for queries 16 to 31 of head 0 keys 32 to 47 are left out, and others in 2 other"),
+    "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "keys 48 to 63 are left out, "
+        "keys 16 to 31 count twice, as if the latter were read instead"),
+    "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
+        "in head 0 columns 4 to 15 hold columns 0 to 11, and 4 columns are 0"),
+    "overwritten": (overwritten, "in head 1 queries 0 to 19 hold queries 44 to 63 of head 0, tim"),
     "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
     "transposed": (lambda: given(transposed(fused(S, V)[0])), "heads and queries are exchanged"),
     "next head": (lambda: attention(v=V[::-1]), "values are those of the"),
@@ -195,6 +243,7 @@ CASES = {
         "ALiBi, slopes 2^(-8 h / heads), with h from 1"),
     "wrong divisor": (lambda: of_groups([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]),
         "query head h shares key head h // 3"),
+    "sums of scores": (summed_in_steps, "scores are rounded to bfloat16, or sums of q . k are: e"),
     "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
         "query head h shares key head h % 3, in values alone"),
     "v is k": (lambda: attention(v=K), "keys are read in place of v"),
@@ -215,6 +264,8 @@ CASES = {
         "2 parts of the keys are merged without weights"),
     "cap without cap": (lambda: given(fused(np.tanh(scores(*LARGE[:2]) / 8), LARGE[2])[0], LARGE,
         softcap=8.0), "the cap is tanh(s / cap)"),
+    "cap twice": (lambda: attention(np.where(MASK, 3 * np.tanh(np.tanh(S / 3)), -3), mask=MASK,
+        softcap=3.0), "the cap is applied before and after the mask"),
     "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
         softcap=3.0), "the cap is applied after the mask"),
     "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
@@ -222,7 +273,9 @@ CASES = {
     "slopes of their own": (lambda: of_four(sloped([0.3, 0.02, 0.7, 0.05])),
         "scores fall by 0.3"),
     "biases by head": (lambda: of_four(np.array([2, 1, -1, 1])[:, None, None] * BIAS, bias=BIAS),
-        "the bias counts 2"),
+        "the bias is multiplied by 2"),
+    "no bias in a head": (lambda: of_four(np.array([1, 1, 0, 1])[:, None, None] * BIAS, bias=BIAS),
+        "heads have the bias of others: head 2 has none"),
     "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
         "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
     "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
@@ -231,23 +284,25 @@ CASES = {
     "padded lengths": (lambda: given(sinking(S[..., :37], V[:, :37], math.log(11))[0],
         mask=PADDED), "keys are padded to a multiple of 16 with scores of 0"),
     "queries wrap": (lambda: attention(hide(S, J <= ROW % 32), causal=True),
-        "places of queries are counted modulo 32"),
+        "positions of queries are taken modulo 32"),
     "keys wrap": (lambda: attention(S[..., J % 32], V[:, J % 32]), "keys j are those of j % 32"),
     "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
     "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
-        "times the log of the place of the query"),
+        "times the log of the position of the query"),
     "log beyond": (lambda: attention(hide(np.maximum(np.log(ROW + 1) / 3, 1) * S, FAR <= 0),
         causal=True), "log(place of the query) / log(20.0"),
     "lse times 1.01": (lambda: attention(lse=1.01 * LSE), "lse is 1.01 times what it should be"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
     "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
         "lse is that of the last of 4 parts of the keys"),
+    "lse of smooth keys": (lambda: attention(lse=fused(scores(Q, K - np.mean(K, 1, keepdims=True)),
+        V)[1]), "lse is that of keys less their mean"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
     "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
     "lse without sink": (lambda: given(sinking(S, V, SINKS[:, None, None])[0], lse=LSE,
         sinks=SINKS), "lse is that of the keys without the sink"),
-    "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is 0.01"),
+    "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is too large by 0.01"),
 }  # fmt: skip
 FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
 
@@ -296,8 +351,16 @@ def test_numbers_are_fitted_to_errors_of_a_million_units():
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 96, 16)).astype("f4")
     grown = 0.3 * np.log(np.arange(96, dtype="f4") + 1)[:, None] * q
     found = verify(q=q, k=k, v=v, out=softmax_attention(grown, k, v, causal=True), causal=True)
-    words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the place"
+    words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the position"
     assert re.match(words, found.suspects[0].text)
+
+
+@pytest.mark.parametrize(
+    ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "of the first head")]
+)
+def test_scales_of_arrays_in_8_bits(used, words):
+    text = judged(scaled_groups(used)).suspects[0].text
+    assert text == f"agrees if k_scale and v_scale are {words}"
 
 
 @pytest.mark.long
@@ -322,7 +385,8 @@ def test_a_lse_that_fails_alone_is_explained_alone():
     lse = LSE.copy()
     lse[1, 7] = -np.inf
     found = judged(attention(lse=lse))
-    assert (found.verdict, found.suspects) == ("FAIL", [])
+    words = "1 log normaliser is -inf, of queries 7, head 1"
+    assert (found.verdict, [x.text for x in found.suspects]) == ("FAIL", [words])
     assert "head 1, queries 7" in found.place
     assert found.worst[:4] == ("lse", (1, 7), -math.inf, pytest.approx(LSE[1, 7]))
 
@@ -449,16 +513,16 @@ def summed_in_bfloat16():
 
 
 SEEN_PLACES = {
-    "sum in 8 digits": (summed_in_bfloat16, "each row is a number times the exact row"),
+    "sum in 8 digits": (summed_in_bfloat16, "each row is the exact row times a number"),
     "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
         "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
     "stale values": (lambda: attention(v=np.where((J // 16 == 2)[:, None], V[::-1, ::-1], V)),
-        "values of keys 32 to 47 are not the values given"),
+        "the kernel used other values for keys 32 to 47"),
     "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
     "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
     "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
     "rows by factors": (lambda: unwritten(np.s_[0], np.linspace(2, 3, N)[:, None]),
-        "head 0: each row is a number times the exact row, 2.001 to 3"),
+        "head 0: each row is the exact row times a number, 2.001 to 3"),
 }  # fmt: skip
 
 
@@ -504,14 +568,22 @@ def test_right_numbers_have_no_remark():
 
 
 @pytest.mark.long
+def test_rows_that_see_no_key_by_mistake_are_wrong_rows():
+    """Their output is 0 and their lse -inf: not left out as NaN is."""
+    out, lse = fused(hide(S, FAR < 0), V)
+    lse = np.where(np.isnan(lse), -np.inf, lse).astype(np.float32)
+    found = judged(given(np.nan_to_num(out), causal=True, lse=lse))
+    assert [x.text for x in found.suspects] == ["agrees if a query does not see its last key"]
+    assert "queries" not in found.place
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("head", [0, 1])
 def test_a_cause_in_some_heads_names_them(head):
     """The other head is causal; its rows would not be right without that."""
     s = np.where((np.arange(2) == head)[:, None, None], S, hide(S, FAR <= 0))
     text = judged(attention(s, causal=True)).suspects[0].text
-    assert text.startswith(
-        f"agrees if attention is not causal in the wrong rows alone (head {head}"
-    )
+    assert text.startswith(f"agrees if attention is not causal, but only in head {head}")
 
 
 @pytest.mark.long
@@ -525,7 +597,7 @@ def test_log_normalisers_that_are_not_finite():
     lse = LSE.copy()
     lse[:, 40:] = np.inf
     remarks = judged(attention(lse=lse)).remarks
-    assert "48 log normalisers are not finite, of queries 40 to 63" in remarks
+    assert "48 log normalisers are inf, of queries 40 to 63" in remarks
 
 
 @pytest.mark.long

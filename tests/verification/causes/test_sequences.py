@@ -50,6 +50,9 @@ def of_moved(at, by):
     return see(of_k[:-1], of_k[1:], at=sequences_of(OF_Q + step, ROW[:, 0]))
 
 
+ONE_ON = [x + (x < x[-1]) for x in (OF_K, OF_Q)]
+
+
 def far(level):
     return np.abs(J - ROW - np.broadcast_to(level, 4)[AT, None])
 
@@ -77,12 +80,14 @@ CASES = {
     "of k": (see(at=sequences_of(OF_K, ROW[:, 0])), False, "cu_seqlens of k are used for q"),
     "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
     "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
+    "all too large": (see(ONE_ON[0][:-1], ONE_ON[0][1:], LEVEL, sequences_of(ONE_ON[1], ROW[:, 0])),
+        True, "all entries of cu_seqlens but the last are 1 too large"),
     "one too large": (of_moved(1, 1), False, "entry 1 of cu_seqlens (17) is 1 too large"),
     "one too small": (of_moved(3, -1), False, "entry 3 of cu_seqlens (52) is 1 too small"),
     "one left out": (see(BEGIN[[0, 1, 1, 3]], END[[0, 2, 2, 3]]), False,
         "entry 2 of cu_seqlens (22) is left out"),
-    "first keys": (see(0, END - BEGIN), False, "of each sequence are read from the first key"),
-    "first keys, causal": (see(0, END - BEGIN, LEVEL - BEGIN), True, "are read from the first key"),
+    "first keys": (see(0, END - BEGIN), False, "are read from the start of"),
+    "first keys, causal": (see(0, END - BEGIN, LEVEL - BEGIN), True, "are read from the start of"),
     "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
     "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
     "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
@@ -97,8 +102,8 @@ CASES = {
     "causal": (see(level=LEVEL), False, "attention is causal"),
     "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
     "blocks": (see() & (IN_J <= (IN_ROW + MORE) // 4 * 4 + 3), True, "a block of 4 see all keys"),
-    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "places of queries are counted modulo 16"),
-    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence have no part"),
+    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "positions of queries are taken modulo"),
+    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence are left out"),
 }  # fmt: skip
 
 
@@ -145,7 +150,7 @@ def test_what_is_mistaken_is_named(judged, name):
     assert found.verdict == "FAIL"
     assert found.suspects[0].text.startswith("agrees if ")
     assert words in found.suspects[0].text
-    assert "the wrong rows alone" not in found.suspects[0].text
+    assert "but only in" not in found.suspects[0].text
 
 
 @pytest.mark.parametrize("longest", [22, 30])
@@ -179,7 +184,7 @@ def test_a_cause_in_some_sequences_alone(posed, number, causal):
     found = judge_all(parts, "bfloat16", "flash", 1e-6, False, None).suspects[0].text
     words = "attention is not causal" if causal else TOO.format("keys of the sequence before it")
     named = "sequence 2" if number == 2 else "sequences 0 and 3"
-    assert found.startswith(f"agrees if {words} in the wrong rows alone")
+    assert found.startswith(f"agrees if {words}, but only in ")
     assert named in found
 
 
@@ -195,6 +200,32 @@ def test_rows_that_were_not_taken_tell_causes_apart(judged):
     out = fused(hide(scores(q, k), at[:, None] == of_keys), v)[0]
     found = judged(out, arrays=(q, k, v), offsets=(offsets, offsets)).suspects[0].text
     assert found == "agrees if cu_seqlens of k and v are 1 too small"
+
+
+@pytest.mark.long
+def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones(judged):
+    """Rows of one sequence see those before it, which has many causes; the others are right."""
+    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
+    row = np.arange(offsets[-1])[:, None]
+    first = np.delete(offsets, 1)[sequences_of(np.delete(offsets, 1), row)]
+    out = fused(hide(scores(q, k), (first <= row.T) & (row >= row.T)), v)[0]
+    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
+    assert found == "agrees if entry 1 of cu_seqlens (24) is left out"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("value", "start"), [(0.0, "agrees if"), (0.5, "agrees in part if")])
+def test_a_cause_explains_rows_that_see_no_key_by_it(judged, value, start):
+    """First queries, if their own key is not seen: they are 0, and not any number."""
+    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
+    row = np.arange(offsets[-1])[:, None]
+    first = offsets[sequences_of(offsets, row)]
+    out = np.nan_to_num(fused(hide(scores(q, k), (first < row.T) & (row >= row.T)), v)[0])
+    out[:, offsets[:-1]] = value
+    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
+    assert found.startswith(start)
 
 
 @pytest.mark.long

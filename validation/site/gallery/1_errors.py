@@ -1,9 +1,9 @@
 """Error of estimators on a sentence encoder
 =========================================
 
-Relative to exact attention, mean over heads of the bundled queries and keys. Random features of
-the standard law gain little from more samples here, fitted ones more. Samples of each query's own
-target (ra) gain the most, at a cost that is quadratic in the length.
+Error relative to exact attention, mean over the heads of the bundled queries and keys. More samples
+reduce the error of plain random features little, and that of fitted ones (rfa-adapted) more. They
+help randomized attention (ra) most, but its time grows with the square of the length.
 """
 
 from refattn import compare, load_sample

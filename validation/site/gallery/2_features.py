@@ -1,10 +1,10 @@
-"""Which features suit which pairs
-===============================
+"""Which features suit which vectors
+=================================
 
-Standard deviation of the estimate of one frequency, over the kernel, for two vectors of norm 1 at
-an angle. Positive features are exact for opposite vectors and trigonometric ones for equal
-vectors, as the closed forms of `refattn.theory` say. Attention divides by sums over all keys,
-near and far, and only positive estimates can be divided by safely.
+Standard deviation of the kernel estimate from one frequency, divided by the kernel, for two vectors
+of norm 1 at an angle. Positive features are exact for opposite vectors, trigonometric features for
+equal vectors; the curves are closed forms from `refattn.theory`. Attention divides by a sum of
+kernels over all keys, so estimates should be positive; those of trigonometric features are not.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""The weights that estimates stand for
+"""Attention weights of four estimators
 ====================================
 
-With the identity in place of the values an output is a row of weights. One head of the encoder,
-its 40 first tokens: exact, by 256 random features, by as many fitted ones, and by randomized
-attention.
+If the values are the identity matrix, the output of a query is its row of weights. Here are the
+weights of the first 40 tokens of a head of the encoder: exact, from 256 random features, from 256
+fitted features, and from randomized attention.
 """
 
 import numpy as np

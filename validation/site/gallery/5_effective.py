@@ -1,9 +1,9 @@
 """How many of 256 samples count
 =============================
 
-Effective sample sizes of the queries of one head, sorted. Frequencies of the standard law miss
-where the weight is. The best Gaussian, by the moments of queries and keys, comes nearer, and
-nearer still in a gauge that is fitted, too.
+Effective sample sizes of the queries of one head, sorted. With frequencies from N(0, I) (standard),
+a few samples have nearly all the weight. The best Gaussian for the moments of queries and keys is
+better. Best is a Gaussian for queries and keys in fitted coordinates (`refattn.adapt.fit`).
 """
 
 import numpy as np

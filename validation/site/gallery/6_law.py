@@ -1,9 +1,9 @@
-"""The law of the error, and the error
-===================================
+"""Predicted and measured error
+============================
 
-Relative error of random-feature attention on short vectors, predicted by
-`refattn.theory.attention_law` (line) and measured in eight draws (points). The law is of first
-order in 1/S: it holds once enough samples count.
+Relative error of random-feature attention on short vectors, as `refattn.theory.attention_law`
+predicts it (line) and as measured in eight draws (points). The prediction is of first order in 1/S:
+it is accurate if enough samples count.
 """
 
 import numpy as np

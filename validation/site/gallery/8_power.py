@@ -1,9 +1,9 @@
-"""What tests are proven to see
-============================
+"""The smallest shift that a test detects
+======================================
 
-The least shift of a mean that is missed with a probability of at most 1e-6, by tests of level
-1e-6, for numbers between 0 and 1 whose standard deviation is at most 0.1. Knowing the deviation
-helps; Hoeffding's bound does not ask for it.
+Smallest shift of a mean that a test at level 1e-6 misses with probability at most 1e-6, for numbers
+between 0 and 1 whose standard deviation is at most 0.1. Tests that use the standard deviation
+detect smaller shifts; `hoeffding` does not use it.
 """
 
 import numpy as np
@@ -22,5 +22,5 @@ for name, (given, mark, up) in tests.items():
     (line,) = axes.loglog(sizes, least, mark)
     label(axes, name, line, (sizes[-1], least[-1] * up))
 axes.set(
-    xlabel="samples", ylabel="shift of the mean that is seen", xlim=(70, 2e7), ylim=(5e-4, 1.2)
+    xlabel="samples", ylabel="smallest shift that is detected", xlim=(70, 2e7), ylim=(5e-4, 1.2)
 )

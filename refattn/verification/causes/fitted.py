@@ -1,0 +1,229 @@
+"""What is fitted to wrong rows: how often tiles of keys count, and other rows that these hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...rounding.roundings import Roundings
+from ..findings import Numbers, Suspect, describe_span, place
+from .sampled import Alternative, Place, attend
+from .slips import TILE_SIZES, score_all
+from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
+
+_MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
+_MOST_COUNT, _OFF_COUNT = 4, 0.2  # how often a tile may count, and how far a fit may be off
+_SEEN, _LEFT = 3.0, 4.0  # root mean square of z that shows a tile, and that a fit may leave
+_POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
+_FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
+_MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
+_TIMES = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
+
+Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
+
+
+def list_counted(
+    problem: Problem, wrong: Sequence[Sampled], columns: Columns, longest: int
+) -> Iterator[Alternative]:
+    """List kernels in which tiles of keys count 0, 2, 3 or 4 times, by head, or by tile of rows.
+
+    If `longest` is not 0, tiles of wrong rows are of that size.
+    Sums over tiles of keys, and what is always in the sum, are 0 if each is counted so often.
+    """
+    n, m, _ = problem.shape
+    sizes = [x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x]
+    for length in [x for x in (n, *TILE_SIZES[::-1]) if x <= (longest or n)]:
+        for size in sizes:
+            counts = _count_all(wrong, columns, length, size)
+            if counts:
+                text = _describe_counts(problem, counts, length, size)
+                count = partial(_count_tiles, counts, length, size)
+                yield Alternative(text, problem, bias=count)
+                return
+
+
+def _count_all(
+    wrong: Sequence[Sampled], columns: Columns, length: int, size: int
+) -> dict[tuple[Index, int], npt.NDArray[np.int64]]:
+    """Count tiles of keys for each tile of wrong rows; none if one has no counts."""
+    counts = {}
+    for x in wrong:
+        tiles = x.rows.queries // length
+        for at in np.unique(tiles).tolist():
+            some = x.take(thin(np.flatnonzero(tiles == at), _SOME_ROWS))
+            found = _count(columns(some, size))
+            if found is None:
+                return {}
+            counts[x.rows.at, at] = found
+    return counts
+
+
+def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
+    """Find the numbers of times, of which 1 is the commonest, by which columns add to 0."""
+    flat = columns.reshape(-1, columns.shape[-1])
+    seen = np.sqrt(np.mean(np.square(flat), 0)) > _SEEN
+    seen[-1] = False
+    if not seen.any() or not np.all(np.isfinite(flat)):
+        return None
+    some = np.column_stack([flat[:, seen], np.sum(flat[:, ~seen], -1)])
+    vector = np.linalg.eigh(some.T @ some)[1][:, 0]
+    usual = np.median(vector[:-1])
+    if not usual:
+        return None
+    fitted = vector[:-1] / usual
+    counts = np.rint(fitted)
+    left = some @ np.append(counts, 1.0)
+    far = np.max(np.abs(fitted - counts)) > _OFF_COUNT
+    strange = far or np.any((counts < 0) | (counts > _MOST_COUNT)) or np.all(counts == 1)
+    if strange or np.sqrt(np.mean(left * left)) > _LEFT:
+        return None
+    every = np.ones(columns.shape[-1] - 1, np.int64)
+    every[seen[:-1]] = counts
+    return every
+
+
+def _count_tiles(
+    counts: Mapping[tuple[Index, int], Any],
+    length: int,
+    size: int,
+    x: Place,
+    index: Index,
+    bias: Doubles | None,
+) -> Doubles:
+    """Add the logarithm of counts to scores."""
+    ones = np.ones(-(-x.m // size))
+    times = [counts.get((index, at), ones) for at in (x.i[:, 0] // length).tolist()]
+    more = np.log(np.maximum(np.stack(times)[:, x.j // size], 1e-300))
+    return np.asarray(more if bias is None else bias + more)
+
+
+def _describe_counts(
+    problem: Problem, counts: Mapping[tuple[Index, int], Any], length: int, size: int
+) -> str:
+    n, m, _ = problem.shape
+    (index, at), first = next(iter(counts.items()))
+
+    def spans(times: int) -> str:
+        tiles = [f"{j.start} to {j.stop - 1}" for j in blocks(0, m, size)]
+        return " and ".join(x for x, count in zip(tiles, first, strict=True) if count == times)
+
+    words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
+    text = ", ".join(words)
+    if {0, 2} == {*first.tolist()} - {1} and np.sum(first) == len(first):
+        text += ", as if the latter were read instead"
+    if all(np.array_equal(x, first) for x in counts.values()) and length == n:
+        return text
+    rows = f"queries {at * length} to {min(at * length + length, n) - 1} of head {place(index)}"
+    more = f", and others in {len(counts) - 1} other tiles of rows" if len(counts) > 1 else ""
+    least, most = (f({c for x in counts.values() for c in x.tolist()}) for f in (min, max))
+    what = " or ".join(["are lost"] * (least == 0) + ["count more than once"] * (most > 1))
+    return f"tiles of {size} keys {what}: for {rows} {text}{more}"
+
+
+def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
+    """Sum over tiles of keys what each adds to an output, less its weight in the result."""
+    head = Alternative("", problem).head(x.rows)
+    w = np.exp(score_all(head) - attend(head).lse[:, None])[:, : head.keys]
+    sums = [w[:, j] @ head.v[j] for j in blocks(0, head.keys, size)]
+    share = np.stack([np.sum(w[:, j], -1) for j in blocks(0, head.keys, size)], -1)
+    tiles = np.stack(sums, -1) - share[:, None] * x.got[..., None]
+    rest = (np.sum(share, -1) - 1)[:, None] * x.got  # of the sink
+    both = np.concatenate([tiles, rest[..., None]], -1)
+    return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
+
+
+def name_copies(
+    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
+) -> list[Suspect]:
+    """Name rows of the result, or columns, that hold what belongs to others."""
+    wrong, kernel = np.flatnonzero(sample.wrong.any(1)), profile.kernel(dtype)
+    pools = [_compute_heads(problem, kernel, "head", wrong[:_HEADS])]
+    if problem.gradient is not None and problem.shares_keys:  # before these are added
+        heads = {x: [x] for x in np.ndindex(problem.gradient.forward.lead)}
+        each = problem.gradient._replace(heads=heads).problem(problem.gradient.forward.lead)
+        pools.append(_compute_heads(each, kernel, "query head", ()))
+    columns = np.flatnonzero(sample.columns)
+    found = []
+    for at in wrong[:_HEADS].tolist():
+        name = f"head {place(problem.index_of(at))}"
+        got, rows = numbers.out(problem.index_of(at)), np.flatnonzero(sample.wrong[at])
+        searches = [(problem.rows, got, rows, x) for x in pools]
+        own = {x: y.T for x, y in pools[0].items() if x == name}
+        searches.append(("columns", got.T, columns, own))
+        held = (_describe_copies(x[0], name, *_match(name, *x[1:], sample.unit)) for x in searches)
+        best = max(zip(held, searches, strict=True), key=lambda x: x[0][0])
+        (count, text), (_, _, some, _) = best
+        if count >= max(_FEWEST, _PART * len(some)):
+            found.append((count / len(some), text))
+    if not found:
+        return []
+    share, text = found[0]
+    looked = min(len(wrong), _HEADS)
+    more = f" (and likewise in {len(found) - 1} more of {looked} heads)" if found[1:] else ""
+    start = "agrees if" if share >= _MATCHED else "agrees in part if"
+    name = "convention" if share >= _MATCHED else "seen"
+    return [Suspect(name, math.nan, math.nan, math.nan, share, f"{start} {text}{more}")]
+
+
+def _compute_heads(
+    problem: Problem, kernel: Roundings, called: str, few: Iterable[Any]
+) -> dict[str, Doubles]:
+    """Compute the exact results of all heads by name; of few, or none, where they are large."""
+    n, m, _ = problem.shape
+    for heads in ([*range(math.prod(problem.lead))], [*few], []):
+        if len(heads) * n * max(n, m) <= _POOL:
+            break
+    indices = map(problem.index_of, heads)
+    return {f"{called} {place(x)}": problem.exact(x, kernel, slice(0, n)) for x in indices}
+
+
+def _match(
+    name: str, got: Doubles, rows: npt.NDArray[np.int64], pool: Mapping[str, Doubles], unit: float
+) -> tuple[dict[str, Any], list[int], float]:
+    """Find rows of a head that hold others, times a number: by name (rows, theirs); and empty ones.
+
+    The head itself has these rows elsewhere.
+    """
+    held = got[rows]
+    empty = rows[~np.any(held, -1)].tolist()
+    rows, held = rows[np.any(held, -1)], held[np.any(held, -1)]
+    if not pool or not len(rows) or not np.all(np.isfinite(held)):
+        return {}, empty, 1.0
+    theirs = np.concatenate([*pool.values()])
+    sizes = np.maximum(np.linalg.norm(theirs, axis=-1), 1e-300)
+    nearest = np.argmax(held @ theirs.T / sizes, -1)
+    found = theirs[nearest]
+    factors = np.sum(held * found, -1) / np.square(sizes[nearest])
+    factor = float(np.median(factors))
+    near = rate_rows(held, factor * found, unit) < FAR
+    length, names = len(next(iter(pool.values()))), [*pool]
+    by_name: dict[str, Any] = {}
+    for x, y in zip(rows[near].tolist(), nearest[near].tolist(), strict=True):
+        if (names[y // length], y % length) != (name, x):
+            by_name.setdefault(names[y // length], []).append((x, y % length))
+    return by_name, empty, factor
+
+
+def _describe_copies(
+    what: str, name: str, by_name: Mapping[str, Any], empty: Sequence[int], factor: float
+) -> tuple[int, str]:
+    """Say what rows hold, and of how many that is known."""
+    words, count = [], 0
+    for source, pairs in sorted(by_name.items(), key=lambda x: -len(x[1])):
+        to, of = (np.unique(x) for x in zip(*pairs, strict=True))
+        whose = "" if source == name else f" of {source}"
+        first = f" ({pairs[0][0]} those of {pairs[0][1]})" if np.array_equal(to, of) else ""
+        words.append(f"{what} {describe_span(to)} hold {what} {describe_span(of)}{whose}{first}")
+        count += len(pairs)
+    times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
+    zero = f", and {len(empty)} {what} are 0" if empty and words else ""
+    return (count + len(empty)) * bool(words), f"in {name} {', '.join(words[:2])}{times}{zero}"
