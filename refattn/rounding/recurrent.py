@@ -1,50 +1,60 @@
-r"""The law and the bound of the rounding errors of a state that goes through the tokens in chunks.
+r"""Predicted rounding errors of a state that goes through the tokens in chunks.
 
-A chunk writes rows y with keys z: the values with the keys and, where tokens remove, the solved
-rows u with the vectors a; of a delta rule, whose a is -w k, both are one row, w (v - u). With
-decays in the tildes, the state S before a chunk and S' after it,
+A chunk writes rows y with keys z: the values with the keys and, if tokens remove, the solved rows u
+with the vectors a. For a delta rule, with a = -w k, both are one row, w (v - u). With decays in the
+tildes, the state S before a chunk and S' after it,
 
 .. math:: O = \tilde q S + P y = R S + \dots, \qquad
     S' = D S + \tilde z^\top y = (D + W) S + \dots
 
-A kernel rounds P, y, the keys with their decays and the state that it multiplies to the type of
-weights; sums and decays to that of sums; and the state that it keeps to a type of its own, or as
-sums. To first order an error passes to later rows by products of these matrices, which are
-computed, and the variances of all errors add up:
+A kernel rounds P, y, the decayed keys and the state that it multiplies to the type of weights; sums
+and decays to the type of sums; and the state that it keeps to a type of its own, or as sums. To
+first order an error reaches later rows through products of these matrices, which are computed, and
+the variances of all errors add up:
 
 .. math:: \mathrm{Var}\,O_{ic} = \sum_s (\partial O_i / \partial s)^2 \, \mathrm{Var}\,s_c.
 
-All rows of a head share the errors of its states: `Recurrence.dependence` says how much.
+All rows of a head share the errors of its states: `Recurrence.dependence` bounds how much.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, proxy
 
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..engine.recurrent import Decays, Steps, carry, chunk, cut, cut_rows, inverse, weights
+from ..engine.recurrent import (
+    Chunk,
+    Decays,
+    Steps,
+    carry,
+    chunk,
+    cut,
+    cut_rows,
+    inverse,
+    recur,
+    weights,
+)
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
-from .states import PULLED, ReadHead, TokenArrays, is_delta, step_by_step, steps_of
+from .states import PULLED, ReadHead, TokenArrays, is_delta, steps_of
 
-_ERASED = 1e-6  # of what rows read of a state, from which on decays have erased it
-_STEPS, _ABOVE = 12, 1.25  # of a power iteration, and how far it may be below what it looks for
-_FORGOTTEN = 1e3  # of a sum of log decays, from which on nothing is left
-_BY_ITSELF = 24  # digits of sums above which float64 leaves errors of that size
+_ERASED = 1e-6  # share of what rows read of a state at which decays have erased it
+_STEPS, _ABOVE = 12, 1.25  # of a power iteration, and a factor above what it finds
+_FORGOTTEN = 1e3  # sum of log decays at which nothing is left
+_BY_ITSELF = 24  # digits of sums above which the exact result needs more than float64
 
-Variances = tuple[Doubles, Doubles]
-_MOST_KNOWN = 32  # heads, by profile
-_KNOWN: WeakKeyDictionary[ReadHead, dict[Any, Recurrence]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[ReadHead, Any] = WeakKeyDictionary()
 
 
 class Recurrence(NamedTuple):
     """What a kernel may give for a head, and how many of its rows may err as one, at most.
 
-    That is the largest eigenvalue of the correlations of rows: a sum of their squares is not above
-    that of so many fewer independent ones.
+    That is the largest eigenvalue of the correlations of rows: the sum of their squares is at most
+    that of so many times fewer independent rows.
     """
 
     rows: RowErrors
@@ -54,63 +64,64 @@ class Recurrence(NamedTuple):
 def look_at_recurrence(
     read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
 ) -> Recurrence:
-    """Analyse a head once for all of its rows, and keep what was found last."""
-    known, key = _KNOWN.setdefault(read, {}), (index, scale, kernel, of)
-    found = known.get(key)
-    if found is None:
-        x = PULLED.get(of, dict)(read(index))
-        found = known[key] = analyse_recurrent(x, scale, kernel, of)
-        while len(known) > _MOST_KNOWN:
-            known.pop(next(iter(known)), None)
+    """Analyse all rows of a head, and keep the result as long as the arrays."""
+    if read not in _KNOWN:
+        _KNOWN[read] = lru_cache(maxsize=32)(partial(_analyse_head, proxy(read)))
+    found: Recurrence = _KNOWN[read](index, scale, kernel, of)
     return found
+
+
+def _analyse_head(
+    read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
+) -> Recurrence:
+    return analyse_recurrent(PULLED.get(of, dict)(read(index)), scale, kernel, of)
 
 
 def analyse_recurrent(x: TokenArrays, scale: float, kernel: Roundings, of: str) -> Recurrence:
     """Say what a kernel that rounds like this may give for a head: its output or last state."""
-    (n, d), d_v, before = x["k"].shape, x["v"].shape[-1], bool(x.get("before"))
+    (n, d), before = x["k"].shape, bool(x.get("before"))
     size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
     tokens, rates = cut(steps, size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
     chunks = chunk(tokens, before, np)
     states, last = carry(chunks, state, np)
-    tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))
     with np.errstate(all="ignore"):
-        found = _Chunks(tokens, states, before, kernel, tied)
-        found.write(rates)
-        passing, terms = found.passing(chunks, np.concatenate([states[1:], last[None]]))
-    out = np.concatenate([(chunks.reads @ states + chunks.out).reshape(-1, d_v), last])
-    terms = np.concatenate([terms.reshape(-1, d_v), np.square(last)])
+        sums = _Sums(tokens.log_decay, kernel)
+        rows = sums.write(tokens, states, rates)
+        passing, terms = sums.find_passing(tokens, chunks, np.stack([*states, last]), rows, before)
+    out = np.concatenate([*(chunks.reads @ states + chunks.out), last])
     some = slice(len(out) - d, None) if of == "state" else slice(n)
     variance = passing.variance()[some]
-    rows = _write_rows(out[some], variance, terms[some], kernel, n * (d + 6) + d)
+    terms = np.concatenate([*terms, np.square(last)])[some]
+    found = _write_rows(out[some], variance, terms, kernel, n * (d + 6) + d)
     if kernel.accumulate.digits > _BY_ITSELF:
-        exact = step_by_step(steps, state, before)[of == "state"]
-        rows = rows._replace(rest=np.asarray(exact - out[some], np.float64))
-    last_rounding = np.mean(np.where(variance > 0, np.square(rows.std) - variance, 0.0), -1)
+        wide = steps.map(np.longdouble), np.longdouble(state)
+        exact = recur(*wide, before, np)[of == "state"]
+        found = found._replace(rest=np.asarray(exact - out[some], np.float64))
+    last_rounding = np.mean(np.where(variance > 0, np.square(found.std) - variance, 0.0), -1)
     dependence = _depend(passing, some, np.mean(variance, -1), last_rounding)
-    return Recurrence(rows.take(slice(None, None, -1)) if "back" in x else rows, dependence)
+    return Recurrence(found.take(slice(None, None, -1)) if "back" in x else found, dependence)
 
 
 class Passing(NamedTuple):
-    """How errors of chunks (chunks, ...) pass to rows, and variances of what passes."""
+    """How errors of chunks (chunks, ...) reach rows, and their variances."""
 
     reads: Doubles  # R, (c, d)
     pairs: Doubles  # P, (c, rows y)
-    written: Doubles  # z to the end, (rows y, d)
+    written: Doubles  # decayed z, (rows y, d)
     turn: Doubles  # W, (d, d)
     step: Doubles  # D + W
     rows: Doubles  # variance of y, (rows y, d_v)
     after: Doubles  # of S'
     before: Doubles  # of S as it is multiplied
     own: Doubles  # of what no other token reads, (c, d_v)
-    common: Doubles  # of what sums of log decays are off, one after the other
+    common: Doubles  # by sums of log decays, which the tokens of a chunk share
 
     def variance(self) -> Doubles:
         """Add up the variances of rows, of tokens and of the last state: (tokens + d, d_v)."""
         (count, c, d_v), d = self.own.shape, self.step.shape[-1]
         here = np.square(self.pairs) @ self.rows + np.square(self.reads) @ self.before
-        here = here + self.own + self.common
-        found = np.concatenate([here.reshape(-1, d_v), np.zeros((d, d_v))])
+        found = np.concatenate([*(here + self.own + self.common), np.zeros((d, d_v))])
         later, most = np.eye(d), float(np.max(np.abs(self.reads), initial=1.0))
         for t in reversed(range(count)):
             far = found[(t + 1) * c :][: len(later)]
@@ -124,22 +135,21 @@ class Passing(NamedTuple):
 
     def covary(self, x: Doubles) -> Doubles:
         """Multiply rows by their covariances, means over columns: through errors back and forth."""
-        count, c, _ = self.own.shape
+        (count, c, _), back, sources = self.own.shape, x[len(x) - self.step.shape[-1] :], []
         rows, after, before, own, common = (np.mean(y, -1) for y in self[5:])
-        root = np.sqrt(common)
-        of_tokens, back, sources = x[: count * c].reshape(count, c), x[count * c :], []
+        root, tokens = np.sqrt(common), x[: count * c].reshape(count, c)
         for t in reversed(range(count)):
-            read, of_state = of_tokens[t] @ self.reads[t], back @ self.turn[t]
-            of_rows = of_tokens[t] @ self.pairs[t] + self.written[t] @ back
-            sources.append((rows[t] * of_rows, before[t] * (read + of_state), after[t] * back))
+            read = tokens[t] @ self.reads[t]
+            of_rows = rows[t] * (tokens[t] @ self.pairs[t] + self.written[t] @ back)
+            sources.append((of_rows, before[t] * (read + back @ self.turn[t]), after[t] * back))
             back = read + back @ self.step[t]
-        found, state = own * of_tokens, np.zeros_like(back)
+        found, state = own * tokens, np.zeros_like(back)
+        found += root * np.sum(root * tokens, -1, keepdims=True)
         for t, (of_rows, of_state, added) in enumerate(reversed(sources)):
             found[t] += self.reads[t] @ (state + of_state) + self.pairs[t] @ of_rows
-            found[t] += root[t] * (root[t] @ of_tokens[t])
-            state = self.step[t] @ state + self.turn[t] @ of_state + added
-            state += of_rows @ self.written[t]
-        return np.concatenate([found.reshape(-1), state])
+            state = self.step[t] @ state + self.turn[t] @ of_state + of_rows @ self.written[t]
+            state += added
+        return np.concatenate([*found, state])
 
 
 def _write_rows(
@@ -159,7 +169,7 @@ def _write_rows(
 
 
 def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> float:
-    """Find the largest eigenvalue of the correlations of some rows, by powers."""
+    """Find the largest eigenvalue of the correlations of some rows by power iteration."""
     share = (variance > 0) / np.sqrt(np.maximum(variance + own, 1e-300))
     x, most = np.random.default_rng(0).standard_normal(share.shape), 1.0
     whole = np.zeros(passing.own[..., 0].size + passing.step.shape[-1])
@@ -170,113 +180,103 @@ def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> f
     return min(max(1.0, _ABOVE * most), max(len(x), 1.0))
 
 
-class _Chunks:
-    """What a kernel computes of chunks (chunks, c, .) with the states before them."""
+Rows = list[tuple[Doubles, Doubles, Doubles]]  # keys z, rows y and the variance of y
 
-    def __init__(
-        self, x: Steps, states: Doubles, before: bool, kernel: Roundings, tied: bool
-    ) -> None:
-        self.x, self.states, self.before, self.kernel = x, states, before, kernel
+
+class _Sums:
+    """Variances of what a kernel computes in chunks with these log decays (chunks, c, d or 1)."""
+
+    def __init__(self, g: Doubles, kernel: Roundings) -> None:
+        self.kernel, self.decays, self.squares = kernel, Decays(g, np), Decays(2 * g, np)
         self.sums = (RMS * kernel.accumulate.unit) ** 2
         self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
-        self.decays, self.of_squares = Decays(x.log_decay, np), Decays(2 * x.log_decay, np)
-        self.through, self.until = self.decays.from_start, self.decays.until
-        self.to_end = self.decays.to_end
-        squares = np.mean(np.square(np.maximum(np.cumsum(x.log_decay, -2), -_FORGOTTEN)), -1)
-        self.more = 2 if np.any(x.log_decay) else 1  # roundings of a decay and a product with it
-        self.alike = x.log_decay.shape[-1] == 1  # for all coordinates
-        # Of sums of log decays, an error each: of the same sign where all decays are the same.
-        self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(squares) if tied else squares, -1)
+        self.more = 2 if np.any(g) else 1  # roundings of a decay and a product with it
+        self.alike = g.shape[-1] == 1  # for all coordinates
+        # The errors of sums of log decays add up, and all have one sign if all decays are the same.
+        tied = bool(np.all(g.reshape(-1, g.shape[-1])[: -1 or None] == g[0, 0]))
+        off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_FORGOTTEN)), -1)
+        self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(off) if tied else off, -1)
 
-    def read(self, x: Doubles, y: Doubles, before: bool) -> Doubles:
-        """Weigh what tokens y write by what tokens x read."""
-        found: Doubles = weights(self.decays, x, y, before)
-        return found
+    def add(self, got: Doubles, terms: Doubles, count: int, lost: Any) -> Doubles:
+        """Find the variance of sums of decayed products, by roundings and by their decays."""
+        moved = got * got if self.alike else terms
+        walked = walk(0.0, got, terms, count, self.kernel.lanes) + self.more * moved
+        return self.sums * np.stack([walked, lost**self.power * moved])
 
-    def vary(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> Variances:
-        """Find the variance of weights, which are rounded, and that of their decays."""
-        found = self.read(x, y, before)
-        terms = weights(self.of_squares, x * x, y * y, before)
+    def read(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> tuple[Any, Any]:
+        """Find what tokens x read of the writes of tokens y, and both variances."""
+        found = weights(self.decays, x, y, before)
+        terms = weights(self.squares, x * x, y * y, before)
         between = np.maximum(self.lost[..., :, None] - self.lost[..., None, :], 0.0)
-        moved = found * found if self.alike else terms
-        walked = walk(0.0, found, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
-        rounded = self.sums * walked + self.narrow * narrow * found * found
-        return rounded, self.sums * between**self.power * moved
+        varied = self.add(found, terms, x.shape[-1], between)
+        varied[0] += self.narrow * narrow * found * found
+        return found, varied
 
-    def rounded(self, x: Doubles) -> Doubles:
-        """Find the variance of a rounding to the type of weights; what that holds is not moved."""
+    def read_state(self, x: Doubles, states: Doubles) -> Doubles:
+        """Find both variances of what rows read of states."""
+        terms = np.square(x) @ np.square(states)
+        return self.add(x @ states, terms, x.shape[-1], self.lost[..., None])
+
+    def round(self, x: Doubles) -> Doubles:
+        """Find the variance of a rounding to the type of weights, which may hold the numbers."""
         if self.kernel.weights is None:
             return np.zeros_like(x)
         return np.where(self.kernel.weights.round(x) == x, 0.0, self.narrow * x * x)
 
-    def read_state(self, x: Doubles) -> Variances:
-        """Find the variance by sums, and by decays, of what rows x read of the state."""
-        got, terms = x @ self.states, np.square(x) @ np.square(self.states)
-        moved = got * got if self.alike else terms
-        walked = walk(0.0, got, terms, x.shape[-1], self.kernel.lanes) + self.more * moved
-        return self.sums * walked, self.sums * self.lost[..., None] ** self.power * moved
-
-    def write(self, rates: Doubles | None) -> None:
+    def write(self, x: Steps, states: Doubles, rates: Doubles | None) -> Rows:
         """Find the rows that are written, with their keys and variances."""
-        _, k, v, _, a, b = self.x
-        self.rows, self.vary_rows = [(k, v)], [self.rounded(v)]  # with their keys
+        _, k, v, _, a, b = x
         if a is None or b is None:
-            return
-        lower, of_values, reader = self.read(b, a, True), self.read(b, k, True), b * self.until
-        c, stepwise = lower.shape[-1], self.kernel.scores is not None
-        inverted = inverse(lower, np)
-        right = reader @ self.states + of_values @ v
+            return [(k, v, self.round(v))]
+        stepwise, reader = self.kernel.scores is not None, b * self.decays.until
+        (lower, of_a), (of_values, of_k) = (self.read(b, z, True, stepwise) for z in (a, k))
+        c, inverted, right = lower.shape[-1], inverse(lower, np), reader @ states + of_values @ v
         solved = inverted @ right
-        off = np.add(*self.read_state(reader)) + solved * solved * self.sums
-        for z, y in ((a, solved), (k, v)):
-            off += np.add(*self.vary(b, z, True, stepwise)) @ np.square(y)
+        off = sum(self.read_state(reader, states)) + solved * solved * self.sums
+        off += sum(of_a) @ np.square(solved) + sum(of_k) @ np.square(v)
         terms = np.square(lower) @ np.square(solved) + np.square(of_values) @ np.square(v)
         off += self.sums * walk(0.0, solved - right, terms, c, self.kernel.lanes)
         found = np.square(inverted) @ off
-        found += self.narrow * np.square(inverted @ reader) @ np.square(self.states)
+        found += self.narrow * np.square(inverted @ reader) @ np.square(states)
         if rates is None:
-            self.rows.append((a, solved))
-            self.vary_rows.append(found + self.rounded(solved))
-            return
-        found *= rates * rates
+            return [(k, v, self.round(v)), (a, solved, found + self.round(solved))]
+        found, rows = found * rates * rates, v - rates * solved
         if stepwise:  # the inverse, what it multiplies, and the products
             inverted = np.eye(c) - rates * (inverted @ of_values)
-            terms = np.square(v) + np.square(rates * reader) @ np.square(self.states)
+            terms = np.square(v) + np.square(rates * reader) @ np.square(states)
             squares = np.square(inverted) + np.square(inverted - np.eye(c))
             found += self.narrow * (squares @ terms + np.square(inverted @ v))
-        rows = v - rates * solved
-        self.rows, self.vary_rows = [(k, rows)], [found + self.rounded(rows)]
+        return [(k, rows, found + self.round(rows))]
 
-    def passing(self, chunks: Any, after: Doubles) -> tuple[Passing, Doubles]:
-        """Find how errors pass to rows, with variances, and squares of the terms of the output."""
-        q, lanes = self.x.q, self.kernel.lanes
-        states, of_rows = np.square(self.states), [(z, y * y) for z, y in self.rows]
-        pairs = [self.read(q, z, self.before) for z, _ in self.rows]
-        reader = q * (self.until if self.before else self.through)
-        own, common = self.read_state(reader)
-        for z, y in of_rows:
-            rounded, of_decays = self.vary(q, z, self.before)
-            own, common = own + rounded @ y, common + of_decays @ y
-        if not self.alike:
-            own = own + self.rounded(reader) @ states
-        first, out = reader @ self.states, chunks.reads @ self.states + chunks.out
-        terms = sum(np.square(p) @ y for p, (_, y) in zip(pairs, of_rows, strict=True))
-        c, d = q.shape[-2:]
-        own = own + self.sums * (walk(0.0, out - first, terms, c, lanes) + out * out)
-        # The state after the chunk.
-        written, kept = [z * self.to_end for z, _ in self.rows], chunks.keep * self.states
+    def find_passing(
+        self, x: Steps, chunks: Chunk, states: Doubles, rows: Rows, before: bool
+    ) -> tuple[Passing, Doubles]:
+        """Find how errors reach rows, with variances, and squares of the terms of the output."""
+        (c, d), lanes, start, after = x.q.shape[-2:], self.kernel.lanes, states[:-1], states[1:]
+        reader = x.q * (self.decays.until if before else self.decays.from_start)
+        own, common = self.read_state(reader, start)
+        own = own + (0 if self.alike else self.round(reader) @ np.square(start))
+        pairs, ends, terms, kept = [], [], np.zeros_like(own), chunks.keep * start
         left = (self.lost[..., -1:] - self.lost)[..., None] ** self.power + self.more
-        lost, added = self.sums * (after * after + kept * kept), np.zeros_like(after)
-        lost += self.sums * self.lost[..., -1, None, None] ** self.power * kept * kept
-        for z, (_, y) in zip(written, of_rows, strict=True):
-            off = self.rounded(z) + self.sums * left * z * z
-            lost, added = lost + off.mT @ y, added + (z * z).mT @ y
+        lost, added = (self.lost[..., -1, None, None] ** self.power + 1) * kept * kept, 0.0 * kept
+        lost = self.sums * (lost + after * after)
+        for z, y, _ in rows:
+            squares, end = y * y, z * self.decays.to_end
+            pair, (rounded, of_decays) = self.read(x.q, z, before)
+            pairs.append(pair)
+            ends.append(end)
+            own, common = own + rounded @ squares, common + of_decays @ squares
+            terms += np.square(pair) @ squares
+            lost += (self.round(end) + self.sums * left * end * end).mT @ squares
+            added += (end * end).mT @ squares
+        out = chunks.reads @ start + chunks.out
+        own += self.sums * (walk(0.0, out - reader @ start, terms, c, lanes) + out * out)
         lost += self.sums * walk(0.0, after - kept, added, c, lanes)
         if self.kernel.states is not None:
             lost += np.square(RMS * self.kernel.states.unit * after)
-        turn = np.zeros((len(q), d, d)) if chunks.turn is None else chunks.turn
-        step = chunks.keep * np.eye(d) + turn
-        rows, passed = (np.concatenate(y, -2) for y in (self.vary_rows, written))
-        how = chunks.reads, np.concatenate(pairs, -1), passed, turn, step
-        found = Passing(*how, rows, lost, self.narrow * states, own, common)
-        return found, terms + np.square(reader) @ states
+        turn = np.zeros((len(start), d, d)) if chunks.turn is None else chunks.turn
+        how = np.concatenate(ends, -2), turn, chunks.keep * np.eye(d) + turn
+        varied = np.concatenate([x[2] for x in rows], -2)
+        terms += np.square(reader) @ np.square(start)
+        variances = varied, lost, self.narrow * np.square(start), own, common
+        return Passing(chunks.reads, np.concatenate(pairs, -1), *how, *variances), terms

@@ -49,9 +49,8 @@ def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> di
     """Write the gates of a layer as those of `recurrent_attention`."""
     rest = {name: x for name, x in gates.items() if name not in ("beta", "decay")}
     if "decay" in gates:
-        rates = qkv.per_head("decay", gates["decay"], k)
         with np.errstate(divide="ignore"):
-            logs = np.log(rates)
+            logs = np.log(qkv.per_head("decay", gates["decay"], k))
         rest["log_decay"] = logs.reshape((1,) * (q.ndim - logs.ndim - 2) + (*logs.shape, 1))
     if "beta" in gates:
         rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
@@ -76,18 +75,6 @@ def give(read: ReadHead, index: Any, scale: float, of: str) -> Doubles:
 def is_delta(x: TokenArrays) -> bool:
     """Tell whether tokens take away along their keys what they write there."""
     return "a" in x and np.array_equal(x["a"], -x["write"] * x["k"])
-
-
-def step_by_step(x: Steps, state: Any, before: bool) -> tuple[Any, Any]:
-    """Go through the tokens in long double: the output and the last state."""
-    wide: list[Any] = [y if y is None else np.asarray(y, np.longdouble)[..., None] for y in x]
-    q, k, v, g, a, b = wide
-    state, outs = np.asarray(state, np.longdouble), []
-    for t in range(len(k)):
-        read, new = state, np.exp(g[t]) * state + k[t] * v[t].T
-        state = new if a is None else new + a[t] * np.sum(b[t] * state, 0)
-        outs.append(np.sum(q[t] * (read if before else state), 0))
-    return np.stack(outs), state
 
 
 def _backward(x: TokenArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from refattn.registry.record import load
 from refattn.rounding import Profile
 from refattn.rounding.problems import pose_recurrence
 from refattn.rounding.roundings import RMS
-from refattn.rounding.states import give, step_by_step, steps_of
+from refattn.rounding.states import give
 
 GATES = {
     "rate": lambda rng, k: rng.uniform(0.1, 0.9, k.shape[:-1]),
@@ -39,9 +39,20 @@ def test_results_and_gradients_are_those_of_the_function(name):
         for h in range(2):
             got = give(x.read, (h,), x.scale, x.of)
             np.testing.assert_allclose(got, expected[of][h], atol=1e-12, err_msg=of)
-        if of == "out":
-            exact = step_by_step(steps_of(x.read((0,)), x.scale), x.read((0,))["initial_state"], 0)
-            np.testing.assert_allclose(exact[0].astype(float), result.out[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gated-delta-rule", "gla"])
+def test_digits_that_float64_leaves_out(name):
+    """A kernel in float64 is judged by the result in long double."""
+    rng, record = np.random.default_rng(4), ESTIMATORS[name]
+    q, k, v = rng.standard_normal((3, 1, 70, 3)) / 2
+    gates = {x: GATES[kind](rng, k) for x, kind in record.gates.items()}
+    problem = pose_recurrence(q, k, v, gates, record=name)["out"]
+    rows = problem.recurrence((0,), Profile(accumulate="float64", run=64).kernel("float64")).rows
+    wide = {x: np.longdouble(y) for x, y in gates.items()}
+    exact = load(record.naive)(*map(np.longdouble, (q, k, v)), **wide).out[0]
+    np.testing.assert_allclose(rows.out + np.longdouble(rows.rest), exact, atol=1e-18)
+    assert np.max(np.abs(rows.rest)) > 1e-18
 
 
 class Chunked:
