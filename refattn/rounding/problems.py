@@ -73,6 +73,7 @@ class Problem(NamedTuple):
     packed: Packed | None = None  # the sequences, if there are several
     record: str = ""  # name of a recurrence
     of: str = "out"  # what a recurrence gives: that, its last state or a gradient
+    kept: str = ""  # type of the states that a recurrence was given or gave, if there is one
 
     @property
     def called(self) -> str:

@@ -191,14 +191,15 @@ PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") f
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
 _BY_HEAD = (*_CAST, "flash-64", "flash-32", "flash-scaled", "flash-again")
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
-# Recurrences in chunks of so many tokens: what is multiplied is rounded, and states are not.
+# Recurrences in chunks of so many tokens: what is multiplied is rounded, states only if told.
 CHUNKS = (64, 16, 32, 128, 256)
 CHUNKED: Mapping[str, Profile] = {
     **{f"chunk-{x}": _FUSED._replace(run=x) for x in CHUNKS},
     **{f"chunk-{x}-math": Profile(run=x) for x in CHUNKS},
     **{f"chunk-{x}-math64": PROFILES["math64"]._replace(run=x) for x in CHUNKS},
     "chunk-64-eager": _FUSED._replace(run=64, scores="storage"),
-    "chunk-64-states": _FUSED._replace(run=64, states="storage"),
+    **{f"chunk-{x}-states": _FUSED._replace(run=x, states="storage") for x in CHUNKS},
+    "chunk-64-eager-states": _FUSED._replace(run=64, scores="storage", states="storage"),
 }
 
 

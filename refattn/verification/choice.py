@@ -63,10 +63,15 @@ def usual_profiles(dtype: str) -> Sequence[str]:
     return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
 
 
-def chunked_profiles(dtype: str) -> Sequence[str]:
-    """Name the profiles to try of a recurrence, the usual one first."""
+def chunked_profiles(dtype: str, kept: str) -> Sequence[str]:
+    """Name the profiles to try for a recurrence that keeps states of a type, the usual one first.
+
+    States that are rounded to a narrow type between chunks are tried only if that is their type.
+    """
     if is_narrow(dtype):
-        return "chunk-64", "chunk-64-eager", *(f"chunk-{x}" for x in CHUNKS[1:]), "chunk-64-math"
+        names = ["chunk-64", "chunk-64-eager", *(f"chunk-{x}" for x in CHUNKS[1:])]
+        rounded = [f"{x}-states" for x in names if kept == dtype]
+        return [*names, "chunk-64-math", *rounded]
     return [f"chunk-{x}-math{'64' * (dtype == 'float64')}" for x in CHUNKS]
 
 

@@ -6,20 +6,18 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..files.tensors import JUDGED, view_heads_first
-from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
+from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.problems import Problem, check_holds, pose_arrays, pose_recurrence
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
 from .empty_rows import EMPTY_ROWS, settle
-from .inputs import name_profiles, read_inputs, unlimited, widest
+from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
 from .judging import judge_all
 from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_options
 from .verdict import Verdict
@@ -240,7 +238,12 @@ def verify(
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
     read = {x: y.__getitem__ for x, y in got.items()}
     if kind == "recurrent":
-        parts = gather_recurrent(problems, read, types)
+        named = {"state": state, "initial_state": initial_state}
+        states = {x: widen(x, y) for x, y in named.items() if y is not None}
+        own = {
+            x: dtype_of(y, x) for x, y in {"q": arguments["q"], **named}.items() if y is not None
+        }
+        parts = gather_recurrent(problems, read, types, type_of_states(states, own, storage))
     else:
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
     names: ProfileChoice = profile
@@ -267,13 +270,6 @@ def try_other_layout(
     with suppress(TypeError, ValueError):  # shapes that have no such layout
         return verdict.in_layout(option.format(other), judge_in(other))
     return verdict
-
-
-def narrowest(x: Doubles, dtype: str, stored: str) -> str:
-    """Return the storage type if it holds the numbers, else the type they are stored in."""
-    if widest(stored, dtype) == dtype:
-        return stored
-    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
 
 
 def check_alpha(alpha: Any) -> float:

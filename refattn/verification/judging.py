@@ -50,6 +50,7 @@ from ..rounding.profiles import Profile
 from .blind import list_blind, list_ignored, mark_right_mean
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
+from .causes.states import find_coarse
 from .choice import (
     BACKWARD_PROFILES,
     ProfileChoice,
@@ -103,7 +104,7 @@ class _Case:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
         names = asked.profile
         if names is None and part.problem.kind == "recurrent":
-            names = chunked_profiles(asked.dtype)
+            names = chunked_profiles(asked.dtype, part.problem.kept)
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
         chosen = {
             x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
@@ -118,6 +119,7 @@ class _Case:
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
         self.trials: dict[str, ProfileTrial] = {}
+        self.coarse = find_coarse(self.problem, self.numbers)
 
     def compare(self, names: Sequence[str]) -> None:
         """Compare some profiles."""
@@ -201,6 +203,8 @@ class _Case:
         if fit is not None and fit.likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
+        if self.coarse is not None:
+            trial = trial.with_test(self.coarse)
         if name in self.screened:
             p = self.screened[name]
             trial = trial.with_test(Finding("some rows", p, p, math.nan, "all tests of some rows"))
@@ -261,6 +265,8 @@ class _Case:
             remarks += _remark_idle(best.idle)
             by = self.profiles[name]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
+            if problem.kind == "recurrent" and by.states is not None:
+                remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
         weak = not best.powered or best.idle or weaken(blind)

@@ -29,7 +29,7 @@ from ..rounding.problems import (
     refuse,
 )
 from .findings import Numbers, Part
-from .inputs import unlimited, widest
+from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
@@ -174,9 +174,11 @@ def gather_recurrent(
     problems: Mapping[str, Problem],
     read: Mapping[str, Callable[[Index], Any]],
     types: Mapping[str, str],
+    kept: str,
 ) -> dict[str, Part]:
-    """Gather what is judged of a recurrence."""
-    parts = {}
+    """Gather what is judged of a recurrence that keeps its state in a type."""
+    parts, types = {}, {x: kept if x == "state" else y for x, y in types.items()}
+    problems = {x: y._replace(kept=kept) for x, y in problems.items()}
     for name in ("out", "state", *_BACKWARD):
         if name in types and name not in problems:
             raise ValueError(
@@ -209,12 +211,14 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         )
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")
-    types = {x: _storage_type(tensors, x) for x in names}
+    types = {x: tensors.dtype if x == "state" else _storage_type(tensors, x) for x in names}
     own = ("state", *_BACKWARD)  # axes
     read = {x: partial(tensors.part if x in own else tensors.read, x) for x in tensors.shapes}
     if problem.kind == "recurrent":
         problems = pose_states(tensors, problem.record, problem.scale)
-        return gather_recurrent(problems, read, types)
+        states = {x: tensors.part(x, ()) for x in ("state", "initial_state") if x in tensors.shapes}
+        kept = type_of_states(states, tensors.stored, tensors.dtype)
+        return gather_recurrent(problems, read, types, kept)
     return gather_parts(problem, read, types, tensors.shapes)
 
 

@@ -45,7 +45,9 @@ def kernel(q, k, v, g, beta, state, to, c, defect=""):
     return np.concatenate(rows), state
 
 
-def made(to="bfloat16", c=64, defect="", removes=True, seed=0, n=150, heads=3, slow=1.0):
+def made(
+    to="bfloat16", c=64, defect="", removes=True, seed=0, n=150, heads=3, slow=1.0, kept="float32"
+):
     rng, d = np.random.default_rng(seed), 16
     q, k, v = rng.standard_normal((3, heads, n, d))
     q, k, v = (FORMATS[to].round(x) for x in (q, k / np.linalg.norm(k, axis=-1)[..., None], v))
@@ -53,7 +55,7 @@ def made(to="bfloat16", c=64, defect="", removes=True, seed=0, n=150, heads=3, s
         -slow * np.exp(rng.standard_normal((heads, n)) - 3) * np.arange(1, heads + 1)[:, None]
     )
     beta = np.float32(rng.uniform(0.1, 1, (heads, n))) if removes else None
-    first = np.float32(rng.standard_normal((heads, d, d)))
+    first = np.float32(FORMATS[kept].round(rng.standard_normal((heads, d, d))))
     order = np.roll(np.arange(heads), 1) if defect == "heads" else np.arange(heads)
     betas = [None] * heads if beta is None else beta
     of_heads = zip(q, k, v, g[order], betas, first, strict=True)
@@ -97,6 +99,30 @@ def test_a_defect_fails_and_is_named(defect):
     found = judge(to, defect=defect, slow=4.0 if defect == "clipped" else 1.0)["out"]
     assert found.verdict == "FAIL"
     assert DEFECTS[defect] in found.suspects[0].text
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_state_in_bfloat16_passes_where_states_are(removes):
+    """One that starts in float32 has 2^-24 of the numbers of bfloat16 by chance, if it is right."""
+    options = {"defect": "bfloat16 state", "removes": removes, "n": 70, "heads": 2}
+    found = judge(**options)["state"]
+    assert found.verdict == "FAIL"
+    assert "all numbers are bfloat16, in an array of float32" in found.suspects[0].text
+    found = judge(**options, kept="bfloat16")
+    assert {x.verdict for x in found.values()} <= {"PASS", "UNDERPOWERED"}
+    assert found["state"].out_dtype == "bfloat16"
+
+
+@pytest.mark.long
+def test_a_state_in_bfloat16_of_long_memory():
+    """Its roundings add up: outputs show them, and only where states are in bfloat16 may they."""
+    options = {"defect": "bfloat16 state", "removes": False, "n": 1024, "heads": 2, "slow": 0.01}
+    found = judge(c=16, **options)["out"]
+    assert found.verdict == "FAIL"
+    assert "kept in bfloat16 between chunks of about 16" in found.suspects[0].text
+    found = judge(c=16, **options, kept="bfloat16")["out"]
+    assert (found.verdict != "FAIL", found.profile) == (True, "chunk-16-states")
+    assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
 
 
 @pytest.mark.long

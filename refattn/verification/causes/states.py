@@ -14,7 +14,7 @@ from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
-from ..findings import Numbers, Suspect
+from ..findings import Finding, Numbers, Suspect
 from .output import as_suspect
 from .sampled import Alternative
 
@@ -23,6 +23,7 @@ _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponen
 _WORST_HEADS = 4  # that are looked at, those with the largest errors
 _MOST_HEADS, _MOST_TOKENS = 16, 1024  # of which every pair is tried, and of states by token
 _FAR_LEFT = 0.25  # of the squared error, at most, for a cause to be judged by the law, or in part
+_NEAR = 2.0**-20  # relative distance of exact numbers and those of a narrow type
 _SQUARE = 4.0  # mean square of z, at most, where a cause holds
 
 
@@ -179,10 +180,31 @@ def _distance(problem: Problem, index: Index, got: Doubles) -> float:
     return float(np.sum(off * off)) if np.all(np.isfinite(off)) else math.inf
 
 
+def find_coarse(problem: Problem, numbers: Numbers) -> Finding | None:
+    """Test whether a last state holds numbers of a narrower type only, as no wide sums do.
+
+    Each number that the exact state is not near to is one of them with probability 1/2 at most.
+    """
+    if problem.of != "state" or 0 in (*problem.lead, *problem.shape):
+        return None
+    heads, digits = [*np.ndindex(problem.lead)], FORMATS[numbers.out_dtype].digits
+    got = np.stack([numbers.out(x) for x in heads])
+    for form in ("bfloat16", "float16"):
+        to = FORMATS[form]
+        if to.digits < digits and np.all(to.holds(got)):
+            exact = np.stack([give(problem.read, x, problem.scale, problem.of) for x in heads])
+            count = len(np.unique(got[np.abs(to.round(exact) - exact) > _NEAR * np.abs(exact)]))
+            words = f"all numbers are {form}, in an array of {numbers.out_dtype}"
+            return Finding("digits of the state", 2.0**-count, 2.0**-count, count, words)
+    return None
+
+
 def explain_states(
     problem: Problem, numbers: Numbers, kernel: Roundings, square: float
 ) -> Iterator[Suspect]:
     """Name what explains nearly all of the errors of some heads, the nearest first."""
+    if coarse := find_coarse(problem, numbers):
+        yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
     every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
     given = {x: _distance(problem, x, out) for x, out in every.items()}
     worst = sorted(every, key=lambda x: -given[x])[:_WORST_HEADS]
