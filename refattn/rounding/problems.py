@@ -27,7 +27,6 @@ from .recurrent import Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, save_queries
 from .softmax import analyse_softmax
-from .states import PULLED, read_tokens
 
 CALLED = {"scores": "softmax", "frequencies": "rfa", "map": "linear"}  # by users
 
@@ -503,39 +502,6 @@ def pose_arrays(
         has_sinks=sinks is not None,
         key_heads=count_key_heads(k.shape, v.shape, lead),
     )
-
-
-def pose_recurrence(
-    q: Any,
-    k: Any,
-    v: Any,
-    gates: Mapping[str, Any],
-    *,
-    record: str,
-    scale: float | None = None,
-    d_out: Any = None,
-) -> dict[str, Problem]:
-    """Pose the problems of a recurrence by what is judged: output, last state and gradients."""
-    numbers, scale = read_tokens(q, k, v, gates, scale, d_out)
-    g, state, (n, d_v) = numbers["log_decay"], numbers["initial_state"], numbers["v"].shape[-2:]
-    arrays, d = [numbers[name] for name in "qkv"], state.shape[-2]
-
-    def pose(lead: tuple[int, ...], numbers: Mapping[str, Any]) -> Problem:
-        @lru_cache(maxsize=4)
-        def read(index: Index) -> Mapping[str, Any]:
-            return {x: take_head(y, index, lead) for x, y in numbers.items()}
-
-        rest = (scale, True, (None, None), None)
-        return Problem(lead, (n, n, d_v), read, *rest, kind="recurrent", record=record)
-
-    problem = pose(qkv.lead(*arrays), numbers)
-    of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
-    found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
-    simple = "a" not in numbers and g.shape[-1] == 1
-    for name in PULLED if d_out is not None else ():
-        if (simple or name == "dv") and all(x.shape[:-2] == problem.lead for x in arrays):
-            found[name] = problem._replace(of=name, shape=(n, n, d_v if name == "dv" else d))
-    return found
 
 
 def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...]) -> int | None:

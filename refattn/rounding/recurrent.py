@@ -44,7 +44,7 @@ from .states import PULLED, ReadHead, TokenArrays, is_delta, steps_of
 
 _ERASED = 1e-6  # share of what rows read of a state at which decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and a factor above what it finds
-_FORGOTTEN = 1e3  # sum of log decays at which nothing is left
+_NOTHING_LEFT = 1e3  # sum of log decays at which nothing is left
 _BY_ITSELF = 24  # digits of sums above which the exact result needs more than float64
 
 _KNOWN: WeakKeyDictionary[ReadHead, Any] = WeakKeyDictionary()
@@ -180,7 +180,7 @@ def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> f
     return min(max(1.0, _ABOVE * most), max(len(x), 1.0))
 
 
-Rows = list[tuple[Doubles, Doubles, Doubles]]  # keys z, rows y and the variance of y
+Written = list[tuple[Doubles, Doubles, Doubles]]  # keys z, rows y and the variance of y
 
 
 class _Sums:
@@ -194,7 +194,7 @@ class _Sums:
         self.alike = g.shape[-1] == 1  # for all coordinates
         # The errors of sums of log decays add up, and all have one sign if all decays are the same.
         tied = bool(np.all(g.reshape(-1, g.shape[-1])[: -1 or None] == g[0, 0]))
-        off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_FORGOTTEN)), -1)
+        off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_NOTHING_LEFT)), -1)
         self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(off) if tied else off, -1)
 
     def add(self, got: Doubles, terms: Doubles, count: int, lost: Any) -> Doubles:
@@ -223,7 +223,7 @@ class _Sums:
             return np.zeros_like(x)
         return np.where(self.kernel.weights.round(x) == x, 0.0, self.narrow * x * x)
 
-    def write(self, x: Steps, states: Doubles, rates: Doubles | None) -> Rows:
+    def write(self, x: Steps, states: Doubles, rates: Doubles | None) -> Written:
         """Find the rows that are written, with their keys and variances."""
         _, k, v, _, a, b = x
         if a is None or b is None:
@@ -249,7 +249,7 @@ class _Sums:
         return [(k, rows, found + self.round(rows))]
 
     def find_passing(
-        self, x: Steps, chunks: Chunk, states: Doubles, rows: Rows, before: bool
+        self, x: Steps, chunks: Chunk, states: Doubles, rows: Written, before: bool
     ) -> tuple[Passing, Doubles]:
         """Find how errors reach rows, with variances, and squares of the terms of the output."""
         (c, d), lanes, start, after = x.q.shape[-2:], self.kernel.lanes, states[:-1], states[1:]

@@ -1,4 +1,4 @@
-"""Recurrences as what their tokens do: layers in general terms, exact results, and gradients."""
+"""Exact results of recurrences, from what their tokens do, and gradients that are recurrences."""
 
 from __future__ import annotations
 
@@ -7,55 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import qkv, tokens
 from ..arrays.library import Doubles
 from ..engine.recurrent import Steps, recur
-from .formats import widen
 
-TokenArrays = Mapping[
-    str, Any
-]  # of a head: q, k, v, log_decay, write, initial_state, and a, b, late
+# Of a head: q, k, v, log_decay, write, initial_state, and a, b, late.
+TokenArrays = Mapping[str, Any]
 ReadHead = Callable[[Any], TokenArrays]
-
-
-def read_tokens(
-    q: Any, k: Any, v: Any, gates: Mapping[str, Any], scale: Any, d_out: Any
-) -> tuple[dict[str, Any], float]:
-    """Read arrays and the gates of a layer by their names, as `recurrent_attention` has them.
-
-    Those of a delta rule are late: they remove from the state that decayed.
-    """
-    q, k, v = (widen(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
-    given = {name: _widen(name, x) for name, x in gates.items() if x is not None}
-    options = _general(q, k, v, given) | {"scale": scale}
-    k, (g, a, b, write, state), scale, _ = tokens.check(q, k, v, options)
-    numbers = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": state}
-    numbers["write"] = np.ones((*k.shape[:-1], 1)) if write is None else write
-    numbers |= {} if a is None else {"a": a, "b": b, "late": np.array(["beta" in given])}
-    numbers |= {} if d_out is None else {"d_out": widen("d_out", d_out)}
-    for name, x in numbers.items():
-        if not np.all(np.isfinite(x) | (name == "log_decay") & np.isneginf(x)):
-            raise ValueError(f"`{name}` must be finite, got NaN or inf.")
-    return numbers, float(scale)
-
-
-def _widen(name: str, x: Any) -> Any:
-    if isinstance(x, tuple | list):
-        return tuple(widen(name, y) for y in x)
-    return np.float64(x) if isinstance(x, float | int) else widen(name, x)
-
-
-def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the gates of a layer as those of `recurrent_attention`."""
-    rest = {name: x for name, x in gates.items() if name not in ("beta", "decay")}
-    if "decay" in gates:
-        with np.errstate(divide="ignore"):
-            logs = np.log(qkv.per_head("decay", gates["decay"], k))
-        rest["log_decay"] = logs.reshape((1,) * (q.ndim - logs.ndim - 2) + (*logs.shape, 1))
-    if "beta" in gates:
-        rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
-        rest |= {"removal": (-rate * k, k), "write": gates["beta"]}
-    return rest
 
 
 def steps_of(x: TokenArrays, scale: float) -> Steps:

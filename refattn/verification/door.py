@@ -12,7 +12,8 @@ from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..files.tensors import JUDGED, view_heads_first
 from ..rounding.formats import check_all_hold, dtype_of, widen
-from ..rounding.problems import Problem, check_holds, pose_arrays, pose_recurrence
+from ..rounding.layers import pose_recurrence
+from ..rounding.problems import Problem, check_holds, pose_arrays
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice

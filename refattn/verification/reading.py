@@ -15,6 +15,7 @@ from ..features import elu_features
 from ..files.tensors import Tensors
 from ..registry import ESTIMATORS
 from ..rounding.formats import FORMATS
+from ..rounding.layers import pose_recurrence
 from ..rounding.problems import (
     CALLED,
     Index,
@@ -24,7 +25,6 @@ from ..rounding.problems import (
     count_key_heads,
     hide_unseen,
     pose_gradients,
-    pose_recurrence,
     read_frequencies,
     refuse,
 )

@@ -6,7 +6,7 @@ import pytest
 from refattn.registry import ESTIMATORS
 from refattn.registry.record import load
 from refattn.rounding import Profile
-from refattn.rounding.problems import pose_recurrence
+from refattn.rounding.layers import pose_recurrence
 from refattn.rounding.roundings import RMS
 from refattn.rounding.states import give
 
