@@ -114,7 +114,7 @@ def narrowest(x: Doubles, dtype: str, stored: str) -> str:
     return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
 
 
-def type_of_states(states: Mapping[str, Doubles], own: Mapping[str, str], storage: str) -> str:
+def type_of_states(states: Mapping[Any, Doubles], own: Mapping[str, str], storage: str) -> str:
     """Return the type that a recurrence keeps its state in, by the first of some states.
 
     That is the type of its array if the array of queries has a narrow type, or if the storage type
