@@ -86,7 +86,8 @@ def analyse_recurrent(x: TokenArrays, scale: float, kernel: Roundings, of: str) 
     chunks = chunk(tokens, before, np)
     states, last = carry(chunks, state, np)
     with np.errstate(all="ignore"):
-        sums = _Sums(tokens.log_decay, kernel)
+        tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))
+        sums = _Sums(tokens.log_decay, kernel, tied)
         rows = sums.write(tokens, states, rates)
         passing, terms = sums.find_passing(tokens, chunks, np.stack([*states, last]), rows, before)
     out = np.concatenate([*(chunks.reads @ states + chunks.out), last])
@@ -186,14 +187,13 @@ Written = list[tuple[Doubles, Doubles, Doubles]]  # keys z, rows y and the varia
 class _Sums:
     """Variances of what a kernel computes in chunks with these log decays (chunks, c, d or 1)."""
 
-    def __init__(self, g: Doubles, kernel: Roundings) -> None:
+    def __init__(self, g: Doubles, kernel: Roundings, tied: bool) -> None:
         self.kernel, self.decays, self.squares = kernel, Decays(g, np), Decays(2 * g, np)
         self.sums = (RMS * kernel.accumulate.unit) ** 2
         self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
         self.more = 2 if np.any(g) else 1  # roundings of a decay and a product with it
         self.alike = g.shape[-1] == 1  # for all coordinates
         # The errors of sums of log decays add up, and all have one sign if all decays are the same.
-        tied = bool(np.all(g.reshape(-1, g.shape[-1])[: -1 or None] == g[0, 0]))
         off = np.mean(np.square(np.maximum(np.cumsum(g, -2), -_NOTHING_LEFT)), -1)
         self.power, self.lost = 1 + tied, np.cumsum(np.sqrt(off) if tied else off, -1)
 
