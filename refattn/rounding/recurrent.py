@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..engine.recurrent import Decays, Steps, carry, chunk, cut, cut_rows, inverse, weights
+from ..engine.recurrent import Decays, Steps, carry, chunk, cut_rows, inverse, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
 from .states import PULLED, ReadHead, TokenArrays, is_delta, step_by_step, steps_of
 
@@ -70,7 +70,7 @@ def analyse_recurrent(x: TokenArrays, scale: float, kernel: Roundings, of: str) 
     (n, d), d_v, before = x["k"].shape, x["v"].shape[-1], bool(x.get("before"))
     size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
-    tokens, rates = cut(steps, size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
+    tokens, rates = steps.cut(size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
     chunks = chunk(tokens, before, np)
     states, last = carry(chunks, state, np)
     tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))

@@ -48,7 +48,7 @@ class RecurrentState:
         `recurrent_attention`.
         """
         checks.real("scale", scale, optional=True)
-        total = None if gates.get("initial_state") is not None else _decay(k, v, gates)
+        total = None if gates.get("initial_state") is not None else _sum_decays(k, v, gates)
         return cls(recurrent_attention(k, k, v, **gates).state, total, scale)
 
     @as_written
@@ -58,7 +58,7 @@ class RecurrentState:
             raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
         after = recurrent_attention(k, k, v, initial_state=self.state, **gates).state
         check_states(**{"the state": (self.state, after)})
-        decay = None if self.log_decay is None else _decay(k, v, gates)
+        decay = None if self.log_decay is None else _sum_decays(k, v, gates)
         return replace(
             self, state=after, log_decay=None if decay is None else self.log_decay + decay
         )
@@ -92,7 +92,7 @@ class RecurrentState:
         return replace(self, state=after, log_decay=total)
 
 
-def _decay(k: Array, v: Array, gates: dict[str, Any]) -> Array | None:
+def _sum_decays(k: Array, v: Array, gates: dict[str, Any]) -> Array | None:
     """Sum the log decays of tokens, (..., d or 1, 1); None if they remove."""
     _, given, _, xp = tokens.check(k, k, v, gates)
     total = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))

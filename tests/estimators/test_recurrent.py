@@ -46,6 +46,7 @@ def largest_error(got, want):
 
 
 @pytest.mark.sweep(2)
+@pytest.mark.long("jax")  # which takes seconds to compile
 @pytest.mark.parametrize(
     ("home", "n"), [(naive, 0), (naive, 3), *((recurrences, n) for n in SIZES)]
 )
@@ -55,8 +56,10 @@ def test_chunks_are_the_formula_on_every_library(backend, dtype, layer, home, n)
     wide = [x.astype(np.longdouble) for x in arrays]
     want = run(naive, layer, *wide, **{x: y.astype(np.longdouble) for x, y in gates.items()})
     got = backend.call(partial(run, home, layer), *arrays, **gates)
-    # Sums of some ten terms of size 1, as all but the last chunks are forgotten.
-    assert largest_error(got, want) <= 60 * eps(arrays[0])
+    # Sums of some ten terms, as all but the last chunks are forgotten, if there are decays.
+    assert largest_error(got, want) <= 20 * eps(arrays[0]) * max(
+        1, np.max(np.abs(want.out), initial=0)
+    )
 
 
 @pytest.mark.sweep(2)
