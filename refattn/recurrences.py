@@ -96,16 +96,6 @@ def gated_linear_attention(
         As in `recurrent_attention`, which returns the same.
     log_decay : array, shape (..., n, d)
         The g, 0 or less: the log of the paper's gate, not the gate.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import gated_linear_attention
-    >>> one = np.ones((2, 2))
-    >>> log_decay = np.log([[1.0, 1.0], [0.5, 0.25]])
-    >>> gated_linear_attention(one, one, one, log_decay=log_decay, scale=1.0).state
-    array([[1.5 , 1.5 ],
-           [1.25, 1.25]])
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, initial_state=initial_state, scale=scale
@@ -131,15 +121,6 @@ def state_space_duality(
         As in `recurrent_attention`, which returns the same. The paper's scale is 1.
     log_decay, write : arrays, shape (..., n)
         The g, 0 or less, and the w, 1 by default.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import state_space_duality
-    >>> one, step = np.ones((3, 1)), np.array([1.0, 0.5, 2.0])
-    >>> out = state_space_duality(one, one, one, log_decay=-np.log(2) * step, write=step).out
-    >>> out.T.round(3)
-    array([[1.   , 1.207, 2.302]])
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, write=write, initial_state=initial_state, scale=scale
@@ -230,16 +211,6 @@ def kimi_delta_attention(
         As in `delta_rule`, which returns the same.
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import gated_delta_rule, kimi_delta_attention
-    >>> rng = np.random.default_rng(0)
-    >>> (q, k, v), beta, g = rng.standard_normal((3, 5, 4)) / 2, np.full(5, 0.5), -np.ones((5, 1))
-    >>> out = kimi_delta_attention(q, k, v, beta=beta, log_decay=g * np.ones(4)).out
-    >>> bool(np.allclose(out, gated_delta_rule(q, k, v, beta=beta, log_decay=g[:, 0]).out))
-    True
     """
     gates = delta(q, k, v, beta, log_decay)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
@@ -268,14 +239,6 @@ def rwkv7(
     removal : pair of arrays (a, b), shape (..., n, d) each
         The vectors above; in the paper b is the removal key, negated and of norm 1, and a is it
         times the rate of learning, not negated.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import rwkv7
-    >>> one = np.ones((2, 1))
-    >>> rwkv7(one, one, one, log_decay=0 * one, removal=(-0.5 * one, one), scale=1.0).out.T
-    array([[1. , 1.5]])
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale

@@ -176,8 +176,7 @@ def sums_from(x: Array, xp: Any) -> Array:
 
 def sums_before(x: Array, xp: Any) -> Array:
     """Sum the rows before each, (..., c, d)."""
-    sums = xp.cumulative_sum(x[..., :-1, :], axis=-2)
-    return xp.concat([xp.zeros_like(x[..., :1, :]), sums], axis=-2)
+    return shift(xp.cumulative_sum(x, axis=-2), 1, xp)
 
 
 def shift(x: Array, by: int, xp: Any) -> Array:
@@ -251,8 +250,8 @@ def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
 
     start, steps = state[..., None, :, :], (chunks.keep, chunks.turn, chunks.add)
     if traced_once(state):
-        first = tuple(x if x is None else xp.moveaxis(x, -3, 0) for x in steps)
-        after = xp.moveaxis(loop(step, state, first), 0, -3)
+        items = tuple(x if x is None else xp.moveaxis(x, -3, 0) for x in steps)
+        after = xp.moveaxis(loop(step, state, items), 0, -3)
     else:
         states = []
         for t in range(chunks.add.shape[-3]):
@@ -335,9 +334,8 @@ def without_nan(x: Steps, xp: Any) -> tuple[Steps, Array | None]:
 
 def over_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
     """Call a function for some heads at a time, on threads on NumPy."""
-    n, size = q.shape[-2], _CHUNK * _SPAN
-    tokens = max(1, min(n, size))
-    most = _NUMPY_NUMBERS // (tokens * width) if is_numpy_array(q) else math.prod(lead)
-    heads = list(tiles(lead, most))
-    threads = most_threads(q, math.prod(lead) * n * _CHUNK) if len(heads) > 1 else 0
+    count, n = math.prod(lead), q.shape[-2]
+    held = max(1, min(n, _CHUNK * _SPAN)) * width
+    heads = list(tiles(lead, _NUMPY_NUMBERS // held if is_numpy_array(q) else count))
+    threads = most_threads(q, count * n * _CHUNK) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)
