@@ -119,10 +119,7 @@ def varlen(
     xp = array_namespace(q)
     parts = []
     for i, j in zip(queries, keys, strict=True):
-        given = {
-            **options,
-            **{name: _tokens_of(name, x, j, k, xp) for name, x in per_token.items()},
-        }
+        given = options | {x: _tokens_of(x, y, j, k, xp) for x, y in per_token.items()}
         parts.append(_attend_one_sequence(function, given, xp, q[i, ...], k[j, ...], v[j, ...]))
     return _join_sequences(parts, partial(xp.concat, axis=0), partial(xp.concat, axis=1), xp)
 

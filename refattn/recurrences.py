@@ -16,9 +16,11 @@ function                  decay g             removal a, b              w
 `rwkv7`                   of each coordinate  given                     1
 ========================  ==================  ========================  =====
 
-All decay the state first, then remove, then write, then read. Keys are used as they are: layers
-that normalise them do so before. `scale` is 1 / sqrt(d) by default, as in the kernels of fla;
-pass 1 for the equation of the paper. Arrays are as in `recurrent_attention`.
+The delta rules decay the state first and then remove, write and read; the removal of `rwkv7` is of
+the state before its decay, as b is used as it is given. Keys are used as they are: layers that
+normalise them do so before. All functions take `q`, `k`, `v`, `initial_state` and `scale` as
+`recurrent_attention` does, and return a `Recurrent`. `scale` is 1 / sqrt(d) by default, as in most
+kernels of fla; the papers of Mamba-2 and RWKV-7, and fla's kernel of the latter, have 1.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from __future__ import annotations
 from typing import Any
 
 from .arrays import qkv, tokens
-from .arrays.heads import broadcast_lead
 from .arrays.library import Array, array_namespace, as_written
 from .estimators.recurrent import recurrent_attention
 from .typing import ArrayT, Recurrent
@@ -48,36 +49,22 @@ def __dir__() -> list[str]:
 
 @as_written
 def retention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    decay: Any,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, decay: Any,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read a state that each head forgets at a rate of its own.
 
     .. math:: S_t = \gamma S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
-    RetNet: Sun et al., arXiv:2307.08621, eq. (2), without its rotation of queries and keys, its
-    group norm and the normalisations of its section 2.3.
+    RetNet: Sun et al., arXiv:2307.08621. Public codes differ in the scale, which some apply to
+    keys.
 
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`.
+        As in `recurrent_attention`, which returns the same.
     decay : float or array, shape (..., heads)
         The gamma of each head, 0 to 1; RetNet takes 1 - 2^(-5 - head).
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ in the scale, which some apply to keys.
 
     Examples
     --------
@@ -87,54 +74,28 @@ def retention(
     >>> retention(one, one, one, decay=np.array([0.5])).out[0, :, 0]
     array([1.  , 1.5 , 1.75])
     """
-    log_decay = log_decay_of_heads(q, k, v, decay)
-    return recurrent_attention(
-        q, k, v, log_decay=log_decay, initial_state=initial_state, scale=scale
-    )
+    g = log_decay_of_heads(q, k, v, decay)
+    return recurrent_attention(q, k, v, log_decay=g, initial_state=initial_state, scale=scale)
 
 
 @as_written
 def gated_linear_attention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read a state whose coordinates of keys each decay at a rate that depends on the token.
 
     .. math:: S_t = \mathrm{Diag}(e^{g_t}) S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
-    GLA: Yang et al., arXiv:2312.06635, eq. (3).
+    GLA: Yang et al., arXiv:2312.06635. Public codes differ in the token whose decay applies to its
+    own write (here none does), and divide by decays from the start of a chunk, which overflows.
 
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`.
+        As in `recurrent_attention`, which returns the same.
     log_decay : array, shape (..., n, d)
         The g, 0 or less: the log of the paper's gate, not the gate.
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ in the token whose decay applies to its own write (here none does), and
-    divide by decays from the start of a chunk, which overflows.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import gated_linear_attention
-    >>> one = np.ones((2, 2))
-    >>> log_decay = np.log([[1.0, 1.0], [0.5, 0.25]])
-    >>> gated_linear_attention(one, one, one, log_decay=log_decay, scale=1.0).state
-    array([[1.5 , 1.5 ],
-           [1.25, 1.25]])
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, initial_state=initial_state, scale=scale
@@ -143,49 +104,23 @@ def gated_linear_attention(
 
 @as_written
 def state_space_duality(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array,
-    write: Array | None = None,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array, write: Array | None = None,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read the state of Mamba-2, which decays as a whole at a rate that depends on the token.
 
     .. math:: S_t = e^{g_t} S_{t-1} + w_t k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
-    Mamba-2: Dao and Gu, arXiv:2405.21060, eq. (16), with C, B and x for q, k and v, g = dt A and
-    w = dt, and without its term D x.
+    Mamba-2: Dao and Gu, arXiv:2405.21060, with C, B and x for q, k and v, g = dt A and w = dt, and
+    without its term D x. Public codes differ in whether x is multiplied by dt before the kernel,
+    and in dt, which some take before its softplus.
 
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`. The paper's scale is 1.
-    log_decay : array, shape (..., n)
-        The g, 0 or less.
-    write : array, shape (..., n), optional
-        The w, 1 by default.
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ in whether x is multiplied by dt before the kernel, and in dt, which some
-    take before its softplus.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import state_space_duality
-    >>> one, step = np.ones((3, 1)), np.array([1.0, 0.5, 2.0])
-    >>> out = state_space_duality(one, one, one, log_decay=-np.log(2) * step, write=step).out
-    >>> out.T.round(3)
-    array([[1.   , 1.207, 2.302]])
+        As in `recurrent_attention`, which returns the same. The paper's scale is 1.
+    log_decay, write : arrays, shape (..., n)
+        The g, 0 or less, and the w, 1 by default.
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, write=write, initial_state=initial_state, scale=scale
@@ -194,37 +129,25 @@ def state_space_duality(
 
 @as_written
 def delta_rule(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    beta: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read a state in which the value of each key is replaced, in part, by the new one.
 
     .. math:: S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    DeltaNet: Schlag et al., arXiv:2102.11174, eq. (24); Yang et al., arXiv:2406.06484.
+    DeltaNet: Schlag et al., arXiv:2102.11174; Yang et al., arXiv:2406.06484. Public codes differ in
+    whether they normalise keys, in the epsilon of that norm, and in whether `beta` also multiplies
+    what is removed.
 
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`. States stay bounded where beta |k|^2 <= 2.
+        As in `recurrent_attention`, which returns the same. States stay bounded where
+        beta |k|^2 <= 2.
     beta : array, shape (..., n)
         How much of the value is replaced, 0 to 1, or to 2 where keys may be negated.
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ in whether they normalise keys, in the epsilon of that norm, and in whether
-    `beta` also multiplies what is removed.
 
     Examples
     --------
@@ -240,38 +163,23 @@ def delta_rule(
 
 @as_written
 def gated_delta_rule(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    beta: Array,
-    log_decay: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array, log_decay: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read a state that decays, and in which the value of each key is then replaced in part.
 
     .. math:: S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    Gated DeltaNet: Yang et al., arXiv:2412.06464, eq. (10).
+    Gated DeltaNet: Yang et al., arXiv:2412.06464. Public codes differ in whether the error is taken
+    of the state before its decay, which is another function: this one takes it after.
 
     Parameters
     ----------
     q, k, v, initial_state, scale, beta
-        As in `delta_rule`.
+        As in `delta_rule`, which returns the same.
     log_decay : array, shape (..., n)
         The g, 0 or less.
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ in whether the error is taken of the state before its decay, which is
-    another function: this one takes it after.
 
     Examples
     --------
@@ -287,47 +195,22 @@ def gated_delta_rule(
 
 @as_written
 def kimi_delta_attention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    beta: Array,
-    log_decay: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array, log_decay: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read a state whose coordinates decay, and in which values are then replaced in part.
 
     .. math:: S_t = (I - \beta_t k_t k_t^\top) \mathrm{Diag}(e^{g_t}) S_{t-1}
               + \beta_t k_t v_t^\top, \quad o_t = c \, S_t^\top q_t
 
-    KDA: Kimi Linear, arXiv:2510.26692, eq. (1).
+    KDA: Kimi Linear, arXiv:2510.26692. Public codes differ as those of `gated_delta_rule`.
 
     Parameters
     ----------
     q, k, v, initial_state, scale, beta
-        As in `delta_rule`.
+        As in `delta_rule`, which returns the same.
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ as those of `gated_delta_rule`.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import gated_delta_rule, kimi_delta_attention
-    >>> rng = np.random.default_rng(0)
-    >>> (q, k, v), beta, g = rng.standard_normal((3, 5, 4)) / 2, np.full(5, 0.5), -np.ones((5, 1))
-    >>> out = kimi_delta_attention(q, k, v, beta=beta, log_decay=g * np.ones(4)).out
-    >>> bool(np.allclose(out, gated_delta_rule(q, k, v, beta=beta, log_decay=g[:, 0]).out))
-    True
     """
     gates = delta(q, k, v, beta, log_decay)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
@@ -335,58 +218,30 @@ def kimi_delta_attention(
 
 @as_written
 def rwkv7(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array,
-    removal: tuple[Array, Array],
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array, removal: tuple[Array, Array],
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
     r"""Read the state of RWKV-7, whose removal is free.
 
     .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    RWKV-7: Peng et al., arXiv:2503.14456, eq. (16), with r for q, and without its bonus.
+    RWKV-7: Peng et al., arXiv:2503.14456, with r for q, and without its bonus. Public codes differ
+    in the order of the pair, which fla passes as (b, a): a row of the paper's state is a column
+    here.
 
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`. The paper's scale is 1.
+        As in `recurrent_attention`, which returns the same. The paper's scale is 1, and fla's.
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     removal : pair of arrays (a, b), shape (..., n, d) each
         The vectors above; in the paper b is the removal key, negated and of norm 1, and a is it
-        times the rate of learning.
-
-    Returns
-    -------
-    Recurrent
-        `out` and the last `state`.
-
-    Notes
-    -----
-    Public codes differ in the order of the pair, which fla passes as (b, a): a row of the paper's
-    state is a column here.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from refattn.recurrences import rwkv7
-    >>> one = np.ones((2, 1))
-    >>> rwkv7(one, one, one, log_decay=0 * one, removal=(-0.5 * one, one), scale=1.0).out.T
-    array([[1. , 1.5]])
+        times the rate of learning, not negated.
     """
     return recurrent_attention(
-        q,
-        k,
-        v,
-        log_decay=log_decay,
-        removal=removal,
-        initial_state=initial_state,
-        scale=scale,
+        q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale
     )
 
 
@@ -404,7 +259,7 @@ def delta(
 def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     """Take the log of a number for each head of keys, with an axis of tokens."""
     xp, _ = qkv.check(q, k, v)
-    lead = broadcast_lead(k, v)
+    lead = qkv.lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
     missing = max(0, q.ndim - 2 - len(lead))
     return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]

@@ -20,7 +20,6 @@ __all__ = [
     "KeyLaw",
     "KnownCoupling",
     "Pivots",
-    "Read",
     "Recurrent",
     "SupportsArray",
     "Weighting",
@@ -92,10 +91,6 @@ KeyLaw = Literal["norms", "softmax", "uniform"]
 """Laws that keys of a sample are drawn from."""
 
 KEY_LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
-
-
-Read = Literal["after", "before"]
-"""The state that a query reads: after the write of its own token, or before it."""
 
 
 class Recurrent(NamedTuple):

@@ -11,7 +11,8 @@ import pytest
 import refattn
 
 ROOT = Path(refattn.__file__).parent
-LINES, MODULES, PARAMETERS, HOMES = 600, 20, 7, 90
+LINES, MODULES, PARAMETERS, HOMES = 600, 20, 7, 80
+FORMULAS = set(refattn.naive.__all__)
 SEARCHES = {"array_namespace": 60, "broadcast_lead": 12}
 FOREIGN = {"torch", "jax", "cupy", "dask", "tensorflow", "mlx", "ndonnx", "sparse"}
 # A folder, or a module at the top, and those that it imports beside `arrays` and `typing`.
@@ -233,8 +234,16 @@ def arrays_made_on_no_device(modules):
 
 
 def names_with_several_homes(modules):
-    """Some are the words of a protocol, or of a folder; but one name should mean one thing."""
-    homes = Counter(x for module in modules.values() for x in module.names if x[:2] != "__")
+    """Some are the words of a protocol, or of a folder; but one name should mean one thing.
+
+    A formula has the name of the function that it is of.
+    """
+    homes = Counter(
+        x
+        for name, module in modules.items()
+        for x in module.names
+        if x[:2] != "__" and not (room(name) == "naive" and x in FORMULAS)
+    )
     several = sorted(name for name, count in homes.items() if count > 1)
     if len(several) > HOMES:
         yield several

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-from ..typing import Read
+import numpy as np
+
 from . import checks, qkv
 from .checks import shape_of
-from .heads import broadcast_lead
 from .library import Array, array_namespace, constant, device
+
+_GATES = ("log_decay", "removal", "write", "initial_state")
 
 
 class Gates(NamedTuple):
@@ -30,68 +32,48 @@ def check(
     Keys and the state get the leading axes of all but the queries.
     """
     xp, _ = qkv.check(q, k, v)
-    (n, d), d_v = k.shape[-2:], v.shape[-1]
+    (n, d), d_v, given = k.shape[-2:], v.shape[-1], {x: options.get(x) for x in _GATES}
     if q.shape[-2] != n:
         raise ValueError(
             "`q` and `k` must have next-to-last axes of one length, the number of tokens n, "
             f"got shapes {shape_of(q)} and {shape_of(k)}."
         )
-    checks.choice("read", options.get("read", "after"), get_args(Read))
+    checks.choice("read", options.get("read", "after"), ("after", "before"))
     scale = checks.real("scale", options.get("scale"), optional=True, like=q)
-    g, write, state = (options.get(x) for x in ("log_decay", "write", "initial_state"))
-    a, b = _of_removal(options.get("removal"))
-    if g is None:
-        g = xp.zeros((n, 1), dtype=k.dtype, device=device(k))
-    else:
-        g = of_tokens("log_decay", g, (q, k, v), coordinates=True)
-    if write is not None:
-        write = of_tokens("write", write, (q, k, v))
-    for name, x in (("removal[0]", a), ("removal[1]", b)):
+    g, pair, write, state = given.values()
+    if pair is not None and (not isinstance(pair, tuple | list) or len(pair) != 2):
+        raise TypeError(f"`removal` must be a pair (a, b) of arrays, got {checks.describe(pair)}.")
+    a, b = (None, None) if pair is None else pair
+    home = {"dtype": k.dtype, "device": device(k)}
+    g = xp.zeros((n, 1), **home) if g is None else of_tokens("log_decay", g, (q, k, v), True)
+    write = None if write is None else of_tokens("write", write, (q, k, v))
+    for name, x, rule, core in (
+        ("removal[0]", a, "(..., n, d)", (n, d)),
+        ("removal[1]", b, "(..., n, d)", (n, d)),
+        ("initial_state", state, "(..., d, d_v)", (d, d_v)),
+    ):
         if x is None:
             continue
         checks.arrays(2, k=k, **{name: x})
-        if shape_of(x)[-2:] != (n, d):
+        if shape_of(x)[-2:] != core:
             raise ValueError(
-                f"`{name}` must have shape (..., n, d) = (..., {n}, {d}), got {shape_of(x)}."
-            )
-    if state is not None:
-        checks.arrays(2, k=k, initial_state=state)
-        if shape_of(state)[-2:] != (d, d_v):
-            raise ValueError(
-                f"`initial_state` must have shape (..., d, d_v) = (..., {d}, {d_v}), "
-                f"got {shape_of(state)}."
+                f"`{name}` must have shape {rule} = (..., {core[0]}, {core[1]}), got {shape_of(x)}."
             )
     try:
-        lead = broadcast_lead(k, v, g, a, b, write, state)
+        parts = (x for x in (k, v, g, a, b, write, state) if x is not None)
+        lead = np.broadcast_shapes(*(shape_of(x)[:-2] for x in parts))
     except ValueError:
-        named = {"k": k, "v": v, **{x: options[x] for x in _GATES if options.get(x) is not None}}
+        named = {"k": k, "v": v, **{x: y for x, y in given.items() if y is not None}}
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in named.items())
         raise ValueError(f"`k` and what goes with it must broadcast, got {shapes}.") from None
-    if state is None:
-        state = xp.zeros((1, 1), dtype=k.dtype, device=device(k))
-    state = xp.broadcast_to(state, (*lead, d, d_v))
-    k = xp.broadcast_to(k, (*lead, n, d))
+    state = xp.zeros((1, 1), **home) if state is None else state
+    k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
     qkv.lead(q, k, v)
-    scale = constant(q.shape[-1], q) ** -0.5 if scale is None else scale
-    return k, Gates(g, a, b, write, state), scale, xp
-
-
-_GATES = ("log_decay", "removal", "write", "initial_state")
+    return k, Gates(g, a, b, write, state), constant(d, q) ** -0.5 if scale is None else scale, xp
 
 
 def _shape(x: Any) -> Any:
     return tuple(map(shape_of, x)) if isinstance(x, tuple | list) else shape_of(x)
-
-
-def _of_removal(removal: Any) -> tuple[Any, Any]:
-    """Check that a removal is a pair (a, b)."""
-    if removal is None:
-        return None, None
-    if not isinstance(removal, tuple | list) or len(removal) != 2:
-        raise TypeError(
-            f"`removal` must be a pair (a, b) of arrays, got {checks.describe(removal)}."
-        )
-    return removal[0], removal[1]
 
 
 def of_tokens(

@@ -18,9 +18,8 @@ whose denominator may be 0.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,8 +31,10 @@ from ..arrays.library import (
     device,
     exp,
     flush_small,
+    is_dask_array,
     is_numpy_array,
     loop,
+    on_whole_rows,
     own_copy,
     reverse,
     traced_once,
@@ -63,6 +64,10 @@ class Steps(NamedTuple):
         """Take some tokens."""
         return self.map(lambda x: x[..., i, :])
 
+    def cut(self, size: int, xp: Any) -> Steps:
+        """Cut tokens (..., n, .) into (..., chunks, size, .), with empty steps at the end."""
+        return self.map(lambda x: cut_rows(x, size, xp))
+
 
 class Chunk(NamedTuple):
     """What chunks make of the state before them: out = reads S + out, S = (keep + turn) S + add."""
@@ -86,12 +91,10 @@ class Decays:
         self.xp, self.halves, size = xp, list[tuple[Array, Array]](), 1
         up_to, after, c = log_decay, xp.zeros_like(log_decay), log_decay.shape[-2]
         while size < c:
-            (early, late), (early_after, late_after) = (
-                _halves(x, size, xp) for x in (up_to, after)
-            )
+            (early, late), (early_after, late_after) = (_split(x, size, xp) for x in (up_to, after))
             self.halves.append((decay(early_after, xp), decay(late, xp)))
-            up_to = _whole(early, late + early[..., -1:, :], xp)
-            after = _whole(early_after + late[..., -1:, :], late_after, xp)
+            up_to = _together(early, late + early[..., -1:, :], xp)
+            after = _together(early_after + late[..., -1:, :], late_after, xp)
             size *= 2
         self.from_start, self.to_end = decay(up_to, xp), decay(after, xp)
         self.until = decay(shift(up_to, 1, xp), xp)  # the token before each
@@ -110,9 +113,12 @@ class Decays:
         xp, size = self.xp, 1
         blocks = xp.sum(x * y, axis=-1)[..., None, None]  # (..., blocks, size, size)
         for to_end, from_start in self.halves:
-            early, late = _halves(y, size, xp)[0] * to_end, _halves(x, size, xp)[1] * from_start
+            early, late = (
+                _split(y, size, xp)[0] * to_end,
+                _split(x, size, xp)[1] * from_start,
+            )
             cross = late @ xp.matrix_transpose(early)
-            blocks = joined(blocks[..., ::2, :, :], cross, blocks[..., 1::2, :, :], xp)
+            blocks = lower_blocks(blocks[..., ::2, :, :], cross, blocks[..., 1::2, :, :], xp)
             size *= 2
         return blocks[..., 0, :, :]
 
@@ -130,26 +136,29 @@ class Decays:
         d_x = d_y = d_log_decay = 0.0
         for to_end, from_start in reversed(self.halves):
             size //= 2
-            early, late = _halves(y, size, xp)[0] * to_end, _halves(x, size, xp)[1] * from_start
+            early, late = (
+                _split(y, size, xp)[0] * to_end,
+                _split(x, size, xp)[1] * from_start,
+            )
             cross = blocks[..., size:, :size]
             d_late, d_early = cross @ early, xp.matrix_transpose(cross) @ late
             none, through = xp.zeros_like(d_late), sums_from(d_late * late, xp)
-            d_x = d_x + _whole(none, d_late * from_start, xp)
-            d_y = d_y + _whole(d_early * to_end, none, xp)
-            d_log_decay = d_log_decay + _whole(sums_before(d_early * early, xp), through, xp)
+            d_x = d_x + _together(none, d_late * from_start, xp)
+            d_y = d_y + _together(d_early * to_end, none, xp)
+            d_log_decay = d_log_decay + _together(sums_before(d_early * early, xp), through, xp)
             blocks = diagonal(blocks, size, xp)
         same = blocks[..., 0]  # a token and itself
         return d_x + same * y, d_y + same * x, d_log_decay + xp.zeros_like(same * x)
 
 
-def _halves(x: Array, size: int, xp: Any) -> tuple[Array, Array]:
+def _split(x: Array, size: int, xp: Any) -> tuple[Array, Array]:
     """Cut tokens (..., c, d) into early and late halves of blocks, (..., blocks, size, d)."""
     *lead, c, d = x.shape
     x = xp.reshape(x, (*lead, c // (2 * size), 2, size, d))
     return x[..., 0, :, :], x[..., 1, :, :]
 
 
-def _whole(early: Array, late: Array, xp: Any) -> Array:
+def _together(early: Array, late: Array, xp: Any) -> Array:
     """Put the halves together again."""
     x = xp.stack([early, late], axis=-3)
     return xp.reshape(x, (*x.shape[:-4], -1, x.shape[-1]))
@@ -167,8 +176,7 @@ def sums_from(x: Array, xp: Any) -> Array:
 
 def sums_before(x: Array, xp: Any) -> Array:
     """Sum the rows before each, (..., c, d)."""
-    sums = xp.cumulative_sum(x[..., :-1, :], axis=-2)
-    return xp.concat([xp.zeros_like(x[..., :1, :]), sums], axis=-2)
+    return shift(xp.cumulative_sum(x, axis=-2), 1, xp)
 
 
 def shift(x: Array, by: int, xp: Any) -> Array:
@@ -190,7 +198,7 @@ def inverse(lower: Array, xp: Any) -> Array:
     inverses = xp.ones_like(blocks)
     for cross in reversed(crosses):
         early, late = inverses[..., ::2, :, :], inverses[..., 1::2, :, :]
-        inverses = joined(early, late @ cross @ early, late, xp)
+        inverses = lower_blocks(early, late @ cross @ early, late, xp)
     return inverses[..., 0, :, :]
 
 
@@ -200,10 +208,10 @@ def diagonal(blocks: Array, half: int, xp: Any) -> Array:
     return xp.reshape(pair, (*blocks.shape[:-3], -1, half, half))
 
 
-def joined(early: Array, cross: Array, late: Array, xp: Any) -> Array:
+def lower_blocks(early: Array, cross: Array, late: Array, xp: Any) -> Array:
     """Make lower triangular blocks of two halves each, and what is between them."""
-    upper = xp.concat([early, xp.zeros_like(cross)], axis=-1)
-    return xp.concat([upper, xp.concat([cross, late], axis=-1)], axis=-2)
+    rows = ([early, xp.zeros_like(cross)], [cross, late])
+    return xp.concat([xp.concat(x, axis=-1) for x in rows], axis=-2)
 
 
 def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
@@ -218,16 +226,11 @@ def chunk(x: Steps, before: bool, xp: Any) -> Chunk:
         return Chunk(reads, out, keep, None, add)
     right = xp.concat([b * decays.until, read(b, k, True) @ v], axis=-1)
     solved = inverse(read(b, a, True), xp) @ right
-    turned = read(q, a, before) @ solved
-    written = xp.matrix_transpose(a * to_end) @ solved
-    d = k.shape[-1]
-    return Chunk(
-        reads + turned[..., :d],
-        out + turned[..., d:],
-        keep,
-        written[..., :d],
-        add + written[..., d:],
+    turned, written = read(q, a, before) @ solved, xp.matrix_transpose(a * to_end) @ solved
+    (of_reads, of_out), (turn, of_add) = (
+        (y[..., : k.shape[-1]], y[..., k.shape[-1] :]) for y in (turned, written)
     )
+    return Chunk(reads + of_reads, out + of_out, keep, turn, add + of_add)
 
 
 def weights(decays: Decays, x: Array, y: Array, before: bool) -> Array:
@@ -247,8 +250,8 @@ def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
 
     start, steps = state[..., None, :, :], (chunks.keep, chunks.turn, chunks.add)
     if traced_once(state):
-        first = tuple(x if x is None else xp.moveaxis(x, -3, 0) for x in steps)
-        after = xp.moveaxis(loop(step, state, first), 0, -3)
+        items = tuple(x if x is None else xp.moveaxis(x, -3, 0) for x in steps)
+        after = xp.moveaxis(loop(step, state, items), 0, -3)
     else:
         states = []
         for t in range(chunks.add.shape[-3]):
@@ -257,12 +260,6 @@ def carry(chunks: Chunk, state: Array, xp: Any) -> tuple[Array, Array]:
         after = xp.stack(states, axis=-3)
     first = xp.broadcast_to(start, after[..., :1, :, :].shape)
     return xp.concat([first, after[..., :-1, :, :]], axis=-3), after[..., -1, :, :]
-
-
-def cut(x: Steps, size: int, xp: Any) -> Steps:
-    """Cut tokens (..., n, .) into chunks, (..., chunks, size, .), filled up with empty steps."""
-
-    return x.map(partial(cut_rows, size=size, xp=xp))
 
 
 def cut_rows(x: Array, size: int, xp: Any) -> Array:
@@ -277,19 +274,23 @@ def cut_rows(x: Array, size: int, xp: Any) -> Array:
 def spans(n: int, like: Array) -> tuple[int, list[slice]]:
     """Say how many tokens a chunk has, a power of 2, and which tokens are made at once."""
     size = min(_CHUNK, 1 << max(n - 1, 0).bit_length())
-    count = (
-        -(-max(n, 1) // size)
-        if traced_once(like)
-        else _SPAN
-        if is_numpy_array(like)
-        else _OTHER_SPAN
-    )
+    count = _SPAN if is_numpy_array(like) else _OTHER_SPAN
+    count = -(-max(n, 1) // size) if traced_once(like) else count
     return size, list(blocks(0, n, size * count))
 
 
 @as_written
 def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
     """Read and write the state, (..., d, d_v), token by token: out (..., n, d_v), and the last."""
+    if is_dask_array(x.q):
+        arrays = [y for y in (*x, state) if y is not None]
+        ends = [(0, 2), (len(arrays) - 1, 2)]
+
+        def of_blocks(*y: Array) -> tuple[Array, Array]:
+            return recur(Steps(*y[:-1]), y[-1], before, np)
+
+        out, last = on_whole_rows(of_blocks, arrays, ends, xp)
+        return out, last
     x, spoilt = without_nan(x, xp)
     q, v, lead = x.q, x.v, tuple(state.shape[:-2])
     (n, d), d_v, options = q.shape[-2:], v.shape[-1], {"dtype": q.dtype, "device": device(q)}
@@ -301,14 +302,14 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
         heads = (*head, WHOLE, WHOLE)
         mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
         for i in parts:
-            chunks = chunk(cut(mine.rows(i), size, xp), before, xp)
+            chunks = chunk(mine.rows(i).cut(size, xp), before, xp)
             states, now = carry(chunks, now, xp)
             rows = chunks.reads @ states + chunks.out
             rows = xp.reshape(rows, (*rows.shape[:-3], -1, d_v))[..., : i.stop - i.start, :]
             out = put(out, (*head, i, WHOLE), rows)
         last = put(last, heads, now)
 
-    for_heads(of_heads, lead, q, d + d_v)
+    over_heads(of_heads, lead, q, d + d_v)
     if spoilt is None:
         return out, last
     everywhere = xp.any(spoilt, axis=-2, keepdims=True)
@@ -322,19 +323,19 @@ def without_nan(x: Steps, xp: Any) -> tuple[Steps, Array | None]:
     """
     if is_numpy_array(x.q) and all(y is None or np.isfinite(np.sum(y)) for y in x[1:]):
         return x, None
-    fine = [None if y is None else xp.isfinite(y) for y in x]
-    fine[3] = fine[3] | (x.log_decay == -math.inf)
-    rows = [~xp.all(y, axis=-1, keepdims=True) for y in (fine[1], *fine[3:]) if y is not None]
-    bad = reduce(operator.or_, rows, ~fine[2])
-    clean = [y if y is None else xp.where(f, y, 0.0) for f, y in zip(fine[1:], x[1:], strict=True)]
+    fine = x.map(xp.isfinite)
+    fine = fine._replace(log_decay=fine.log_decay | (x.log_decay == -math.inf))
+    bad = ~fine.v
+    for y in (z for z in (fine.k, *fine[3:]) if z is not None):
+        bad = bad | ~xp.all(y, axis=-1, keepdims=True)
+    clean = (y if y is None else xp.where(f, y, 0.0) for f, y in zip(fine[1:], x[1:], strict=True))
     return Steps(x.q, *clean), xp.cumulative_sum(xp.astype(bad, xp.int32), axis=-2) > 0
 
 
-def for_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
+def over_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
     """Call a function for some heads at a time, on threads on NumPy."""
-    n, size = q.shape[-2], _CHUNK * _SPAN
-    tokens = max(1, min(n, size))
-    most = _NUMPY_NUMBERS // (tokens * width) if is_numpy_array(q) else math.prod(lead)
-    heads = list(tiles(lead, most))
-    threads = most_threads(q, math.prod(lead) * n * _CHUNK) if len(heads) > 1 else 0
+    count, n = math.prod(lead), q.shape[-2]
+    held = max(1, min(n, _CHUNK * _SPAN)) * width
+    heads = list(tiles(lead, _NUMPY_NUMBERS // held if is_numpy_array(q) else count))
+    threads = most_threads(q, count * n * _CHUNK) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)

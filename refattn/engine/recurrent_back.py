@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..arrays.blocks import WHOLE, part, put
-from ..arrays.library import Array, as_written, device, reverse
+from ..arrays.library import Array, as_written, device, is_dask_array, on_whole_rows, reverse
 from .recurrent import (
     Chunk,
     Decays,
     Steps,
     carry,
     chunk,
-    cut,
     cut_rows,
-    for_heads,
     inverse,
+    over_heads,
     shift,
     spans,
     sums_before,
@@ -30,9 +31,20 @@ from .recurrent import (
 
 @as_written
 def pull_recur(
-    x: Steps, state: Array, before: bool, d_out: Array, d_last: Array | None, xp: Any
+    x: Steps, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
 ) -> tuple[Steps, Array]:
     """Pull `recur` back to its tokens and the first state, for all heads of the state."""
+    if is_dask_array(x.q):
+        arrays = [y for y in (*x, state, d_out, d_last) if y is not None]
+
+        def of_blocks(*y: Array) -> Any:
+            steps, first = pull_recur(Steps(*y[:-3]), y[-3], before, y[-2], y[-1], np)
+            return *(z for z in steps if z is not None), first
+
+        *steps, first = on_whole_rows(
+            of_blocks, arrays, [(i, i) for i in range(len(arrays) - 2)], xp
+        )
+        return Steps(*steps), first
     lead, n = tuple(state.shape[:-2]), x.q.shape[-2]
     options = {"dtype": x.q.dtype, "device": device(x.q)}
     pulled = x.map(lambda y: xp.empty((*lead, *y.shape[-2:]), **options))
@@ -45,13 +57,13 @@ def pull_recur(
         mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
 
         def made(i: slice) -> tuple[Steps, Chunk]:
-            some = cut(mine.rows(i), size, xp)
+            some = mine.rows(i).cut(size, xp)
             return some, chunk(some, before, xp)
 
         starts = [now]  # of each span
         for i in parts[:-1]:
             starts.append(carry(made(i)[1], starts[-1], xp)[1])
-        d_now = xp.zeros_like(first[heads]) if d_last is None else part(d_last, heads)
+        d_now = part(d_last, heads)
         for i, now in reversed(list(zip(parts, starts, strict=False))):
             (some, chunks), d_rows = made(i), cut_rows(part(d_out, heads)[..., i, :], size, xp)
             taken, d_now = pull_span(some, chunks, before, now, d_rows, d_now, xp)
@@ -63,7 +75,7 @@ def pull_recur(
                     pulled = pulled._replace(**{name: whole})
         first = put(first, heads, d_now)
 
-    for_heads(of_heads, lead, x.q, state.shape[-2] + state.shape[-1])
+    over_heads(of_heads, lead, x.q, state.shape[-2] + state.shape[-1])
     return pulled, first
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..arrays import tokens
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written
 from ..engine.recurrent import Steps, recur
-from ..typing import ArrayT, Read, Recurrent
+from ..typing import ArrayT, Recurrent
 
 
 @as_written
@@ -23,7 +23,7 @@ def recurrent_attention(
     write: Array | None = None,
     initial_state: Array | None = None,
     scale: float | None = None,
-    read: Read = "after",
+    read: Literal["after", "before"] = "after",
 ) -> Recurrent:
     r"""Read a state that decays, from which tokens remove and to which they write.
 
@@ -108,17 +108,16 @@ def prepare_recurrence(
     q: Array, k: Array, v: Array, options: Mapping[str, Any]
 ) -> RecurrenceInputs:
     """Check arguments of `recurrent_attention`, and multiply q and v by their factors."""
+    axes, before = q.ndim, options.get("read") == "before"
     k, gates, scale, xp = tokens.check(q, k, v, options)
-    arrays, join = group_heads(q, k, v, *gates)
-    q_g, k, v, log_decay, a, b, write, state = arrays
-    steps = Steps(scale * q_g, k, v if write is None else write * v, log_decay, a, b)
-    whole = xp.broadcast_to(state, (*broadcast_lead(q_g, state), *state.shape[-2:]))
+    (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
+    steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)
+    whole = xp.broadcast_to(state, (*lead, *state.shape[-2:]))
     # Queries that share keys share a state.
     first = (0,) * (whole.ndim - state.ndim) + tuple(slice(0, length) for length in state.shape)
 
     def ungroup(out: Array, last: Array) -> Recurrent:
         last = last[first]
-        return Recurrent(join(out), last[..., 0, :, :] if q_g.ndim > q.ndim else last)
+        return Recurrent(join(out), last[..., 0, :, :] if q.ndim > axes else last)
 
-    before = options.get("read", "after") == "before"
     return RecurrenceInputs(steps, whole, before, xp, scale, write, v, first, ungroup)

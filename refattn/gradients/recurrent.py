@@ -7,7 +7,7 @@ from typing import Any, cast
 from .. import recurrences
 from ..arrays import tokens
 from ..arrays.blocks import put, sum_to
-from ..arrays.library import Array, array_namespace, device
+from ..arrays.library import Array, array_namespace
 from ..engine.recurrent import recur
 from ..engine.recurrent_back import pull_recur
 from ..estimators.recurrent import prepare_recurrence
@@ -18,8 +18,11 @@ def vjp_recurrent(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `recurrent_attention` back, and layers whose options are among its own."""
     inputs = prepare_recurrence(q, k, v, options)
     out, last = recur(*inputs[:4])
-    result, xp = inputs.ungroup(out, last), inputs.xp
-    grouped = inputs.steps.q.ndim > q.ndim
+    result, xp, grouped = inputs.ungroup(out, last), inputs.xp, inputs.steps.q.ndim > q.ndim
+    g, removal, write, state = (
+        options.get(x) for x in ("log_decay", "removal", "write", "initial_state")
+    )
+    wide = g is not None and g.ndim == max(x.ndim for x in (q, k, v))
 
     def fit(x: Array, argument: Array | None, core: int = 2) -> Array | None:
         """Sum a cotangent over what the argument is repeated along."""
@@ -28,45 +31,27 @@ def vjp_recurrent(q: Array, k: Array, v: Array, **options: Any) -> Any:
         x = xp.sum(x, axis=-3) if grouped else x
         return xp.reshape(sum_to(x, (*argument.shape, *(1,) * (2 - core))), argument.shape)
 
-    def of_tokens(x: Array, name: str) -> Array | None:
-        given = options.get(name)
-        return fit(x, given, 2 if given is not None and given.ndim == most else 1)
-
-    most = max(x.ndim for x in (q, k, v))
-
     def pullback(cotangents: Any) -> Gradients:
         d_out, d_state = cotangents
         d_out = xp.zeros_like(out) if d_out is None else xp.reshape(d_out, out.shape)
-        d_last = None
-        if d_state is not None:
-            d_last = xp.zeros(last.shape, dtype=q.dtype, device=device(q))
-            d_last = _put_first(
-                d_last, inputs.first, d_state[..., None, :, :] if grouped else d_state
-            )
+        d_last = xp.zeros_like(last)
+        if d_state is not None:  # of one of the states that queries share
+            box = tuple(slice(i, i + 1) if isinstance(i, int) else i for i in inputs.first)
+            d_last = put(d_last, box, d_state[..., None, :, :] if grouped else d_state)
         x, first = pull_recur(*inputs[:3], d_out, d_last, xp)
-        write = inputs.write
-        d_v = x.v if write is None else write * x.v
+        d_write = xp.sum(x.v * inputs.v, axis=-1, keepdims=True)
         d_q = xp.reshape(inputs.scale * x.q, (*result.out.shape[:-1], q.shape[-1]))
-        removal, write = options.get("removal"), options.get("write")
         return Gradients(
             sum_to(d_q, q.shape),
             fit(x.k, k),
-            fit(d_v, v),
-            log_decay=of_tokens(x.log_decay, "log_decay"),
+            fit(x.v if write is None else inputs.write * x.v, v),
+            log_decay=fit(x.log_decay, g, 2 if wide else 1),
             removal=removal and tuple(map(fit, (x.a, x.b), removal)),
-            write=None
-            if write is None
-            else fit(xp.sum(x.v * inputs.v, axis=-1, keepdims=True), write, 1),
-            initial_state=fit(first, options.get("initial_state")),
+            write=fit(d_write, write, 1),
+            initial_state=fit(first, state),
         )
 
     return result, pullback
-
-
-def _put_first(whole: Array, place: tuple[Any, ...], x: Array) -> Array:
-    """Write to one of the states that queries share."""
-    box = tuple(slice(i, i + 1) if isinstance(i, int) else i for i in place)
-    return put(whole, box, x)
 
 
 def vjp_retention(q: Array, k: Array, v: Array, *, decay: Any, **options: Any) -> Any:
@@ -76,10 +61,9 @@ def vjp_retention(q: Array, k: Array, v: Array, *, decay: Any, **options: Any) -
 
     def pullback(cotangents: Any) -> Gradients:
         pulled: Gradients = pull(cotangents)
-        if not hasattr(decay, "shape"):
-            return pulled._replace(log_decay=None)
-        d_gamma: Array = pulled.log_decay
-        d_decay = sum_to(d_gamma[..., 0], decay.shape) / decay
+        d_gamma, d_decay = cast(Array, pulled.log_decay)[..., 0], None
+        if hasattr(decay, "shape"):
+            d_decay = sum_to(d_gamma, decay.shape) / decay
         return pulled._replace(log_decay=None, decay=d_decay)
 
     return out, pullback
@@ -101,8 +85,7 @@ def vjp_delta(
         pulled: Gradients = pull(cotangents)
         d_a, d_b = cast(tuple[Array, Array], pulled.removal)
         d_k = pulled.k + sum_to(growth * d_b, k.shape) - sum_to(rate * d_a, k.shape)
-        d_beta = pulled.write - sum_to(xp.sum(k * d_a, axis=-1), beta.shape)
-        d_g = pulled.log_decay
+        d_beta, d_g = pulled.write - sum_to(xp.sum(k * d_a, axis=-1), beta.shape), pulled.log_decay
         if log_decay is not None:
             d_later = sum_to(later * d_b, g.shape)
             d_later = d_later if g.ndim == log_decay.ndim else d_later[..., 0]

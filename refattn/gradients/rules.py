@@ -28,11 +28,13 @@ from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
 from ..estimators import linear, ra, rfa
 from ..estimators.inputs import open_partials
+from ..estimators.recurrent import recurrent_attention
 from ..estimators.rfa import RfaInputs
 from ..registry.record import ESTIMATORS, find_record, load
 from ..typing import Recurrent
 from .feature_maps import check_pullback, map_with_pullback, waves_with_pullback
 
+_RECURRENT = "refattn.gradients.recurrent:vjp_recurrent"  # which imports this module
 Pullback = Callable[[Any], "Gradients"]
 
 
@@ -94,9 +96,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     Parameters
     ----------
     fn : function
-        `attend`, or a function whose record has a pullback, see `registry.Estimator`: all attention
-        functions of the package but `coreset_attention`; or a `functools.partial` of one with
-        options.
+        `attend`, `recurrent_attention`, or a function whose record has a pullback, see
+        `registry.Estimator`: all attention functions of the package but `coreset_attention`; or a
+        `functools.partial` of one with options.
     q, k, v : arrays
         As `fn` takes them.
     **options
@@ -111,12 +113,12 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
 
     Returns
     -------
-    out : array or Attended
+    out : array, Attended or Recurrent
         ``fn(q, k, v, **options)``.
     pullback : function
         Maps the cotangent of `out`, an array of the same shape and dtype, to `Gradients`. For
-        `attend` it takes a pair, for `out` and `lse`, of which one may be None. It may be called
-        repeatedly.
+        `attend` it takes a pair, for `out` and `lse`, and for recurrences one for `out` and
+        `state`, of which one may be None. It may be called repeatedly.
 
     Raises
     ------
@@ -154,9 +156,10 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     if isinstance(fn, partial):
         raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
     record = find_record(fn)
-    rule = vjp_attend if fn is attention.attend else record and load(record.vjp)
+    own = {attention.attend: vjp_attend, recurrent_attention: _RECURRENT}
+    rule = load(next((rule for of, rule in own.items() if of is fn), record and record.vjp))
     if rule is None:
-        pulled = [attention.attend, *(x.function for x in ESTIMATORS.values() if x.vjp is not None)]
+        pulled = [*own, *(x.function for x in ESTIMATORS.values() if x.vjp is not None)]
         names = ", ".join(sorted({getattr(x, "__name__", repr(x)) for x in pulled}))
         said = f"`{fn.__name__}`, which has no pullback" if record else checks.describe(fn)
         raise TypeError(f"`fn` must be one of {names}, got {said}.")

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast, get_args
 
 from ..arrays import checks, frequencies, key_samples, qkv, tokens
-from ..arrays.heads import Alibi, broadcast_lead, group_heads
+from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, is_array_api_obj
 from ..typing import Features, Recurrent, Weighting
 from .terms import distances, of_library
@@ -178,9 +178,7 @@ def gates(q: Array, k: Array, v: Array, **options: Any) -> dict[str, Any]:
     k, given, scale, xp = tokens.check(q, k, v, options)
     values = {"k": k, "scale": scale, "log_decay": given.log_decay, "initial_state": given.state}
     pair = [xp.zeros_like(k) if x is None else x for x in (given.a, given.b)]
-    lead = broadcast_lead(*pair)
-    pair = [xp.broadcast_to(x, (*lead, *x.shape[-2:])) for x in pair]
-    values["removal"] = xp.concat(pair, axis=-1)
+    values["removal"] = xp.concat(xp.broadcast_arrays(*pair), axis=-1)
     values["write"] = xp.ones_like(k[..., :1]) if given.write is None else given.write
     if "beta" in options:
         values["beta"] = tokens.of_tokens("beta", options["beta"], (q, k, v))

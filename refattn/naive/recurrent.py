@@ -9,31 +9,24 @@ from collections.abc import Callable
 from typing import Any
 
 from ..arrays.library import Array
-from ..typing import ArrayT, Read, Recurrent
+from ..typing import ArrayT, Recurrent
 from .doors import formula, gates
 from .terms import xp
 
 
 @formula(gates)
 def recurrent_attention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array | None = None,
-    removal: tuple[Array, Array] | None = None,
-    write: Array | None = None,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-    read: Read = "after",
-) -> Recurrent:
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any = None, removal: Any = None,
+    write: Any = None, initial_state: Any = None, scale: Any = None, read: str = "after",
+) -> Recurrent:  # fmt: skip
     r"""Read a state that decays, from which tokens remove and to which they write.
 
     .. math::
         S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
         o_t = c \, S_t^\top q_t
 
-    Parameters, result and sources are those of `refattn.recurrent_attention`.
+    Parameters and result are those of `refattn.recurrent_attention`, whose chunks are those of
+    arXiv:2406.06484; the layers below have the conventions of `refattn.recurrences`.
 
     Examples
     --------
@@ -53,15 +46,9 @@ def recurrent_attention(
 
 @formula(gates)
 def retention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    decay: Any,
-    initial_state: Array | None = None,
-    scale: float | None = None,
+    q: ArrayT, k: ArrayT, v: ArrayT, *, decay: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
-    r"""S_t = gamma S_{t-1} + k_t v_t^T: `refattn.recurrences.retention`."""
+    r"""S_t = gamma S_{t-1} + k_t v_t^T (arXiv:2307.08621)."""
 
     def step(S: Array, k: Array, v: Array) -> Array:
         return decay * S + T(k) @ v
@@ -71,15 +58,9 @@ def retention(
 
 @formula(gates)
 def gated_linear_attention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
-    r"""S_t = Diag(e^g_t) S_{t-1} + k_t v_t^T: `refattn.recurrences.gated_linear_attention`."""
+    r"""S_t = Diag(e^g_t) S_{t-1} + k_t v_t^T (arXiv:2312.06635)."""
 
     def step(S: Array, k: Array, v: Array, g: Array) -> Array:
         return T(xp.exp(g)) * S + T(k) @ v
@@ -89,16 +70,10 @@ def gated_linear_attention(
 
 @formula(gates)
 def state_space_duality(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array,
-    write: Array | None = None,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
-    r"""S_t = e^g_t S_{t-1} + w_t k_t v_t^T: `refattn.recurrences.state_space_duality`."""
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, write: Any = None,
+    initial_state: Any = None, scale: Any = None,
+) -> Recurrent:  # fmt: skip
+    r"""S_t = e^g_t S_{t-1} + w_t k_t v_t^T (arXiv:2405.21060)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, w: Array) -> Array:
         return xp.exp(g) * S + T(k) @ (w * v)
@@ -108,15 +83,9 @@ def state_space_duality(
 
 @formula(gates)
 def delta_rule(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    beta: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
-    r"""S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T: `refattn.recurrences.delta_rule`."""
+    r"""S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T (arXiv:2406.06484)."""
 
     def step(S: Array, k: Array, v: Array, beta: Array) -> Array:
         return S + T(k) @ (beta * (v - k @ S))
@@ -126,16 +95,10 @@ def delta_rule(
 
 @formula(gates)
 def gated_delta_rule(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    beta: Array,
-    log_decay: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
-    r"""The delta rule after a decay: `refattn.recurrences.gated_delta_rule`."""
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, log_decay: Any,
+    initial_state: Any = None, scale: Any = None,
+) -> Recurrent:  # fmt: skip
+    r"""The delta rule after a decay (arXiv:2412.06464)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, beta: Array) -> Array:
         S = xp.exp(g) * S
@@ -146,16 +109,10 @@ def gated_delta_rule(
 
 @formula(gates)
 def kimi_delta_attention(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    beta: Array,
-    log_decay: Array,
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
-    r"""The delta rule after a decay by coordinate: `refattn.recurrences.kimi_delta_attention`."""
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, log_decay: Any,
+    initial_state: Any = None, scale: Any = None,
+) -> Recurrent:  # fmt: skip
+    r"""The delta rule after a decay by coordinate (arXiv:2510.26692)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, beta: Array) -> Array:
         S = T(xp.exp(g)) * S
@@ -166,16 +123,10 @@ def kimi_delta_attention(
 
 @formula(gates)
 def rwkv7(
-    q: ArrayT,
-    k: ArrayT,
-    v: ArrayT,
-    *,
-    log_decay: Array,
-    removal: tuple[Array, Array],
-    initial_state: Array | None = None,
-    scale: float | None = None,
-) -> Recurrent:
-    r"""S_t = (Diag(e^g_t) + a_t b_t^T) S_{t-1} + k_t v_t^T: `refattn.recurrences.rwkv7`."""
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, removal: Any,
+    initial_state: Any = None, scale: Any = None,
+) -> Recurrent:  # fmt: skip
+    r"""S_t = (Diag(e^g_t) + a_t b_t^T) S_{t-1} + k_t v_t^T (arXiv:2503.14456)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, ab: Array) -> Array:
         a, b = ab[..., : k.shape[-1]], ab[..., k.shape[-1] :]
@@ -190,7 +141,7 @@ def go_through(
     state: Any,
     scale: Any,
     *rows: Any,
-    read: Read = "after",
+    read: str = "after",
 ) -> Recurrent:
     """Change the state by the rows of each token, and read it."""
     outs = [q[..., :0, :] @ state]

@@ -33,7 +33,6 @@ from ..engine.recurrent import (
     Steps,
     carry,
     chunk,
-    cut,
     cut_rows,
     inverse,
     recur,
@@ -82,7 +81,7 @@ def analyse_recurrent(x: TokenArrays, scale: float, kernel: Roundings, of: str) 
     (n, d), before = x["k"].shape, bool(x.get("before"))
     size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
-    tokens, rates = cut(steps, size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
+    tokens, rates = steps.cut(size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
     chunks = chunk(tokens, before, np)
     states, last = carry(chunks, state, np)
     with np.errstate(all="ignore"):

@@ -48,20 +48,18 @@ class RecurrentState:
         `recurrent_attention`.
         """
         checks.real("scale", scale, optional=True)
-        total = None if gates.get("initial_state") is not None else _decay(k, v, gates)
-        return cls(recurrent_attention(k, k, v, **gates).state, total, scale)
+        state, decay = _add(k, v, gates)
+        return cls(state, None if gates.get("initial_state") is not None else decay, scale)
 
     @as_written
     def update(self, k: Array, v: Array, **gates: Any) -> RecurrentState:
         """Add tokens, with their gates."""
         if "initial_state" in gates:
             raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
-        after = recurrent_attention(k, k, v, initial_state=self.state, **gates).state
-        check_states(**{"the state": (self.state, after)})
-        decay = None if self.log_decay is None else _decay(k, v, gates)
-        return replace(
-            self, state=after, log_decay=None if decay is None else self.log_decay + decay
-        )
+        state, decay = _add(k, v, {**gates, "initial_state": self.state})
+        check_states(**{"the state": (self.state, state)})
+        known = self.log_decay is not None and decay is not None
+        return replace(self, state=state, log_decay=self.log_decay + decay if known else None)
 
     @as_written
     def read(self, q: Array) -> Array:
@@ -92,11 +90,11 @@ class RecurrentState:
         return replace(self, state=after, log_decay=total)
 
 
-def _decay(k: Array, v: Array, gates: dict[str, Any]) -> Array | None:
-    """Sum the log decays of tokens, (..., d or 1, 1); None if they remove."""
+def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:
+    """Return the state after some tokens, and the sum of their log decays if none removes."""
     _, given, _, xp = tokens.check(k, k, v, gates)
-    total = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
-    return total if given.a is None else None
+    decay = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
+    return recurrent_attention(k, k, v, **gates).state, decay if given.a is None else None
 
 
 RecurrentState.__module__ = "refattn.streaming"  # where users find it, and so do pickles
