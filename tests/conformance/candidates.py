@@ -302,9 +302,7 @@ def recurrent(name, change=None):
             return record.fn(q, k, v, **options)
         out, pullback = vjp(record.fn, q, k, v, **options)
         back = pullback((d_out, None))
-        gates = [getattr(back, x) for x in record.gates]
-        found = [out.out, *back[:3], *gates[:-1]]
-        found += gates[-1] if isinstance(gates[-1], tuple) else [gates[-1]]
+        found = [out.out, *back[:3], *(getattr(back, x) for x in record.gates)]
         return tuple(found if change is None else change(found))
 
     return attention

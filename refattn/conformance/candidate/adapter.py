@@ -20,7 +20,7 @@ from ...arrays.words import said
 from ...engine.scores import Reach
 from ...registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal, SeveralResults
-from .gates import LOGS, gate_words, token_axes, with_pairs
+from .gates import LOGS, halves, token_axes, with_pairs
 from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
@@ -385,10 +385,13 @@ class Adapter:
     def pulled(self, options: Mapping[str, Any]) -> list[str]:
         """Return the options of a call whose cotangents it gives."""
         names = [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
-        return [*names, *(name for name in gate_words(self.record) if name in options)]
+        return [*names, *(name for name in self.record.gates if name in options)]
 
     def _of_tokens(self, x: Any, shape: tuple[int, ...], name: str) -> Floats:
-        """Return the cotangent of a gate with the axes (..., n), or (..., n, d)."""
+        """Return the cotangent of a gate with the axes (..., n), or (..., n, d), or of a pair."""
+        if isinstance(x, tuple):
+            both = zip(x, halves(np.empty(shape)), strict=True)
+            return np.concatenate([self._of_tokens(y, like.shape, name) for y, like in both], -1)
         if token_axes(self.record)[name] == -1:
             return self._result(x[..., None], (*shape, 1), x, False)[..., 0]
         return self._result(x, shape, x, False)
@@ -498,8 +501,8 @@ class Adapter:
             return x
         if name == "sinks":
             return self._convert(np.atleast_1d(x) if "h" in (self["layout"] or "") else x)
-        if name in gate_words(self.record):
-            if self["decay"] == "factor" and gate_words(self.record)[name] in LOGS:
+        if name in self.record.gates:
+            if self["decay"] == "factor" and self.record.gates[name] in LOGS:
                 x = np.exp(x)
             axis = token_axes(self.record).get(name)
             if axis is None:

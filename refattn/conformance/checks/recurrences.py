@@ -13,7 +13,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
-from ..candidate.gates import LOGS, at_tokens, gate_words
+from ..candidate.gates import LOGS, at_tokens
 from ..candidate.limits import Arrays, Keywords
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 from ..truth.reference import reference
@@ -80,14 +80,14 @@ def later_tokens_unseen(t: CheckRun) -> None:
 def cuts(adapter: Adapter) -> bool:
     """Return whether sequences can be cut: by offsets, or by a decay that leaves nothing."""
     usual = all(adapter[tag] == DEFAULTS[tag] for tag in OF_RECURRENCES if tag != "decay")
-    forgets = usual and any(word in LOGS for word in gate_words(adapter.record).values())
+    forgets = usual and any(word in LOGS for word in adapter.record.gates.values())
     return adapter.can("offsets") or forgets
 
 
 @add_check
 def packed_apart(t: CheckRun) -> None:
     """Cut three sequences apart by offsets, where it takes them, or by decays of e^-1000."""
-    words, unit = gate_words(t.adapter.record).items(), t.adapter["multiple_of"]
+    words, unit = t.adapter.record.gates.items(), t.adapter["multiple_of"]
     for lengths in ((2, 1, 3), (70, 3, 64)):
         ends = np.cumsum([0, *(-(-n // unit) * unit for n in lengths)])
         whole, options = t.problem(int(ends[-1]), 1, 4)
@@ -96,7 +96,7 @@ def packed_apart(t: CheckRun) -> None:
             if word in LOGS:
                 options[name][ends[1:-1]] = _FORGOTTEN
             elif word == "pair":  # whose decay is in its second half
-                options[name][ends[1:-1]] *= not name.endswith("_b")
+                options[name][ends[1:-1], options[name].shape[-1] // 2 :] = 0.0
         parts = (_some(t, whole, options, range(*x)) for x in pairwise(ends))
         apart = [t.call(*some, **gates) for some, gates in parts]
         out, allowed = t.call(*whole, **options, **more), same_within(t, whole, options)
@@ -138,13 +138,13 @@ def states(t: CheckRun) -> None:
 @add_condition
 def decays(adapter: Adapter) -> bool:
     """Return whether a state decays by what is passed."""
-    return bool({*LOGS, "head"} & {*gate_words(adapter.record).values()})
+    return bool({*LOGS, "head"} & {*adapter.record.gates.values()})
 
 
 @add_check
 def extreme_decays(t: CheckRun) -> None:
     """Try tokens that forget all, or nearly, among others, and states that nothing leaves."""
-    words = gate_words(t.adapter.record).items()
+    words = t.adapter.record.gates.items()
     for n, share in ((5, 0.3), (70, 0.0), (70, 0.1), (70, 1.0), (150, 0.02)):
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(2))
         for name, word in words:

@@ -11,7 +11,7 @@ from ... import naive
 from ...arrays.library import Floats
 from ...estimators.recurrent import recurrent_attention
 from ..candidate.adapter import Adapter
-from ..candidate.gates import LOGS, gate_words, token_axes
+from ..candidate.gates import LOGS, token_axes
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 
 
@@ -53,7 +53,7 @@ def _arguments(
 
 def sum_of_logs(adapter: Adapter, n: int, options: dict[str, Any]) -> float:
     """Return the largest sum of |g| over n tokens: exponents may be differences of such sums."""
-    words = gate_words(adapter.record)
+    words = adapter.record.gates
     logs = [
         np.sum(np.abs(options[x]), axis)
         for x, axis in token_axes(adapter.record).items()

@@ -16,7 +16,7 @@ from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.failures import WrongRecord
-from ..candidate.gates import cotangent_of, gate_words, with_pairs
+from ..candidate.gates import with_pairs
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
 from . import recurrences
@@ -63,7 +63,7 @@ def of_function(
 ) -> Any:
     """Evaluate a function of the same arguments with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
-    floats = {*_FLOATS, *gate_words(adapter.record)}
+    floats = {*_FLOATS, *adapter.record.gates}
     named = {k: np.asarray(x, dtype) if k in floats else x for k, x in options.items()}
     if adapter.has("local"):
         named = in_place(adapter, wide, named)
@@ -151,7 +151,7 @@ def _near(
         y: Floats = np.asarray(x, float) * (1 + _NEAR * rng.choice([-1.0, 1.0], np.shape(x)))
         return y.astype(dtype)
 
-    floats = {"omega", "centres", "log_probability", "initial_state", *gate_words(adapter.record)}
+    floats = {"omega", "centres", "log_probability", "initial_state", *adapter.record.gates}
     moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
     return tuple(map(moved, arrays)), moved_options
 
@@ -222,10 +222,11 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             words = f"{type(error).__name__}: {error}"
             name = adapter.record.name
             raise WrongRecord(f"`vjp` of the record of {name} must work, got {words}") from error
+        gates = [getattr(cotangents, name) for name in adapter.pulled(usual)]
         return (
             getattr(out, "out", out),
             *cotangents[:3],
-            *(cotangent_of(cotangents, name) for name in adapter.pulled(usual)),
+            *(np.concatenate(x, -1) if isinstance(x, tuple) else x for x in gates),
         )
 
     want = of_function(adapter, evaluate, arrays, usual, dtype)
