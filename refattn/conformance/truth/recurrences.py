@@ -37,27 +37,25 @@ def _arguments(
     if adapter["keys"] != "given":
         added = float(adapter["keys"].partition("+ ")[2] or 0.0)
         k = k / np.sqrt(np.sum(k * k, -1, keepdims=True) + added)
-    gates = {name: options.pop(name) for name in adapter.record.gates}
-    g, write, removal = (gates.get(name) for name in ("log_decay", "write", "removal"))
+    gates: dict[str, Any] = {name: options.pop(name) for name in adapter.record.gates}
     if "decay" in gates:
-        g = np.broadcast_to(np.log(gates["decay"])[..., None], k.shape[:-1])
-    decays: Any = 1.0 if g is None else np.exp(g if g.ndim == k.ndim else g[..., None])
+        log_decay = np.log(gates.pop("decay"))[..., None]
+        gates["log_decay"] = np.broadcast_to(log_decay, k.shape[:-1])
+    g = gates.get("log_decay", np.zeros(()))
+    decays = np.exp(g if g.ndim == k.ndim else g[..., None])
     if "beta" in gates:
-        write = gates["beta"]
-        taken = -k if adapter["beta"] == "written" else -write[..., None] * k
-        removal = taken, k if adapter["error"] == "before-decay" else decays * k
-    written = decays * k if adapter["own_write"] == "decayed" else k
-    more = {"log_decay": g, "write": write, "removal": removal, "read": adapter["read"]}
-    return written, options | more
+        gates["write"] = beta = gates.pop("beta")
+        taken = -k if adapter["beta"] == "written" else -beta[..., None] * k
+        later = k if adapter["error"] == "before-decay" else decays * k
+        gates["removal"] = taken, later
+    k = decays * k if adapter["own_write"] == "decayed" else k
+    return k, {**options, **gates, "read": adapter["read"]}
 
 
 def sum_of_logs(adapter: Adapter, n: int, options: dict[str, Any]) -> float:
     """Return the largest sum of |g| over n tokens: exponents may be differences of such sums."""
-    words = adapter.record.gates
-    logs = [
-        np.sum(np.abs(options[x]), axis)
-        for x, axis in token_axes(adapter.record).items()
-        if words[x] in LOGS
-    ]
-    logs += [-n * np.log(options[x]) for x, word in words.items() if word == "head"]
+    logs = [-n * np.log(options[x]) for x, word in adapter.record.gates.items() if word == "head"]
+    for name, axis in token_axes(adapter.record).items():
+        if adapter.record.gates[name] in LOGS:
+            logs.append(np.sum(np.abs(options[name]), axis))
     return max((float(np.max(x)) for x in logs), default=0.0)

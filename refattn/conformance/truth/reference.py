@@ -104,10 +104,7 @@ def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.
 
 
 def measured(
-    adapter: Adapter,
-    arrays: Arrays,
-    options: Keywords,
-    function: Callable[..., Any] | None = None,
+    adapter: Adapter, arrays: Arrays, options: Keywords, *functions: Callable[..., Any]
 ) -> tuple[float, ...]:
     """Bound the rounding of each result of a recurrence by what plain evaluations lose.
 
@@ -115,11 +112,7 @@ def measured(
     Exponents may be differences of sums of all decays, in single precision at least.
     """
     rng, dtype = np.random.default_rng(0), _plain_dtype(adapter)
-    ways = (
-        [function]
-        if function
-        else [recurrences.declared_formula(adapter, x) for x in (False, True)]
-    )
+    ways = functions or tuple(recurrences.declared_formula(adapter, x) for x in (False, True))
     found = []
     for way in ways * 2:
         near = _near(adapter, arrays, options, rng, dtype)
@@ -127,11 +120,9 @@ def measured(
         pairs = zip(low, right, strict=True) if isinstance(low, tuple) else ((low, right),)
         found.append([(_size(x - y) / np.finfo(dtype).eps, _size(y)) for x, y in pairs])
     total = terms(adapter, recurrences.sum_of_logs(adapter, arrays[1].shape[-2], options))
-    contract = 2 * CONTRACT[adapter["dtype"]]
-    return tuple(
-        contract * (adapter.eps * (lost + size) + total * size)
-        for lost, size in np.max(found, axis=0)
-    )
+    lost, size = np.max(found, axis=0).T
+    allowed = 2 * CONTRACT[adapter["dtype"]] * (adapter.eps * (lost + size) + total * size)
+    return tuple(allowed.tolist())
 
 
 def _plain_dtype(adapter: Adapter) -> Any:
