@@ -27,19 +27,9 @@ from weakref import WeakKeyDictionary, proxy
 import numpy as np
 
 from ..arrays.library import Doubles
-from ..engine.recurrent import (
-    Chunk,
-    Decays,
-    Steps,
-    carry,
-    chunk,
-    cut_rows,
-    inverse,
-    recur,
-    weights,
-)
+from ..engine.recurrent import Chunk, Decays, Steps, carry, chunk, cut_rows, inverse, recur, weights
 from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
-from .states import PULLED, ReadHead, TokenArrays, is_delta, steps_of
+from .states import PULLED, ReadHead, is_delta, steps_of
 
 _ERASED = 1e-6  # share of what rows read of a state at which decays have erased it
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and a factor above what it finds
@@ -73,11 +63,8 @@ def look_at_recurrence(
 def _analyse_head(
     read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
 ) -> Recurrence:
-    return analyse_recurrent(PULLED.get(of, dict)(read(index)), scale, kernel, of)
-
-
-def analyse_recurrent(x: TokenArrays, scale: float, kernel: Roundings, of: str) -> Recurrence:
     """Say what a kernel that rounds like this may give for a head: its output or last state."""
+    x = PULLED.get(of, dict)(read(index))
     (n, d), before = x["k"].shape, bool(x.get("before"))
     size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]

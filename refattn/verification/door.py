@@ -122,7 +122,9 @@ def verify(
     beta, log_decay, write, removal, decay : arrays, optional
         Of a recurrence, what its function in `refattn.recurrences` takes: all that this one needs.
     initial_state, state : arrays, shape (..., d, d_v), optional
-        Of a recurrence, the state before the first token, and the last one, which is judged.
+        Of a recurrence, the state before the first token, and the last one, which is judged. A
+        kernel may round its state between chunks to bfloat16 only if these arrays hold bfloat16:
+        in a float32 array beside bfloat16 `q`, a last state of bfloat16 numbers only fails.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
