@@ -74,8 +74,9 @@ class RecurrentState:
             raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
         state, decay = _add(k, v, {**gates, "initial_state": self.state})
         check_states(**{"the state": (self.state, state)})
-        known = self.log_decay is not None and decay is not None
-        return replace(self, state=state, log_decay=self.log_decay + decay if known else None)
+        known = self.log_decay
+        total = None if known is None or decay is None else known + decay
+        return replace(self, state=state, log_decay=total)
 
     @as_written
     def read(self, q: Array) -> Array:
