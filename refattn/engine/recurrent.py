@@ -159,9 +159,13 @@ def _split(x: Array, size: int, xp: Any) -> tuple[Array, Array]:
 
 
 def _together(early: Array, late: Array, xp: Any) -> Array:
-    """Put the halves together again."""
-    x = xp.stack([early, late], axis=-3)
-    return xp.reshape(x, (*x.shape[:-4], -1, x.shape[-1]))
+    """Put the halves of blocks together again."""
+    return together(together(xp.stack([early, late], axis=-3), xp), xp)
+
+
+def together(x: Array, xp: Any) -> Array:
+    """Put rows (..., chunks, size, d) together, (..., chunks size, d)."""
+    return xp.reshape(x, (*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1]))
 
 
 def decay(x: Array, xp: Any) -> Array:
@@ -304,9 +308,8 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
         for i in parts:
             chunks = chunk(mine.rows(i).cut(size, xp), before, xp)
             states, now = carry(chunks, now, xp)
-            rows = chunks.reads @ states + chunks.out
-            rows = xp.reshape(rows, (*rows.shape[:-3], -1, d_v))[..., : i.stop - i.start, :]
-            out = put(out, (*head, i, WHOLE), rows)
+            rows = together(chunks.reads @ states + chunks.out, xp)
+            out = put(out, (*head, i, WHOLE), rows[..., : i.stop - i.start, :])
         last = put(last, heads, now)
 
     over_heads(of_heads, lead, q, d + d_v)

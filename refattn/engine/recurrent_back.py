@@ -25,6 +25,7 @@ from .recurrent import (
     spans,
     sums_before,
     sums_from,
+    together,
     weights,
 )
 
@@ -69,8 +70,7 @@ def pull_recur(
             taken, d_now = pull_span(some, chunks, before, now, d_rows, d_now, xp)
             for name, y in zip(Steps._fields, taken, strict=True):
                 if y is not None:
-                    rows = xp.reshape(y, (*y.shape[:-3], -1, y.shape[-1]))
-                    rows = rows[..., : i.stop - i.start, :]
+                    rows = together(y, xp)[..., : i.stop - i.start, :]
                     whole = put(getattr(pulled, name), (*head, i, WHOLE), rows)
                     pulled = pulled._replace(**{name: whole})
         first = put(first, heads, d_now)

@@ -353,6 +353,7 @@ for _record in (
             getattr(naive, name),
             options=("scale", "gqa", "vjp", "initial_state", "offsets", *gates),
             traits=("recurrent",),
+            state=None if {"beta", "decay"} & {*gates} else streaming.RecurrentState,
             aliases=aliases,
             vjp=f"{_PULLBACKS}.recurrent:{pullback}",
             gates=gates,

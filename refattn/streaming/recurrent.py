@@ -10,7 +10,7 @@ from ..arrays.heads import group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant
 from ..arrays.shown import held
 from ..estimators.recurrent import recurrent_attention
-from .state import check_same, check_states
+from .state import check_keys, check_same, check_states
 
 
 @held()
@@ -51,15 +51,32 @@ class RecurrentState:
         state, decay = _add(k, v, gates)
         return cls(state, None if gates.get("initial_state") is not None else decay, scale)
 
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the state."""
+        return tuple(self.state.shape[:-2])
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return int(self.state.shape[-2])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.state
+
     @as_written
     def update(self, k: Array, v: Array, **gates: Any) -> RecurrentState:
         """Add tokens, with their gates."""
+        check_keys(self, k, v)
         if "initial_state" in gates:
             raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
         state, decay = _add(k, v, {**gates, "initial_state": self.state})
         check_states(**{"the state": (self.state, state)})
-        known = self.log_decay is not None and decay is not None
-        return replace(self, state=state, log_decay=self.log_decay + decay if known else None)
+        known = self.log_decay
+        total = None if known is None or decay is None else known + decay
+        return replace(self, state=state, log_decay=total)
 
     @as_written
     def read(self, q: Array) -> Array:
