@@ -38,7 +38,11 @@ from .tags import (
     write_tag,
 )
 
-_OF_PAIRS = ("mask", "bias", "initial_state")  # whose last two axes are not tokens and coordinates
+_OF_MATRICES = (
+    "mask",
+    "bias",
+    "initial_state",
+)  # whose last two axes are not tokens and coordinates
 _OF_INDICES = ("indices", "log_probability")  # which have leading axes, and S
 
 
@@ -514,7 +518,7 @@ class Adapter:
             return self._send(x)
         if name == "d_lse" and self["layout"] is not None:
             x = x.reshape((1,) * (self._axes + 1 - x.ndim) + x.shape)
-        if self["layout"] is not None and (name in _OF_PAIRS or of_queries):
+        if self["layout"] is not None and (name in _OF_MATRICES or of_queries):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
         if name == "initial_state" and self.half:
             return self._convert(x, "float32")

@@ -138,13 +138,17 @@ def list_states(problem: Problem) -> Iterator[Alternative]:
     there |= {"write": np.any(x["write"] != 1)}
     for needed in (x for x in _CAUSES if there[x]):
         for text, change in _CAUSES[needed].items():
-            yield Alternative(text, problem._replace(read=partial(_changed, problem.read, change)))
+            yield Alternative(
+                text, problem._replace(read=partial(_read_changed, problem.read, change))
+            )
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
 
 
-def _changed(read: Callable[[Index], TokenArrays], change: Change, index: Index) -> TokenArrays:
+def _read_changed(
+    read: Callable[[Index], TokenArrays], change: Change, index: Index
+) -> TokenArrays:
     return {**read(index), **change(read(index))}
 
 
