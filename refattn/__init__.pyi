@@ -15,6 +15,7 @@ from . import moments as moments
 from . import naive as naive
 from . import packed as packed
 from . import profile as profile
+from . import recurrences as recurrences
 from . import registry as registry
 from . import rounding as rounding
 from . import sampling as sampling
@@ -38,6 +39,7 @@ from .estimators import local_random_feature_attention as local_random_feature_a
 from .estimators import mean_of_ratios_attention as mean_of_ratios_attention
 from .estimators import random_feature_attention as random_feature_attention
 from .estimators import randomized_attention as randomized_attention
+from .estimators import recurrent_attention as recurrent_attention
 from .estimators import sampled_key_attention as sampled_key_attention
 from .estimators import second_order_attention as second_order_attention
 from .files.sample import load_sample as load_sample

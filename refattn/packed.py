@@ -11,9 +11,10 @@ Causal attention and windows apply to each sequence: its last query sees its las
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy as np
 from .arrays import checks
 from .arrays.library import Array, array_namespace, as_written, device
 from .attention import Attended
+from .typing import Recurrent
 
 __all__ = ["paged", "varlen"]
 __dir__ = __all__.copy
@@ -35,6 +37,7 @@ def varlen(
     *,
     q_offsets: Any,
     k_offsets: Any,
+    per_token: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> Any:
     r"""Attend within sequences that are packed one after another, with tokens before heads.
@@ -51,7 +54,7 @@ def varlen(
         Called as ``function(q, k, v, **options)``, once for each sequence, with arrays of shapes
         (heads, n, d), (heads_k, m, d) and (heads_k, m, d_v), of which n and m may be 0. It returns
         `out`, shape (heads, n, d_v), or a pair of this and `lse`, shape (heads, n), as
-        `refattn.attend` does.
+        `refattn.attend` does, or a `Recurrent`.
     q : array, shape (tokens, heads, d)
         Queries of all sequences.
     k : array, shape (tokens_k, heads_k, d)
@@ -62,15 +65,18 @@ def varlen(
         Where each sequence begins in `q`, and in `k` and `v`: from 0, never decreasing, to the
         number of tokens. A list, or an array of any library, whose values are read. A sequence may
         have no queries, no keys, or neither.
+    per_token : mapping of arrays, optional
+        Options of `function` that are arrays (tokens_k, heads, ...) or pairs of them, such as the
+        decays of `refattn.recurrences`: cut as `k`, with heads first inside.
     **options
         For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. With
         an integer `rng` all sequences have the same draws, with a generator each has its own.
 
     Returns
     -------
-    array, shape (tokens, heads, d_v), or Attended
+    array, shape (tokens, heads, d_v), or Attended, or Recurrent
         What `function` returns, packed: `out` in the layout of `q`, and `lse`, if there is one, of
-        shape (heads, tokens).
+        shape (heads, tokens), or the last `state` of each sequence, (sequences, heads, d, d_v).
 
     Raises
     ------
@@ -108,9 +114,11 @@ def varlen(
             f"got {len(queries) + 1} and {len(keys) + 1}."
         )
     xp = array_namespace(q)
-    attend = partial(_attend_one_sequence, function, options, xp)
-    parts = [attend(q[i, ...], k[j, ...], v[j, ...]) for i, j in zip(queries, keys, strict=True)]
-    return _join_sequences(parts, partial(xp.concat, axis=0), partial(xp.concat, axis=1))
+    parts = []
+    for i, j in zip(queries, keys, strict=True):
+        given = options | {x: _tokens_of(x, y, j, k, xp) for x, y in per_token.items()}
+        parts.append(_attend_one_sequence(function, given, xp, q[i, ...], k[j, ...], v[j, ...]))
+    return _join_sequences(parts, partial(xp.concat, axis=0), partial(xp.concat, axis=1), xp)
 
 
 @as_written
@@ -183,13 +191,26 @@ def paged(
         k, v = (_contiguous(pages, table, length, xp) for pages in (k_pages, v_pages))
         parts.append(_attend_one_sequence(function, options, xp, q[s, ...], k, v))
     stack = partial(xp.stack, axis=0)
-    return _join_sequences(parts, stack, stack)
+    return _join_sequences(parts, stack, stack, xp)
+
+
+def _tokens_of(name: str, x: Any, some: slice, k: Array, xp: Any) -> Any:
+    """Cut an option out for the tokens of a sequence, heads first."""
+    if isinstance(x, tuple | list):
+        return tuple(_tokens_of(name, y, some, k, xp) for y in x)
+    checks.is_array(name, x)
+    if x.ndim < 2 or x.shape[0] != k.shape[0]:
+        raise ValueError(
+            f"`{name}` must have shape (tokens_k, heads, ...) with tokens_k = {k.shape[0]}, "
+            f"got {tuple(x.shape)}."
+        )
+    return xp.permute_dims(x[some, ...], (1, 0, *range(2, x.ndim)))
 
 
 def _attend_one_sequence(
     function: Callable[..., Any], options: dict[str, Any], xp: Any, q: Array, k: Array, v: Array
-) -> list[Array]:
-    """Call the function on one sequence, tokens before heads; return `out` so, and `lse` if any."""
+) -> tuple[Array, ...]:
+    """Call the function on one sequence, tokens before heads; return `out` so, and the rest."""
     result = function(*(xp.permute_dims(x, (1, 0, 2)) for x in (q, k, v)), **options)
     result = result if isinstance(result, tuple) else (result,)
     if len(result) not in (1, 2):
@@ -198,7 +219,8 @@ def _attend_one_sequence(
             f"got a tuple of length {len(result)}."
         )
     n, heads, _ = q.shape
-    for name, ndim, x in zip(("out", "lse"), (3, 2), result, strict=False):
+    checked = result[:1] if isinstance(result, Recurrent) else result
+    for name, ndim, x in zip(("out", "lse"), (3, 2), checked, strict=False):
         checks.is_array(name, x)
         if x.ndim != ndim or tuple(x.shape[:2]) != (heads, n):
             rule = "(heads, n, d_v)" if ndim == 3 else "(heads, n)"
@@ -206,16 +228,22 @@ def _attend_one_sequence(
                 f"`function` must return `{name}` of shape {rule} with heads = {heads} and "
                 f"n = {n}, got {tuple(x.shape)}."
             )
-    out, *lse = result
-    return [xp.permute_dims(out, (1, 0, 2)), *lse]
+    out, *more = result
+    out = xp.permute_dims(out, (1, 0, 2))
+    return Recurrent(out, *more) if isinstance(result, Recurrent) else (out, *more)
 
 
 def _join_sequences(
-    parts: list[list[Array]], join: Callable[[Any], Array], join_lse: Callable[[Any], Array]
+    parts: list[tuple[Array, ...]],
+    join: Callable[[Any], Array],
+    join_lse: Callable[[Any], Array],
+    xp: Any,
 ) -> Any:
     """Make one result of those of all sequences."""
-    outs, *lses = zip(*parts, strict=True)
-    return Attended(join(outs), join_lse(*lses)) if lses else join(outs)
+    outs, *more = zip(*parts, strict=True)
+    if isinstance(parts[0], Recurrent):
+        return Recurrent(join(outs), xp.stack(*more, axis=0))
+    return Attended(join(outs), join_lse(*more)) if more else join(outs)
 
 
 def _contiguous(pages: Array, table: list[int], length: int, xp: Any) -> Array:

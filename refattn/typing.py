@@ -6,7 +6,7 @@ valid.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 __all__ = [
     "CASES",
@@ -20,6 +20,7 @@ __all__ = [
     "KeyLaw",
     "KnownCoupling",
     "Pivots",
+    "Recurrent",
     "SupportsArray",
     "Weighting",
 ]
@@ -87,6 +88,22 @@ KeyLaw = Literal["norms", "softmax", "uniform"]
 """Laws that keys of a sample are drawn from."""
 
 KEY_LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
+
+
+class Recurrent(NamedTuple):
+    """What a recurrence gives.
+
+    Attributes
+    ----------
+    out : array, shape (..., n, d_v)
+        What each token reads.
+    state : array, shape (..., d, d_v)
+        The state after the last token, with the leading axes of keys, values and what goes with
+        them.
+    """
+
+    out: Any
+    state: Any
 
 
 Case = Literal["sample", "normal", "large", "shifted", "negative", "equal", "outlier"]

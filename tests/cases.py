@@ -321,7 +321,7 @@ def differentiable(name, *where, size=0.5, **more):
     """A case, what of its problem is differentiated, by name, its options, and a generator."""
     case, p, options = prepared(name, *where, **more)
     arrays = {"q": p.q.dtype.type(size) * p.q, "k": p.q.dtype.type(size) * p.k, "v": p.v}
-    given = [x for x in Gradients._fields if x in options]
+    given = [x for x in Gradients._fields if isinstance(options.get(x), np.ndarray)]
     arrays |= {x: options.pop(x).astype(p.q.dtype) for x in given}
     return case, arrays, options | p.options, p.rng
 

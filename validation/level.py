@@ -34,9 +34,10 @@ from threadpoolctl import threadpool_limits
 
 from refattn import conformance, estimators, features, kernels, moments, naive, sampling, stats
 from refattn.attention import attend
-from refattn.conformance.candidate.tags import TAGGED_DTYPES
+from refattn.conformance.candidate.tags import CHOICES, OF_RECURRENCES, TAGGED_DTYPES
 from refattn.conformance.conventions import SPECS
 from refattn.conformance.defects import VARIANTS
+from refattn.conformance.truth.recurrences import declared_formula
 from refattn.estimators import lara
 from refattn.registry import ESTIMATORS, Estimator
 from refattn.typing import Coupling, Features
@@ -151,7 +152,9 @@ def own(record: Estimator, tags: Mapping[str, Any], *, omega: bool) -> conforman
     more = {"centres": "chunks"} if record.has("proposals") else {}
     if tags.get("dtype") == "bfloat16":
         more["library"] = "torch"
-    able = {"mask", "causal"} | ({"gqa"} if "h" in tags.get("layout", "h") else set())
+    able = {"mask", "causal", "initial_state"} | (
+        {"gqa"} if "h" in tags.get("layout", "h") else set()
+    )
     able |= {"omega", "omega_per_head"} if omega else set()
     if tags.get("weighting", "").startswith("query"):
         able.discard("causal")
@@ -178,6 +181,20 @@ def of_package() -> Iterator[conformance.Adapter]:
     for record, tags in [*((x, {}) for x in ESTIMATORS.values()), *varied]:
         for omega in ways(record, tags):
             yield own(record, tags, omega=omega)
+
+
+def of_recurrences() -> Iterator[conformance.Adapter]:
+    """Each convention of recurrences, in chunks: the reference goes token by token."""
+    name, able = "gated-delta-rule", ("gqa", "initial_state")
+    for tag, value in ((x, y) for x in OF_RECURRENCES for y in CHOICES[x][1:]):
+        fn = declared_formula(conformance.Adapter(len, name, (), {tag: value}), chunks=True)
+        fn = of_factors(fn) if tag == "decay" else fn
+        yield conformance.Adapter(fn, name, able, {tag: value}, f"{name} {tag}={value}")
+
+
+def of_factors(fn: Call) -> Call:
+    """A recurrence that takes decays as factors."""
+    return lambda *arrays, log_decay, **more: fn(*arrays, log_decay=np.log(log_decay), **more)
 
 
 # Other libraries, conventions and epsilons, over `naive` where it has the formula.
@@ -496,7 +513,7 @@ def of_limits() -> Iterator[conformance.Adapter]:
 
 CANDIDATES: Mapping[str, conformance.Adapter] = {
     str(adapter.name): adapter
-    for family in (of_package, of_styles, with_epsilon, of_limits)
+    for family in (of_package, of_recurrences, of_styles, with_epsilon, of_limits)
     for adapter in family()
 }
 

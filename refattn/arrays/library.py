@@ -12,13 +12,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
 import numpy as np
-from array_api_compat import is_dask_array, is_torch_array
+from array_api_compat import is_torch_array
 from array_api_compat import numpy as _NUMPY_NAMESPACE
 
 # Lent to the package, of which no other module imports array_api_compat.
 device, to_device = array_api_compat.device, array_api_compat.to_device
 is_array_api_obj, is_jax_array = array_api_compat.is_array_api_obj, array_api_compat.is_jax_array
-is_cupy_array = array_api_compat.is_cupy_array
+is_cupy_array, is_dask_array = array_api_compat.is_cupy_array, array_api_compat.is_dask_array
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -373,6 +373,21 @@ def flush_small(x: Array, xp: Any) -> Array:
             np.copyto(x, -math.inf, where=x < floor)
         return x
     return xp.where(x < floor, -math.inf, x)
+
+
+def on_whole_rows(
+    function: Callable[..., Any], arrays: list[Array], results: list[tuple[int, int]], xp: Any
+) -> Any:
+    """Call a function of NumPy arrays on Dask's, lazily, each whole along its last two axes.
+
+    A result has the rows of one array and the columns of another, whose numbers are given.
+    """
+    whole = [x.rechunk({-2: -1, -1: -1}) for x in arrays]
+    axes = [(*range(-x.ndim, -2), f"r{i}", f"c{i}") for i, x in enumerate(whole)]
+    _, whole = xp.unify_chunks(*(y for pair in zip(whole, axes, strict=True) for y in pair))
+    cores = [f"(r{i},c{i})" for i in range(len(whole))], [f"(r{i},c{j})" for i, j in results]
+    signature, types = "->".join(map(",".join, cores)), (whole[0].dtype,) * len(results)
+    return xp.apply_gufunc(function, signature, *whole, output_dtypes=types)
 
 
 def traced_once(x: Array) -> bool:

@@ -320,7 +320,8 @@ layout_option = known_option(
 
 
 def _list_profiles() -> Mapping[str, Any]:
-    return dict(needed("rounding.profiles").PROFILES)
+    profiles = needed("rounding.profiles")
+    return {**profiles.PROFILES, **profiles.CHUNKED}
 
 
 profile_option = known_option(

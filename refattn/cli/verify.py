@@ -110,7 +110,8 @@ def _parse_types(
     metavar="NAME",
     default="softmax",
     show_default=True,
-    help="What was computed: softmax, rfa (omega from FILE, positive features) or linear (elu+1).",
+    help="What was computed: softmax, rfa (omega from FILE, positive features), linear (elu+1), or "
+    "a recurrence such as gated-delta-rule (beta, log_decay, ... from FILE).",
 )
 @click.option(
     "--dtype",
@@ -232,11 +233,12 @@ def _judge_layout(
     from ..verification.empty_rows import settle
     from ..verification.inputs import name_profiles
     from ..verification.judging import judge_all
-    from ..verification.reading import pose_tensors, read_parts
+    from ..verification.reading import list_gates, pose_tensors, read_parts
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
-    tensors = open_tensors(path, dtype=dtype, layout=layout, required=())
+    also = list_gates(options["estimator"])
+    tensors = open_tensors(path, dtype=dtype, layout=layout, required=(), also=also)
     problem = pose_tensors(tensors, **options)
     parts = read_parts(tensors, problem)
     if tensors.lead and tensors.sequences is None:
@@ -253,9 +255,10 @@ def _judge_layout(
             return part._replace(numbers=part.numbers._replace(out=out))
 
         judged = settle({name: shown(part) for name, part in parts.items()}, empty_rows)
-        names = profile or name_profiles(
-            tensors.dtypes, tensors.dtype, bool(tensors.scales), len(parts) > ("out" in parts)
-        )
+        names: Any = profile
+        if profile is None and problem.kind != "recurrent":
+            backward = len(parts) > ("out" in parts)
+            names = name_profiles(tensors.dtypes, tensors.dtype, bool(tensors.scales), backward)
         verdict = judge_all(judged, tensors.dtype, names, alpha, everything, hardware)
     return Verified(tensors, problem, parts, verdict)
 

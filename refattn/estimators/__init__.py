@@ -10,6 +10,7 @@ from .near_and_far import local_random_feature_attention as local_random_feature
 from .near_and_far import second_order_attention as second_order_attention
 from .ra import mean_of_ratios_attention as mean_of_ratios_attention
 from .ra import randomized_attention as randomized_attention
+from .recurrent import recurrent_attention as recurrent_attention
 from .rfa import importance_sampled_attention as importance_sampled_attention
 from .rfa import random_feature_attention as random_feature_attention
 

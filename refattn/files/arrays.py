@@ -80,10 +80,10 @@ def _read_tensor_qkv(path: Path) -> tuple[dict[str, Floats], dict[str, str]]:
     return arrays, {name: tensor.type_name() for name, tensor in there.items()}
 
 
-def put_heads_first(name: str, x: Any) -> Any:
+def put_heads_first(name: str, x: Any, core: int = 2) -> Any:
     """View an array of layout (..., tokens, heads, size) with heads before tokens."""
     checks.is_array(name, x)
-    core, axes = (1, "n, h") if name == "lse" else (2, "n, h, d")
+    axes = ("n, h", "n, h, d")[core - 1]
     if x.ndim <= core:
         raise ValueError(f"`{name}` must have axes (..., {axes}) in bnhd, got shape {x.shape}.")
     return np.swapaxes(x, -core, -core - 1)

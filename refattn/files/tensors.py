@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +30,7 @@ from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
 
 _Shape = tuple[int, ...]
 _Stored = Mapping[str, Floats | safetensors.Tensor]
+_Reader = Callable[[Path], tuple[_Stored, list[str]]]
 
 ARRAYS = ("q", "k", "v", "out", "lse", "mask", "bias", "sinks", "omega", "d_out", "dq", "dk", "dv")
 JUDGED = ("out", "lse", "dq", "dk", "dv")
@@ -36,7 +38,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_
 
 _CODES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool", "I8": INTEGER}
-_FIRST = ("mask", "bias", "sinks", "omega")  # heads come first in any layout
+_FIRST = ("mask", "bias", "sinks", "omega", "decay", "initial_state", "state")  # heads come first
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
 _WIDE = ("float32", "float64")  # may hold numbers that were rounded
@@ -76,6 +78,7 @@ class Tensors:
         self.others = tuple(sorted(others))  # names of what else the file holds
         self._views = views
         self._cores = dict.fromkeys(views, 2) | {"lse": 1, "sinks": 0}
+        self._cores |= {"beta": 1, "write": 1, "log_decay": 1, "decay": 0}
 
     def heads(self) -> Iterator[_Shape]:
         """Yield indices of all query heads."""
@@ -112,6 +115,7 @@ def open_tensors(
     dtype: str | Mapping[str, str] | None = None,
     layout: str = "bhnd",
     required: Collection[str] = JUDGED,
+    also: Collection[str] = (),
 ) -> Tensors:
     """Open a file of q, k, v and what was computed of them, and check all but the results.
 
@@ -137,15 +141,21 @@ def open_tensors(
         may have a last axis of 1.
     required : collection of str
         Names of which the file must have at least one; none, if it is empty.
+    also : collection of str
+        Names of other arrays that are read, of what tokens do to a state.
     """
     types = list_types(dtype, DTYPES)
     checks.choice("layout", layout, ("bhnd", "bnhd"))
     path = Path(path)
-    stored, names = read_file(path, {".npz": _read_npz, ".safetensors": _read_safetensors})
+    readers: dict[str, _Reader] = {
+        ".npz": partial(_read_npz, also=also),
+        ".safetensors": _read_safetensors,
+    }
+    stored, names = read_file(path, readers)
     must_hold(path, stored, "qkv")
     _check_results(path, stored, required)
-    read = {name: _view_array(name, stored[name]) for name in _READ if name in stored}
-    arrays = {name: x for name, x in read.items() if name in ARRAYS}
+    read = {name: _view_array(name, stored[name]) for name in (*_READ, *also) if name in stored}
+    arrays = {name: x for name, x in read.items() if name not in SCALES.values()}
     sequences = take_sequences(arrays, stored)
     if sequences is not None:
         layout = "bnhd"
@@ -164,7 +174,7 @@ def open_tensors(
     else:
         dtypes = _dtypes(arrays, dtype) if dtype is not None else _assume_narrow(arrays)
     scales = _read_scales(read | {x: arrays[x] for x in "qkv"}, layout)
-    others = set(names) - {*_READ, *SEQUENCE_ARRAYS}
+    others = set(names) - {*_READ, *also, *SEQUENCE_ARRAYS}
     return Tensors(path, views, dtypes, lead, others, scales, sequences)
 
 
@@ -180,9 +190,9 @@ def _read_scales(arrays: Mapping[str, Floats], layout: str) -> dict[str, Doubles
     return scales
 
 
-def _read_npz(path: Path) -> tuple[_Stored, list[str]]:
+def _read_npz(path: Path, also: Collection[str]) -> tuple[_Stored, list[str]]:
     try:
-        return read_npz(path, (*_READ, *SEQUENCE_ARRAYS))
+        return read_npz(path, (*_READ, *also, *SEQUENCE_ARRAYS))
     except ValueError as error:  # NumPy writes a name for float8_e5m2 that it does not read
         if "dtype descriptor" in str(error):
             raise ValueError(f"{error}: {_CANNOT}") from None
@@ -240,7 +250,11 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
         arrays = {**arrays, "lse": arrays["lse"][..., 0]}
     if layout == "bhnd":
         return dict(arrays)
-    views = {x: y if x in _FIRST else put_heads_first(x, y) for x, y in arrays.items()}
+    axes = np.ndim(arrays["q"])
+    views = {
+        x: y if x in _FIRST else put_heads_first(x, y, 1 if np.ndim(y) < axes else 2)
+        for x, y in arrays.items()
+    }
     rows = views["q"].shape[-3:-1]
     if "lse" in views and views["lse"].shape[-2:] != rows == arrays["lse"].shape[-2:]:
         views["lse"] = arrays["lse"]  # as flash-attention writes it beside (b, n, h, d)

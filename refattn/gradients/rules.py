@@ -28,10 +28,13 @@ from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
 from ..estimators import linear, ra, rfa
 from ..estimators.inputs import open_partials
+from ..estimators.recurrent import recurrent_attention
 from ..estimators.rfa import RfaInputs
 from ..registry.record import ESTIMATORS, find_record, load
+from ..typing import Recurrent
 from .feature_maps import check_pullback, map_with_pullback, waves_with_pullback
 
+_RECURRENT = "refattn.gradients.recurrent:vjp_recurrent"  # which imports this module
 Pullback = Callable[[Any], "Gradients"]
 
 
@@ -54,6 +57,8 @@ class Gradients(NamedTuple):
         Cotangent of the log weights of frequencies.
     sinks : array, shape (..., heads), or None
         Cotangent of the scores of sinks.
+    log_decay, removal, write, initial_state, beta, decay : arrays, a pair of them, or None
+        Cotangents of the arguments of these names, of recurrences.
     """
 
     q: Array
@@ -63,6 +68,12 @@ class Gradients(NamedTuple):
     omega: Array | None = None
     log_weight: Array | None = None
     sinks: Array | None = None
+    log_decay: Array | None = None
+    removal: tuple[Array, Array] | None = None
+    write: Array | None = None
+    initial_state: Array | None = None
+    beta: Array | None = None
+    decay: Array | None = None
 
 
 @as_written
@@ -85,9 +96,9 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     Parameters
     ----------
     fn : function
-        `attend`, or a function whose record has a pullback, see `registry.Estimator`: all attention
-        functions of the package but `coreset_attention`; or a `functools.partial` of one with
-        options.
+        `attend`, `recurrent_attention`, or a function whose record has a pullback, see
+        `registry.Estimator`: all attention functions of the package but `coreset_attention`; or a
+        `functools.partial` of one with options.
     q, k, v : arrays
         As `fn` takes them.
     **options
@@ -102,12 +113,12 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
 
     Returns
     -------
-    out : array or Attended
+    out : array, Attended or Recurrent
         ``fn(q, k, v, **options)``.
     pullback : function
         Maps the cotangent of `out`, an array of the same shape and dtype, to `Gradients`. For
-        `attend` it takes a pair, for `out` and `lse`, of which one may be None. It may be called
-        repeatedly.
+        `attend` it takes a pair, for `out` and `lse`, and for recurrences one for `out` and
+        `state`, of which one may be None. It may be called repeatedly.
 
     Raises
     ------
@@ -145,9 +156,10 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     if isinstance(fn, partial):
         raise TypeError(f"`fn` must have options by keyword only, got {fn!r}.")
     record = find_record(fn)
-    rule = vjp_attend if fn is attention.attend else record and load(record.vjp)
+    own = {attention.attend: vjp_attend, recurrent_attention: _RECURRENT}
+    rule = load(next((rule for of, rule in own.items() if of is fn), record and record.vjp))
     if rule is None:
-        pulled = [attention.attend, *(x.function for x in ESTIMATORS.values() if x.vjp is not None)]
+        pulled = [*own, *(x.function for x in ESTIMATORS.values() if x.vjp is not None)]
         names = ", ".join(sorted({getattr(x, "__name__", repr(x)) for x in pulled}))
         said = f"`{fn.__name__}`, which has no pullback" if record else checks.describe(fn)
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
@@ -160,14 +172,15 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
 @as_written
 def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
     """Pull a cotangent back that matches the result."""
-    if not isinstance(out, Attended):
+    if not isinstance(out, Attended | Recurrent):
         return pullback(_check_cotangent(d_out, out))
+    names = [f"d_{name}" for name in out._fields]
     if not isinstance(d_out, tuple) or len(d_out) != 2:
         raise TypeError(
-            "`cotangents` must be a pair (d_out, d_lse), of which one may be None, "
+            f"`cotangents` must be a pair ({', '.join(names)}), of which one may be None, "
             f"got {checks.describe(d_out)}."
         )
-    named = zip(("d_out", "d_lse"), d_out, out, strict=True)
+    named = zip(names, d_out, out, strict=True)
     return pullback(
         tuple(None if x is None else _check_cotangent(x, of, name) for name, x, of in named)
     )
@@ -175,8 +188,8 @@ def _pull(pullback: Pullback, out: Any, d_out: Any) -> Gradients:
 
 def _copy_result(out: Any, xp: Any) -> Any:
     """Copy a result for the caller, who may write to it; the pullback reads the original."""
-    if isinstance(out, Attended):
-        return Attended(*(_copy_result(x, xp) for x in out))
+    if isinstance(out, Attended | Recurrent):
+        return type(out)(*(_copy_result(x, xp) for x in out))
     return own_copy(out, xp)
 
 

@@ -39,6 +39,14 @@ from .near_and_far import local_random_feature_attention as local_random_feature
 from .near_and_far import second_order_attention as second_order_attention
 from .ra import mean_of_ratios_attention as mean_of_ratios_attention
 from .ra import randomized_attention as randomized_attention
+from .recurrent import delta_rule as delta_rule
+from .recurrent import gated_delta_rule as gated_delta_rule
+from .recurrent import gated_linear_attention as gated_linear_attention
+from .recurrent import kimi_delta_attention as kimi_delta_attention
+from .recurrent import recurrent_attention as recurrent_attention
+from .recurrent import retention as retention
+from .recurrent import rwkv7 as rwkv7
+from .recurrent import state_space_duality as state_space_duality
 from .rfa import importance_sampled_attention as importance_sampled_attention
 from .rfa import random_feature_attention as random_feature_attention
 from .softmax import softmax_attention as softmax_attention

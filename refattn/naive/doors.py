@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast, get_args
 
-from ..arrays import checks, frequencies, key_samples, qkv
+from ..arrays import checks, frequencies, key_samples, qkv, tokens
 from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, as_written, constant, is_array_api_obj
-from ..typing import Features, Weighting
+from ..typing import Features, Recurrent, Weighting
 from .terms import distances, of_library
 
 _Equation = TypeVar("_Equation", bound=Callable[..., Any])
@@ -33,12 +33,17 @@ def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equ
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
             values = call.arguments
+            axes = values["q"].ndim
             for rule in (_attention, *rules):
                 values |= rule(**values)
             names = [name for name, x in values.items() if is_array_api_obj(x)]
             arrays, ungroup = group_heads(*(values[name] for name in names))
             values |= dict(zip(names, arrays, strict=True))
-            return ungroup(run(*call.args, **call.kwargs))
+            out = run(*call.args, **call.kwargs)
+            if not isinstance(out, tuple):
+                return ungroup(out)
+            grouped = values["q"].ndim > axes
+            return Recurrent(ungroup(out[0]), out[1][..., 0, :, :] if grouped else out[1])
 
         return cast(_Equation, door)
 
@@ -166,3 +171,17 @@ def sampled_keys(
     """Indices of the keys of each query, (..., n or 1, S), and how often each is expected."""
     indices, log_p = key_samples.check_samples(indices, log_probability, q, k, v)
     return {"indices": indices, "log_probability": log_p}
+
+
+def gates(q: Array, k: Array, v: Array, **options: Any) -> dict[str, Any]:
+    """What tokens do, arrays (..., n, .), with a removal as [a, b], and the state before them."""
+    k, given, scale, xp = tokens.check(q, k, v, options)
+    values = {"k": k, "scale": scale, "log_decay": given.log_decay, "initial_state": given.state}
+    pair = [xp.zeros_like(k) if x is None else x for x in (given.a, given.b)]
+    values["removal"] = xp.concat(xp.broadcast_arrays(*pair), axis=-1)
+    values["write"] = xp.ones_like(k[..., :1]) if given.write is None else given.write
+    if "beta" in options:
+        values["beta"] = tokens.of_tokens("beta", options["beta"], (q, k, v))
+    if "decay" in options:
+        values["decay"] = qkv.per_head("decay", options["decay"], k)[..., None, None]
+    return values

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
@@ -22,12 +23,13 @@ _MODULES = tuple(dict.fromkeys((
     "typing", "naive.one_file_array", "arrays.heads", "naive.terms", "naive.doors",
     "naive.softmax", "naive.rfa", "naive.ra", "naive.lara", "naive.linear", "naive.near_and_far",
     *(getattr(naive, x).__module__.removeprefix("refattn.") for x in naive.__all__),
-    "arrays.qkv", "arrays.frequencies", "arrays.key_samples", "arrays.checks", "arrays.words",
+    "arrays.qkv", "arrays.tokens", "arrays.frequencies", "arrays.key_samples", "arrays.checks",
+    "arrays.words",
 )))  # fmt: skip
 # What names of a module begin with, as there is one namespace only.
 _PREFIXES = {
     "arrays.checks": "check", "arrays.qkv": "qkv", "arrays.frequencies": "frequencies",
-    "arrays.key_samples": "key_samples",
+    "arrays.key_samples": "key_samples", "arrays.tokens": "tokens",
 }  # fmt: skip
 _INSTEAD = {"arrays.library": "naive.one_file_array"}
 _PLAIN = {"ArrayT": "Array"}  # names of types that are not needed
@@ -201,8 +203,8 @@ def _renamed(definition: _Definition) -> str:
     for row, start, stop, new in sorted(set(edits), reverse=True):
         lines[row] = lines[row][:start] + new + lines[row][stop:]
     at = node.lineno - first
-    if isinstance(node, ast.FunctionDef) and _called(module, name) != name:
-        lines[at] = lines[at].replace(f"def {name}(", f"def {_called(module, name)}(", 1)
+    if _called(module, name) != name:  # a line begins with the name, or with one word before it
+        lines[at] = re.sub(rf"^(\w+ )?{name}\b", rf"\g<1>{_called(module, name)}", lines[at])
     return "\n".join(lines).replace(">>> from refattn import naive", ">>> import naive")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .. import attention, certified, kernels, moments, naive, sampling, streaming
+from .. import attention, certified, kernels, moments, naive, recurrences, sampling, streaming
 from ..arrays.library import Array
 from ..estimators import few_keys, key_sampling, lara, linear, near_and_far, ra, rfa
 from ..typing import KEY_LAWS, Features, KeyLaw
@@ -24,6 +24,8 @@ _ROWS = ("unordered-keys", "queries-apart")  # a query sees a set of keys, and n
 _MEAN = ("normalised", "nonnegative", "exponential")
 _EVA = (*_MEAN, "local", "chunked")
 _OMEGA = ("unlimited-size", "frequency-mean")
+_RATE, _TOKENS, _COORDINATES = {"beta": "rate"}, {"log_decay": "log"}, {"log_decay": "logs"}
+_SSD = {**_TOKENS, "write": "factor"}
 _SHARED = (*_ROWS, *_DRAWS, *_OMEGA)  # of random features
 
 
@@ -343,6 +345,29 @@ for _record in (
         vjp=f"{_PULLBACKS}.rules:vjp_linear",
         vectors=f"{_VECTORS}.recipes:own",
         source=("004: kernel_attn and phi", "Katharopoulos et al., arXiv:2006.16236"),
+    ),
+    *(
+        Estimator(
+            name.replace("_", "-"),
+            getattr(recurrences, name),
+            getattr(naive, name),
+            options=("scale", "gqa", "vjp", "initial_state", "offsets", *gates),
+            traits=("recurrent",),
+            state=None if {"beta", "decay"} & {*gates} else streaming.RecurrentState,
+            aliases=aliases,
+            vjp=f"{_PULLBACKS}.recurrent:{pullback}",
+            gates=gates,
+            source=(f"arXiv:{paper}",),
+        )
+        for name, aliases, paper, pullback, gates in (
+            ("retention", ("retnet",), "2307.08621", "vjp_retention", {"decay": "head"}),
+            ("gated_linear_attention", ("gla",), "2312.06635", "vjp_recurrent", _COORDINATES),
+            ("state_space_duality", ("ssd", "mamba-2"), "2405.21060", "vjp_recurrent", _SSD),
+            ("delta_rule", ("deltanet",), "2406.06484", "vjp_delta", _RATE),
+            ("gated_delta_rule", ("gated-deltanet",), "2412.06464", "vjp_delta", _RATE | _TOKENS),
+            ("kimi_delta_attention", ("kda",), "2510.26692", "vjp_delta", _RATE | _COORDINATES),
+            ("rwkv7", (), "2503.14456", "vjp_recurrent", _COORDINATES | {"removal": "pair"}),
+        )
     ),
     Estimator(
         "moments",

@@ -18,6 +18,7 @@ from ..arrays.words import said
 from ..estimators.inputs import open_partials
 
 GROUP = "refattn.estimators"
+_NO_SOFTMAX = {"exact", "feature-map", "recurrent"}
 
 TRAITS: Mapping[str, str] = MappingProxyType(
     {
@@ -42,8 +43,20 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "random-features": "all queries share frequencies from N(0, I), with the declared coupling",
         "trigonometric": "its features are sines and cosines, so weights may be negative",
         "target": "draws the frequencies of each query from its target distribution (RA)",
+        "recurrent": "carries a state from token to token, and returns it with the output",
         "linear-solve": "solves a linear system, whose condition number multiplies rounding errors",
         "proposals": "draws frequencies from Gaussian proposals around centres (LARA)",
+    }
+)
+
+GATES: Mapping[str, str] = MappingProxyType(
+    {
+        "head": "a factor for each head, (heads,), 0 to 1",
+        "log": "a logarithm for each token, (..., n), 0 or less",
+        "logs": "a logarithm for each coordinate of a key, (..., n, d), 0 or less",
+        "rate": "a number for each token, (..., n), 0 to 1 over the square of its key",
+        "factor": "a number for each token, (..., n), 0 to 1",
+        "pair": "two vectors for each token, (..., n, d), that take from a state",
     }
 )
 
@@ -96,6 +109,9 @@ class Estimator(NamedTuple):
         must be a formula of `refattn.naive`.
     source : iterable of str
         Where its formula is from.
+    gates : mapping of str
+        Other arrays that `fn` and `naive` always take, by keyword, with what each is, a word of
+        `GATES`.
 
     Examples
     --------
@@ -119,6 +135,10 @@ class Estimator(NamedTuple):
     evaluate: Callable[..., Any] | None = None
     vectors: Callable[..., Any] | str | None = None
     source: Iterable[str] = ()
+    gates: Mapping[str, str] = MappingProxyType({})
+
+    def __hash__(self) -> int:  # a mapping has none
+        return hash(self.name)
 
     def has(self, *traits: str) -> bool:
         """Whether it has all these traits, which must be of `TRAITS`."""
@@ -140,7 +160,7 @@ class Estimator(NamedTuple):
     @property
     def approximates(self) -> bool:
         """Whether it stands for softmax attention, so that its error is of interest."""
-        return self.arrays == ("q", "k", "v") and not {"exact", "feature-map"} & set(self.traits)
+        return self.arrays == ("q", "k", "v") and not _NO_SOFTMAX & set(self.traits)
 
     @property
     def function(self) -> Any:

@@ -23,6 +23,7 @@ from .formats import FORMATS, Format, check_all_hold, widen
 from .head import ExactRows, ScoredRows, SoftmaxHead, exact_rows
 from .linear import LinearHead, analyse_linear, map_head, random_feature_head
 from .profiles import Profile
+from .recurrent import Recurrence, look_at_recurrence
 from .roundings import Roundings, RowErrors
 from .saved import BackwardHead, forget_gradients, save_queries
 from .softmax import analyse_softmax
@@ -69,6 +70,14 @@ class Problem(NamedTuple):
     blocks: tuple[tuple[Index, slice], ...] | None = None  # that are looked at; None for all
     storage: str = "float64"  # what profiles with inputs of type `storage` round these to
     packed: Packed | None = None  # the sequences, if there are several
+    record: str = ""  # name of a recurrence
+    of: str = "out"  # what a recurrence gives: that, its last state or a gradient
+    kept: str = ""  # type of the states that a recurrence was given or gave, if there is one
+
+    @property
+    def called(self) -> str:
+        """Name the estimator as users do."""
+        return self.record or CALLED[self.kind]
 
     @property
     def is_mean(self) -> bool:
@@ -78,6 +87,8 @@ class Problem(NamedTuple):
     @property
     def result(self) -> str:
         """What the result is called."""
+        if self.of != "out":
+            return "the last state" if self.of == "state" else self.of
         return "the output" if self.gradient is None else self.gradient.of
 
     @property
@@ -98,7 +109,7 @@ class Problem(NamedTuple):
     def rows_apart(self, kernel: Roundings) -> bool:
         """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
-            return self.kind == "scores"
+            return self.kind in ("scores", "recurrent")
         return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
 
     def analyse(
@@ -115,7 +126,13 @@ class Problem(NamedTuple):
             return analyse_gradient(saved, kernel, self.gradient.of, i)
         if self.kind == "scores":
             return analyse_softmax(self.head(index), kernel, i, changes, exact)
+        if self.kind == "recurrent":
+            return self.recurrence(index, kernel).rows.take(i)
         return analyse_linear(self.features(index, kernel), kernel, i)
+
+    def recurrence(self, index: Index, kernel: Roundings) -> Recurrence:
+        """Say what a kernel may give for a head of a recurrence."""
+        return look_at_recurrence(self.read, index, self.scale, kernel, self.of)
 
     def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
@@ -496,7 +513,7 @@ def count_key_heads(k: tuple[int, ...], v: tuple[int, ...], lead: tuple[int, ...
 def refuse(name: str, x: Any, kind: str) -> None:
     if x is not None:
         raise ValueError(
-            f"`{name}` must not be given for {CALLED[kind]}, got {checks.describe(x)}."
+            f"`{name}` must not be given for {CALLED.get(kind, kind)}, got {checks.describe(x)}."
         )
 
 

@@ -42,9 +42,11 @@ class Profile(NamedTuple):
         are multiplied: to nearest, and for 8 bits after a division by a scale that takes the
         largest of an array to the largest of the type.
     run : int
-        Number of terms after which a sum of products is added to the earlier sums and starts anew.
+        Number of terms after which a sum of products is added to the earlier sums and starts anew;
+        of a recurrence, tokens of a chunk.
     states : str or None
-        Type of the sums over the keys, for random features and linear attention.
+        Type of the sums over the keys, for random features and linear attention; of the state
+        between chunks, for a recurrence.
     exp : float
         Largest error of an exponential before it is rounded, in units u of the type of the sums.
         The error of e^0 and a sixteenth of every other error are systematic, the rest random.
@@ -189,6 +191,16 @@ PROFILES = {**PROFILES, **{f"{x}-cast": PROFILES[x]._replace(inputs="storage") f
 # Keys and values are repeated for the query heads that share them, and gradients are then added.
 _BY_HEAD = (*_CAST, "flash-64", "flash-32", "flash-scaled", "flash-again")
 PROFILES = {**PROFILES, **{f"{x}-by-head": PROFILES[x]._replace(by_head=True) for x in _BY_HEAD}}
+# Recurrences in chunks of so many tokens: what is multiplied is rounded, states only if told.
+CHUNKS = (64, 16, 32, 128, 256)
+CHUNKED: Mapping[str, Profile] = {
+    **{f"chunk-{x}": _FUSED._replace(run=x) for x in CHUNKS},
+    **{f"chunk-{x}-math": Profile(run=x) for x in CHUNKS},
+    **{f"chunk-{x}-math64": PROFILES["math64"]._replace(run=x) for x in CHUNKS},
+    "chunk-64-eager": _FUSED._replace(run=64, scores="storage"),
+    **{f"chunk-{x}-states": _FUSED._replace(run=x, states="storage") for x in CHUNKS},
+    "chunk-64-eager-states": _FUSED._replace(run=64, scores="storage", states="storage"),
+}
 
 
 def profile_of(profile: Any) -> Profile:
@@ -203,6 +215,8 @@ def profile_of(profile: Any) -> Profile:
     if isinstance(profile, str) and "@" in profile:
         name, _, hardware = profile.partition("@")
         return profile_of(profile_of(name)._replace(accumulator=hardware))
+    if isinstance(profile, str) and profile in CHUNKED:
+        return CHUNKED[profile]
     if not isinstance(profile, str) or profile not in PROFILES:
         raise ValueError(
             f"`profile` must be a Profile or of {', '.join(PROFILES)}, got {profile!r}."

@@ -121,6 +121,11 @@ class RowErrors(NamedTuple):
         errors: Doubles = got - self.out - self.rest - self.shift
         return errors
 
+    def take(self, i: slice) -> RowErrors:
+        """Take some rows."""
+        parts: list[Any] = [x[i] if isinstance(x, np.ndarray) else x for x in self]
+        return RowErrors(*parts)
+
     @classmethod
     def join(cls, parts: Sequence[RowErrors]) -> RowErrors:
         """Stack the rows of the parts; what is not an array is taken from the first part."""

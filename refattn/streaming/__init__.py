@@ -14,6 +14,7 @@ from .chunks import SecondOrderState as SecondOrderState
 from .linear import LinearState as LinearState
 from .local import LocalState as LocalState
 from .positive import PositiveState as PositiveState
+from .recurrent import RecurrentState as RecurrentState
 from .softmax import SoftmaxState as SoftmaxState
 from .writing import write_random_feature_attention as write_random_feature_attention
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..rounding.formats import FORMATS
-from ..rounding.profiles import PROFILES, Profile, profile_of
+from ..rounding.profiles import CHUNKS, PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
@@ -61,6 +61,18 @@ def usual_profiles(dtype: str) -> Sequence[str]:
     if dtype == "float64":
         return _DOUBLE_PROFILES
     return _NARROW_PROFILES if is_narrow(dtype) else _WIDE_PROFILES
+
+
+def chunked_profiles(dtype: str, kept: str) -> Sequence[str]:
+    """Name the profiles to try for a recurrence that keeps states of a type, the usual one first.
+
+    States that are rounded to a narrow type between chunks are tried only if that is their type.
+    """
+    if is_narrow(dtype):
+        names = ["chunk-64", "chunk-64-eager", *(f"chunk-{x}" for x in CHUNKS[1:])]
+        rounded = [f"{x}-states" for x in names if kept == dtype]
+        return [*names, "chunk-64-math", *rounded]
+    return [f"chunk-{x}-math{'64' * (dtype == 'float64')}" for x in CHUNKS]
 
 
 def fused_profile(dtype: str) -> str:

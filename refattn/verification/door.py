@@ -6,22 +6,21 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
-
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..features import elu_features
 from ..files.tensors import JUDGED, view_heads_first
-from ..rounding.formats import FORMATS, check_all_hold, dtype_of, widen
+from ..rounding.formats import check_all_hold, dtype_of, widen
+from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
 from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
 from .empty_rows import EMPTY_ROWS, settle
-from .inputs import name_profiles, read_inputs, unlimited, widest
+from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
 from .judging import judge_all
-from .reading import gather_parts, kind_of
+from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_options
 from .verdict import Verdict
 
 
@@ -57,6 +56,13 @@ def verify(
     k_scale: Any = None,
     v_scale: Any = None,
     empty_rows: str = "zero",
+    beta: Any = None,
+    log_decay: Any = None,
+    write: Any = None,
+    removal: Any = None,
+    decay: Any = None,
+    initial_state: Any = None,
+    state: Any = None,
     layout: str = "bhnd",
 ) -> Verdict:
     """Judge whether a correct kernel can have produced these numbers.
@@ -81,8 +87,8 @@ def verify(
         the numbers of `out`, if you pass them, and to sum over heads that share keys.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random feature attention, and their log weights.
-    estimator : {"softmax", "rfa", "linear"}
-        What the kernel computes.
+    estimator : {"softmax", "rfa", "linear"} or str
+        What the kernel computes: also the name of a recurrence, such as "gated-delta-rule".
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
@@ -113,9 +119,15 @@ def verify(
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
         Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
+    beta, log_decay, write, removal, decay : arrays, optional
+        Of a recurrence, what its function in `refattn.recurrences` takes: all that this one needs.
+    initial_state, state : arrays, shape (..., d, d_v), optional
+        Of a recurrence, the state before the first token, and the last one, which is judged. A
+        kernel may round its state between chunks to bfloat16 only if these arrays hold bfloat16:
+        in a float32 array beside bfloat16 `q`, a last state of bfloat16 numbers only fails.
     layout : {"bhnd", "bnhd"}
-        Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega` and factors of arrays
-        they always do.
+        Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
+        arrays they always do.
 
     Returns
     -------
@@ -143,7 +155,7 @@ def verify(
     """
     arguments = dict(locals())
     checks.choice("layout", layout, ("bhnd", "bnhd"))
-    results = (x for x in ("d_out", *JUDGED) if arguments[x] is not None)
+    results = (x for x in ("d_out", "state", *JUDGED) if arguments[x] is not None)
     views = view_heads_first({x: arguments[x] for x in (*"qkv", *results)}, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
     inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
@@ -153,18 +165,42 @@ def verify(
         mask = mask_of_members(mask, q, k, v)
     settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
     settings["window"] = unlimited(window)
-    problem = pose_arrays(
-        q,
-        k,
-        v,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        features=features,
-        **settings,
-        **_options_of_estimator(estimator, omega, log_weight, feature_map),
-    )._replace(storage=inputs.storage)
-    problem = problem.with_scales(inputs.scales)
+    gates = {"beta": beta, "log_decay": log_decay, "write": write, "decay": decay}
+    gates = {x: y for x, y in gates.items() if y is not None}
+    kind = kind_of(estimator)
+    if kind == "recurrent":
+        refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
+        refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
+        refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
+        refuse_options(estimator, refused)
+
+        def view(arrays: Mapping[str, Any]) -> dict[str, Any]:
+            views = view_heads_first({"q": arguments["q"], **arrays}, layout)
+            return {name: views[name] for name in arrays}
+
+        pair = None if removal is None else tuple(view({"a": x})["a"] for x in removal)
+        gates = view(gates) | {"removal": pair, "initial_state": initial_state}
+        gates = gates_of(estimator, gates)
+        problems = pose_recurrence(
+            q, k, v, gates, record=estimator, scale=scale, d_out=views.get("d_out")
+        )
+    else:
+        gates |= {"removal": removal, "initial_state": initial_state, "state": state}
+        refuse_options(estimator, gates)
+        posed = pose_arrays(
+            q,
+            k,
+            v,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            features=features,
+            **settings,
+            **_options_of_estimator(estimator, omega, log_weight, feature_map),
+        )
+        problems = {"out": posed.with_scales(inputs.scales)}
+    problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
+    problem = problems["out"]
     alpha = check_alpha(alpha)
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)
@@ -179,6 +215,9 @@ def verify(
         "dk": (tuple(k.shape), "`k`"),
         "dv": (tuple(v.shape), "`v`"),
     }
+    if kind == "recurrent":
+        axes = (*problems["state"].lead, problems["state"].shape[0], d_v)
+        shapes["state"] = (axes, "the last state")
     got: dict[str, Doubles] = {}
     for name in (x for x in shapes if x in views):
         got[name] = widen(name, views[name])
@@ -198,12 +237,20 @@ def verify(
     gradients = [x for x in ("dq", "dk", "dv") if x in got]
     if gradients and "d_out" not in got:
         raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
-    if not gradients and "out" not in got:
+    if not gradients and not {"out", "state"} & {*got}:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
     read = {x: y.__getitem__ for x, y in got.items()}
-    parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
+    if kind == "recurrent":
+        named = {"state": state, "initial_state": initial_state}
+        states = {x: widen(x, y) for x, y in named.items() if y is not None}
+        own = {
+            x: dtype_of(y, x) for x, y in {"q": arguments["q"], **named}.items() if y is not None
+        }
+        parts = gather_recurrent(problems, read, types, type_of_states(states, own, storage))
+    else:
+        parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
     names: ProfileChoice = profile
-    if profile is None:
+    if profile is None and kind != "recurrent":
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, bool(gradients))
     verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
@@ -226,13 +273,6 @@ def try_other_layout(
     with suppress(TypeError, ValueError):  # shapes that have no such layout
         return verdict.in_layout(option.format(other), judge_in(other))
     return verdict
-
-
-def narrowest(x: Doubles, dtype: str, stored: str) -> str:
-    """Return the storage type if it holds the numbers, else the type they are stored in."""
-    if widest(stored, dtype) == dtype:
-        return stored
-    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
 
 
 def check_alpha(alpha: Any) -> float:

@@ -243,7 +243,8 @@ class RowWeights:
         """Return them for queries, keys and values as a profile reads them."""
         kernel, problem = profile.kernel(self.dtype), self.problem.read_by(profile)
         products = problem.gradient is not None and kernel.products_matter
-        key = profile.reading, problem.rows_apart(kernel), products
+        key: Any = (profile.reading, problem.rows_apart(kernel), products)
+        key = (*key, kernel) if problem.kind == "recurrent" else key
         if key not in self.known:
             self.known[key] = row_weights(problem, kernel, self.exact[profile.reading])
         return self.known[key]
@@ -259,6 +260,12 @@ def row_weights(
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
+    if problem.kind == "recurrent":
+        found = [problem.recurrence(index, kernel) for index in np.ndindex(problem.lead)]
+        same = [_mark_rows(x.rows.out.astype(np.float32)) for x in found]
+        states = [_mark_rows(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
+        of_heads = _share_marks(np.stack(states)) / [[x.dependence] for x in found]
+        return np.asarray(np.minimum(_share_marks(np.stack(same)), of_heads))
     if not problem.rows_apart(kernel):
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
         marks = np.concatenate([_mark_rows(x.reshape(1, -1)) for x in keys])

@@ -107,6 +107,28 @@ def name_profiles(
     return [x for name in names for x in (name, name + _CAST) if x in PROFILES]
 
 
+def narrowest(x: Doubles, dtype: str, stored: str) -> str:
+    """Return the storage type if it holds the numbers, else the type they are stored in."""
+    if widest(stored, dtype) == dtype:
+        return stored
+    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
+
+
+def type_of_states(states: Mapping[Any, Doubles], own: Mapping[str, str], storage: str) -> str:
+    """Return the type that a recurrence keeps its state in, by the first of some states.
+
+    That is the type of its array if the array of queries has a narrow type, or if the storage type
+    does not hold all states. Else it may be narrower than arrays that hold everything.
+    """
+    if not states:
+        return ""
+    told = is_narrow(own["q"]) or not all(
+        np.all(FORMATS[storage].holds(x)) for x in states.values()
+    )
+    name = next(iter(states))
+    return own[name] if told else narrowest(states[name], storage, own[name])
+
+
 def widest(one: str, other: str) -> str:
     """Return which of two types has more digits."""
     return max(other, one, key=lambda x: FORMATS[x].digits)

@@ -50,11 +50,13 @@ from ..rounding.profiles import Profile
 from .blind import list_blind, list_ignored, mark_right_mean
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
+from .causes.states import find_coarse_state
 from .choice import (
     BACKWARD_PROFILES,
     ProfileChoice,
     add_by_head,
     choose_profiles,
+    chunked_profiles,
     is_narrow,
     may_be_one,
 )
@@ -100,7 +102,10 @@ class _Case:
 
     def __init__(self, part: Part, asked: _Asked) -> None:
         self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
-        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, asked.profile)
+        names = asked.profile
+        if names is None and part.problem.kind == "recurrent":
+            names = chunked_profiles(asked.dtype, part.problem.kept)
+        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
         chosen = {
             x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
         }
@@ -114,6 +119,7 @@ class _Case:
         self.screened: dict[str, float] = {}  # p-values of profiles on some rows
         self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
         self.trials: dict[str, ProfileTrial] = {}
+        self.coarse = find_coarse_state(self.problem, self.numbers)
 
     def compare(self, names: Sequence[str]) -> None:
         """Compare some profiles."""
@@ -197,6 +203,8 @@ class _Case:
         if fit is not None and fit.likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
+        if self.coarse is not None:
+            trial = trial.with_test(self.coarse)
         if name in self.screened:
             p = self.screened[name]
             trial = trial.with_test(Finding("some rows", p, p, math.nan, "all tests of some rows"))
@@ -257,6 +265,8 @@ class _Case:
             remarks += _remark_idle(best.idle)
             by = self.profiles[name]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
+            if problem.kind == "recurrent" and by.states is not None:
+                remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
         weak = not best.powered or best.idle or weaken(blind)
@@ -349,23 +359,25 @@ def judge_all(
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
     share = alpha / len(parts)
     verdicts: dict[str, Verdict] = {}
-    if "out" in parts:
-        verdicts["out"] = judge(*parts["out"], dtype, profile, share, everything, hardware)
-        if len(parts) == 1:
-            return verdicts["out"]
-    gradients = {x: y for x, y in parts.items() if x != "out"}
-    names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
-    if any(x.problem.shares_keys for x in gradients.values()):
-        names = add_by_head(names)
-    asked = _Asked(dtype, names, share, everything, hardware)
-    backward = _judge_gradients(gradients, asked)
-    if "out" in verdicts:
-        forward_asked = asked._replace(profile=profile)
-        verdicts["out"], backward = _as_one_kernel(
-            parts, (verdicts["out"], backward), (forward_asked, asked)
-        )
-    with np.errstate(all="ignore"):
-        verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
+    for name, part in parts.items():
+        if name == "out" or part.problem.kind == "recurrent":
+            verdicts[name] = judge(*part, dtype, profile, share, everything, hardware)
+    if [*parts] == ["out"]:
+        return verdicts["out"]
+    gradients = {x: y for x, y in parts.items() if x not in verdicts}
+    if gradients:
+        names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+        if any(x.problem.shares_keys for x in gradients.values()):
+            names = add_by_head(names)
+        asked = _Asked(dtype, names, share, everything, hardware)
+        backward = _judge_gradients(gradients, asked)
+        if "out" in verdicts:
+            forward_asked = asked._replace(profile=profile)
+            verdicts["out"], backward = _as_one_kernel(
+                parts, (verdicts["out"], backward), (forward_asked, asked)
+            )
+        with np.errstate(all="ignore"):
+            verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())

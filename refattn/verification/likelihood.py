@@ -44,6 +44,7 @@ from .z_scores import LseErrors, subtract_rounding
 
 _LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
 ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
+_ALIKE_STATES, _DOUBT_STATES = 0.1, 1e-9  # of rows that share states, which count for less
 _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
 _UNEXPLAINED = 1 / 8  # share of rows that a profile which explains the others need not
 _TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
@@ -118,15 +119,18 @@ def compare(
     looks = {y: _look(known, numbers, dtype, y) for y in distinct}
     samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
+    alike, doubt = ALIKE, _DOUBT
+    if problem.kind == "recurrent":
+        alike, doubt = _ALIKE_STATES, _DOUBT_STATES
     for name, x in samples.items():
         others = {y: z for y, z in samples.items() if y != name}
-        likelier = {y: _weigh(x, z) for y, z in others.items()}
+        likelier = {y: _weigh(x, z, doubt=doubt) for y, z in others.items()}
         surely = {y: _weigh(x, z, True) for y, z in others.items()}
         best = max(likelier, key=lambda y: likelier[y])
         fits[name] = Fit(x.within, likelier[best], best, 0.0, x.explains, surely)
     explained = {x for x, y in fits.items() if y.explains}
     fits = {x: y.beside(explained) for x, y in fits.items()}
-    return dict(sorted(fits.items(), key=lambda x: max(ALIKE, x[1].against)))
+    return dict(sorted(fits.items(), key=lambda x: max(alike, x[1].against)))
 
 
 def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> _Sample:
@@ -193,7 +197,7 @@ def _mean(x: Doubles) -> Doubles:
     return means
 
 
-def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
+def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False, doubt: float = _DOUBT) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
     one = np.ones(len(mine.least))
     ratio = _log_ratios(
@@ -202,7 +206,7 @@ def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False) -> float:
     if surely:
         still = mine.still_squares, mine.still_logs, mine.still_least, mine.most
         ratio = np.minimum(ratio, _log_ratios(theirs, *still))
-    ratio = np.logaddexp(math.log1p(-_DOUBT) + ratio, math.log(_DOUBT))
+    ratio = np.logaddexp(math.log1p(-doubt) + ratio, math.log(doubt))
     return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
 
 

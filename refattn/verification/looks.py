@@ -77,6 +77,7 @@ def choose_compared(problem: Problem) -> Problem:
     most = _COMPARED_BLOCKS if problem.gradient is None else _COMPARED_HEADS
     places = _one_of_each(len(found), most)
     rows = _COMPARED_ROWS * _COMPARED_BLOCKS // len(places)
+    rows = _BLOCK_ROWS if problem.kind == "recurrent" else rows  # of several chunks
     cut = (found[x] for x in places)
     return problem.looked_at(
         [(index, slice(i.start, min(i.stop, i.start + rows))) for index, i in cut]

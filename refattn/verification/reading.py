@@ -15,6 +15,7 @@ from ..features import elu_features
 from ..files.tensors import Tensors
 from ..registry import ESTIMATORS
 from ..rounding.formats import FORMATS
+from ..rounding.layers import pose_recurrence
 from ..rounding.problems import (
     CALLED,
     Index,
@@ -28,10 +29,11 @@ from ..rounding.problems import (
     refuse,
 )
 from .findings import Numbers, Part
-from .inputs import unlimited, widest
+from .inputs import type_of_states, unlimited, widest
 
 _BACKWARD = ("dq", "dk", "dv")
 _KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+_KINDS |= {"recurrent": "recurrent"}
 
 
 def pose_tensors(
@@ -59,6 +61,9 @@ def pose_tensors(
             refuse(name, shapes.get(name), kind)
         refuse("window", window, kind)
         refuse("softcap", softcap, kind)
+    if kind == "recurrent":
+        refuse("mask", shapes.get("mask"), kind)
+        return pose_states(tensors, estimator, scale)["out"]
     check_mask_of_keys(shapes.get("mask", ()), kind)
     names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
     n, m = shapes["q"][-2], shapes["k"][-2]
@@ -98,6 +103,33 @@ def pose_tensors(
     ).with_scales(tensors.scales)
 
 
+def list_gates(estimator: Any) -> list[str]:
+    """Name what a file holds beside q, k and v for a recurrence; nothing for other estimators."""
+    if kind_of(estimator) != "recurrent":
+        return []
+    pairs = {"pair": ("{}_a", "{}_b")}
+    gates = ESTIMATORS[estimator].gates.items()
+    names = [x.format(name) for name, kind in gates for x in pairs.get(kind, ("{}",))]
+    return [*names, "initial_state", "state"]
+
+
+def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[str, Problem]:
+    """Pose the problems of a recurrence in a file, whose arrays are read as a whole."""
+    if tensors.sequences is not None:
+        raise ValueError(f"sequences one after another are not judged for {estimator}.")
+    names = ("q", "k", "v", "d_out", *list_gates(estimator))
+    x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
+    q, k, v, d_out, _ = (x.pop(name, None) for name in ("q", "k", "v", "d_out", "state"))
+    pair = tuple(x.pop(y) for y in ("removal_a", "removal_b") if y in x)
+    gates = gates_of(estimator, {**x, "removal": pair if len(pair) == 2 else None})
+    problems = pose_recurrence(q, k, v, gates, record=estimator, scale=scale, d_out=d_out)
+    of, got = problems["state"], tensors.shapes.get("state")
+    shape = (*of.lead, of.shape[0], of.shape[2])
+    if got not in (None, shape):
+        raise ValueError(f"`state` must have the shape of the last state, {shape}, got {got}.")
+    return {name: y._replace(storage=tensors.dtype) for name, y in problems.items()}
+
+
 def _see_band(last_key: Any, band: Band, keys: int, index: Index) -> Any:
     """Return which keys the queries of a head see by a band about the last key of each."""
     last = last_key if last_key.ndim == 1 else last_key[index[0]]
@@ -113,8 +145,50 @@ def kind_of(estimator: Any) -> str:
         for trait, kind in _KINDS.items():
             if record.has(trait):
                 return kind
-    known = ", ".join(CALLED.values())
+    chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
+    known = ", ".join(dict.fromkeys([*CALLED.values(), *chunked]))
     raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
+
+
+def gates_of(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Take the gates of a recurrence, of which it needs all but a factor on what it writes."""
+    gates = ESTIMATORS[estimator].gates
+    known = {*gates, "initial_state"}
+    refuse_options(estimator, {x: y for x, y in given.items() if x not in known})
+    for name, kind in gates.items():
+        if given.get(name) is None and kind != "factor":
+            raise ValueError(f"`{name}` must be given for {estimator}, got None.")
+    return {x: y for x, y in given.items() if x in known}
+
+
+def refuse_options(estimator: str, given: Mapping[str, Any]) -> None:
+    """Refuse what an estimator does not take."""
+    for name, x in given.items():
+        if x is not None:
+            raise ValueError(
+                f"`{name}` must not be given for {estimator}, got {checks.describe(x)}."
+            )
+
+
+def gather_recurrent(
+    problems: Mapping[str, Problem],
+    read: Mapping[str, Callable[[Index], Any]],
+    types: Mapping[str, str],
+    kept: str,
+) -> dict[str, Part]:
+    """Gather what is judged of a recurrence that keeps its state in a type."""
+    parts, types = {}, {x: kept if x == "state" else y for x, y in types.items()}
+    problems = {x: y._replace(kept=kept) for x, y in problems.items()}
+    for name in ("out", "state", *_BACKWARD):
+        if name in types and name not in problems:
+            raise ValueError(
+                f"`{name}` is not judged for this recurrence: of gradients, that of values is, "
+                "and where the state decays as a whole and nothing is removed, all are; heads of "
+                "keys must be those of queries."
+            )
+        if name in types:
+            parts[name] = Part(problems[name], Numbers(read[name], types[name]))
+    return parts
 
 
 def list_judged() -> list[str]:
@@ -128,7 +202,7 @@ def list_judged() -> list[str]:
 
 def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     """Read the results in a file: the output, with log normalisers, and gradients."""
-    names = [x for x in ("out", *_BACKWARD) if x in tensors.shapes]
+    names = [x for x in ("out", "state", *_BACKWARD) if x in tensors.shapes]
     if not names:
         there = {*tensors.shapes, *tensors.others}
         raise ValueError(
@@ -137,8 +211,14 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         )
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")
-    types = {x: _storage_type(tensors, x) for x in names}
-    read = {x: partial(tensors.part if x in _BACKWARD else tensors.read, x) for x in tensors.shapes}
+    types = {x: tensors.dtype if x == "state" else _storage_type(tensors, x) for x in names}
+    own = ("state", *_BACKWARD)  # axes
+    read = {x: partial(tensors.part if x in own else tensors.read, x) for x in tensors.shapes}
+    if problem.kind == "recurrent":
+        problems = pose_states(tensors, problem.record, problem.scale)
+        states = {x: tensors.part(x, ()) for x in ("state", "initial_state") if x in tensors.shapes}
+        kept = type_of_states(states, tensors.stored, tensors.dtype)
+        return gather_recurrent(problems, read, types, kept)
     return gather_parts(problem, read, types, tensors.shapes)
 
 

@@ -160,6 +160,7 @@ GIVEN = {  # by annotation, or by name
     "Iterable[Array]": [X, X], **dict.fromkeys(("q", "k", "v", "x", "y"), X),
     **dict.fromkeys(("omega", "log_weights"), X[0]), "slopes": X[:, 0, 0],
     **dict.fromkeys(("a", "b"), np.ones(4)), "degree": 2, "num_keys": 3, "num_samples": 2,
+    "beta": X[..., 0] ** 2, "decay": 0.5,
     "function": refattn.softmax_attention, "functions": [lambda x: x * x],
     **dict.fromkeys(("q_offsets", "k_offsets"), (0, 2)), "block_table": [[1, 0], [0, 1]],
     **dict.fromkeys(("paged q", "k_pages", "v_pages"), X[..., None]), "lengths": [7, 3],

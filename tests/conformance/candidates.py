@@ -293,6 +293,46 @@ def own(name):
     return ESTIMATORS[name].fn
 
 
+def recurrent(name, change=None):
+    """A recurrence with its gradients; `change(found, given)` edits those."""
+    record = ESTIMATORS[name]
+
+    def attention(q, k, v, *, d_out=None, **options):
+        if d_out is None:
+            return record.fn(q, k, v, **options)
+        out, pullback = vjp(record.fn, q, k, v, **options)
+        back = pullback((d_out, None))
+        found = [out.out, *back[:3], *(getattr(back, x) for x in record.gates)]
+        return tuple(found if change is None else change(found))
+
+    return attention
+
+
+def in_sequences(name):
+    """A recurrence of sequences one after another, with tokens before heads."""
+
+    def attention(q, k, v, *, offsets=None, **gates):
+        offsets = [0, len(q)] if offsets is None else offsets
+        ends = {"q_offsets": offsets, "k_offsets": offsets}
+        return refattn.packed.varlen(own(name), q, k, v, **ends, per_token=gates).out
+
+    return attention
+
+
+def removing_whole(q, k, v, *, beta, **options):
+    """Beta multiplies what a delta rule writes, not what it removes."""
+    return refattn.recurrent_attention(q, k, v, removal=(-k, k), write=beta, **options)
+
+
+def of_factors(q, k, v, *, log_decay, **options):
+    with np.errstate(divide="ignore"):
+        return own("gla")(q, k, v, log_decay=np.log(log_decay), **options)
+
+
+def of_unit_keys(q, k, v, **options):
+    return own("delta-rule")(q, k / np.linalg.norm(k, axis=-1, keepdims=True), v, **options)
+
+
 def given_keys(name):
     return refattn.coreset_attention if name == "coreset" else SAMPLED
 

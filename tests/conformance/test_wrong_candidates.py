@@ -60,6 +60,8 @@ JUSTIFIED = {
     "gradients_of_extreme_features query_without_keys",
     "of what the catalogue does not have": "same_bits same_bits_in_any_batch log_normalisers "
     "normaliser_without_keys gradients_of_normalisers gradients_of_layouts gradients_again",
+    "an identity whatever the conventions are, or of states": "tokens_one_by_one "
+    "later_tokens_unseen packed_apart state_handed_over states extreme_decays",
     "rejects nothing: it says what is not tested": "unseen_law",
 }
 

@@ -90,6 +90,8 @@ def test_formulas_share_nothing_with_the_engine():
             "qkv",
             "frequencies",
             "key_samples",
+            "tokens",
+            "Recurrent",
             "Alibi",
             "Array",
             "ArrayT",

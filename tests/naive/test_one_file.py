@@ -17,9 +17,18 @@ Q, K, V = np.random.default_rng(0).standard_normal((3, 2, 6, 4))
 OMEGA = np.random.default_rng(1).standard_normal((6, 4))
 MASK = np.arange(6) != 2
 X = {"q": Q, "k": K[:1], "v": V[:1], "omega": OMEGA, "mask": MASK, "bias": Q @ Q.mT}
+X |= {"beta": Q[..., 0] ** 2 / 4, "g": -(K**2), "a": K / 4, "b": -K, "first": Q[:, :4]}
 
 # Calls of formulas, as text, so that both modules run the same; of q, k and v alone by default.
 CALLS = dict.fromkeys(naive.__all__, "(q, k, v)") | {
+    "delta_rule": "(q, k, v, beta=beta, initial_state=first).out",
+    "gated_delta_rule": "(q, k, v, beta=beta, log_decay=g[..., 0]).state",
+    "gated_linear_attention": "(q, k, v, log_decay=g).out",
+    "kimi_delta_attention": "(q, k, v, beta=beta, log_decay=g).out",
+    "recurrent_attention": '(q, k, v, log_decay=g, removal=(a, b), write=beta, read="before").out',
+    "retention": "(q, k, v, decay=0.5).out",
+    "rwkv7": "(q, k, v, log_decay=g, removal=(a, b)).state",
+    "state_space_duality": "(q, k, v, log_decay=g[..., 0], write=beta).out",
     "coreset_attention": "(q, k, v, indices=[0, 3, 5], mask=mask)",
     "elu_plus_one": "(q)",
     "eva_attention": "(q, k, v, window=2, causal=True)",

@@ -111,6 +111,13 @@ WAYS = {
 }  # fmt: skip
 
 
+GATES = {  # of recurrences, for two heads of 8 tokens
+    "head": np.array([0.5, 0.75]), "log": -np.abs(draw(7, 2, 8)), "logs": -np.abs(draw(7, 2, 8, 4)),
+    "rate": draw(8, 2, 8) ** 2 / 4, "factor": draw(8, 2, 8) ** 2,
+    "pair": (draw(9, 2, 8, 4) / 4, draw(10, 2, 8, 4) / 4),
+}  # fmt: skip
+
+
 def estimators():
     """Every estimator with the options it takes, and its gradients."""
     q, k, v = qkv((2,), n=8, m=8, share=1)
@@ -125,6 +132,8 @@ def estimators():
             given |= record.sized(3) if record.has("chunked") else {}  # 3 chunks
         elif record.takes("indices"):
             given = {"indices": np.array([4, 0, 5])}
+        elif record.gates:
+            given = drawn = {x: GATES[kind] for x, kind in record.gates.items()}
         ways = {name: x | given for name, x in WAYS.items() if record.takes(name)}
         for name, options in ({"drawn": drawn, "given": given} | ways).items():
             with warnings.catch_warnings():
@@ -132,7 +141,9 @@ def estimators():
                 yield f"{record.name} {name}", record.fn(q, k, v, **options)
                 if name != "drawn" and record.differentiable and record.takes("vjp"):
                     _, pullback = vjp(record.differentiable, q, k, v, **options)
-                    yield f"{record.name} {name}, gradients", pullback(draw(6, *q.shape[:-1], 3))
+                    d_out = draw(6, *q.shape[:-1], 3)
+                    d_out = (d_out, draw(11, 2, 4, 3)) if record.has("recurrent") else d_out
+                    yield f"{record.name} {name}, gradients", pullback(d_out)
 
 
 def head_of(m):

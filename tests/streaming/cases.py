@@ -58,6 +58,14 @@ slope = partial(features.elu_features, alpha=0.1)
 scaled = partial(features.positive_features, omega=OMEGA[:3])
 
 
+def recurrent(q, k, v, *, scale, causal=False):
+    """The state after each token, or by `naive` after the last, with nothing but writes."""
+    if causal:
+        return refattn.recurrent_attention(q, k, v, scale=scale).out
+    q, k, v = (x if len(x) == len(q) else np.repeat(x, len(q) // len(x), 0) for x in (q, k, v))
+    return scale * (q @ (k.mT @ v))
+
+
 PLAIN = {
     "softmax": plain(streaming.SoftmaxState, refattn.softmax_attention, scale=0.7),
     "positive": plain(PositiveState, refattn.random_feature_attention, scale=0.7, **WEIGHTED),
@@ -65,6 +73,7 @@ PLAIN = {
     "taylor": plain(LinearState, refattn.linear_attention, feature_map=taylor),
     "slope": plain(LinearState, refattn.linear_attention, feature_map=slope),
     "scaled": plain(LinearState, refattn.linear_attention, feature_map=scaled),
+    "recurrent": plain(streaming.RecurrentState, recurrent, scale=0.7),
 }
 CHUNKED = {
     "mean": eva(),

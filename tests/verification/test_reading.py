@@ -85,12 +85,12 @@ def test_a_key_may_hold_anything_where_no_query_sees_it(n, m, options):
 
 def test_kinds_of_estimators():
     assert [kind_of(x) for x in ("softmax", "rfa", "linear")] == ["scores", "frequencies", "map"]
+    known = "`estimator` must be one of softmax, rfa, linear, retention, "
     for other in ("lara", "kernel", "nothing", None, 3):
-        with pytest.raises(
-            ValueError, match="`estimator` must be one of softmax, rfa, linear, got"
-        ):
+        with pytest.raises(ValueError, match=known):
             kind_of(other)
-    assert {kind_of(x) for x in list_judged()} == {"scores", "frequencies", "map"}
+    kinds = {"scores", "frequencies", "map", "recurrent"}
+    assert {kind_of(x) for x in list_judged()} == kinds
 
 
 def test_results_of_a_file(tmp_path):

@@ -14,7 +14,7 @@ from refattn.features import elu_features
 from refattn.rounding import PROFILES
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.problems import pose_arrays
-from refattn.verification import door, findings, judging, likelihood, verify
+from refattn.verification import door, findings, inputs, judging, likelihood, verify
 from tests.rounding.rounded import (
     BACKWARD,
     DTYPES,
@@ -539,7 +539,7 @@ def test_the_worst_of_all_parts_is_what_is_said(first, second, monkeypatch):
     monkeypatch.setattr(judging, "explain_gradients", lambda parts, found, *_: found)
     monkeypatch.setattr(judging, "_judge_gradients", gradients)
     level = pytest.approx(0.1)
-    problem = SimpleNamespace(shares_keys=False)
+    problem = SimpleNamespace(shares_keys=False, kind="scores")
     parts = {name: findings.Part(problem, name) for name in ("out", "dq", "dv")}
     found = judging.judge_all(parts, "float32", "math", 0.3, hardware="ampere")
     worst = min(first, second, key=ORDER.index)
@@ -634,9 +634,9 @@ def test_gradients_are_judged_by_one_profile(name, monkeypatch):
 
 def test_numbers_count_as_those_of_a_type_if_all_of_them_are():
     some = np.array([[0.0, 1.0, 0.1]])
-    assert door.narrowest(some, "bfloat16", "float32") == "float32"
-    assert door.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
-    assert door.narrowest(some[:0], "bfloat16", "float32") == "float32"
+    assert inputs.narrowest(some, "bfloat16", "float32") == "float32"
+    assert inputs.narrowest(some[:, :2], "bfloat16", "float32") == "bfloat16"
+    assert inputs.narrowest(some[:0], "bfloat16", "float32") == "float32"
     q, k, v = (x[:1, :8] for x in sample())
     out = refattn.naive.softmax_attention(q, k, v)
     out[0, 0, 0] = BF16(out[0, 0, 0])

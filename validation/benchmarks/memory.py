@@ -70,7 +70,7 @@ def peak(
         before = read()
         with _sampled(read) as samples:
             result = measured()
-        results = result if isinstance(result, refattn.Gradients) else (result,)
+        results: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
         held = sum(x.nbytes for x in results if not (x is None or isinstance(x, np.memmap)))
         return {"kind": kind, "bytes": max(samples) - before - held}
 

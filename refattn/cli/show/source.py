@@ -12,7 +12,7 @@ from ..._version import __version__
 from ...arrays.library import Floats
 from ...arrays.words import printable
 from ...files.tensors import Tensors
-from ...rounding.problems import CALLED, Problem
+from ...rounding.problems import Problem
 
 
 def heading(path: Path, arrays: dict[str, Floats]) -> str:
@@ -43,7 +43,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
         rounded = f" ({stored} arrays that hold {tensors.dtypes['q']} numbers){rounded}"
     band = problem if problem.packed is None else problem.packed
     said = [
-        CALLED[problem.kind],
+        problem.called,
         f"scale {problem.scale:.6g}",
         "causal" if band.causal else "not causal",
     ]
@@ -60,7 +60,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
 
 def source_of(tensors: Tensors, problem: Problem) -> dict[str, Any]:
     """Return the versions, the file and its arrays, and the formula it was compared with."""
-    read = {"shapes": tensors.shapes, "dtypes": tensors.dtypes, "estimator": CALLED[problem.kind]}
+    read = {"shapes": tensors.shapes, "dtypes": tensors.dtypes, "estimator": problem.called}
     band = problem if problem.packed is None else problem.packed
     conventions = {"scale": problem.scale, "causal": band.causal, "window": band.window}
     return _versions(tensors.path) | read | conventions | {"softcap": problem.softcap}

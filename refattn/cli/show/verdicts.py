@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.tensors import Tensors
-from ...rounding.problems import CALLED, Problem
+from ...rounding.problems import Problem
 from ...verification.findings import Part
 from ...verification.verdict import Verdict
 from .page import Page
@@ -31,7 +31,7 @@ class Verified(NamedTuple):
         if "omega" in shapes and self.problem.kind != "frequencies":
             yield "omega is not used: it is for --estimator rfa"
         if "lse" in shapes and ("out" not in shapes or self.parts["out"].numbers.lse is None):
-            yield f"lse is not judged for {CALLED[self.problem.kind]}"
+            yield f"lse is not judged for {self.problem.called}"
         if self.tensors.others:
             yield f"not read: {', '.join(self.tensors.others)}"
 

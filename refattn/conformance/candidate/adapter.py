@@ -20,6 +20,7 @@ from ...arrays.words import said
 from ...engine.scores import Reach
 from ...registry import ESTIMATORS, Estimator
 from .failures import Failure, Refusal, SeveralResults
+from .gates import LOGS, halves, token_axes, with_pairs
 from .libraries import lay_out, pull_by_torch, receive
 from .limits import fitted, head_size
 from .tags import (
@@ -37,6 +38,11 @@ from .tags import (
     write_tag,
 )
 
+_OF_MATRICES = (
+    "mask",
+    "bias",
+    "initial_state",
+)  # whose last two axes are not tokens and coordinates
 _OF_INDICES = ("indices", "log_probability")  # which have leading axes, and S
 
 
@@ -328,7 +334,7 @@ class Adapter:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 if d_out is None:
-                    result = self.fn(*sent, **keywords)
+                    result = self._evaluate(*sent, **keywords)
                 else:
                     result = self._differentiated(sent, keywords, d_out)
         except Exception as error:
@@ -353,6 +359,12 @@ class Adapter:
                 raise Failure("(out, lse)", _describe_type(result))
             out, lse = result
             return self._result(out, shape, sent[0], strict), self._normalisers(lse, shape)
+        if d_out is None and "initial_state" in options:
+            if not isinstance(result, tuple | list) or len(result) != 2:
+                raise Failure("(out, state)", _describe_type(result))
+            like, state = keywords["initial_state"], np.shape(options["initial_state"])
+            last = self._of_option(result[1], like, "initial_state").reshape(state)
+            return self._result(result[0], shape, sent[0], strict), last
         if d_out is None:
             if isinstance(result, tuple):
                 or_lse = ", or declare --capability lse" if "lse" in possible(self.record) else ""
@@ -366,21 +378,36 @@ class Adapter:
             raise Failure(f"({', '.join(names)})", _describe_type(result))
         shapes = (shape, *map(np.shape, arrays))
         main = (self._result(x, y, sent[0], strict) for x, y in zip(result, shapes, strict=False))
-        others = (self._of_option(x, keywords[y], y) for x, y in zip(result[4:], more, strict=True))
-        return (
-            *main,
-            *(x.reshape(np.shape(options[y])) for x, y in zip(others, more, strict=True)),
+        others = (
+            self._of_tokens(x, np.shape(options[y]), y)
+            if y in token_axes(self.record)
+            else self._of_option(x, keywords[y], y).reshape(np.shape(options[y]))
+            for x, y in zip(result[4:], more, strict=True)
         )
+        return (*main, *others)
 
     def pulled(self, options: Mapping[str, Any]) -> list[str]:
         """Return the options of a call whose cotangents it gives."""
-        return [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
+        names = [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
+        return [*names, *(name for name in self.record.gates if name in options)]
+
+    def _of_tokens(self, x: Any, shape: tuple[int, ...], name: str) -> Floats:
+        """Return the cotangent of a gate with the axes (..., n), or (..., n, d), or of a pair."""
+        if isinstance(x, tuple):
+            both = zip(x, halves(np.empty(shape)), strict=True)
+            return np.concatenate([self._of_tokens(y, like.shape, name) for y, like in both], -1)
+        if token_axes(self.record)[name] == -1:
+            return self._result(x[..., None], (*shape, 1), x, False)[..., 0]
+        return self._result(x, shape, x, False)
 
     def _of_option(self, x: Any, like: Any, name: str) -> Floats:
-        """Return a cotangent, which has the shape of what it is of."""
-        got = self._result(x, None, like, False)
+        """Return a cotangent, or a state, which has the shape of what it is of."""
+        got, name = self._result(x, None, like, False), name.replace("initial_", "")
         if got.shape != tuple(like.shape):
-            raise Failure(f"d_{name} of shape {tuple(like.shape)}", f"shape {got.shape}")
+            raise Failure(
+                f"{'' if name == 'state' else 'd_'}{name} of shape {tuple(like.shape)}",
+                f"shape {got.shape}",
+            )
         return got
 
     def _normalisers(self, lse: Any, shape: Any) -> Floats:
@@ -392,17 +419,24 @@ class Adapter:
             raise Failure(f"log normalisers of shape {full}", f"shape {got.shape}")
         return got.reshape(shape[:-1]) * (math.log(2) if self["lse_base"] == "2" else 1.0)
 
+    def _evaluate(self, *arrays: Any, **keywords: Any) -> Any:
+        """Call the function; the last state of a recurrence is left out unless one is passed."""
+        result = self.fn(*arrays, **with_pairs(self.record, keywords))
+        whole = {"initial_state", "d_out"} & set(keywords) or not self.has("recurrent")
+        return result[0] if isinstance(result, tuple) and not whole else result
+
     def _differentiated(self, sent: list[Any], keywords: dict[str, Any], d_out: Any) -> Any:
         """Return the result and the cotangents of queries, keys and values."""
         way = keywords.pop("autograd", None)
         if self["library"] not in ("torch", "jax"):
-            return self.fn(*sent, d_out=d_out, **keywords)
+            return self._evaluate(*sent, d_out=d_out, **keywords)
         if "d_lse" in keywords:
             d_out = (d_out, keywords.pop("d_lse"))
         more = self.pulled(keywords)
 
         def call(*arrays: Any) -> Any:
-            return self.fn(*arrays[:3], **keywords | dict(zip(more, arrays[3:], strict=True)))
+            named = keywords | dict(zip(more, arrays[3:], strict=True))
+            return self._evaluate(*arrays[:3], **named)
 
         sent = [*sent, *(keywords[name] for name in more)]
         if self["library"] == "torch":
@@ -471,17 +505,27 @@ class Adapter:
             return x
         if name == "sinks":
             return self._convert(np.atleast_1d(x) if "h" in (self["layout"] or "") else x)
+        if name in self.record.gates:
+            if self["decay"] == "factor" and self.record.gates[name] in LOGS:
+                x = np.exp(x)
+            axis = token_axes(self.record).get(name)
+            if axis is None:
+                return self._convert(x)
+            return self._send(x[..., None])[..., 0] if axis == -1 else self._send(x)
         of_queries = self.has("per-query") and name in ("omega", *_OF_INDICES)
         core = 3 if of_queries and name == "omega" else 2
         if name == "d_out":
             return self._send(x)
         if name == "d_lse" and self["layout"] is not None:
             x = x.reshape((1,) * (self._axes + 1 - x.ndim) + x.shape)
-        if self["layout"] is not None and (name in ("mask", "bias") or of_queries):
+        if self["layout"] is not None and (name in _OF_MATRICES or of_queries):
             x = x.reshape((1,) * (self._axes + core - x.ndim) + x.shape)
+        if name == "initial_state" and self.half:
+            return self._convert(x, "float32")
         # torch indexes by no shorter integers, and JAX may have no longer ones.
         integers = "int32" if self["library"] == "jax" else "int64"
-        return self._convert(x, {"mask": "bool", "indices": integers}.get(name))
+        kinds = {"mask": "bool", "indices": integers, "offsets": integers}
+        return self._convert(x, kinds.get(name))
 
     def _convert(self, x: Floats, kind: str | None = None) -> Any:
         """Convert to a fresh array of the candidate's library, device and dtype, or another."""

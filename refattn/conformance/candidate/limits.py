@@ -17,6 +17,7 @@ import numpy as np
 
 from ...arrays.library import Floats
 from .failures import Beyond, Failure
+from .gates import of_head
 
 Function = Callable[..., Any]
 Arrays = tuple[Floats, ...]
@@ -35,6 +36,8 @@ def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> A
         raise Beyond("max_logit")
     if adapter.has("local"):
         options = in_place(adapter, arrays, options)
+    if adapter.has("recurrent"):  # whose problems are made as they are taken
+        return _leave_out_settled(adapter, call, arrays, options)
     if {"d_out", "return_lse"} & set(options):  # whose sizes are those of a problem as it is
         got = _leave_out_settled(adapter, call, arrays, options)
         if "d_out" in options:
@@ -85,7 +88,7 @@ def nearest_head_size(adapter: Any, d: int) -> int:
 
 def tokens(adapter: Any, n: int, m: int) -> tuple[int, int]:
     """Return the least numbers of queries and keys that are taken and not below these."""
-    if adapter["self_attention"]:
+    if adapter["self_attention"] or adapter.has("recurrent"):
         n = m = max(n, m)
     return _next_multiple(adapter, n), _next_multiple(adapter, m)
 
@@ -246,7 +249,9 @@ def for_queries(adapter: Any, options: Keywords, rows: Any) -> Keywords:
 
 
 def for_heads(adapter: Any, options: Keywords, index: tuple[int, ...]) -> Keywords:
-    """Take frequencies or keys of one head, where each query has its own."""
+    """Take gates of one head, or frequencies or keys of one, where each query has its own."""
+    if adapter.has("recurrent"):
+        return of_head(adapter.record, options, index)
     names = _QUERY_AXES if adapter.has("per-query") else ()
     return {name: options[name][index] for name in names if name in options}
 

@@ -41,6 +41,10 @@ TAGGED_DTYPES, LIBRARIES, LAYOUTS = (CHOICES[x] for x in ("dtype", "library", "l
 _TRUE_OR_FALSE = ("self_attention", "causal_only", "same_value_size", "fixed_frequencies")
 
 
+# Conventions of recurrences.
+OF_RECURRENCES = ("beta", "decay", "error", "keys", "own_write", "read")
+
+
 # Limits of attention only.
 _OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size", "empty_rows")
 
@@ -92,6 +96,11 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
         raise ValueError(
             "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
             f"where they are given, got {tags['fixed_frequencies']!r}."
+        )
+    if "vjp" in capabilities and any(tags[x] != DEFAULTS[x] for x in OF_RECURRENCES):
+        raise ValueError(
+            "`capabilities` must leave out 'vjp', of which there is no reference, with one of "
+            f"the tags {', '.join(OF_RECURRENCES)}."
         )
     if tags["causal_only"] and not record.takes("causal"):
         raise ValueError(f"`tags['causal_only']` must be left out for {record.name}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 # ruff: noqa: F401
 from . import contract, dropouts, given_keys, gradients, laws, relations, sizes, targets, uses
 
+from . import recurrences  # isort: skip
 from . import values  # isort: skip
 from . import claims  # isort: skip  # which names all of them
 

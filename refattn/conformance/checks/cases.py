@@ -132,7 +132,11 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
     own = indices or adapter.can("omega", "omega_per_head")  # of heads, what they share otherwise
     return {
         "n": (5, 1, 70),
-        "more": (0,) if adapter["self_attention"] else (0, 4, 130) if fewer else (0, 4, 130, -3),
+        "more": (0,)
+        if adapter["self_attention"] or adapter.has("recurrent")
+        else (0, 4, 130)
+        if fewer
+        else (0, 4, 130, -3),
         "mask": (None, *(masks if adapter.can("mask") else [])),
         "causal": (True,) if adapter["causal_only"] else (False, True) if causal else (False,),
         "d_v": (None,) if adapter["same_value_size"] else (None, 1, 7),

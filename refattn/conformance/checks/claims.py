@@ -108,6 +108,13 @@ gradients_of_means | normalised nonnegative | attends vjp evaluated/-waves
 gradients_are_linear | | attends vjp | gradients are linear in the cotangent
 gradients_are_slopes | | attends vjp dtype=float32/dtype=float64
   | gradients agree with difference quotients of the candidate's own outputs
+tokens_one_by_one | recurrent | | all tokens at once give what they give one by one
+later_tokens_unseen | recurrent | | later tokens have no effect on earlier results
+packed_apart | recurrent | cuts
+  | sequences one after the other give what each gives by itself
+state_handed_over | recurrent | initial_state | a state may be handed over after any token
+states | recurrent | initial_state | the first state counts, and the last is that of the formula
+extreme_decays | recurrent | decays | right where a state is kept, and where it is forgotten
 frequency_law | random-features | law lawful
   | frequencies are N(0, I), independent from seed to seed
 one_function | random-features | precise black_box

@@ -285,9 +285,10 @@ def gradients_are_linear(t: CheckRun) -> None:
     options = t.given_or_drawn(frequencies)
     d_out = t.cotangent(arrays)
     once = t.call(*arrays, d_out=d_out, **options)
+    names = (*NAMES[1:], *(f"d_{name}" for name in t.adapter.pulled(options)))
     for factor in (4.0, 2.0**-6) if t.adapter.half else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
         other = t.call(*arrays, d_out=factor * d_out, **options)
-        for name, x, y in zip(NAMES[1:], once[1:], other[1:], strict=True):
+        for name, x, y in zip(names, once[1:], other[1:], strict=True):
             t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
 
 

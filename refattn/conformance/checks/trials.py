@@ -18,6 +18,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
+from ..candidate.gates import draw_gates
 from ..candidate.limits import Arrays, Keywords, nearest_head_size, shrink, tokens
 from ..candidate.samples import draw_frequencies, draw_key_indices
 from ..truth.reference import declared, of_rows, reference, rounding, tolerance
@@ -253,6 +254,9 @@ class CheckRun:
         with `groups` keys and values have that many heads in place of the last of `lead`.
         """
         adapter, record = self.adapter, self.adapter.record
+        if record.has("recurrent"):
+            (n, m), d = tokens(adapter, n, m), nearest_head_size(adapter, d)
+            d_v = d if adapter["same_value_size"] else d_v
         if not adapter.drawn_keyword:
             size *= self.near
         elif record.has("linear-solve"):
@@ -271,6 +275,10 @@ class CheckRun:
         less = shrink(adapter, q, k)
         q, k = (adapter.exact(less * x) for x in (q, k))
         v = self.normal(*shared, m, d if d_v is None else d_v)
+        if record.has("recurrent"):
+            if adapter["beta"] == "written":  # no rate bounds what is removed
+                k = adapter.exact(k / np.maximum(1.0, np.linalg.norm(k, axis=-1, keepdims=True)))
+            return (q, k, v), draw_gates(adapter, self.rng, k)
         if adapter.drawn_keyword == "indices":
             return (q, k, v), draw_key_indices(adapter, self.rng, k, lead, n, samples)
         if not record.takes("omega"):

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..truth.text import Edit
-from .edits import Edited
+from .edits import RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _SEES = ("mask", "causal", "gqa")
@@ -40,6 +40,7 @@ _ABLE = {
     "rfa-local": ("omega", "omega_per_head", *_SEES),
     **dict.fromkeys(("coreset", "sampled-uniform", "sampled-norms", "sampled-softmax"), ("gqa",)),
     "moments": (),
+    **dict.fromkeys(RECURRENCES, ("gqa", "initial_state")),
 }
 _ABLE_BACK = {
     "softmax": (*_SEES, "vjp"),

@@ -22,7 +22,15 @@ _CALLS = ("draws", "keys", "kernel", "contract")
 _UNDER = {"online": ("stabilised",)}  # the other texts that one stands on
 _COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
 _SIZES = ("num_features", "num_samples", "num_proposals", "num_keys")
-_NO_ATTENTION = {"kernel": "kernel", "moments": "mean_and_covariance"}  # functions of the text
+RECURRENCES = (
+    *("retention", "gated-linear-attention", "state-space-duality", "delta-rule"),
+    *("gated-delta-rule", "kimi-delta-attention", "rwkv7"),
+)
+_DIRECT = {  # functions of the text that are called as they are
+    "kernel": "kernel",
+    "moments": "mean_and_covariance",
+    **{name: name.replace("-", "_") for name in RECURRENCES},
+}
 
 
 @cache
@@ -90,8 +98,8 @@ class Edited:
         if self.features:
             options["features"] = self.features
         with np.errstate(all="ignore"):
-            if self.estimator in _NO_ATTENTION:
-                return space[_NO_ATTENTION[self.estimator]](*arrays, **options)
+            if self.estimator in _DIRECT:
+                return space[_DIRECT[self.estimator]](*arrays, **options)
             arrays += tuple(options.pop(name) for name in ("q", "k", "v") if name in options)
             sizes = [options.pop(name, None) for name in _SIZES]
             size = next((x for x in sizes if x is not None), None)

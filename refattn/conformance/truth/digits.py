@@ -221,13 +221,15 @@ def formulas(dps: int = 50, *changes: Edit) -> SimpleNamespace:
 
 def _taking_floats(function: Callable[..., Any], xp: Any) -> Callable[..., Any]:
     def precise(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(precise, x))
         return xp.asarray(x) if isinstance(x, np.ndarray) and x.dtype.kind in "fO" else x
 
     @wraps(function)
     def on_numbers(*arrays: Any, **options: Any) -> Any:
         options = {name: precise(x) for name, x in options.items()}
         found = function(*map(precise, arrays), **options)
-        return tuple(map(precise, found)) if isinstance(found, tuple) else precise(found)
+        return precise(found)
 
     return on_numbers
 

@@ -16,8 +16,10 @@ from ...attention import attend, softmax_attention
 from ...gradients.rules import vjp
 from ..candidate.adapter import Adapter
 from ..candidate.failures import WrongRecord
+from ..candidate.gates import with_pairs
 from ..candidate.limits import Arrays, Keywords, copies, in_place, repeated
 from ..candidate.tags import draws_something
+from . import recurrences
 from .solves import condition_of_solve
 
 # In error <= C eps (1 + largest exponent). Evaluations that round every operation and add in turn
@@ -32,6 +34,10 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
     """Return the estimator's result in extended precision, and the error allowed."""
     if adapter.has("rows"):
         return of_rows(adapter, np.asarray(arrays[0], np.longdouble))
+    if adapter.has("recurrent"):
+        want = of_function(adapter, recurrences.declared_formula(adapter), arrays, options)
+        allowed = measured(adapter, arrays, options)
+        return want, allowed if isinstance(want, tuple) else allowed[0]
     want = of_function(adapter, adapter.record.naive, arrays, options)
     return want, tolerance(adapter, arrays, options, want)
 
@@ -57,7 +63,8 @@ def of_function(
 ) -> Any:
     """Evaluate a function of the same arguments with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
-    named = {k: np.asarray(x, dtype) if k in _FLOATS else x for k, x in options.items()}
+    floats = {*_FLOATS, *adapter.record.gates}
+    named = {k: np.asarray(x, dtype) if k in floats else x for k, x in options.items()}
     if adapter.has("local"):
         named = in_place(adapter, wide, named)
     elif any(named.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
@@ -70,11 +77,11 @@ def of_function(
             named[tag] = adapter[tag]
     if adapter.has("feature-map"):
         named["feature_map"] = FEATURE_MAPS[adapter["feature_map"]]
-    return function(*wide, **named)
+    return function(*wide, **with_pairs(adapter.record, named))
 
 
 # Options that are arrays of floats.
-_FLOATS = ("omega", "centres", "bias", "sinks", "dropout", "log_probability")
+_FLOATS = ("omega", "centres", "bias", "sinks", "dropout", "log_probability", "initial_state")
 # Tags that are options of the formula, where the estimator has a trait.
 _DECLARED = {"random-features": "features", "proposals": "weighting"}
 
@@ -96,12 +103,61 @@ def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.
     return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
 
 
+def measured(
+    adapter: Adapter, arrays: Arrays, options: Keywords, *functions: Callable[..., Any]
+) -> tuple[float, ...]:
+    """Bound the rounding of each result of a recurrence by what plain evaluations lose.
+
+    Token by token and in chunks: bounds by absolute terms grow as states without removal would.
+    Exponents may be differences of sums of all decays, in single precision at least.
+    """
+    rng, dtype = np.random.default_rng(0), _plain_dtype(adapter)
+    ways = functions or tuple(recurrences.declared_formula(adapter, x) for x in (False, True))
+    found = []
+    for way in ways * 2:
+        near = _near(adapter, arrays, options, rng, dtype)
+        low, right = (of_function(adapter, way, *near, z) for z in (dtype, np.longdouble))
+        pairs = zip(low, right, strict=True) if isinstance(low, tuple) else ((low, right),)
+        found.append([(_size(x - y) / np.finfo(dtype).eps, _size(y)) for x, y in pairs])
+    total = terms(adapter, recurrences.sum_of_logs(adapter, arrays[1].shape[-2], options))
+    lost, size = np.max(found, axis=0).T
+    allowed = 2 * CONTRACT[adapter["dtype"]] * (adapter.eps * (lost + size) + total * size)
+    return tuple(allowed.tolist())
+
+
+def _plain_dtype(adapter: Adapter) -> Any:
+    return np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
+
+
+def _size(x: Any) -> float:
+    return float(np.max(np.abs(x), initial=0.0))
+
+
+def _near(
+    adapter: Adapter, arrays: Arrays, options: Keywords, rng: np.random.Generator, dtype: Any
+) -> tuple[Arrays, Keywords]:
+    """Move arguments in the last digits of single precision."""
+
+    def moved(x: Any) -> Floats:
+        y: Floats = np.asarray(x, float) * (1 + _NEAR * rng.choice([-1.0, 1.0], np.shape(x)))
+        return y.astype(dtype)
+
+    floats = {"omega", "centres", "log_probability", "initial_state", *adapter.record.gates}
+    moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
+    return tuple(map(moved, arrays)), moved_options
+
+
+_NEAR = 2.0**-20
+
+
 def rounding(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """Return C eps (1 + largest exponent) times the largest value.
 
     A quotient N / D of sums with cancellation, of condition c = sum |terms| / |D|, is off by
     c eps of the largest value through N, and by c eps of itself through D.
     """
+    if adapter.has("recurrent"):
+        return measured(adapter, arrays, options)[0]
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
     exponent = largest_exponent(adapter, arrays, options)
     if adapter.has("pairs"):
@@ -130,7 +186,8 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
     Of many pairs in float64, which takes far less time and has an error of its own. With a
     cotangent of lse its size counts as one of the output.
     """
-    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS
+    recurrent = adapter.has("recurrent")
+    many = arrays[0].shape[-2] * arrays[1].shape[-2] > _MANY_PAIRS and not recurrent
     dtype, times = (np.float64, 2.0) if many else (np.longdouble, 1.0)
     apart = ("d_out", "d_lse", "return_lse", "autograd")
     usual = {k: x for k, x in options.items() if k not in apart}
@@ -150,19 +207,24 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
             named["feature_map"] = _MAPS[adapter["feature_map"]]
         try:
             out, pullback = vjp(fn, *wide, **named)
-            cotangents = pullback(cotangent)
+            narrow = np.asarray(d_out, wide[0].dtype)
+            cotangents = pullback((narrow, None) if recurrent else cotangent)
         except Exception as error:
             words = f"{type(error).__name__}: {error}"
             name = adapter.record.name
             raise WrongRecord(f"`vjp` of the record of {name} must work, got {words}") from error
+        gates = [getattr(cotangents, name) for name in adapter.pulled(usual)]
         return (
-            out.out if "d_lse" in options else out,
+            getattr(out, "out", out),
             *cotangents[:3],
-            *(getattr(cotangents, name) for name in adapter.pulled(usual)),
+            *(np.concatenate(x, -1) if isinstance(x, tuple) else x for x in gates),
         )
 
     want = of_function(adapter, evaluate, arrays, usual, dtype)
-    allowed = pulled_rounding(adapter, arrays, usual, size)
+    if recurrent:
+        times, allowed = 2.0, measured(adapter, arrays, usual, evaluate)
+    else:
+        allowed = pulled_rounding(adapter, arrays, usual, size)
     return want, tuple(times * x + adapter.least for x in allowed)
 
 
@@ -281,7 +343,7 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     return exact
 
 
-def terms(adapter: Adapter, count: int) -> float:
+def terms(adapter: Adapter, count: float) -> float:
     """Bound the rounding of sums of so many terms, relative to the largest value.
 
     Halves are added in single precision.
@@ -344,22 +406,15 @@ def _measure_condition(adapter: Adapter, arrays: Arrays, options: Keywords) -> f
     evaluated at arguments that differ in the last digits of single precision.
     """
     rng, unknown = np.random.default_rng(0), draws_something(adapter.record, options)
-    dtype = np.dtype("float64" if adapter["dtype"] == "float64" else "float32")
-    h = 2.0**-20
-
-    def near() -> tuple[Arrays, Keywords]:
-        def moved(x: Any) -> Floats:
-            y: Floats = np.asarray(x, float) * (1 + h * rng.choice([-1.0, 1.0], np.shape(x)))
-            return y if unknown else y.astype(dtype)
-
-        floats = ("omega", "centres", "log_probability")
-        moved_options = {k: moved(x) if k in floats else x for k, x in options.items()}
-        return tuple(map(moved, arrays)), moved_options
+    dtype = _plain_dtype(adapter)
 
     def apart() -> Floats:
-        x, moved_options = near()
+        held = np.float64 if unknown else dtype
+        x, moved_options = _near(adapter, arrays, options, rng, held)
         if unknown:
-            return (black_box(adapter, x, moved_options) - black_box(adapter, *near())) / (2 * h)
+            other = _near(adapter, arrays, options, rng, held)
+            difference = black_box(adapter, x, moved_options) - black_box(adapter, *other)
+            return difference / (2 * _NEAR)
         low, right = (
             of_function(adapter, adapter.record.naive, x, moved_options, z)
             for z in (dtype, np.longdouble)

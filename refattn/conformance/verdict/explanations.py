@@ -198,6 +198,7 @@ def _explain_estimator(name: str) -> Iterator[str]:
     yield f"estimator {', '.join((record.name, *record.aliases))}: {summary}"
     yield from (f"  {trait}: {TRAITS[trait]}" for trait in record.traits)
     drawn = [f"{record.size}="] * (record.size is not None) + ["seed="] * record.has("random")
+    drawn += [f"{gate}=" for gate in record.gates]
     yield f"  it is called as: fn({', '.join([*record.arrays, *drawn])})"
     yield f"  test yours: refattn check MODULE:CALLABLE --estimator {name}"
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure
 from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
-from ..candidate.tags import CHOICES
+from ..candidate.tags import CHOICES, OF_RECURRENCES
 from ..checks.trials import Check, CheckRun, attends, evaluated
 from ..conventions import SPECS
 from ..truth.reference import reference
@@ -76,6 +76,8 @@ def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
     """Yield what is declared, and then the conventions of each well-known function."""
     same = [name for name, tags in SPECS.items() if dict(tags) == adapter.declared]
     yield f"spec {', '.join(same)}" if same else "your declaration", adapter
+    if adapter.has("recurrent"):
+        return
     names: dict[tuple[Any, ...], list[str]] = {}
     asked = ("hidden", "causal", "empty_rows", *(["window"] if adapter.can("window") else []))
     for name, tags in SPECS.items():
@@ -121,6 +123,9 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         ):
             if scale != adapter["scale"]:
                 yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}), turn)
+    for tag in OF_RECURRENCES if adapter.has("recurrent") else ():
+        for value in (x for x in CHOICES[tag] if x != adapter[tag]):
+            yield _Neighbour(tag, value, _declare(adapter, {tag: value}))
     if adapter["dtype"] == "float64":
         yield _Neighbour("dtype", "float32", _declare(adapter, {"dtype": "float32"}))
     if adapter.can("mask"):

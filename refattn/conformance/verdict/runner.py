@@ -77,12 +77,14 @@ def check(
     ``lara``      ``fn(q, k, v, num_proposals=, seed=)``  ``omega``: ``fn(..., omega=, centres=)``
     ``coreset``   ``fn(q, k, v, num_keys=, seed=)``       ``indices``: ``fn(q, k, v, indices=)``
     ``linear``    ``fn(q, k, v)``                         as softmax
+    ``rwkv7``     ``fn(q, k, v, log_decay=, removal=)``   ``initial_state``: -> (out, state)
     ``moments``   ``fn(x)`` -> (mean, cov)
     ============  ======================================  =======================================
 
     Results are compared with the package's own evaluation in extended precision, within the
     rounding error of a careful evaluation in the candidate's dtype. The frequencies of a black box
-    are recovered from its outputs (`laws`), and their distribution is tested exactly.
+    are recovered from its outputs (`laws`), and their distribution is tested exactly. Recurrences
+    take gates by keyword, as in `refattn.recurrences`, and may return (out, state) in every call.
 
     At one seed results are compared for the same inputs and, except for RA, whose draws depend on
     queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
@@ -107,8 +109,7 @@ def check(
     alpha : float
         Largest probability that a correct implementation fails, over all checks together.
     rng : None, int, numpy.random.SeedSequence or numpy.random.Generator
-        Source of the inputs and of the seeds given to the candidate. The report has the seed to
-        pass for the same run.
+        Source of inputs and seeds. The report has the seed to pass for the same run.
     expected_failures : mapping of check names to reasons, optional
         These checks still run; their failure does not count, and passing is an error.
     checks : iterable of str, optional
@@ -121,8 +122,7 @@ def check(
     isolate : bool
         Call the candidate in its own process. A crash of that process is a failure of the check
         that ran, and the remaining checks are not run. The process must be able to import the
-        candidate; as always with `multiprocessing`, a script that passes this needs
-        ``if __name__ == "__main__":``.
+        candidate; a script that passes this needs ``if __name__ == "__main__":``.
     on_result : callable, optional
         Called with each `Result` as it ends; statistical ones may still change.
     track : callable
@@ -136,9 +136,9 @@ def check(
     Raises
     ------
     TypeError, ValueError
-        If an argument is unusable; if `expected_failures` or `checks` name a check that is
-        unknown or does not apply; if `isolate` is asked for a program, or for a candidate that
-        cannot be imported. What the candidate does never raises.
+        If an argument is unusable; if `expected_failures` or `checks` name a check that is unknown
+        or does not apply; if `isolate` is asked for a program or what cannot be imported. What the
+        candidate does never raises.
 
     Examples
     --------

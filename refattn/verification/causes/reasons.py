@@ -30,6 +30,7 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
+from .states import explain_states
 from .wrong_rows import Sample
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
@@ -56,6 +57,10 @@ def explain(
         return verdict
     failed = failed_part(verdict.tests, verdict.alpha)
     fits = name_factors(problem, tidy_fits(verdict, failed))
+    if problem.kind == "recurrent":
+        kernel = by.kernel(verdict.dtype)
+        named = explain_states(problem, numbers, kernel, verdict.z.rms**2)
+        return verdict._replace(suspects=[*named, *fits])
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
         return verdict._replace(suspects=[*found, *fits])

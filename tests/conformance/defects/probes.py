@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from refattn.conformance import Adapter
+from refattn.conformance.candidate.gates import draw_gates, with_pairs
 from refattn.registry import ESTIMATORS
 from refattn.typing import KEY_LAWS
 
@@ -44,6 +46,13 @@ def frequencies(estimator, lead, n, d, window=SIZE):
     return {**drawn, "centres": tokens(*lead, SIZE, d, seed=6)} if estimator == "lara" else drawn
 
 
+def gates(estimator, k):
+    """What tokens of a recurrence do beside keys and values."""
+    record = ESTIMATORS[estimator]
+    drawn = draw_gates(Adapter(len, estimator), np.random.default_rng(5), k)
+    return with_pairs(record, {name: x.astype(k.dtype) for name, x in drawn.items()})
+
+
 def ways(entry, lead):
     """Sizes and seeds, or frequencies or keys: what an entry may be called with."""
     own = frequencies(entry.estimator, lead, 9, 6) if entry.estimator in (*SIZES, *CHUNKED) else {}
@@ -73,6 +82,7 @@ def probes(estimator, has):
         return
     for args, options in attention_probes(has):
         n, d = args[0].shape[-2:]
+        options = options | gates(estimator, args[1])
         if "vjp" in has:
             q, _, v = args
             if np.isnan(v).any():
@@ -110,6 +120,8 @@ def attention_probes(has):
             yield (q, k, v), {"causal": True, "mask": mask}
     if "gqa" in has:
         yield (q, k[:2], v[:2]), {}
+    if "initial_state" in has:
+        yield (q, k, v), {"initial_state": tokens(4, 6, 6, seed=9)}
     yield from option_probes(has, q, k, v)
 
 

@@ -1,0 +1,149 @@
+"""The recurrence backward in time: cotangents of what tokens do, chunk after chunk.
+
+The cotangent of the state goes back through the chunks as the state goes forth, with the transpose
+of what turns it, and the cotangents of what chunks read in place of what they write.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..arrays.blocks import WHOLE, part, put
+from ..arrays.library import Array, as_written, device, is_dask_array, on_whole_rows, reverse
+from .recurrent import (
+    Chunk,
+    Decays,
+    Steps,
+    carry,
+    chunk,
+    cut_rows,
+    inverse,
+    over_heads,
+    shift,
+    spans,
+    sums_before,
+    sums_from,
+    together,
+    weights,
+)
+
+
+@as_written
+def pull_recur(
+    x: Steps, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
+) -> tuple[Steps, Array]:
+    """Pull `recur` back to its tokens and the first state, for all heads of the state."""
+    if is_dask_array(x.q):
+        arrays = [y for y in (*x, state, d_out, d_last) if y is not None]
+
+        def of_blocks(*y: Array) -> Any:
+            steps, first = pull_recur(Steps(*y[:-3]), y[-3], before, y[-2], y[-1], np)
+            return *(z for z in steps if z is not None), first
+
+        *steps, first = on_whole_rows(
+            of_blocks, arrays, [(i, i) for i in range(len(arrays) - 2)], xp
+        )
+        return Steps(*steps), first
+    lead, n = tuple(state.shape[:-2]), x.q.shape[-2]
+    options = {"dtype": x.q.dtype, "device": device(x.q)}
+    pulled = x.map(lambda y: xp.empty((*lead, *y.shape[-2:]), **options))
+    first = xp.empty((*lead, *state.shape[-2:]), **options)
+    size, parts = spans(n, x.q)
+
+    def of_heads(head: tuple[slice, ...]) -> None:
+        nonlocal pulled, first
+        heads = (*head, WHOLE, WHOLE)
+        mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
+
+        def made(i: slice) -> tuple[Steps, Chunk]:
+            some = mine.rows(i).cut(size, xp)
+            return some, chunk(some, before, xp)
+
+        starts = [now]  # of each span
+        for i in parts[:-1]:
+            starts.append(carry(made(i)[1], starts[-1], xp)[1])
+        d_now = part(d_last, heads)
+        for i, now in reversed(list(zip(parts, starts, strict=False))):
+            (some, chunks), d_rows = made(i), cut_rows(part(d_out, heads)[..., i, :], size, xp)
+            taken, d_now = pull_span(some, chunks, before, now, d_rows, d_now, xp)
+            for name, y in zip(Steps._fields, taken, strict=True):
+                if y is not None:
+                    rows = together(y, xp)[..., : i.stop - i.start, :]
+                    whole = put(getattr(pulled, name), (*head, i, WHOLE), rows)
+                    pulled = pulled._replace(**{name: whole})
+        first = put(first, heads, d_now)
+
+    over_heads(of_heads, lead, x.q, state.shape[-2] + state.shape[-1])
+    return pulled, first
+
+
+def pull_span(
+    x: Steps, chunks: Chunk, before: bool, state: Array, d_out: Array, d_state: Array, xp: Any
+) -> tuple[Steps, Array]:
+    """Pull chunks, and the way of the state through them, back."""
+    turned, (states, _) = xp.matrix_transpose, carry(chunks, state, xp)
+    back = Chunk(
+        *chunks[:2],
+        reverse(chunks.keep, -3),
+        None if chunks.turn is None else reverse(turned(chunks.turn), -3),
+        reverse(turned(chunks.reads) @ d_out, -3),
+    )
+    d_after, d_state = carry(back, d_state, xp)
+    d_after = reverse(d_after, -3)
+    d_keep = xp.sum(d_after * states, axis=-1, keepdims=True)
+    d_turn = None if chunks.turn is None else d_after @ turned(states)
+    cotangents = Chunk(d_out @ turned(states), d_out, d_keep, d_turn, d_after)
+    return pull_chunk(x, before, cotangents, xp), d_state
+
+
+def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
+    """Pull `chunk` back."""
+    q, k, v, g, a, b = x
+    d_reads, d_out, d_keep, d_turn, d_add = pulled
+    decay, turned, d = Decays(g, xp), xp.matrix_transpose, k.shape[-1]
+    from_start, until, to_end = decay.from_start, decay.until, decay.to_end
+    edge = until if before else from_start
+
+    def pull_weights(
+        x: Array, y: Array, before: bool, d_weights: Array
+    ) -> tuple[Array, Array, Array]:
+        if not before:
+            return decay.pull_pairs(x, y, d_weights)
+        d_x, d_y, d_decay = decay.pull_pairs(shift(x, -1, xp), y, shift(d_weights, -1, xp))
+        return shift(d_x, 1, xp), d_y, d_decay
+
+    def of_decay(x: Array) -> Array:
+        return xp.sum(x, axis=-1, keepdims=True) if g.shape[-1] == 1 else x
+
+    d_q, d_k, d_g = pull_weights(q, k, before, d_out @ turned(v))
+    d_v = turned(weights(decay, q, k, before)) @ d_out + (k * to_end) @ d_add
+    d_q, d_end = d_q + d_reads * edge, (v @ turned(d_add)) * to_end
+    d_k, at_end, at_start = d_k + d_end, k * d_end, d_reads * edge * q
+    at_until, d_a, d_b = 0.0 * at_start, None, None
+    if a is not None:
+        b_k, b_a = weights(decay, b, k, True), weights(decay, b, a, True)
+        inverted = inverse(b_a, xp)
+        solved = inverted @ xp.concat([b * until, b_k @ v], axis=-1)
+        d_turned, d_written = (xp.concat(y, axis=-1) for y in ((d_reads, d_out), (d_turn, d_add)))
+        d_solved = turned(weights(decay, q, a, before)) @ d_turned + (a * to_end) @ d_written
+        d_right = turned(inverted) @ d_solved
+        d_until, d_read = d_right[..., :d] * until, d_right[..., d:]
+        d_v = d_v + turned(b_k) @ d_read
+        q_a = pull_weights(q, a, before, d_turned @ turned(solved))
+        of_k = pull_weights(b, k, True, d_read @ turned(v))
+        of_a = pull_weights(b, a, True, d_right @ turned(solved))
+        d_end = (solved @ turned(d_written)) * to_end
+        d_q, d_k, d_a = d_q + q_a[0], d_k + of_k[1], q_a[1] + of_a[1] + d_end
+        d_b, d_g = d_until + of_k[0] + of_a[0], d_g + q_a[2] + of_k[2] + of_a[2]
+        at_end, at_until = at_end + a * d_end, b * d_until
+    if before:
+        at_start, at_until = 0.0 * at_start, at_start + at_until
+    d_g = d_g + of_decay(
+        sums_from(at_start, xp)
+        + shift(sums_from(at_until, xp), -1, xp)
+        + sums_before(at_end, xp)
+        + turned(d_keep) * from_start[..., -1:, :]
+    )
+    return Steps(d_q, d_k, d_v, d_g, d_a, d_b)

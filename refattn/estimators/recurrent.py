@@ -1,0 +1,123 @@
+"""Linear attention without a normaliser, whose state decays, and from which tokens remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from ..arrays import tokens
+from ..arrays.heads import group_with_lead
+from ..arrays.library import Array, as_written
+from ..engine.recurrent import Steps, recur
+from ..typing import ArrayT, Recurrent
+
+
+@as_written
+def recurrent_attention(
+    q: ArrayT,
+    k: ArrayT,
+    v: ArrayT,
+    *,
+    log_decay: Array | None = None,
+    removal: tuple[Array, Array] | None = None,
+    write: Array | None = None,
+    initial_state: Array | None = None,
+    scale: float | None = None,
+    read: Literal["after", "before"] = "after",
+) -> Recurrent:
+    r"""Read a state that decays, from which tokens remove and to which they write.
+
+    .. math::
+        S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
+        o_t = c \, S_t^\top q_t
+
+    Retention, gated linear attention, Mamba-2, the delta rule and RWKV-7 are this recurrence:
+    `refattn.recurrences` has each by its name. Linear in n.
+
+    Parameters
+    ----------
+    q, k, v : arrays, shapes (..., n, d), (..., n, d) and (..., n, d_v)
+        Queries, keys and values, float32 or float64. There may be more query heads than key heads,
+        as in `attend`; all else must broadcast with the keys.
+    log_decay : array, shape (..., n) or (..., n, d), optional
+        The g of each token, or of each coordinate of its key: 0 or less, -inf to forget all. It has
+        as many leading axes as `q`, `k` and `v`; axes of length 1 broadcast. No decay by default.
+    removal : pair of arrays (a, b), shape (..., n, d) each, optional
+        What is taken from the state: a (b . S), of the state before the token, without its decay.
+    write : array, shape (..., n), optional
+        Factors on k v^T, 1 by default.
+    initial_state : array, shape (..., d, d_v), optional
+        The state before the first token, 0 by default.
+    scale : float, optional
+        The c above, 1 / sqrt(d) by default.
+    read : {"after", "before"}
+        Whether a query reads the state after the write of its own token, or before it.
+
+    Returns
+    -------
+    Recurrent
+        `out`, (..., n, d_v), and the last `state`, (..., d, d_v), with the leading axes of keys,
+        values and what goes with them. Same namespace, dtype and device as `q`.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array, has another dtype or library than `q`, or `removal` is not
+        a pair.
+    ValueError
+        If shapes do not match, or `read` is unknown.
+
+    Notes
+    -----
+    Tokens are taken in chunks of 64, in products of matrices. The error is at most
+    C eps (1 + G + h) relative to the same recurrence of absolute values, with G the largest sum of
+    |g| in a chunk, up to where e^-G vanishes, and h the number of chunks that the state remembers.
+    With removal it is also multiplied by the condition of a triangular system for each chunk, which
+    is bounded where a = -beta k, b = k, |k| = 1 and beta <= 2.
+
+    Sources: Yang et al., arXiv:2406.06484 (chunks); Yang et al., arXiv:2412.06464.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import recurrent_attention
+    >>> one, v = np.ones((3, 1)), np.array([[1.0], [1.0], [4.0]])
+    >>> out, state = recurrent_attention(one, one, v, log_decay=np.log([0.5, 0.5, 0.5]))
+    >>> out.T, state
+    (array([[1.  , 1.5 , 4.75]]), array([[4.75]]))
+    """
+    inputs = prepare_recurrence(q, k, v, locals())
+    return inputs.ungroup(*recur(*inputs[:4]))
+
+
+class RecurrenceInputs(NamedTuple):
+    """What the engine takes, in groups of heads, and what it was made of."""
+
+    steps: Steps
+    state: Array
+    before: bool
+    xp: Any
+    scale: Any
+    write: Array | None
+    v: Array
+    first: tuple[Any, ...]  # where the state of queries is that share one
+    ungroup: Callable[[Array, Array], Recurrent]
+
+
+def prepare_recurrence(
+    q: Array, k: Array, v: Array, options: Mapping[str, Any]
+) -> RecurrenceInputs:
+    """Check arguments of `recurrent_attention`, and multiply q and v by their factors."""
+    axes, before = q.ndim, options.get("read") == "before"
+    k, gates, scale, xp = tokens.check(q, k, v, options)
+    (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
+    steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)
+    whole = xp.broadcast_to(state, (*lead, *state.shape[-2:]))
+    # Queries that share keys share a state.
+    first = (0,) * (whole.ndim - state.ndim) + tuple(slice(0, length) for length in state.shape)
+
+    def ungroup(out: Array, last: Array) -> Recurrent:
+        last = last[first]
+        return Recurrent(join(out), last[..., 0, :, :] if q.ndim > axes else last)
+
+    return RecurrenceInputs(steps, whole, before, xp, scale, write, v, first, ungroup)

@@ -1,0 +1,265 @@
+r"""Layers of today that are one recurrence: `recurrent_attention` by their names.
+
+.. math::
+    S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
+    o_t = c \, S_t^\top q_t
+
+========================  ==================  ========================  =====
+function                  decay g             removal a, b              w
+========================  ==================  ========================  =====
+`retention`               of the head         none                      1
+`gated_linear_attention`  of each coordinate  none                      1
+`state_space_duality`     of the token        none                      write
+`delta_rule`              none                -beta k, k                beta
+`gated_delta_rule`        of the token        -beta k, e^g k            beta
+`kimi_delta_attention`    of each coordinate  -beta k, e^g k            beta
+`rwkv7`                   of each coordinate  given                     1
+========================  ==================  ========================  =====
+
+The delta rules decay the state first and then remove, write and read; the removal of `rwkv7` is of
+the state before its decay, as b is used as it is given. Keys are used as they are: layers that
+normalise them do so before. All functions take `q`, `k`, `v`, `initial_state` and `scale` as
+`recurrent_attention` does, and return a `Recurrent`. `scale` is 1 / sqrt(d) by default, as in most
+kernels of fla; the papers of Mamba-2 and RWKV-7, and fla's kernel of the latter, have 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .arrays import qkv, tokens
+from .arrays.library import Array, array_namespace, as_written
+from .estimators.recurrent import recurrent_attention
+from .typing import ArrayT, Recurrent
+
+__all__ = [
+    "delta_rule",
+    "gated_delta_rule",
+    "gated_linear_attention",
+    "kimi_delta_attention",
+    "retention",
+    "rwkv7",
+    "state_space_duality",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+@as_written
+def retention(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, decay: Any,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read a state that each head forgets at a rate of its own.
+
+    .. math:: S_t = \gamma S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
+
+    RetNet: Sun et al., arXiv:2307.08621. Public codes differ in the scale, which some apply to
+    keys.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same.
+    decay : float or array, shape (..., heads)
+        The gamma of each head, 0 to 1; RetNet takes 1 - 2^(-5 - head).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.recurrences import retention
+    >>> one = np.ones((1, 3, 1))
+    >>> retention(one, one, one, decay=np.array([0.5])).out[0, :, 0]
+    array([1.  , 1.5 , 1.75])
+    """
+    g = log_decay_of_heads(q, k, v, decay)
+    return recurrent_attention(q, k, v, log_decay=g, initial_state=initial_state, scale=scale)
+
+
+@as_written
+def gated_linear_attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read a state whose coordinates of keys each decay at a rate that depends on the token.
+
+    .. math:: S_t = \mathrm{Diag}(e^{g_t}) S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
+
+    GLA: Yang et al., arXiv:2312.06635. Public codes differ in the token whose decay applies to its
+    own write (here none does), and divide by decays from the start of a chunk, which overflows.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same.
+    log_decay : array, shape (..., n, d)
+        The g, 0 or less: the log of the paper's gate, not the gate.
+    """
+    return recurrent_attention(
+        q, k, v, log_decay=log_decay, initial_state=initial_state, scale=scale
+    )
+
+
+@as_written
+def state_space_duality(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array, write: Array | None = None,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read the state of Mamba-2, which decays as a whole at a rate that depends on the token.
+
+    .. math:: S_t = e^{g_t} S_{t-1} + w_t k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
+
+    Mamba-2: Dao and Gu, arXiv:2405.21060, with C, B and x for q, k and v, g = dt A and w = dt, and
+    without its term D x. Public codes differ in whether x is multiplied by dt before the kernel,
+    and in dt, which some take before its softplus.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same. The paper's scale is 1.
+    log_decay, write : arrays, shape (..., n)
+        The g, 0 or less, and the w, 1 by default.
+    """
+    return recurrent_attention(
+        q, k, v, log_decay=log_decay, write=write, initial_state=initial_state, scale=scale
+    )
+
+
+@as_written
+def delta_rule(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read a state in which the value of each key is replaced, in part, by the new one.
+
+    .. math:: S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \quad
+              o_t = c \, S_t^\top q_t
+
+    DeltaNet: Schlag et al., arXiv:2102.11174; Yang et al., arXiv:2406.06484. Public codes differ in
+    whether they normalise keys, in the epsilon of that norm, and in whether `beta` also multiplies
+    what is removed.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same. States stay bounded where
+        beta |k|^2 <= 2.
+    beta : array, shape (..., n)
+        How much of the value is replaced, 0 to 1, or to 2 where keys may be negated.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.recurrences import delta_rule
+    >>> one, v = np.ones((2, 1)), np.array([[4.0], [2.0]])
+    >>> delta_rule(one, one, v, beta=np.array([1.0, 0.5])).out.T  # half of 4 is replaced by 2
+    array([[4., 3.]])
+    """
+    gates = delta(q, k, v, beta)
+    return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
+
+
+@as_written
+def gated_delta_rule(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array, log_decay: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read a state that decays, and in which the value of each key is then replaced in part.
+
+    .. math:: S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad
+              o_t = c \, S_t^\top q_t
+
+    Gated DeltaNet: Yang et al., arXiv:2412.06464. Public codes differ in whether the error is taken
+    of the state before its decay, which is another function: this one takes it after.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale, beta
+        As in `delta_rule`, which returns the same.
+    log_decay : array, shape (..., n)
+        The g, 0 or less.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn.recurrences import gated_delta_rule
+    >>> one, v, half = np.ones((2, 1)), np.array([[4.0], [2.0]]), np.array([0.5, 0.5])
+    >>> gated_delta_rule(one, one, v, beta=half, log_decay=np.log(half)).out.T
+    array([[2. , 1.5]])
+    """
+    gates = delta(q, k, v, beta, log_decay)
+    return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
+
+
+@as_written
+def kimi_delta_attention(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array, log_decay: Array,
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read a state whose coordinates decay, and in which values are then replaced in part.
+
+    .. math:: S_t = (I - \beta_t k_t k_t^\top) \mathrm{Diag}(e^{g_t}) S_{t-1}
+              + \beta_t k_t v_t^\top, \quad o_t = c \, S_t^\top q_t
+
+    KDA: Kimi Linear, arXiv:2510.26692. Public codes differ as those of `gated_delta_rule`.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale, beta
+        As in `delta_rule`, which returns the same.
+    log_decay : array, shape (..., n, d)
+        The g, 0 or less.
+    """
+    gates = delta(q, k, v, beta, log_decay)
+    return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
+
+
+@as_written
+def rwkv7(
+    q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array, removal: tuple[Array, Array],
+    initial_state: Array | None = None, scale: float | None = None,
+) -> Recurrent:  # fmt: skip
+    r"""Read the state of RWKV-7, whose removal is free.
+
+    .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + k_t v_t^\top, \quad
+              o_t = c \, S_t^\top q_t
+
+    RWKV-7: Peng et al., arXiv:2503.14456, with r for q, and without its bonus. Public codes differ
+    in the order of the pair, which fla passes as (b, a): a row of the paper's state is a column
+    here.
+
+    Parameters
+    ----------
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same. The paper's scale is 1, and fla's.
+    log_decay : array, shape (..., n, d)
+        The g, 0 or less.
+    removal : pair of arrays (a, b), shape (..., n, d) each
+        The vectors above; in the paper b is the removal key, negated and of norm 1, and a is it
+        times the rate of learning, not negated.
+    """
+    return recurrent_attention(
+        q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale
+    )
+
+
+def delta(
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
+) -> dict[str, Any]:
+    """Make the gates of a delta rule, which takes its error after the decay."""
+    rate, later = tokens.of_tokens("beta", beta, (q, k, v)), k
+    if log_decay is not None:
+        g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
+        later = array_namespace(k).exp(g) * k
+    return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}
+
+
+def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
+    """Take the log of a number for each head of keys, with an axis of tokens."""
+    xp, _ = qkv.check(q, k, v)
+    lead = qkv.lead(k, k, v)
+    gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
+    missing = max(0, q.ndim - 2 - len(lead))
+    return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]

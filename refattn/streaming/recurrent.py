@@ -1,0 +1,117 @@
+"""The decoding state of recurrences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..arrays import checks, qkv, tokens
+from ..arrays.heads import group_heads
+from ..arrays.library import Array, array_namespace, as_written, constant
+from ..arrays.shown import held
+from ..estimators.recurrent import recurrent_attention
+from .state import check_keys, check_same, check_states
+
+
+@held()
+@dataclass(frozen=True, eq=False)
+class RecurrentState:
+    r"""The state of a recurrence after some tokens: d d_v numbers a head, however many they are.
+
+    It decodes `refattn.recurrent_attention` and the layers of `refattn.recurrences`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from refattn import recurrences
+    >>> from refattn.streaming import RecurrentState
+    >>> (q, k, v), g = np.random.default_rng(0).standard_normal((3, 6, 4)), -np.ones(6)
+    >>> state = RecurrentState.init(k[:5], v[:5], log_decay=g[:5])
+    >>> state = state.update(k[5:], v[5:], log_decay=g[5:])
+    >>> want = recurrences.state_space_duality(q, k, v, log_decay=g).out
+    >>> bool(np.allclose(state.read(q[5:]), want[5:]))
+    True
+    """
+
+    state: Array
+    log_decay: Array | None  # of all tokens, (..., d or 1, 1); None after a removal
+    scale: float | None = None
+
+    @classmethod
+    @as_written
+    def init(
+        cls, k: Array, v: Array, *, scale: float | None = None, **gates: Any
+    ) -> RecurrentState:
+        """Start from keys (..., n, d) and values (..., n, d_v), n possibly 0.
+
+        `gates` are `log_decay`, `removal`, `write` and `initial_state`, as in
+        `recurrent_attention`.
+        """
+        checks.real("scale", scale, optional=True)
+        state, decay = _add(k, v, gates)
+        return cls(state, None if gates.get("initial_state") is not None else decay, scale)
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """Leading axes of the state."""
+        return tuple(self.state.shape[:-2])
+
+    @property
+    def d(self) -> int:
+        """Length of a key."""
+        return int(self.state.shape[-2])
+
+    @property
+    def _totals(self) -> Array:
+        """What is kept of the values, (..., d_v)."""
+        return self.state
+
+    @as_written
+    def update(self, k: Array, v: Array, **gates: Any) -> RecurrentState:
+        """Add tokens, with their gates."""
+        check_keys(self, k, v)
+        if "initial_state" in gates:
+            raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
+        state, decay = _add(k, v, {**gates, "initial_state": self.state})
+        check_states(**{"the state": (self.state, state)})
+        known = self.log_decay
+        total = None if known is None or decay is None else known + decay
+        return replace(self, state=state, log_decay=total)
+
+    @as_written
+    def read(self, q: Array) -> Array:
+        """Read the state by queries (..., n, d), all after the last token: (..., n, d_v)."""
+        xp = checks.arrays(2, q=q, state=self.state)
+        keys = xp.matrix_transpose(self.state)
+        qkv.check(q, keys, keys)
+        scale = constant(q.shape[-1], q) ** -0.5 if self.scale is None else self.scale
+        (q, state, _), ungroup = group_heads(q, self.state, keys)
+        return ungroup(scale * (q @ state))
+
+    @as_written
+    def merge(self, other: RecurrentState) -> RecurrentState:
+        """Add the state of later tokens, which started from 0; none of them may remove.
+
+        What tokens remove depends on the state before them: then there is no merge.
+        """
+        check_same(self, other, "scale")
+        check_states(**{"the state": (self.state, other.state)})
+        if other.log_decay is None:
+            raise ValueError(
+                "`other` must have no initial state, and no token that removes: what it takes "
+                "depends on the state before it."
+            )
+        xp = array_namespace(self.state)
+        total = None if self.log_decay is None else self.log_decay + other.log_decay
+        after = xp.exp(other.log_decay) * self.state + other.state
+        return replace(self, state=after, log_decay=total)
+
+
+def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:
+    """Return the state after some tokens, and the sum of their log decays if none removes."""
+    _, given, _, xp = tokens.check(k, k, v, gates)
+    decay = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
+    return recurrent_attention(k, k, v, **gates).state, decay if given.a is None else None
+
+
+RecurrentState.__module__ = "refattn.streaming"  # where users find it, and so do pickles

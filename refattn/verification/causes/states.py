@@ -1,0 +1,245 @@
+"""What goes wrong with a state that goes through the tokens: each a change of the arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.problems import Index, Problem
+from ...rounding.roundings import Roundings
+from ...rounding.states import TokenArrays, give, is_delta
+from ..findings import Finding, Numbers, Suspect
+from .output import as_suspect
+from .sampled import Alternative
+
+_CHUNK_SIZES = (64, 16, 32, 128)
+_CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
+_WORST_HEADS = 4  # heads that are looked at, those with the largest errors
+_MOST_HEADS, _MOST_TOKENS = 16, 1024  # heads that are exchanged, tokens that each round the state
+_FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
+_SQUARE = 4.0  # largest mean square of z if a cause holds
+_ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
+
+_EARLY = {"late": False}  # removes from the state before its decay
+
+Change = Callable[[TokenArrays], dict[str, Any]]
+
+
+def _scale(x: TokenArrays, **factors: float) -> dict[str, Any]:
+    return {name: factor * x[name] for name, factor in factors.items()}
+
+
+def _shift(x: TokenArrays, by: int) -> dict[str, Any]:
+    """Take the decays of other tokens."""
+    g = np.pad(x["log_decay"], ((1, 1), (0, 0)))
+    return {"log_decay": g[1 + by : len(g) - 1 + by]}
+
+
+def _multiply_keys(x: TokenArrays, factor: Any) -> dict[str, Any]:
+    """Multiply everything that is written, including what is removed."""
+    return {name: factor * x[name] for name in ("k", "a") if name in x}
+
+
+def _decay_write(x: TokenArrays) -> dict[str, Any]:
+    return _multiply_keys(x, np.exp(x["log_decay"]))
+
+
+def _leave_out(x: TokenArrays, size: int) -> dict[str, Any]:
+    """Leave out the tokens of the last chunk."""
+    n, names = len(x["q"]), ("q", "k", "v", "a", "b", "d_out", "log_decay")
+    kept = (np.arange(n) < (n - 1) // size * size)[:, None]
+    return {name: np.where(kept, x[name], 0.0) for name in names if name in x}
+
+
+def _hand_nothing_on(x: TokenArrays, size: int) -> dict[str, Any]:
+    """Start each chunk with an empty state."""
+    first = np.arange(len(x["q"]))[:, None] % size == 0
+    removed = {"b": np.where(first, 0.0, x["b"])} if "b" in x else {}
+    return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | removed
+
+
+def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
+    """Divide keys by decays from the start of a chunk, of which none is below e^-most."""
+    g = x["log_decay"]
+    sums = np.concatenate([np.cumsum(g[i : i + size], 0) for i in range(0, len(g), size)])
+    return _multiply_keys(x, np.exp(np.minimum(sums + most, 0.0)))
+
+
+_CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must have
+    "tokens": {
+        "a query reads the state before the write of its token": lambda x: {"before": True},
+        **{
+            f"{text} of {c}{more}": partial(change, size=c)
+            for text, more, change in (
+                ("the last chunk", " is left out", _leave_out),
+                ("no state is handed on between chunks", "", _hand_nothing_on),
+            )
+            for c in _CHUNK_SIZES
+        },
+    },
+    "state": {"the initial state is ignored": partial(_scale, initial_state=0.0)},
+    "square": {
+        "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T}
+    },
+    "decay": {
+        "the decay of a token is that of the next": partial(_shift, by=1),
+        "the decay of a token is that before it": partial(_shift, by=-1),
+        "the decay of a token applies to its own write, too": _decay_write,
+        "the decay of a token applies to its own value, too": lambda x: {
+            "k": np.exp(x["log_decay"]) * x["k"]
+        },
+        "nothing decays": partial(_scale, log_decay=0.0),
+        "log decays are taken for those to base 2": partial(_scale, log_decay=math.log(2)),
+        **{
+            f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
+                _clip, size=c, most=most
+            )
+            for c in (*_CHUNK_SIZES, 256)
+            for most in _CLIPS
+        },
+    },
+    "late": {
+        "the decay applies to the state after the write": lambda x: _decay_write(x) | _EARLY,
+        "the decay is applied after the error is taken": lambda x: _EARLY,
+    },
+    "removal": {
+        "nothing is removed": partial(_scale, a=0.0),
+        "what is removed has the other sign": partial(_scale, a=-1.0),
+        "the pair of the removal is exchanged": lambda x: {"a": x["b"], "b": x["a"]},
+    },
+    "delta": {
+        "beta also multiplies the state that the error is taken of": lambda x: {
+            "a": x["write"] * x["a"]
+        },
+        "beta is missing on what is removed": lambda x: {"a": -x["k"]},
+        "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
+        "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
+    },
+    "write": {
+        "the factor on v is missing": lambda x: {"write": 1 + 0 * x["write"]},
+        "the factor on v is used twice": lambda x: {"write": np.square(x["write"])},
+    },
+}
+
+
+def list_states(problem: Problem) -> Iterator[Alternative]:
+    """List recurrences that this one may be taken for, the plainest first."""
+    x, decays = problem.first, np.any(problem.first["log_decay"])
+    d, d_v = x["initial_state"].shape
+    starts = np.any(x["initial_state"])
+    there = {"tokens": True, "decay": decays, "late": decays and x.get("late"), "state": starts}
+    there |= {"square": starts and d == d_v, "removal": "a" in x, "delta": is_delta(x)}
+    there |= {"write": np.any(x["write"] != 1)}
+    for needed in (x for x in _CAUSES if there[x]):
+        for text, change in _CAUSES[needed].items():
+            yield Alternative(
+                text, problem._replace(read=partial(_read_changed, problem.read, change))
+            )
+    for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
+        if not math.isclose(scale, problem.scale):
+            yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
+
+
+def _read_changed(
+    read: Callable[[Index], TokenArrays], change: Change, index: Index
+) -> TokenArrays:
+    return {**read(index), **change(read(index))}
+
+
+def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Alternative]:
+    """List decays, and factors, of other heads: for each head the nearest."""
+    if not problem.lead or not 1 < problem.lead[-1] <= _MOST_HEADS:
+        return
+    for names, words in ((["log_decay"], "decays"), (["write", "a"], "factors")):
+        if not all(x in problem.first for x in names):
+            continue
+        heads: dict[Index, Index] = {}
+        for index, out in got.items():
+            others = [(*index[:-1], h) for h in range(problem.lead[-1])]
+            tried = (problem.with_arrays_of(names, {index: x}.__getitem__) for x in others)
+            far = [_distance(x, index, out) for x in tried]
+            heads[index] = others[int(np.argmin(far))]
+        moved = [f"{y[-1]} in head {x[-1]}" for x, y in sorted(heads.items()) if x != y]
+        if moved:
+            text = f"{words} are those of other heads: of {', '.join(moved)}"
+            yield Alternative(text, problem.with_arrays_of(names, heads.__getitem__))
+
+
+def _distance(problem: Problem, index: Index, got: Doubles) -> float:
+    """Return the squared distance from the exact result of a head."""
+    with np.errstate(all="ignore"):
+        off = float(np.sum(np.square(got - give(problem.read, index, problem.scale, problem.of))))
+    return off if math.isfinite(off) else math.inf
+
+
+def find_coarse_state(problem: Problem, numbers: Numbers) -> Finding | None:
+    """Test whether a last state holds numbers of a narrower type only, as no wide sums do.
+
+    Each number that the exact state is not near to is one of them with probability 1/2 at most.
+    """
+    if problem.of != "state" or 0 in (*problem.lead, *problem.shape):
+        return None
+    heads, digits = [*np.ndindex(problem.lead)], FORMATS[numbers.out_dtype].digits
+    got = np.stack([numbers.out(x) for x in heads])
+    for form in ("bfloat16", "float16"):
+        to = FORMATS[form]
+        if to.digits < digits and np.all(to.holds(got)):
+            exact = np.stack([give(problem.read, x, problem.scale, problem.of) for x in heads])
+            off = np.abs(to.round(exact) - exact) > _ON_GRID * np.abs(exact)
+            count, words = len(np.unique(got[off])), f"all numbers are {form}"
+            p = 2.0**-count
+            where = f"{words}, in an array of {numbers.out_dtype}"
+            return Finding("digits of the state", p, p, count, where)
+    return None
+
+
+def explain_states(
+    problem: Problem, numbers: Numbers, kernel: Roundings, square: float
+) -> Iterator[Suspect]:
+    """Name what explains nearly all of the errors of some heads, the nearest first."""
+    if coarse := find_coarse_state(problem, numbers):
+        yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
+    every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
+    errors = {x: _distance(problem, x, out) for x, out in every.items()}
+    worst = sorted(every, key=lambda x: -errors[x])[:_WORST_HEADS]
+    got = {x: every[x] for x in worst}
+    most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
+    for one in (*list_states(problem), *_list_exchanged(problem, got)):
+        off = 0.0
+        for x in (y for y in worst if off < most):
+            off += _distance(one.problem, x, got[x])
+        if off < most:
+            near.append((off, one.text))
+            left = _mean_square(one.problem, got, kernel)
+            holding += [(left, one.text)] if left < min(_SQUARE, square / 4) else []
+    rounded = []
+    for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
+        for form in ("bfloat16", "float16"):
+            left = _mean_square(problem, got, kernel._replace(states=FORMATS[form], run=size))
+            where = f"chunks of about {size} tokens" if size > 1 else "tokens"
+            rounded.append((left, f"the state is kept in {form} between {where}"))
+    best = min(rounded, key=lambda x: abs(math.log(max(x[0], 1e-300))))
+    holding += [best] if 1 / _SQUARE < best[0] < min(_SQUARE, square / 2) else []
+    least = min(holding, default=(0.0, ""))[0]
+    for left, text in holding:
+        if left <= 1.5 * max(least, 1.0):
+            yield as_suspect(f"agrees if {text}")
+    if near and not holding:
+        off, text = min(near)
+        share = 1 - _FAR_LEFT * off / most
+        yield as_suspect(f"agrees in part if {text}", share, "convention in part")
+
+
+def _mean_square(problem: Problem, got: Mapping[Index, Doubles], kernel: Roundings) -> float:
+    """Return the mean square of z of some heads."""
+    squares = []
+    for index, out in got.items():
+        rows = problem.recurrence(index, kernel).rows
+        squares.append(np.mean(np.square(rows.errors(out) / rows.std)))
+    return float(np.mean(squares)) if np.all(np.isfinite(squares)) else math.inf

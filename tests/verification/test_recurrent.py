@@ -1,0 +1,165 @@
+"""Verdicts on recurrences: a chunked kernel in NumPy, right and with defects."""
+
+import numpy as np
+import pytest
+
+from refattn import verify
+from refattn.rounding.formats import FORMATS
+from tests.cli.running import run
+
+NAMES = {True: "gated-delta-rule", False: "state-space-duality"}
+
+
+def kernel(q, k, v, g, beta, state, to, c, defect=""):
+    """Chunks of c tokens in float32, whose products are of numbers of a type."""
+    single = np.float32
+    q, k, v, g = (x.astype(single) for x in (q, k, v, g))
+
+    def rounded(x):
+        return FORMATS[to].round(x).astype(single)
+
+    if defect == "decay of the next token":
+        g = np.append(g[1:], single(0))
+    state, rows = single(defect != "no initial state") * state.astype(single), []
+    for i in (slice(s, min(s + c, len(q))) for s in range(0, len(q), c)):
+        sums, read = np.cumsum(g[i], dtype=single)[:, None], rounded(state)
+        later = np.tril(np.ones((len(sums), len(sums)), single))
+        decay, to_end = later * np.exp((sums - sums.T) * later), np.exp(sums[-1] - sums)
+        if defect == "clipped":
+            decay = later * np.exp(sums) * np.exp(np.minimum(-sums, single(4))).T
+            to_end = np.exp(sums[-1]) * np.exp(np.minimum(-sums, single(4)))
+        lower, y = np.tril(k[i] @ k[i].T * decay, -1), v[i]
+        if defect == "decay of its own write":
+            decay, to_end = decay * np.exp(g[i]), to_end * np.exp(g[i])[:, None]
+        if beta is not None:
+            b = beta[i, None].astype(single)
+            off = b * b if defect == "beta twice" else b
+            right = b * v[i] - off * (rounded(np.exp(sums) * k[i]) @ read)
+            y = rounded(np.linalg.solve(np.eye(len(b), dtype=single) + off * lower, right))
+        out = np.exp(sums) * (q[i] @ read) + rounded(q[i] @ k[i].T * decay) @ y
+        state = np.exp(sums[-1]) * state + rounded(to_end * k[i]).T @ y
+        out = 0 * out if defect == "last chunk" and i.stop == len(q) else out
+        if defect == "bfloat16 state":
+            state = FORMATS["bfloat16"].round(state).astype(single)
+        rows.append(rounded(out * single(q.shape[1] ** -0.5)))
+    return np.concatenate(rows), state
+
+
+def made(
+    to="bfloat16", c=64, defect="", removes=True, seed=0, n=150, heads=3, slow=1.0, kept="float32"
+):
+    rng, d = np.random.default_rng(seed), 16
+    q, k, v = rng.standard_normal((3, heads, n, d))
+    q, k, v = (FORMATS[to].round(x) for x in (q, k / np.linalg.norm(k, axis=-1)[..., None], v))
+    g = np.float32(
+        -slow * np.exp(rng.standard_normal((heads, n)) - 3) * np.arange(1, heads + 1)[:, None]
+    )
+    beta = np.float32(rng.uniform(0.1, 1, (heads, n))) if removes else None
+    first = np.float32(FORMATS[kept].round(rng.standard_normal((heads, d, d))))
+    order = np.roll(np.arange(heads), 1) if defect == "heads" else np.arange(heads)
+    betas = [None] * heads if beta is None else beta
+    of_heads = zip(q, k, v, g[order], betas, first, strict=True)
+    results = [kernel(*x, to, c, defect) for x in of_heads]
+    arrays = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": first}
+    arrays |= {"beta": beta} if removes else {}
+    arrays["out"], arrays["state"] = (np.stack(x) for x in zip(*results, strict=True))
+    return {**arrays, "estimator": NAMES[removes], "dtype": to}
+
+
+def judge(*args, **options):
+    return verify(**made(*args, **options)).parts
+
+
+@pytest.mark.parametrize("removes", [True, False])
+@pytest.mark.parametrize("c", [16, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("to", ["bfloat16", "float32"])
+def test_a_right_kernel_passes(to, c, removes):
+    found = judge(to, c, removes=removes, n=2 * c + 1, heads=2)
+    assert {x.verdict for x in found.values()} <= {"PASS", "UNDERPOWERED"}
+    assert 0.75 < found["out"].z.rms < 1.15
+
+
+DEFECTS = {
+    "decay of the next token": "the decay of a token is that of the next",
+    "decay of its own write": "the decay of a token applies to its own",
+    "clipped": "is clipped at e^4",
+    "beta twice": "beta also multiplies the state",
+    "bfloat16 state": "the state is kept in bfloat16",
+    "last chunk": "the last chunk of 64 is left out",
+    "no initial state": "the initial state is ignored",
+    "heads": "decays are those of other heads",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_fails_and_is_named(defect):
+    """Of the state in bfloat16 a kernel in float32 says most."""
+    to = "float32" if defect == "bfloat16 state" else "bfloat16"
+    found = judge(to, defect=defect, slow=4.0 if defect == "clipped" else 1.0)["out"]
+    assert found.verdict == "FAIL"
+    assert DEFECTS[defect] in found.suspects[0].text
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_state_in_bfloat16_passes_where_states_are(removes):
+    """One that starts in float32 has 2^-24 of the numbers of bfloat16 by chance, if it is right."""
+    options = {"defect": "bfloat16 state", "removes": removes, "n": 70, "heads": 2}
+    found = judge(**options)["state"]
+    assert found.verdict == "FAIL"
+    assert "all numbers are bfloat16, in an array of float32" in found.suspects[0].text
+    found = judge(**options, kept="bfloat16")
+    assert {x.verdict for x in found.values()} <= {"PASS", "UNDERPOWERED"}
+    assert found["state"].out_dtype == "bfloat16"
+
+
+@pytest.mark.long
+def test_a_state_in_bfloat16_of_long_memory():
+    """Its roundings add up: outputs show them, and only where states are in bfloat16 may they."""
+    options = {"defect": "bfloat16 state", "removes": False, "n": 1024, "heads": 2, "slow": 0.01}
+    found = judge(c=16, **options)["out"]
+    assert found.verdict == "FAIL"
+    assert "kept in bfloat16 between chunks of about 16" in found.suspects[0].text
+    found = judge(c=16, **options, kept="bfloat16")["out"]
+    assert (found.verdict != "FAIL", found.profile) == (True, "chunk-16-states")
+    assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
+
+
+@pytest.mark.long
+def test_two_hundred_right_kernels(record_property):
+    """None fails: each does with probability 1e-6 at most."""
+    rng, verdicts, rms = np.random.default_rng(4), [], []
+    for seed in range(200):
+        to, c = rng.choice(["bfloat16", "float32"]), int(rng.choice([16, 64, 128]))
+        slow, removes = 10 ** rng.uniform(-2, 1), bool(rng.integers(2))
+        n = int(rng.integers(20, 140))
+        found = judge(to, c, "", removes, seed, n, 2, slow)["out"]
+        verdicts.append(found.verdict)
+        rms.append(found.z.rms)
+    record_property("rms", np.quantile(rms, [0, 0.1, 0.5, 0.9, 1]).round(2).tolist())
+    assert "FAIL" not in verdicts
+    assert 0.85 < np.median(rms) < 1.1
+
+
+@pytest.mark.long
+def test_numbers_of_a_file_have_the_same_verdict(tmp_path):
+    arrays, path = made(n=40, heads=2), tmp_path / "dump.npz"
+    found = verify(**arrays)
+    words = ["verify", path, "--dtype", arrays.pop("dtype"), "--estimator", arrays.pop("estimator")]
+    np.savez(path, **{x: np.float32(y) for x, y in arrays.items()})
+    printed = run(*words).stdout
+    assert f"out: {found.parts['out'].verdict}" in printed
+    assert f"rms {found.parts['out'].z.rms:.3g}" in printed
+
+
+def test_what_is_refused():
+    arrays = made(n=4, heads=2)
+    for change, words in (
+        ({"beta": None}, "`beta` must be given for gated-delta-rule"),
+        ({"mask": np.ones((4, 4), bool)}, "`mask` must not be given"),
+        ({"estimator": "softmax"}, "`beta` must not be given for softmax"),
+        ({"d_out": arrays["out"], "dq": arrays["q"]}, "`dq` is not judged"),
+        ({"state": arrays["state"][:1]}, "`state` must have the shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            verify(**{**arrays, **change})
