@@ -20,7 +20,7 @@ The delta rules decay the state first and then remove, write and read; the remov
 the state before its decay, as b is used as it is given. Keys are used as they are: layers that
 normalise them do so before. All functions take `q`, `k`, `v`, `initial_state` and `scale` as
 `recurrent_attention` does, and return a `Recurrent`. `scale` is 1 / sqrt(d) by default, as in most
-kernels of fla; the papers of Mamba-2 and RWKV-7, and fla's kernel of the latter, have 1.
+kernels of fla; its RWKV-7 kernel has 1, and the equations of the papers mostly have no scale.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ def gated_linear_attention(
 
     .. math:: S_t = \mathrm{Diag}(e^{g_t}) S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
-    GLA: Yang et al., arXiv:2312.06635. Public codes differ in the token whose decay applies to its
-    own write (here none does), and divide by decays from the start of a chunk, which overflows.
+    GLA: Yang et al., arXiv:2312.06635. Public codes differ in whether the decay of a token applies
+    to its own write (here it does not), and some divide by decays from the start of a chunk, which
+    overflows.
 
     Parameters
     ----------
@@ -144,7 +145,8 @@ def delta_rule(
         As in `recurrent_attention`, which returns the same. States stay bounded where
         beta |k|^2 <= 2.
     beta : array, shape (..., n)
-        How much of the value is replaced, 0 to 1, or to 2 where keys may be negated.
+        How much of the value is replaced: 0 to 1, or to 2 where the state may change sign along a
+        key (negative eigenvalues).
 
     Examples
     --------
@@ -173,8 +175,10 @@ def gated_delta_rule(
 
     Parameters
     ----------
-    q, k, v, initial_state, scale, beta
-        As in `delta_rule`, which returns the same.
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same.
+    beta : array, shape (..., n)
+        As in `delta_rule`.
     log_decay : array, shape (..., n)
         The g, 0 or less.
 
@@ -200,12 +204,14 @@ def kimi_delta_attention(
     .. math:: S_t = (I - \beta_t k_t k_t^\top) \mathrm{Diag}(e^{g_t}) S_{t-1}
               + \beta_t k_t v_t^\top, \quad o_t = c \, S_t^\top q_t
 
-    KDA: Kimi Linear, arXiv:2510.26692. Public codes differ as those of `gated_delta_rule`.
+    KDA: Kimi Linear, arXiv:2510.26692. Public codes differ as for `gated_delta_rule`.
 
     Parameters
     ----------
-    q, k, v, initial_state, scale, beta
-        As in `delta_rule`, which returns the same.
+    q, k, v, initial_state, scale
+        As in `recurrent_attention`, which returns the same.
+    beta : array, shape (..., n)
+        As in `delta_rule`.
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     """
@@ -223,9 +229,9 @@ def rwkv7(
     .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    RWKV-7: Peng et al., arXiv:2503.14456, with r for q, and without its bonus. Public codes differ
-    in the order of the pair, which fla passes as (b, a): a row of the paper's state is a column
-    here.
+    RWKV-7: Peng et al., arXiv:2503.14456, with r for q, and without its bonus. The states here are
+    the transposes of the paper's. Public codes differ in the order of the pair: what fla calls a
+    and b are b and a here.
 
     Parameters
     ----------
@@ -234,8 +240,8 @@ def rwkv7(
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     removal : pair of arrays (a, b), shape (..., n, d) each
-        The vectors above; in the paper b is the removal key, negated and of norm 1, and a is it
-        times the rate of learning, not negated.
+        The vectors above: with the removal key and the learning rate of the paper, the key has norm
+        1, b is minus the key, and a is the rate times the key.
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale

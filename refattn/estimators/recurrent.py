@@ -43,7 +43,8 @@ def recurrent_attention(
         The g of each token, or of each coordinate of its key: 0 or less, -inf to forget all. It has
         as many leading axes as `q`, `k` and `v`; axes of length 1 broadcast. No decay by default.
     removal : pair of arrays (a, b), shape (..., n, d) each, optional
-        What is taken from the state: a (b . S), of the state before the token, without its decay.
+        What is added to the state: a b^T S, of the state before the token and its decay. Delta
+        rules, which take away, pass a = -beta k.
     write : array, shape (..., n), optional
         Factors on k v^T, 1 by default.
     initial_state : array, shape (..., d, d_v), optional
@@ -70,8 +71,8 @@ def recurrent_attention(
     Notes
     -----
     Tokens are taken in chunks of 64, in products of matrices. The error is at most
-    C eps (1 + G + h) relative to the same recurrence of absolute values, with G the largest sum of
-    |g| in a chunk, up to where e^-G vanishes, and h the number of chunks that the state remembers.
+    C eps (1 + G + h) relative to the same recurrence of absolute values. G is the largest sum of
+    |g| in a chunk, no larger than where e^-G underflows; the state depends on the last h chunks.
     With removal it is also multiplied by the condition of a triangular system for each chunk, which
     is bounded where a = -beta k, b = k, |k| = 1 and beta <= 2.
 

@@ -18,7 +18,8 @@ from .state import check_keys, check_same, check_states
 class RecurrentState:
     r"""The state of a recurrence after some tokens: d d_v numbers a head, however many they are.
 
-    It decodes `refattn.recurrent_attention` and the layers of `refattn.recurrences`.
+    It decodes `refattn.recurrent_attention`, whose gates it takes. For a delta rule, call the layer
+    of `refattn.recurrences` with one token and `initial_state`, the last state.
 
     Examples
     --------

@@ -125,6 +125,14 @@ def test_a_state_in_bfloat16_of_long_memory():
     assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
 
 
+@pytest.mark.parametrize("name", ["out", "state"])
+def test_results_that_are_all_0_are_said_to_be_so(name):
+    arrays = made(n=40, heads=2)
+    found = verify(**arrays | {name: 0 * arrays[name]}).parts[name]
+    assert found.verdict == "FAIL"
+    assert "all numbers are 0, as if they were never computed" in found.suspects[0].text
+
+
 @pytest.mark.long
 def test_two_hundred_right_kernels(record_property):
     """None fails: each does with probability 1e-6 at most."""

@@ -205,9 +205,10 @@ def _agrees(t: CheckRun, other: _Neighbour, problems: list[Question]) -> bool:
 def _passes(t: CheckRun, other: _Neighbour, checks: Sequence[Check]) -> bool:
     """Return whether a candidate passes checks under the conventions of a neighbour.
 
-    They are not run if calls have to be turned, or if a convention is for a head size alone.
+    They are not run if calls have to be turned, or if a convention is for a head size alone; and
+    only those that can be made under these conventions.
     """
-    for item in () if other.turn else checks:
+    for item in () if other.turn else (x for x in checks if x.applies(other.adapter)):
         t.adapter, t.name = other.adapter, item.name
         t.__post_init__()  # the random numbers of that check
         try:

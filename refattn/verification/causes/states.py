@@ -23,6 +23,7 @@ _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponen
 _WORST_HEADS = 4  # heads that are looked at, those with the largest errors
 _MOST_HEADS, _MOST_TOKENS = 16, 1024  # heads that are exchanged, tokens that each round the state
 _FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
+_SURE = 1e-6  # p-value, at most, of digits that a cause is seen by
 _SQUARE = 4.0  # largest mean square of z if a cause holds
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
 
@@ -203,9 +204,13 @@ def explain_states(
     problem: Problem, numbers: Numbers, kernel: Roundings, square: float
 ) -> Iterator[Suspect]:
     """Name what explains nearly all of the errors of some heads, the nearest first."""
-    if coarse := find_coarse_state(problem, numbers):
-        yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
     every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
+    if not any(np.any(x) for x in every.values()):
+        yield as_suspect("all numbers are 0, as if they were never computed")
+        return
+    coarse = find_coarse_state(problem, numbers)
+    if coarse is not None and coarse.p_value < _SURE:
+        yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
     errors = {x: _distance(problem, x, out) for x, out in every.items()}
     worst = sorted(every, key=lambda x: -errors[x])[:_WORST_HEADS]
     got = {x: every[x] for x in worst}
