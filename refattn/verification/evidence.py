@@ -39,14 +39,14 @@ class Tally(NamedTuple):
         to, tu, tg = (weights * x for x in (t, u, g))
         pairs = ((to, t), (to, u), (tu, u), (to, g), (tu, g), (tg, g))
         first = (np.sum(x, axis=axis) for x in (to, tu, tg, weights * slack))
-        return cls(*first, *(_sum_of_pairs(x, y, axis) for x, y in pairs))
+        return cls(*first, *(_sum_products(x, y, axis) for x, y in pairs))
 
     def over(self, axis: int) -> Tally:
         """Sum over one more axis."""
         return Tally(*(np.sum(x, axis=axis) for x in self))
 
 
-def _sum_of_pairs(x: Any, y: Any, axis: int) -> Any:
+def _sum_products(x: Any, y: Any, axis: int) -> Any:
     """Sum products over an axis."""
     return np.einsum("ij,ij->j", x, y) if (x.ndim, axis) == (2, 0) else np.sum(x * y, axis=axis)
 

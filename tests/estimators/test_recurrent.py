@@ -76,20 +76,25 @@ def test_past_spans_and_in_groups_of_heads(layer, heads, n):
     assert largest_error(got, want) <= 100 * eps(arrays[0])
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_each_layer_is_the_recurrence(layer):
-    """Of the papers' equations, each with the gates of the table."""
-    (q, k, v), gates = inputs(layer, 9)
+def as_recurrence(layer, k, gates):
+    """The gates of a layer as those of the recurrence, by the table."""
     g, beta = gates.get("log_decay"), gates.get("beta")
     if layer == "retention":
-        g = np.broadcast_to(np.log(gates["decay"])[:, None], (2, 9))
+        g = np.broadcast_to(np.log(gates["decay"])[:, None], k.shape[:-1])
     options = {"log_decay": g, "write": gates.get("write", beta)}
     if beta is not None:
         later = 1.0 if g is None else np.exp(g if g.ndim == 3 else g[..., None])
         options["removal"] = (-beta[..., None] * k, later * k)
     if layer == "rwkv7":
         options["removal"] = (gates["a"], gates["b"])
-    want = naive.recurrent_attention(q, k, v, **options)
+    return {x: y for x, y in options.items() if y is not None}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_layer_is_the_recurrence(layer):
+    """Of the papers' equations, each with the gates of the table."""
+    (q, k, v), gates = inputs(layer, 9)
+    want = naive.recurrent_attention(q, k, v, **as_recurrence(layer, k, gates))
     assert largest_error(run(naive, layer, q, k, v, **gates), want) <= 20 * eps(q)
 
 
