@@ -173,6 +173,17 @@ def test_later_tokens_do_not_change_earlier_results(layer, value):
     assert np.all(np.isnan(after[:, 70:])) or value == -3
 
 
+@pytest.mark.parametrize("name", ["k", "v", "log_decay", "write", "a", "b"])
+def test_a_query_reads_no_nan_of_its_own_token_before_its_write(name):
+    (q, k, v), gates = inputs("rwkv7", 70)
+    gates["write"] = np.ones((2, 70))
+    {"k": k, "v": v, **gates}[name][:, 66] = np.nan
+    options = {x: gates[x] for x in ("log_decay", "write")} | {"removal": (gates["a"], gates["b"])}
+    for f in (recurrent_attention, naive.recurrent_attention):
+        spoilt = np.isnan(f(q, k, v, **options, read="before").out)
+        np.testing.assert_array_equal(spoilt, np.broadcast_to(np.arange(70)[:, None] > 66, v.shape))
+
+
 def test_a_decay_is_never_a_ratio():
     """Decays from the start vanish within a chunk; those between neighbours do not."""
     one, g = np.ones((80, 2)), np.full((80, 2), -30.0)
