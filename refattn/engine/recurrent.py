@@ -322,12 +322,13 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
     return xp.where(read, math.nan, out), xp.where(everywhere, math.nan, last)
 
 
-def without_nan(x: Steps, xp: Any) -> tuple[Steps, Steps | None]:
+def without_nan(x: Steps, xp: Any, *more: Array) -> tuple[Steps, Steps | None]:
     """Replace by 0 what is not finite, and say where: which values, and which rows (..., n, 1).
 
-    A product of matrices would bring it to tokens that it is not for, as 0 times nan.
+    A product of matrices would bring it to tokens that it is not for, as 0 times nan. None says
+    that all is finite, `more` too; only on NumPy is this seen.
     """
-    if is_numpy_array(x.q) and all(y is None or np.isfinite(np.sum(y)) for y in x):
+    if is_numpy_array(x.q) and all(y is None or np.isfinite(np.sum(y)) for y in (*x, *more)):
         return x, None
     fine = x.map(xp.isfinite)
     fine = fine._replace(log_decay=fine.log_decay | (x.log_decay == -math.inf))

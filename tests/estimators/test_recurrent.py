@@ -184,6 +184,41 @@ def test_a_query_reads_no_nan_of_its_own_token_before_its_write(name):
         np.testing.assert_array_equal(spoilt, np.broadcast_to(np.arange(70)[:, None] > 66, v.shape))
 
 
+def pull_one_by_one(q, k, v, g, a, b, d_out, before):
+    """The chain rule token by token, of one head, for the scale 1 and a cotangent of `out`."""
+    n, d = q.shape
+    states, back = [np.zeros((d, v.shape[1]))], np.zeros((d, v.shape[1]))
+    for t in range(n):
+        turn = np.diag(np.exp(g[t])) + np.outer(a[t], b[t])
+        states.append(turn @ states[-1] + np.outer(k[t], v[t]))
+    pulled = []
+    for t in reversed(range(n)):
+        d_read, turn = np.outer(q[t], d_out[t]), np.diag(np.exp(g[t])) + np.outer(a[t], b[t])
+        back = back if before else back + d_read
+        d_turn, read = back @ states[t].T, states[t if before else t + 1]
+        d_g = np.diag(d_turn) * np.exp(g[t])
+        pulled.append(
+            (read @ d_out[t], back @ v[t], back.T @ k[t], d_g, d_turn @ b[t], a[t] @ d_turn)
+        )
+        back = turn.T @ back + (d_read if before else 0)
+    return [np.stack(x[::-1]) for x in zip(*pulled, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "log_decay", "a", "b", "d_out"])
+@pytest.mark.parametrize("read", ["after", "before"])
+def test_nan_goes_to_the_gradients_that_it_is_for(name, read):
+    (q, k, v), gates = inputs("rwkv7", 70, heads=(1, 1))
+    given = {"q": q, "k": k, "v": v, **gates, "d_out": draw(np.random.default_rng(5), 1, 70, 3)}
+    given[name][:, 66] = np.nan
+    q, k, v, g, a, b, d_out = given.values()
+    options = {"log_decay": g, "removal": (a, b), "scale": 1.0, "read": read}
+    got = vjp(recurrent_attention, q, k, v, **options)[1]((d_out, None))
+    got = [got.q, got.k, got.v, got.log_decay, *got.removal]
+    want = pull_one_by_one(*(x[0] for x in given.values()), read == "before")
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x[0], y, rtol=1e-10, atol=1e-13)
+
+
 def test_a_decay_is_never_a_ratio():
     """Decays from the start vanish within a chunk; those between neighbours do not."""
     one, g = np.ones((80, 2)), np.full((80, 2), -30.0)
