@@ -246,6 +246,7 @@ def delta(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
 ) -> dict[str, Any]:
     """Make the gates of a delta rule, which takes its error after the decay."""
+    qkv.check(q, k, v)
     rate, later = tokens.of_tokens("beta", beta, (q, k, v)), k
     if log_decay is not None:
         g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
