@@ -25,7 +25,10 @@ kernels of fla; the papers of Mamba-2 and RWKV-7, and fla's kernel of the latter
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from .arrays import qkv, tokens
 from .arrays.library import Array, array_namespace, as_written
@@ -259,5 +262,9 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     xp, _ = qkv.check(q, k, v)
     lead = qkv.lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
+    if isinstance(decay, Real | np.ndarray) and np.any((decay < 0) | (decay > 1)):
+        raise ValueError(
+            f"`decay` must be between 0 and 1, got {np.min(decay)} to {np.max(decay)}."
+        )
     missing = max(0, q.ndim - 2 - len(lead))
     return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]
