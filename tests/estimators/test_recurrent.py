@@ -159,6 +159,14 @@ def test_step_by_step_handed_over_and_packed_is_all_at_once(layer):
     np.testing.assert_array_equal(got.out[:30], np.moveaxis(first.out, 0, 1))
     np.testing.assert_array_equal(got.out[30:], np.moveaxis(last.out, 0, 1))
     np.testing.assert_array_equal(got.state, [first.state, none.state, last.state])
+    again = packed.varlen(  # one state for each
+        getattr(recurrences, layer), *tokens, **cut, **shared, initial_state=got.state
+    )
+    first, none, last = (
+        part(slice(*x), y) for x, y in zip(((0, 30), (30, 30), (30, 90)), got.state, strict=True)
+    )
+    np.testing.assert_array_equal(again.out[30:], np.moveaxis(last.out, 0, 1))
+    np.testing.assert_array_equal(again.state, [first.state, none.state, last.state])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -3.0])
