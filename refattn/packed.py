@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -114,7 +114,7 @@ def varlen(
             "`q_offsets` and `k_offsets` must have one length, the number of sequences and 1, "
             f"got {len(queries) + 1} and {len(keys) + 1}."
         )
-    xp, states = array_namespace(q), options.get("initial_state")
+    xp, states = array_namespace(q), cast(Array, options.get("initial_state"))
     apart = getattr(states, "ndim", 0) > 3
     if apart and (states.ndim != 4 or states.shape[0] != len(keys)):
         raise ValueError(

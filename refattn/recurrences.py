@@ -262,7 +262,8 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     xp, _ = qkv.check(q, k, v)
     lead = qkv.lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
-    if isinstance(decay, Real | np.ndarray) and np.any((decay < 0) | (decay > 1)):
+    has_values = isinstance(decay, Real | np.ndarray)
+    if has_values and np.any((decay < 0) | (decay > 1)):
         raise ValueError(
             f"`decay` must be between 0 and 1, got {np.min(decay)} to {np.max(decay)}."
         )
