@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -70,7 +70,8 @@ def varlen(
         decays of `refattn.recurrences`: cut as `k`, with heads first inside.
     **options
         For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. With
-        an integer `rng` all sequences have the same draws, with a generator each has its own.
+        an integer `rng` all sequences have the same draws, with a generator each has its own. An
+        `initial_state` of shape (sequences, heads, d, d_v) has one state for each.
 
     Returns
     -------
@@ -113,9 +114,16 @@ def varlen(
             "`q_offsets` and `k_offsets` must have one length, the number of sequences and 1, "
             f"got {len(queries) + 1} and {len(keys) + 1}."
         )
-    xp = array_namespace(q)
+    xp, states = array_namespace(q), cast(Array, options.get("initial_state"))
+    apart = getattr(states, "ndim", 0) > 3
+    if apart and (states.ndim != 4 or states.shape[0] != len(keys)):
+        raise ValueError(
+            "`initial_state` must have shape (heads, d, d_v) or (sequences, heads, d, d_v) with "
+            f"sequences = {len(keys)}, got {tuple(states.shape)}."
+        )
     parts = []
-    for i, j in zip(queries, keys, strict=True):
+    for s, (i, j) in enumerate(zip(queries, keys, strict=True)):
+        options |= {"initial_state": states[s, ...]} if apart else {}
         given = options | {x: _tokens_of(x, y, j, k, xp) for x, y in per_token.items()}
         parts.append(_attend_one_sequence(function, given, xp, q[i, ...], k[j, ...], v[j, ...]))
     return _join_sequences(parts, partial(xp.concat, axis=0), partial(xp.concat, axis=1), xp)

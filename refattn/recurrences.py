@@ -25,7 +25,10 @@ kernels of fla; its RWKV-7 kernel has 1, and the equations of the papers mostly 
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
+
+import numpy as np
 
 from .arrays import qkv, tokens
 from .arrays.library import Array, array_namespace, as_written
@@ -252,6 +255,7 @@ def delta(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
 ) -> dict[str, Any]:
     """Make the gates of a delta rule, which takes its error after the decay."""
+    qkv.check(q, k, v)
     rate, later = tokens.of_tokens("beta", beta, (q, k, v)), k
     if log_decay is not None:
         g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
@@ -264,5 +268,10 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     xp, _ = qkv.check(q, k, v)
     lead = qkv.lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
+    has_values = isinstance(decay, Real | np.ndarray)
+    if has_values and np.any((decay < 0) | (decay > 1)):
+        raise ValueError(
+            f"`decay` must be between 0 and 1, got {np.min(decay)} to {np.max(decay)}."
+        )
     missing = max(0, q.ndim - 2 - len(lead))
     return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]

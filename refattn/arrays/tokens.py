@@ -47,13 +47,10 @@ def check(
     home = {"dtype": k.dtype, "device": device(k)}
     g = xp.zeros((n, 1), **home) if g is None else of_tokens("log_decay", g, (q, k, v), True)
     write = None if write is None else of_tokens("write", write, (q, k, v))
-    for name, x, rule, core in (
-        ("removal[0]", a, "(..., n, d)", (n, d)),
-        ("removal[1]", b, "(..., n, d)", (n, d)),
-        ("initial_state", state, "(..., d, d_v)", (d, d_v)),
-    ):
-        if x is None:
-            continue
+    cores = [(f"removal[{i}]", x, "(..., n, d)", (n, d)) for i, x in enumerate(pair or ())]
+    if state is not None:
+        cores.append(("initial_state", state, "(..., d, d_v)", (d, d_v)))
+    for name, x, rule, core in cores:
         checks.arrays(2, k=k, **{name: x})
         if shape_of(x)[-2:] != core:
             raise ValueError(
@@ -93,5 +90,12 @@ def of_tokens(
             f"`{name}` must have shape {rule} with n, d = {n, d} and with {axes - 2} axes before "
             f"them, as many as `q`, `k` and `v` have at most, got {shape_of(x)}."
         )
+    try:
+        np.broadcast_shapes(shape_of(x)[: axes - 2], *(shape_of(y)[:-2] for y in qkv[1:]))
+    except ValueError:
+        shapes = ", ".join(map(str, map(shape_of, (x, *qkv[1:]))))
+        raise ValueError(
+            f"`{name}`, `k` and `v` must have leading axes that broadcast, got shapes {shapes}."
+        ) from None
     x = x if wide else x[..., None]
     return array_namespace(x).broadcast_to(x, (*x.shape[:-2], n, x.shape[-1]))

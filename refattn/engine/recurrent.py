@@ -295,7 +295,8 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
 
         out, last = on_whole_rows(of_blocks, arrays, ends, xp)
         return out, last
-    x, spoilt = without_nan(x, xp)
+    clean, bad = without_nan(x, xp)
+    x = clean._replace(q=x.q)
     q, v, lead = x.q, x.v, tuple(state.shape[:-2])
     (n, d), d_v, options = q.shape[-2:], v.shape[-1], {"dtype": q.dtype, "device": device(q)}
     out, last = xp.empty((*lead, n, d_v), **options), xp.empty((*lead, d, d_v), **options)
@@ -313,26 +314,35 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
         last = put(last, heads, now)
 
     over_heads(of_heads, lead, q, d + d_v)
-    if spoilt is None:
+    if bad is None:
         return out, last
+    spoilt = spoilt_states(bad, xp)
     everywhere = xp.any(spoilt, axis=-2, keepdims=True)
-    return xp.where(spoilt, math.nan, out), xp.where(everywhere, math.nan, last)
+    read = shift(spoilt, 1, xp) if before else spoilt
+    return xp.where(read, math.nan, out), xp.where(everywhere, math.nan, last)
 
 
-def without_nan(x: Steps, xp: Any) -> tuple[Steps, Array | None]:
-    """Replace by 0 what is not finite, and say where results are nan, (..., n, d_v).
+def without_nan(x: Steps, xp: Any, *more: Array) -> tuple[Steps, Steps | None]:
+    """Replace by 0 what is not finite, and say where: which values, and which rows (..., n, 1).
 
-    A product of matrices would bring it to earlier tokens, as 0 times nan.
+    A product of matrices would bring it to tokens that it is not for, as 0 times nan. None says
+    that all is finite, `more` too; only on NumPy is this seen.
     """
-    if is_numpy_array(x.q) and all(y is None or np.isfinite(np.sum(y)) for y in x[1:]):
+    if is_numpy_array(x.q) and all(y is None or np.isfinite(np.sum(y)) for y in (*x, *more)):
         return x, None
     fine = x.map(xp.isfinite)
     fine = fine._replace(log_decay=fine.log_decay | (x.log_decay == -math.inf))
-    bad = ~fine.v
-    for y in (z for z in (fine.k, *fine[3:]) if z is not None):
-        bad = bad | ~xp.all(y, axis=-1, keepdims=True)
-    clean = (y if y is None else xp.where(f, y, 0.0) for f, y in zip(fine[1:], x[1:], strict=True))
-    return Steps(x.q, *clean), xp.cumulative_sum(xp.astype(bad, xp.int32), axis=-2) > 0
+    clean = (y if y is None else xp.where(f, y, 0.0) for f, y in zip(fine, x, strict=True))
+    bad = fine.map(lambda y: ~xp.all(y, axis=-1, keepdims=True))
+    return Steps(*clean), bad._replace(v=~fine.v)
+
+
+def spoilt_states(bad: Steps, xp: Any) -> Array:
+    """Say which states after a token have columns of nan, (..., n, d_v)."""
+    some = bad.v
+    for y in (z for z in (bad.k, *bad[3:]) if z is not None):
+        some = some | y
+    return xp.cumulative_sum(xp.astype(some, xp.int32), axis=-2) > 0
 
 
 def over_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:

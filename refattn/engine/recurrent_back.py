@@ -6,6 +6,7 @@ of what turns it, and the cotangents of what chunks read in place of what they w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from .recurrent import (
     over_heads,
     shift,
     spans,
+    spoilt_states,
     sums_before,
     sums_from,
     together,
     weights,
+    without_nan,
 )
 
 
@@ -46,6 +49,50 @@ def pull_recur(
             of_blocks, arrays, [(i, i) for i in range(len(arrays) - 2)], xp
         )
         return Steps(*steps), first
+    clean, bad = without_nan(x, xp, d_out)
+    if bad is None:
+        return pull_finite(x, state, before, d_out, d_last, xp)
+    fine = xp.isfinite(d_out)
+    d_out = xp.where(fine, d_out, 0.0)
+    pulled, first = pull_finite(clean, state, before, d_out, d_last, xp)
+    spoilt, of_first = spoilt_cotangents(bad, before, ~fine, xp)
+    steps = (
+        y if y is None else xp.where(z, math.nan, y) for z, y in zip(spoilt, pulled, strict=True)
+    )
+    return Steps(*steps), xp.where(of_first, math.nan, first)
+
+
+def spoilt_cotangents(bad: Steps, before: bool, bad_out: Array, xp: Any) -> tuple[Steps, Array]:
+    """Say which cotangents are nan, of tokens, (..., n, 1 or d_v), and of the first state.
+
+    Nan goes from a token to the cotangents of the states before it, as it goes to those after it.
+    """
+    q, k, v, g, a, b = bad
+    reads, turns = bad_out | q, g if a is None or b is None else g | a | b
+    after = spoilt_states(bad, xp)
+    until = shift(after, 1, xp)
+    back = (shift(reads, -1, xp) if before else reads) | shift(turns, -1, xp)
+    back = sums_from(xp.astype(back, xp.int32), xp) > 0  # of states after each token
+
+    def some(x: Array) -> Array:
+        return xp.any(x, axis=-1, keepdims=True)
+
+    both = some(back) | some(until)
+    spoilt = Steps(
+        some(until if before else after) | some(bad_out),
+        some(back) | some(v),
+        back | k,
+        both | g,
+        None if b is None else both | b,
+        None if a is None else both | a,
+    )
+    return spoilt, xp.any(reads | turns, axis=-2, keepdims=True)
+
+
+def pull_finite(
+    x: Steps, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
+) -> tuple[Steps, Array]:
+    """Pull `recur` back where all that tokens do is finite, and so are cotangents of results."""
     lead, n = tuple(state.shape[:-2]), x.q.shape[-2]
     options = {"dtype": x.q.dtype, "device": device(x.q)}
     pulled = x.map(lambda y: xp.empty((*lead, *y.shape[-2:]), **options))

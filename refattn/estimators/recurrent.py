@@ -109,8 +109,8 @@ def prepare_recurrence(
     q: Array, k: Array, v: Array, options: Mapping[str, Any]
 ) -> RecurrenceInputs:
     """Check arguments of `recurrent_attention`, and multiply q and v by their factors."""
-    axes, before = q.ndim, options.get("read") == "before"
     k, gates, scale, xp = tokens.check(q, k, v, options)
+    axes, before = q.ndim, options.get("read") == "before"
     (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
     steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)
     whole = xp.broadcast_to(state, (*lead, *state.shape[-2:]))

@@ -33,7 +33,7 @@ def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equ
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()
             values = call.arguments
-            axes = values["q"].ndim
+            axes = getattr(values["q"], "ndim", 0)  # what is no array is for the rules
             for rule in (_attention, *rules):
                 values |= rule(**values)
             names = [name for name, x in values.items() if is_array_api_obj(x)]

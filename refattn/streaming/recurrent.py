@@ -49,6 +49,7 @@ class RecurrentState:
         `recurrent_attention`.
         """
         checks.real("scale", scale, optional=True)
+        _check_names("init", gates, "log_decay", "removal", "write", "initial_state")
         state, decay = _add(k, v, gates)
         return cls(state, None if gates.get("initial_state") is not None else decay, scale)
 
@@ -73,6 +74,7 @@ class RecurrentState:
         check_keys(self, k, v)
         if "initial_state" in gates:
             raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
+        _check_names("update", gates, "log_decay", "removal", "write")
         state, decay = _add(k, v, {**gates, "initial_state": self.state})
         check_states(**{"the state": (self.state, state)})
         known = self.log_decay
@@ -106,6 +108,15 @@ class RecurrentState:
         total = None if self.log_decay is None else self.log_decay + other.log_decay
         after = xp.exp(other.log_decay) * self.state + other.state
         return replace(self, state=after, log_decay=total)
+
+
+def _check_names(method: str, gates: dict[str, Any], *names: str) -> None:
+    for name in gates:
+        if name not in names:
+            raise TypeError(
+                f"RecurrentState.{method}() got an unexpected keyword argument {name!r}: gates are "
+                f"{', '.join(names)}."
+            )
 
 
 def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:

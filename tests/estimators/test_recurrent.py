@@ -164,6 +164,14 @@ def test_step_by_step_handed_over_and_packed_is_all_at_once(layer):
     np.testing.assert_array_equal(got.out[:30], np.moveaxis(first.out, 0, 1))
     np.testing.assert_array_equal(got.out[30:], np.moveaxis(last.out, 0, 1))
     np.testing.assert_array_equal(got.state, [first.state, none.state, last.state])
+    again = packed.varlen(  # one state for each
+        getattr(recurrences, layer), *tokens, **cut, **shared, initial_state=got.state
+    )
+    first, none, last = (
+        part(slice(*x), y) for x, y in zip(((0, 30), (30, 30), (30, 90)), got.state, strict=True)
+    )
+    np.testing.assert_array_equal(again.out[30:], np.moveaxis(last.out, 0, 1))
+    np.testing.assert_array_equal(again.state, [first.state, none.state, last.state])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -3.0])
@@ -176,6 +184,52 @@ def test_later_tokens_do_not_change_earlier_results(layer, value):
     after = run(recurrences, layer, *arrays, **gates).out
     np.testing.assert_array_equal(after[:, :70], before[:, :70])
     assert np.all(np.isnan(after[:, 70:])) or value == -3
+
+
+@pytest.mark.parametrize("name", ["k", "v", "log_decay", "write", "a", "b"])
+def test_a_query_reads_no_nan_of_its_own_token_before_its_write(name):
+    (q, k, v), gates = inputs("rwkv7", 70)
+    gates["write"] = np.ones((2, 70))
+    {"k": k, "v": v, **gates}[name][:, 66] = np.nan
+    options = {x: gates[x] for x in ("log_decay", "write")} | {"removal": (gates["a"], gates["b"])}
+    for f in (recurrent_attention, naive.recurrent_attention):
+        spoilt = np.isnan(f(q, k, v, **options, read="before").out)
+        np.testing.assert_array_equal(spoilt, np.broadcast_to(np.arange(70)[:, None] > 66, v.shape))
+
+
+def pull_one_by_one(q, k, v, g, a, b, d_out, before):
+    """The chain rule token by token, of one head, for the scale 1 and a cotangent of `out`."""
+    n, d = q.shape
+    states, back = [np.zeros((d, v.shape[1]))], np.zeros((d, v.shape[1]))
+    for t in range(n):
+        turn = np.diag(np.exp(g[t])) + np.outer(a[t], b[t])
+        states.append(turn @ states[-1] + np.outer(k[t], v[t]))
+    pulled = []
+    for t in reversed(range(n)):
+        d_read, turn = np.outer(q[t], d_out[t]), np.diag(np.exp(g[t])) + np.outer(a[t], b[t])
+        back = back if before else back + d_read
+        d_turn, read = back @ states[t].T, states[t if before else t + 1]
+        d_g = np.diag(d_turn) * np.exp(g[t])
+        pulled.append(
+            (read @ d_out[t], back @ v[t], back.T @ k[t], d_g, d_turn @ b[t], a[t] @ d_turn)
+        )
+        back = turn.T @ back + (d_read if before else 0)
+    return [np.stack(x[::-1]) for x in zip(*pulled, strict=True)]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "log_decay", "a", "b", "d_out"])
+@pytest.mark.parametrize("read", ["after", "before"])
+def test_nan_goes_to_the_gradients_that_it_is_for(name, read):
+    (q, k, v), gates = inputs("rwkv7", 70, heads=(1, 1))
+    given = {"q": q, "k": k, "v": v, **gates, "d_out": draw(np.random.default_rng(5), 1, 70, 3)}
+    given[name][:, 66] = np.nan
+    q, k, v, g, a, b, d_out = given.values()
+    options = {"log_decay": g, "removal": (a, b), "scale": 1.0, "read": read}
+    got = vjp(recurrent_attention, q, k, v, **options)[1]((d_out, None))
+    got = [got.q, got.k, got.v, got.log_decay, *got.removal]
+    want = pull_one_by_one(*(x[0] for x in given.values()), read == "before")
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x[0], y, rtol=1e-10, atol=1e-13)
 
 
 def test_a_decay_is_never_a_ratio():
