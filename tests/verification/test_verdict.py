@@ -267,7 +267,7 @@ DEFECTS = {
     "key twice": (lambda: run(bias=TWICE), {}, True, "key 60 counts 1.9"),
     "edge +1": (lambda: run(mask=EDGES[0]), C, True, "also sees the next key"),
     "edge -1": (lambda: run(mask=EDGES[1]), C, True, "does not see its last key"),
-    "truncated": (lambda: truncated(EXACT), {}, False, "is truncated, not rounded: "),
+    "truncated": (lambda: truncated(EXACT), {}, False, "is truncated, not rounded ("),
     "epsilon 1e-3": (lambda: run(with_epsilon, epsilon=1e-3), {}, False, "0.001"),
     "log2 e": (lambda: run(base2=True, log2e=1.443, heads=ALL), A, False, "the scale is 1.00018"),
     "tile": (lambda: changed(EXACT, np.s_[-1, 32:48], lambda x: 1.01 * x), {}, False, ""),
