@@ -261,7 +261,7 @@ def _attend_in_chunks(
             pairs["shift"] = band.shift + rows[i].start - columns[j].start
             return attend(queries[(*h, i)], keys[(*g, j)], values[(*g, j)], **pairs, **options)
 
-        parts = [part(j) for j in _seen(band, rows[i], columns)]
+        parts = [part(j) for j in _chunks_seen(band, rows[i], columns)]
         if sinks is not None or not parts:
             sink = None if sinks is None else sinks[h]
             parts.append(no_keys(queries[(*h, i)], v.shape[-1], sink))
@@ -289,7 +289,7 @@ def _no_keys(q: Array, d_v: int, sinks: Array | None) -> Attended:
     return attention.attend(q, q[..., :0, :], v, sinks=_align(sinks))
 
 
-def _seen(band: Band, i: slice, columns: list[slice]) -> range:
+def _chunks_seen(band: Band, i: slice, columns: list[slice]) -> range:
     """Chunks of keys that some of the queries i see."""
     span = band.keys(i, slice(0, columns[-1].stop))
     first = bisect_right(columns, span.start, key=lambda j: j.stop)

@@ -41,10 +41,7 @@ __all__ = [
     "rwkv7",
     "state_space_duality",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
 
 
 @as_written

@@ -30,7 +30,8 @@ from tests.reference import CONTRACT
 
 def test_every_attention_function_has_a_row():
     functions = {getattr(refattn, x) for x in refattn.__all__ if x.endswith("_attention")}
-    assert functions <= {case.fn for case in CASES.values()}
+    of_their_own = {refattn.recurrent_attention}  # it returns a state, and averages no values
+    assert functions - of_their_own <= {case.fn for case in CASES.values()}
 
 
 @those()

@@ -189,7 +189,7 @@ def add_gradients(case: Case, d_out: Doubles) -> Case:
     read = case.write(case.exact["out"]).__getitem__
     shapes = {f"d{x}": y.shape for x, y in case.arrays.items()}
     problems = pose_gradients(case.problems["out"], shapes, d_out.__getitem__, read, case.dtype)
-    errors = {**case.errors, **{x: _simulate(y, case.dtype) for x, y in problems.items()}}
+    errors = {**case.errors, **{x: _simulate_rounding(y, case.dtype) for x, y in problems.items()}}
     exact = {**case.exact, **case.go_back(d_out)}
     problems = {**case.problems, **problems}
     case = replace(case, d_out=d_out, goes_back=True)
@@ -198,10 +198,10 @@ def add_gradients(case: Case, d_out: Doubles) -> Case:
 
 def simulate_errors(case: Case) -> Case:
     """Give a case the errors of a usual kernel before its output is rounded."""
-    return replace(case, errors={"out": _simulate(case.problems["out"], case.dtype)})
+    return replace(case, errors={"out": _simulate_rounding(case.problems["out"], case.dtype)})
 
 
-def _simulate(problem: Problem, dtype: str) -> Doubles:
+def _simulate_rounding(problem: Problem, dtype: str) -> Doubles:
     errors = np.zeros((*problem.lead, problem.shape[0], problem.shape[2]))
 
     def write(index: Index, i: slice, rows: RowErrors) -> None:

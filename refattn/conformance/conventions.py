@@ -210,9 +210,11 @@ def _library(row: Mapping[str, Any], like: Mapping[str, Any]) -> Library:
     return Library(" ".join(row["function"].split()), row["version"], arrays, known)
 
 
-_TABLE = tomllib.loads(resources.files(__package__).joinpath("conventions.toml").read_text("utf-8"))
+_IN_FILE = tomllib.loads(
+    resources.files(__package__).joinpath("conventions.toml").read_text("utf-8")
+)
 CONVENTIONS: Mapping[str, Library] = MappingProxyType(
-    {name: _library(row, _TABLE.get(row.get("like"), {})) for name, row in _TABLE.items()}
+    {name: _library(row, _IN_FILE.get(row.get("like"), {})) for name, row in _IN_FILE.items()}
 )
 
 # Tags that the glue around such a function then need not repeat.

@@ -16,7 +16,7 @@ from .record import Estimator, register
 DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
 
 _PULLBACKS, _VECTORS = "refattn.gradients", "refattn.conformance.vectors"  # which import this
-_NEAR = (8, 8)  # tokens on each side, half of the smallest block that pays
+_NEAR_WINDOW = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _SAMPLE = ("scale", "gqa", "indices", "log_probability")
 _DRAWS = ("random", "seeds-differ", "data-free")
@@ -325,8 +325,8 @@ for _record in (
     ),
     Estimator(
         "rfa-local",
-        partial(near_and_far.local_random_feature_attention, window=_NEAR),
-        partial(naive.local_random_feature_attention, window=_NEAR),
+        partial(near_and_far.local_random_feature_attention, window=_NEAR_WINDOW),
+        partial(naive.local_random_feature_attention, window=_NEAR_WINDOW),
         size="num_features",
         options=(*_SEES, "omega", "omega_per_head"),
         traits=(*_MEAN, "local", "random", "data-free", "unlimited-size"),

@@ -17,13 +17,8 @@ the order of the keys and coordinates. `verify` does the same for gradients; dro
 modelled.
 """
 
-from __future__ import annotations
-
 from .prediction import Prediction, predict
 from .profiles import PROFILES, Profile
 
 __all__ = ["PROFILES", "Prediction", "Profile", "predict"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -17,7 +17,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.tags import CAPABILITIES, TAGS, parse_tag
 from .trials import CHECKS, CONDITIONS, RUNS, Check
 
-_TABLE = """
+_CLAIMS = """
 contract | | | shapes, dtypes and errors are as declared, and one seed gives the same result twice
 seeds | random seeds-differ | draws
   | the result depends on the seed, and no two seeds give the same result
@@ -211,4 +211,4 @@ def _check(row: str) -> Check:
     )
 
 
-CHECKS.update((x.name, x) for x in map(_check, _TABLE.strip().replace("\n ", " ").split("\n")))
+CHECKS.update((x.name, x) for x in map(_check, _CLAIMS.strip().replace("\n ", " ").split("\n")))

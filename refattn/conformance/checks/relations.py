@@ -149,7 +149,7 @@ def feature_products(t: CheckRun) -> None:
 def masked_keys_unseen(t: CheckRun) -> None:
     """Change masked keys and values; the result must not change."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
-    for size, edits in _edits(t):
+    for size, edits in _sizes_of_keys(t):
         (q, k, v), frequencies = t.problem(5, 6, 4, 4, size=size)
         ways = comparable_ways(t, frequencies)
         for options, out, allowed in results_of(t, (q, k, v), ways, mask=seen):
@@ -158,7 +158,7 @@ def masked_keys_unseen(t: CheckRun) -> None:
                 t.equal(t.call(q, *edited, **options), out, allowed + t.declared(options))
 
 
-def _edits(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
+def _sizes_of_keys(t: CheckRun) -> list[tuple[float, tuple[float, ...]]]:
     """Return sizes of visible keys, and of hidden ones that may not matter."""
     if not stabilised(t.adapter):
         return [(1.0, (0.0, 1.0, 10.0))]
@@ -206,7 +206,7 @@ def hidden_nonsense(t: CheckRun) -> None:
 @add_check
 def future_unseen(t: CheckRun) -> None:
     """Change later keys and values, then also later queries; earlier results must not change."""
-    for size, edits in _edits(t):
+    for size, edits in _sizes_of_keys(t):
         (q, k, v), frequencies = t.problem(9, 9, 4, 3, size=size)
         ways = comparable_ways(t, frequencies, 3)
         ways = ways[-1:] if t.adapter.has("proposals") else ways

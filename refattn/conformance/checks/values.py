@@ -141,7 +141,7 @@ def batches_of_rows(t: CheckRun) -> None:
 
 _ORDINARY_SIZES = (160, 160, 32)  # queries, keys, coordinates
 _ALPHA = 1e-9  # of any statement: nothing beside the level of a run
-_WIDE_PROFILES = ("math", "serial")
+_EXACT_PROFILES = ("math", "serial")
 _LARGE_Z = 8.0  # |z| that no correct kernel has among so many elements
 
 
@@ -180,7 +180,7 @@ def rounding_errors(t: CheckRun) -> None:
         asked: Keywords = options | ({"causal": True} if causal else {})
         got = t.call(*arrays, **asked)
         numbers = Numbers(got.__getitem__, dtype)
-        profiles = None if dtype in ("float16", "bfloat16") else _WIDE_PROFILES
+        profiles = None if dtype in ("float16", "bfloat16") else _EXACT_PROFILES
         judged = judge(problem, numbers, dtype, profiles, _ALPHA)
         t.error = max(t.error or 0.0, min(1.0, judged.z.largest / _LARGE_Z))
         if judged.verdict == "FAIL":

@@ -26,26 +26,26 @@ from ..truth.text import Edit
 from .edits import RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
-_SEES = ("mask", "causal", "gqa")
+_OF_ALL = ("mask", "causal", "gqa")
 _ABLE = {
-    "softmax": _SEES,
-    "rfa": ("omega", *_SEES),
-    "ra": ("omega", *_SEES),
+    "softmax": _OF_ALL,
+    "rfa": ("omega", *_OF_ALL),
+    "ra": ("omega", *_OF_ALL),
     "lara": ("omega", "mask", "gqa"),
-    "linear": _SEES,
+    "linear": _OF_ALL,
     "kernel": ("omega",),
     "eva": ("causal", "gqa"),
     "second-order": ("causal", "gqa"),
     "eva-sampled": ("causal", "gqa", "omega_only", "omega_per_head"),
-    "rfa-local": ("omega", "omega_per_head", *_SEES),
+    "rfa-local": ("omega", "omega_per_head", *_OF_ALL),
     **dict.fromkeys(("coreset", "sampled-uniform", "sampled-norms", "sampled-softmax"), ("gqa",)),
     "moments": (),
     **dict.fromkeys(RECURRENCES, ("gqa", "initial_state")),
 }
 _ABLE_BACK = {
-    "softmax": (*_SEES, "vjp"),
-    "rfa": ("omega_only", *_SEES, "vjp"),
-    "linear": (*_SEES, "vjp"),
+    "softmax": (*_OF_ALL, "vjp"),
+    "rfa": ("omega_only", *_OF_ALL, "vjp"),
+    "linear": (*_OF_ALL, "vjp"),
 }
 _TAGS = {"lara": {"weighting": "balance"}, "linear": {"feature_map": "elu"}}
 _RIGHT = "right.diff"

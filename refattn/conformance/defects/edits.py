@@ -21,7 +21,7 @@ _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "contract")
 _UNDER = {"online": ("stabilised",)}  # the other texts that one stands on
 _COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
-_SIZES = ("num_features", "num_samples", "num_proposals", "num_keys")
+_COUNTS = ("num_features", "num_samples", "num_proposals", "num_keys")
 RECURRENCES = (
     *("retention", "gated-linear-attention", "state-space-duality", "delta-rule"),
     *("gated-delta-rule", "kimi-delta-attention", "rwkv7"),
@@ -101,7 +101,7 @@ class Edited:
             if self.estimator in _DIRECT:
                 return space[_DIRECT[self.estimator]](*arrays, **options)
             arrays += tuple(options.pop(name) for name in ("q", "k", "v") if name in options)
-            sizes = [options.pop(name, None) for name in _SIZES]
+            sizes = [options.pop(name, None) for name in _COUNTS]
             size = next((x for x in sizes if x is not None), None)
             call = space["call"]
             if "d_out" in options:

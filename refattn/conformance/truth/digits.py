@@ -128,7 +128,7 @@ for _name in ("eq", "ge", "gt", "le", "lt", "ne"):
     setattr(_Traced, f"__{_name}__", lambda x, y, of=_compare: of(x.value, _value(y)))
 
 
-class _Library:
+class _Multiprecision:
     """An array library as the formulas use one: arrays are NumPy's, of numbers of mpmath."""
 
     float32 = float64 = np.dtype(object)
@@ -209,7 +209,7 @@ def formulas(dps: int = 50, *changes: Edit) -> SimpleNamespace:
     >>> print(formulas(30).softmax_attention(q, k, v)[0, 0])  # e / (1 + e)
     0.731058578630004879251159241822
     """
-    xp = _Library(context(dps))
+    xp = _Multiprecision(context(dps))
     space = run(statements(), edited(statements(), changes))
     space |= {"xp": xp, "array_namespace": lambda *arrays: xp}
     check = space["check_real"]  # which returns a float

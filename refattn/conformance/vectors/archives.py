@@ -168,22 +168,22 @@ def _tar(content: dict[str, bytes]) -> bytes:
 def _of_zip(path: Path) -> list[tuple[str, bytes]]:
     with zipfile.ZipFile(path) as archive:
         infos = archive.infolist()
-        _plain({x.filename: x.file_size for x in infos})
+        _check_names({x.filename: x.file_size for x in infos})
         return [(x.filename, archive.read(x)) for x in infos]
 
 
 def _of_tar(path: Path) -> list[tuple[str, bytes]]:
     with gzip.open(path) as stream:
         data = stream.read(_LARGEST_ARCHIVE + 1)
-    _plain({path.name: len(data)})
+    _check_names({path.name: len(data)})
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
         infos = archive.getmembers()
-        _plain({x.name: x.size if x.isreg() else -1 for x in infos})
+        _check_names({x.name: x.size if x.isreg() else -1 for x in infos})
         files = ((x.name, archive.extractfile(x)) for x in infos)
         return [(name, file.read()) for name, file in files if file is not None]
 
 
-def _plain(sizes: dict[str, int]) -> None:
+def _check_names(sizes: dict[str, int]) -> None:
     """Check that an archive holds files of one folder only, and how large they are."""
     for name, size in sizes.items():
         if size < 0 or not name or Path(name).name != name or "\\" in name or name == "..":

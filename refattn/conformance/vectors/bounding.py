@@ -63,7 +63,7 @@ def _root(scale: Any, d: int) -> Any:
     return mp.sqrt(1 / mp.sqrt(d) if scale is None else mp.mpf(scale))
 
 
-def _waves(x: Floats, omega: Floats, root: Any) -> Floats:
+def _trigonometric(x: Floats, omega: Floats, root: Any) -> Floats:
     """Evaluate trigonometric features (n, 2 S)."""
     xp, x = truth().formulas().xp, truth().numbers(x) * root
     z = x @ truth().numbers(omega).T
@@ -104,7 +104,7 @@ def _bound_head(case: Recipe | Case, head: HeadArrays) -> tuple[Any, Floats]:
             cond += _longest_row(head.centres) * w + _longest_row(head.centres) ** 2
         if features == "trigonometric":
             cond = w * (a + b) + (a**2 + b**2) / 2
-            phi = [_waves(x, head.omega, root) for x in (q, k)]
+            phi = [_trigonometric(x, head.omega, root) for x in (q, k)]
             terms, kernel = abs(phi[0]) @ abs(phi[1]).T, phi[0] @ phi[1].T
             rows = [
                 size * terms[i, see].sum() / abs(kernel[i, see].sum()) if see.any() else size
@@ -231,7 +231,9 @@ def _pair_weights(case: Recipe | Case, head: HeadArrays) -> Floats:
     assert head.omega is not None
     root = _root_of_case(case, head)
     kernel, most = (
-        np.where(head.visible, _waves(head.q, w, root) @ _waves(head.k, w, root).T, 0)
+        np.where(
+            head.visible, _trigonometric(head.q, w, root) @ _trigonometric(head.k, w, root).T, 0
+        )
         for w in (head.omega, 0 * head.omega)
     )
     total = abs(kernel.sum(1))[:, None]

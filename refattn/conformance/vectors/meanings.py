@@ -21,18 +21,18 @@ def known_meanings() -> dict[str, str]:
 def meaning(case: Case) -> str:
     """Hash what the case asks by SHA-256: its convention, arguments and inputs."""
     content = {
-        "arguments": {name: _value(x) for name, x in case.arguments.items()},
+        "arguments": {name: _as_json(x) for name, x in case.arguments.items()},
         "convention": case.convention and list(case.convention),
         "estimator": case.estimator,
         "inputs": {
-            name: [list(x.shape), [_value(e) for e in x.ravel().tolist()]]
+            name: [list(x.shape), [_as_json(e) for e in x.ravel().tolist()]]
             for name, x in case.inputs.items()
         },
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("ascii")).hexdigest()
 
 
-def _value(x: Any) -> Any:
+def _as_json(x: Any) -> Any:
     """Write floats to the last bit, and pairs as lists."""
     if isinstance(x, tuple):
         return list(x)

@@ -27,8 +27,8 @@ _LAYERS = {
 _OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _FITTED = "a test of verify: the errors look like a known bug: "
-_SIZES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
-_SIZES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
+_EXAMPLES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
+_EXAMPLES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
 _SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
 _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
@@ -44,7 +44,7 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "some rows": "a test of verify: all its other tests, of a few rows only",
     "key": f"{_FITTED}a key is missing, or counts several times",
     "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
-    **{name: _FITTED + text.format_map(_SIZES) for name, text in SENTENCES.items()},
+    **{name: _FITTED + text.format_map(_EXAMPLES) for name, text in SENTENCES.items()},
     "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
     "profiles ruled out": "profiles (what a kernel rounds) that a test of verify rejects",
     "unknown cause": "no known bug that verify tries explains most of the error",

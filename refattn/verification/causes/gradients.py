@@ -91,7 +91,7 @@ def explain_backward(
     few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
     first = back.gradients[max(parts, key=lambda of: of != "dq")]
     n, m, _ = first.forward.shape
-    lists = [partial(back.list_counted, parts["dq"])] * ("dq" in failed)
+    lists = [partial(back.list_counted, parts[x]) for x in ("dq",) if x in failed]
     lists += [partial(x, back, parts, first.of, [*failed]) for x in _LISTINGS]
     lost = (x for listing in lists if not found for x in listing() if not found)
     for one in chain(list_candidates(first, own), lost):
