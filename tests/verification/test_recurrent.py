@@ -81,7 +81,7 @@ def test_a_right_kernel_passes(to, c, removes):
 
 DEFECTS = {
     "decay of the next token": "each token uses the decay of the next token",
-    "decay of its own write": "the decay of a token applies to its own",
+    "decay of its own write": "the decay of a token also applies to its own",
     "clipped": "is clipped at e^4",
     "beta twice": "beta also multiplies the state",
     "bfloat16 state": "the state is kept in bfloat16",
