@@ -172,7 +172,7 @@ def _list_others(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[str, Doubles]]
     if tile.visible is None or head.sink is not None:
         return
     for score in _HIDDEN:
-        for words, more in ((f"a score of {score:g}", 0), (f"{score:g} added to scores", 1)):
+        for words, more in ((f"the score {score:g}", 0), (f"{score:g} added to scores", 1)):
             s = np.where(tile.visible, tile.scores, score + more * tile.scores)
             p = np.exp(s - np.max(s, -1, keepdims=True))
-            yield f"what hidden keys with {words} give", p @ v / np.sum(p, -1, keepdims=True)
+            yield f"the output if hidden keys have {words}", p @ v / np.sum(p, -1, keepdims=True)

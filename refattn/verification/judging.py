@@ -405,7 +405,7 @@ def _as_one_kernel(
     instead = _judge_one(parts["out"], asked[0], other)
     if instead.verdict != "FAIL":
         return instead, backward
-    words = f"the output is that of profile {one}, gradients are of {other}: no kernel has both"
+    words = f"the output fits profile {one}, gradients fit {other}: no kernel has both"
     return out, {
         x: y._replace(remarks=[words, *y.remarks]) if y.verdict == "FAIL" else y
         for x, y in again.items()
@@ -478,8 +478,8 @@ def _remark_idle(rows: Sequence[Index]) -> list[str]:
         return []
     first = place(min(rows))
     return [
-        f"{len(rows)} rows could be 0 or the mean of v by this profile, the first is {first}: "
-        "nothing is said of them"
+        f"0 or the mean of v would also pass in {len(rows)} rows by this profile, the first is "
+        f"{first}: the verdict does not cover them"
     ]
 
 
@@ -501,4 +501,4 @@ def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: floa
     if dtype == "float64" and problem.gradient is None:
         case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
         if not case.rejects("math"):
-            yield "profile math explains them: something in between is in float32"
+            yield "profile math explains the numbers: some step of the kernel is in float32"

@@ -308,7 +308,7 @@ def _test_direction(
             name + (_OF_HEAD if of_head else ""),
             _correct_for_tries(float(log_p[at]), log_p.size),
             statistic,
-            sentence(value, error) + where if error < math.inf else "not to be told",
+            sentence(value, error) + where if error < math.inf else "cannot be estimated",
             value,
             error,
             value * value * size,

@@ -163,7 +163,7 @@ def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> 
     profile = profile_of(name)._replace(out=numbers.out_dtype)
     unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
     if unit is not None and fit is not None:
-        what = "products of float32 are made of three" if unit.split else "sums are truncated as"
+        what = "float32 products are split in three" if unit.split else "sums are truncated"
         yield (
             f"{what} by tensor cores of {name_units(unit)}: {-fit.measured:.2g} too small, "
             f"predicted {-fit.predicted:.2g}"

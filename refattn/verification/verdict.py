@@ -21,7 +21,7 @@ _DEFECTS = {
     "epsilon": "an epsilon in the normaliser of",
 }
 
-_LARGER = "give larger q or k, or numbers in more digits"
+_LARGER = "give larger q or k, or numbers with more digits"
 _NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
@@ -36,7 +36,7 @@ class Verdict(NamedTuple):
     ----------
     verdict : str
         ``"PASS"``; ``"FAIL"`` if no profile that was tried explains the numbers; or
-        ``"UNDERPOWERED"`` if an output that is 1 % too large would not have been rejected.
+        ``"UNDERPOWERED"`` if an output that is 1 % too large would also pass.
     profile : str or None
         The likeliest profile that explains the numbers.
     z : Z
@@ -310,10 +310,10 @@ def _say_what_is_missing(verdict: Verdict, one: str) -> str:
     """Say why numbers that were not rejected say little."""
     trivial = weaken(verdict.blind)
     if trivial:
-        return f"{_list_words(trivial)} would not have been rejected"
+        return f"{_list_words(trivial)} would also pass"
     if verdict.idle:
-        return "by this profile some rows could be 0 or the mean of v, so nothing is known of them"
-    return f"{one} that is 1 % too large would not have been rejected"
+        return "0 or the mean of v would also pass in some rows: the verdict does not cover them"
+    return f"{one} that is 1 % too large would also pass"
 
 
 def _list_words(names: Sequence[str]) -> str:

@@ -162,8 +162,8 @@ def test_a_row_of_which_a_profile_says_nothing_is_not_explained():
     out[0, 5] = 0
     found = verify(**given, out=out)
     assert (found.verdict, found.profile, found.idle) == ("UNDERPOWERED", "eager", 1)
-    assert "1 rows could be 0 or the mean of v by this profile, the first is (0, 5)" in str(found)
-    assert "so nothing is known of them" in str(found)
+    assert "would also pass in 1 rows by this profile, the first is (0, 5)" in str(found)
+    assert "the verdict does not cover them" in str(found)
 
 
 def test_sample_has_no_idle_rows():

@@ -80,14 +80,14 @@ def test_a_right_kernel_passes(to, c, removes):
 
 
 DEFECTS = {
-    "decay of the next token": "the decay of a token is that of the next",
-    "decay of its own write": "the decay of a token applies to its own",
+    "decay of the next token": "each token uses the decay of the next token",
+    "decay of its own write": "the decay of a token also applies to its own",
     "clipped": "is clipped at e^4",
     "beta twice": "beta also multiplies the state",
     "bfloat16 state": "the state is kept in bfloat16",
     "last chunk": "the last chunk of 64 is left out",
     "no initial state": "the initial state is ignored",
-    "heads": "decays are those of other heads",
+    "heads": "decays are read from other heads",
 }
 
 

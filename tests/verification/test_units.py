@@ -45,7 +45,7 @@ def test_a_unit_is_named_where_rounded_sums_explain_nothing():
     assert "(profile flash@hopper)" in str(found)
     (words,) = [x for x in found.remarks if "truncated" in x]
     start, seen, predicted = re.split(r": | too small, predicted ", words)
-    assert start == "sums are truncated as by tensor cores of Hopper or Ada"
+    assert start == "sums are truncated by tensor cores of Hopper or Ada"
     assert float(predicted) > 0
     assert abs(float(seen) / float(predicted) - 1) < hardware.SLACK
 
@@ -201,7 +201,7 @@ def test_products_of_float32_in_three_of_tf32():
             assert got.parts[name].verdict == verdict, str(got)
     right = judged(given | {"out": out}, "float32")
     assert (right.profile, right.hardware) == ("flash", "hopper")
-    assert any("made of three by tensor cores of Ampere and later" in x for x in right.remarks)
+    assert any("split in three by tensor cores of Ampere and later" in x for x in right.remarks)
 
 
 def test_tolerances_have_the_drift():

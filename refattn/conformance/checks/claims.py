@@ -75,7 +75,7 @@ any_probabilities | | attends given_keys sampled exponential
   | results are right for all probabilities
 large_queries | | attends given_keys linear-solve | results are right for large scores
 negative_normalisers | | attends given_keys linear-solve
-  | negative weights are not clamped, also not in the normaliser
+  | negative weights are not clamped, nor is their sum
 large_sizes | | evaluated attends rows_alone
   | results are right for long sequences, large heads, many heads and many features
 large_estimates | pairs | evaluated | results are right for many features, and for long vectors
@@ -90,7 +90,7 @@ hidden_nonsense | | comparable mask -hidden=finite
   | NaN, infinity and huge numbers in masked keys and values have no effect
 long_half_sums | | evaluated attends rows_alone half -per-query/-proposals -given_keys
   | sums of thousands of terms are not computed in half precision
-gradients | | attends vjp evaluated | gradients are those of the formula
+gradients | | attends vjp evaluated | gradients match the formula
 gradients_together | | attends vjp evaluated | gradients are right with all features together
 gradients_of_large_logits | exponential | attends vjp evaluated stabilised
   | gradients are right at large logits
@@ -104,17 +104,17 @@ gradients_of_hidden | | attends vjp hides | keys and values that no query sees g
 gradients_of_hidden_nonsense | | attends vjp mask hidden=any
   | NaN and infinity in masked keys and values have no effect on gradients
 gradients_of_means | normalised nonnegative | attends vjp evaluated/-waves
-  | gradients are those of a weighted mean of the values
+  | gradients have the sums that a weighted mean of the values implies
 gradients_are_linear | | attends vjp | gradients are linear in the cotangent
 gradients_are_slopes | | attends vjp dtype=float32/dtype=float64
   | gradients agree with difference quotients of the candidate's own outputs
-tokens_one_by_one | recurrent | | all tokens at once give what they give one by one
+tokens_one_by_one | recurrent | | all tokens at once give the same as one by one
 later_tokens_unseen | recurrent | | later tokens have no effect on earlier results
 packed_apart | recurrent | cuts
-  | sequences one after the other give what each gives by itself
-state_handed_over | recurrent | initial_state | a state may be handed over after any token
-states | recurrent | initial_state | the first state counts, and the last is that of the formula
-extreme_decays | recurrent | decays | right where a state is kept, and where it is forgotten
+  | packed sequences give the same as each sequence alone
+state_handed_over | recurrent | initial_state | the state can be passed on after any token
+states | recurrent | initial_state | the first state is used, and the last matches the formula
+extreme_decays | recurrent | decays | results are right if a state is kept, and if it is forgotten
 frequency_law | random-features | law lawful
   | frequencies are N(0, I), independent from seed to seed
 one_function | random-features | precise black_box
@@ -129,7 +129,7 @@ frequency_pairs | random-features
 feature_sums | random-features | law precise
   | sums of many frequencies, and of their squares, have the distribution of their coupling
 recovered_values | random-features | draws precise features=positive
-  | results at one seed follow from the frequencies recovered at it
+  | results follow from the frequencies recovered at the same seed
 feature_average | random-features | bound lawful
   | the average over many features has the distribution of its coupling, and the right mean
 own_law | random | bound precise -random-features -target -proposals
@@ -166,7 +166,7 @@ draws_apart | target | draws dtype=float32/dtype=float64 causal_only=false
 proposal_noise | proposals | law precise
   | with one proposal the frequency is normal, with a centre as mean and covariance I
 two_proposals | proposals | draws precise weighting=balance/weighting=own causal_only=false
-  | two proposals have the weights of the formula, which depend on the query
+  | two proposals are weighted by the formula, for each query
 proposal_average | proposals | bound precise centres=chunks multiple_of=1
   | weights of keys have the distribution that follows from one proposal for each chunk
 """

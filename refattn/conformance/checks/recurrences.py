@@ -45,7 +45,7 @@ def _draw_state(t: CheckRun, arrays: Arrays) -> Floats:
 
 @add_check
 def tokens_one_by_one(t: CheckRun) -> None:
-    """Call with the first tokens only; with states also with one after the other."""
+    """Call with the first tokens only; with states also token by token."""
     unit = t.adapter["multiple_of"]
     for n in _LENGTHS:
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(1, 2))
@@ -65,7 +65,7 @@ def tokens_one_by_one(t: CheckRun) -> None:
 
 @add_check
 def later_tokens_unseen(t: CheckRun) -> None:
-    """Take all later tokens, with their gates, in the other order, and let them write more."""
+    """Reverse all later tokens with their gates, and make their values larger."""
     for n in _LENGTHS:
         arrays, options = t.problem(n, n, 4)
         out, allowed = t.call(*arrays, **options), same_within(t, arrays, options)
@@ -86,7 +86,7 @@ def cuts(adapter: Adapter) -> bool:
 
 @add_check
 def packed_apart(t: CheckRun) -> None:
-    """Cut three sequences apart by offsets, where it takes them, or by decays of e^-1000."""
+    """Separate three sequences by offsets, if these are declared, or by decays of e^-1000."""
     words, unit = t.adapter.record.gates.items(), t.adapter["multiple_of"]
     for lengths in ((2, 1, 3), (70, 3, 64)):
         ends = np.cumsum([0, *(-(-n // unit) * unit for n in lengths)])
@@ -105,7 +105,7 @@ def packed_apart(t: CheckRun) -> None:
 
 @add_check
 def state_handed_over(t: CheckRun) -> None:
-    """Call with the first tokens, and with the state after them and the others; a state of 0."""
+    """Pass the last state of the first tokens to the others; also pass a state of 0."""
     for n in _LENGTHS:
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(1, 2))
         n, state = arrays[0].shape[-2], _draw_state(t, arrays)
@@ -143,7 +143,7 @@ def decays(adapter: Adapter) -> bool:
 
 @add_check
 def extreme_decays(t: CheckRun) -> None:
-    """Try tokens that forget all, or nearly, among others, and states that nothing leaves."""
+    """Try some tokens that forget all or nearly all, and states that never decay."""
     words = t.adapter.record.gates.items()
     for n, share in ((5, 0.3), (70, 0.0), (70, 0.1), (70, 1.0), (150, 0.02)):
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(2))

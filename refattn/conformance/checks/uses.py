@@ -204,7 +204,7 @@ def weights_of_sinks(t: CheckRun) -> None:
 
 @add_check
 def biases(t: CheckRun) -> None:
-    """Try biases of pairs, keys, heads and batches, also large ones and -infinity, a mask."""
+    """Try biases of pairs, keys, heads and batches, also large ones and -infinity, which masks."""
     adapter, plain = t.adapter, _plain(t)
     n, m, d = t.fit(5, 7, 4)
     lead = adapter.lead(2, 4)

@@ -9,8 +9,8 @@ from ..checks.trials import CheckRun
 from .report import UNDERPOWERED, Result
 
 _UNSEEN_DRAWS = (
-    "rounding or the declared epsilon hides what is drawn: check your function with float64 arrays "
-    "and an epsilon of 0 too"
+    "rounding or the declared epsilon hides the random draws: also check your function with "
+    "float64 arrays and an epsilon of 0"
 )
 
 

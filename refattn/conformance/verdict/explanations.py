@@ -26,7 +26,7 @@ _LAYERS = {
 }
 _OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
-_FITTED = "a test of verify: the errors are like those of a known bug: "
+_FITTED = "a test of verify: the errors look like a known bug: "
 _EXAMPLES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
 _EXAMPLES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
 _SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
@@ -46,16 +46,16 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
     **{name: _FITTED + text.format_map(_EXAMPLES) for name, text in SENTENCES.items()},
     "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
-    "profiles ruled out": "profiles (what a kernel rounds) by which a test of verify failed",
+    "profiles ruled out": "profiles (what a kernel rounds) that a test of verify rejects",
     "unknown cause": "no known bug that verify tries explains most of the error",
     "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
     "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
     "p": "the probability that a correct implementation gives a result as extreme as this one",
-    "adjusted": "a p-value times the number of tests, less those of smaller p (Holm's method)",
+    "adjusted": "a p-value corrected for the number of tests (Holm's method)",
     "error_mean": "a column of compare: |out - exact| / |exact|, the mean over heads",
     "error_worst": "a column of compare: the same error in the worst head",
-    "standard_error": "a column of compare: of error_mean, over draws with different seeds",
+    "standard_error": "a column of compare: the standard error of error_mean over seeds",
     "ratio": "a column of compare: seconds divided by those of exact attention",
     "error_tolerated": "a column of compare: the error in all layers at which a sentence encoder "
     "still works, as measured on all-MiniLM-L6-v2",
@@ -183,7 +183,7 @@ def _explain_bugs(name: str) -> Iterator[str]:
             yield "  correct code:"
         for line in "\n\n".join(right.values()).splitlines():
             yield f"    {line}".rstrip()
-        how = f"compare yours with {'that' if right else '`python -m refattn.naive`'}"
+        how = f"compare yours with {'the lines above' if right else '`python -m refattn.naive`'}"
         yield f"  what to do: {'use the lines marked -' if change else how}"
         failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
         if failed:

@@ -116,7 +116,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
             "is also multiplied by the scale": lambda _, x: problem.scale * x,
             "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
             "counts twice": lambda _, x: x + math.log(2),
-            "is that of the next head": lambda index, _: _sink_of_next(problem, index),
+            "is read from the next head": lambda index, _: _sink_of_next(problem, index),
         }
         for words, change in sinks.items():
             yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
@@ -127,7 +127,7 @@ def list_added(problem: Problem) -> Iterator[Alternative]:
     if problem.has_sinks:
         return
     added = problem._replace(has_sinks=True).replaced("sinks", lambda *_: np.zeros((1, 1)))
-    yield Alternative("1 is added to the sum of e^score (one more key, of score 0)", added)
+    yield Alternative("1 is added to the sum of e^score (like one more key with score 0)", added)
 
 
 def _sink_of_next(problem: Problem, index: Index) -> Any:
@@ -156,14 +156,14 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(f"{reach}a query {words}", problem, seen)
         if n != m:
             for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
-                text = f"attention is causal from the {words} key"
+                text = f"{reach}the causal mask is aligned to the {words} key"
                 text += " (query i sees key j if j <= i)" if words == "first" else ""
                 seen = partial(_show_reach, left=left, right=-shift)
                 yield Alternative(text, problem, seen)
     if right in (None, 0):
         reach = "" if is_causal else "attention is causal, and "
         for size in (x for x in _BLOCKS if x < max(n, m)):
-            theirs = {"all keys of the block": size - 1, "the keys before the block only": -1}
+            theirs = {"all keys of the block": size - 1, "only the keys before the block": -1}
             for words, last in theirs.items():
                 text = f"{reach}queries of a block of {size} see {words}"
                 seen = partial(_show_blocks, size=size, last=last, left=left)
@@ -174,7 +174,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
     ):
         for by in (-1, 1):
             if side is not None and side + by >= 0:
-                text = f"the window reaches {side + by} to the {words}, not {side}"
+                text = f"the window reaches {side + by} keys to the {words}, not {side}"
                 yield Alternative(text, problem._replace(window=change(side + by)))
     for size in (x for x in _WRAPS if (is_causal or left is not None) and x < max(n, m)):
         for words, wrap in _WRAPPED.items():
@@ -185,21 +185,21 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         words = "all queries have the window of the last query"
         yield Alternative(words, problem, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
         if n != m:
-            words = "the window is counted from the first key"
+            words = "the window is aligned to the first key, not to the last"
             yield Alternative(words, problem, lambda x: band(x._replace(n=x.m)))
     if left is not None and right is not None and left != right and not is_causal:
-        text = "the sides of the window are exchanged"
+        text = "the left and right limits of the window are swapped"
         yield Alternative(text, problem._replace(window=(right, left)))
     if left is not None:
         for words, back in (("half", left // 2), ("double", 2 * left)):
-            text = f"the window reaches {back} to the left, {words} of {left}"
+            text = f"the window reaches {back} keys to the left, {words} of {left}"
             yield Alternative(text, problem._replace(window=(back, right)))
     if left is not None and right is not None:
         for words, sides in (("half", (left // 2, right // 2)), ("double", (2 * left, 2 * right))):
             text = f"the window has {words} the width on each side, {sides[0]} and {sides[1]}"
             yield Alternative(text, problem._replace(window=sides))
     if left and (0 if is_causal else right) not in (None, left):
-        text = f"the window reaches {left} to both sides" + ", not causal" * problem.causal
+        text = f"the window reaches {left} keys to both sides" + ", not causal" * problem.causal
         yield Alternative(text, problem._replace(causal=False, window=(left, left)))
 
 
@@ -227,7 +227,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             continue
         for words, at in list_other_heads(problem):
             taken = problem.with_arrays_of([name], at)
-            yield Alternative(f"the {name} is that of {words}", taken)
+            yield Alternative(f"the {name} is read from {words}", taken)
         if n == m:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
@@ -237,9 +237,9 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             moved = problem.replaced("mask", change)
             yield Alternative(_describe_ends(arrays["mask"], by), moved)
         for size in _TILES:
-            text = f"masked lengths are rounded up to multiples of {size} keys"
+            text = f"lengths in the mask are rounded up to multiples of {size} keys"
             yield Alternative(text, problem.replaced("mask", partial(_fill_tiles, size=size)))
-        for words, c in (("0 and 1", 1.0), ("1 and 0, hidden keys with 1", -1.0)):
+        for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
             yield Alternative(f"the mask is added to scores as {words}", added)
     if "bias" in arrays:
@@ -248,16 +248,16 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     for words, power in _SLOPES.items():
         slopes = partial(_slope_of_head, problem, power)
         if not _is_multiple(problem, slopes):  # of which the factor is fitted
-            text = f"the bias is that of ALiBi, slopes 2^{words}"
+            text = f"the bias is ALiBi with slopes 2^{words}"
             yield Alternative(text, problem, bias=slopes)
 
 
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
-    "(-8 h / heads), with h from 1": lambda h, heads: -8 * (h + 1) / heads,
-    "(-8 h / heads), with h from 0": lambda h, heads: -8 * h / heads,
-    "(-8 h / heads), the last head first": lambda h, heads: -8 * (heads - h) / heads,
-    "-h, with h from 1": lambda h, _: -(h + 1),
-    "(-8 h / c), c the power of 2 below, odd h / 2 after it": lambda h, heads: _power_of(h, heads),
+    "(-8 h / heads), h from 1": lambda h, heads: -8 * (h + 1) / heads,
+    "(-8 h / heads), h from 0": lambda h, heads: -8 * h / heads,
+    "(-8 h / heads), h from the last head": lambda h, heads: -8 * (heads - h) / heads,
+    "-h, h from 1": lambda h, _: -(h + 1),
+    "(-8 h / c) in c heads, a power of 2, then odd h / 2": lambda h, heads: _power_of(h, heads),
 }
 
 
@@ -304,12 +304,12 @@ def _move_ends(_: Index, mask: Any, by: int) -> Any:
 
 def _describe_ends(mask: Any, by: int) -> str:
     count, keys = abs(by), "key" if abs(by) == 1 else "keys"
-    words = f"{count} masked {keys} more, the next," if by > 0 else f"the last {count} {keys} not"
+    seen = f"{'is' if count == 1 else 'are'} {'seen' if by > 0 else 'hidden'}"
     ends = np.unique(np.argmin(mask, -1))
     first = int(ends[0]) + min(by, 0)
     span = str(first) if count == 1 else f"{first} to {first + count - 1}"
-    at = f" (in the first head {keys} {span})" if len(ends) == 1 else ""
-    return f"masked lengths are off by {count}: {words} seen{at}"
+    at = f" (in the first head {keys} {span} {seen})" if len(ends) == 1 else ""
+    return f"the mask ends {count} {keys} too {'late' if by > 0 else 'early'}{at}"
 
 
 def _fill_tiles(_: Index, mask: Any, size: int) -> Any:
@@ -334,7 +334,7 @@ def list_families(
 
     yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
     pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
-    text = "{} is added to the sum of e^score, as by that many keys of score 0 and value 0"
+    text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
     n, m, _ = problem.shape
     log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
@@ -343,9 +343,9 @@ def list_families(
         return Alternative("", problem.replaced("q", lambda _, q: factors * q))
 
     if problem.packed is None:
-        text = "scores are multiplied by {} times the log of the position of the query, from 1 on"
+        text = "scores are multiplied by {} times the log of the position of the query, from 1"
         yield text, lambda c: multiply(c * log_of_place), (0.2, 1.0)
-        text = "scores are multiplied by log(place of the query) / log({}) where that is above 1"
+        text = "scores are multiplied by log(position of the query) / log({}) if this is above 1"
         starts = tuple(2.0**x for x in range(4, max(5, m.bit_length())))
         yield text, lambda c: multiply(np.maximum(log_of_place / math.log(c), 1.0)), starts
     caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
@@ -400,39 +400,40 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         def of_head(rows: Rows, at: Any = at) -> Rows:
             return rows._replace(at=at(rows.at))
 
-        yield Alternative(f"the output is that of {words}", problem, move=of_head)
+        yield Alternative(f"each head holds the output of {words}", problem, move=of_head)
         for names in ("kv", "k", "v"):
             called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
             taken = problem.with_arrays_of(names, at)
-            yield Alternative(f"{called} are those of {words}", taken)
+            yield Alternative(f"{called} are read from {words}", taken)
     for words, by in (("the query before", -1), ("the next query", 1)):
 
         def of_query(rows: Rows, by: int = by) -> Rows:
             return rows._replace(queries=np.clip(rows.queries + by, 0, n - 1))
 
-        yield Alternative(f"rows are those of {words}", problem, move=of_query)
+        yield Alternative(f"each row holds the output of {words}", problem, move=of_query)
     for size in (x for x in _WRAPS if x < max(n, m)):
-        for words, names in (("queries i are those of i", "q"), ("keys j are those of j", "kv")):
+        for words, names in (("query i", "q"), ("key j", "kv")):
             wrapped = problem
             for name in names:
                 wrapped = wrapped.replaced(name, partial(_start_again, size=size))
             # Copies of the first keys have the weights of these alone.
-            yield Alternative(f"{words} % {size}", wrapped, plain=names == "q")
+            text = f"{words} % {size} is read in place of {words}"
+            yield Alternative(text, wrapped, plain=names == "q")
     if len(problem.lead) and problem.lead[-1] > 1:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
     if n == m:
         turned = problem.replaced("q", partial(_take_from, problem, "k"))
         turned = turned.replaced("k", partial(_take_from, problem, "q"))
-        yield Alternative("q and k are exchanged", turned)
+        yield Alternative("q and k are swapped", turned)
     d, d_v = (problem.first[x].shape[-1] for x in "kv")
     if d == d_v:
-        for words, name, other in (("keys", "v", "k"), ("values", "k", "v")):
+        for name, other in ("vk", "kv"):
             taken = problem.replaced(name, partial(_take_from, problem, other))
-            yield Alternative(f"{words} are read in place of {name}", taken)
+            yield Alternative(f"{other} is read in place of {name}", taken)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
-        yield Alternative(f"q . k is over the first {width} channels alone", cut)
+        yield Alternative(f"q . k sums the first {width} channels only", cut)
     for size in (x for x in _TILES if x < m):
         for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
             grown = problem.replaced("k", partial(_grow, size=size, by=factor))
@@ -451,7 +452,7 @@ def _list_scales(problem: Problem) -> Iterator[Alternative]:
         powers = (("not applied", None, -1), ("applied twice", None, 1))
         for words, at, power in (
             *powers,
-            *((f"of {x}", y, 0) for x, y in list_other_heads(problem)),
+            *((f"read from {x}", y, 0) for x, y in list_other_heads(problem)),
         ):
             scaled = problem
             for x in names:
@@ -462,9 +463,9 @@ def _list_scales(problem: Problem) -> Iterator[Alternative]:
         sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
         if any(a not in (1, b) for a, b in sizes):
             continue
-        for words, power in ((f", not by {x}_scale", -1), (", too", 0)):
+        for also, words, power in (("", f", not by {x}_scale", -1), ("also ", "", 0)):
             change = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale", power)
-            text = f"{_CALLED[x]} are multiplied by {y}_scale{words}"
+            text = f"{_CALLED[x]} are {also}multiplied by {y}_scale{words}"
             yield Alternative(text, problem.replaced(x, change))
 
 
@@ -496,7 +497,7 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
     """List other key heads that query heads may share."""
     share = heads // keys
     dealt = problem.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
-    yield Alternative(f"query head h shares key head h % {keys}", dealt)
+    yield Alternative(f"query head h uses key head h % {keys}", dealt)
     for words, key in (
         (f"h // {keys}", lambda h: min(h // keys, keys - 1)),
         (f"h % {keys}", lambda h: h % keys),
@@ -506,9 +507,9 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
         def at(index: Index, key: Callable[[int], int] = key) -> Index:
             return (*index[:-1], key(index[-1]) * share)
 
-        for names, called in (("kv", ""), ("v", ", in values alone"), ("k", ", in keys alone")):
+        for names, called in (("kv", ""), ("v", ", for values only"), ("k", ", for keys only")):
             if words != f"h % {keys}" or names != "kv":
-                text = f"query head h shares key head {words}{called}"
+                text = f"query head h uses key head {words}{called}"
                 yield Alternative(text, problem.with_arrays_of(names, at))
 
 
@@ -518,16 +519,16 @@ def _list_strides(problem: Problem) -> Iterator[Alternative]:
     arrays = {"v": "values", "k": "keys", "q": "queries", "kv": "keys and values"}
     for names, called in arrays.items():
         rows, width = problem.first[names[-1]].shape
-        text = f"{called} are read with other strides, as"
+        text = f"{called} are read with the strides of"
         if names != "kv":
             turned = problem.replaced(names, lambda _, x: x.reshape(x.shape[::-1]).T)
-            yield Alternative(f"{text} ({width}, {rows}) in place of ({rows}, {width})", turned)
+            yield Alternative(f"{text} ({width}, {rows}), not ({rows}, {width})", turned)
         shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
         count = heads // shared
         if count > 1 and heads * rows * width <= _STACKED:
             for words, take in (
-                ("(heads, rows) in place of (rows, heads)", _by_heads),
-                ("(rows, heads) in place of (heads, rows)", _by_rows),
+                ("(heads, rows), not (rows, heads)", _by_heads),
+                ("(rows, heads), not (heads, rows)", _by_rows),
             ):
                 turned = problem
                 for x in names:
@@ -543,7 +544,7 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
         return
     lengths = {n, *(m + -m % x for x in (8, *_TILES)), *(m - m % x for x in _TILES)} - {0, m}
     strides = {f"rows of {x} numbers, not {m}": (x, m) for x in sorted(lengths)}
-    strides |= {f"tiles of {x} keys two tiles apart, not one": (m, x) for x in _TILES if x < m}
+    strides |= {f"steps of two tiles of {x} keys, not one": (m, x) for x in _TILES if x < m}
     for name in (x for x in ("mask", "bias") if x in problem.first):
         for words, (row, tile) in strides.items():
             turned = problem.replaced(name, partial(_read_strided, row=row, tile=tile))

@@ -86,12 +86,12 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     """List backward passes that go wrong, the plainest first."""
     for number, x in enumerate(_list_forward(gradient)):
         share = count_once
-        if "shares key head" in x.text:
+        if "uses key head" in x.text:
             assert gradient.forward.key_heads is not None
             share = partial(_deal, keys=gradient.forward.key_heads)
         if own:
             yield Candidate(x.text, number, True, share=share)
-        words = f"in the backward pass {x.text} (with lse and out of the forward pass)"
+        words = f"in the backward pass {x.text} (lse and out are right)"
         yield Candidate(words, number, share=share)
     d, d_v = gradient.forward.first["q"].shape[-1], gradient.forward.shape[2]
     widths = sorted({x for x in (d, 16, 32, 64, 128, 256, d_v - 1, d_v // 2) if 0 < x < d_v})
@@ -105,36 +105,38 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     )
     for words, by in (("the query before", 1), ("the next query", -1)):
         yield Candidate(
-            f"D = d_out . out is that of {words}", change=partial(_roll, name="delta", by=by)
+            f"D = d_out . out is read from {words}", change=partial(_roll, name="delta", by=by)
         )
-        yield Candidate(f"lse is that of {words}", change=partial(_roll, name="lse", by=by))
-    for words, factor in (("2", math.log2(math.e)), ("e, and is read to base 2", math.log(2))):
-        text = f"lse is read as a logarithm to base {words}"
+        yield Candidate(f"lse is read from {words}", change=partial(_roll, name="lse", by=by))
+    for text, factor in (
+        ("lse is in base 2, but weights are e^(score - lse)", math.log2(math.e)),
+        ("lse is in base e, but weights are 2^(log2(e) score - lse)", math.log(2)),
+    ):
         yield Candidate(text, change=partial(_rescale_lse, factor=factor))
     text = "weights are not divided by their sum: lse is the largest score"
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=y.top)))
     text = "weights are divided twice by their sum"
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=2 * y.lse - y.top)))
     if gradient.forward.has_sinks:
-        text = "lse is that of the keys without the sink"
+        text = "lse leaves out the sink"
         yield Candidate(text, change=_normalise_without_sink)
     called = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
     for (words, whose), name in product(list_other_heads(gradient.forward), called):
-        text = f"{called[name]} is that of {words}"
+        text = f"{called[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
     yield from _list_lost_queries(gradient)
     most = max(map(len, gradient.heads.values()), default=1)
     keys = gradient.forward.key_heads
     if most > 1 and keys is not None:
-        text = f"the gradient is a sum over the query heads h of which h % {keys} is the key head"
+        text = f"key head g sums the gradients of query heads h with h % {keys} = g"
         yield Candidate(text, share=partial(_deal, keys=keys))
     if most > 1:
-        text = "the gradient is a mean over the query heads that share a key head, not their sum"
+        text = "the gradient is the mean over query heads that share a key head, not the sum"
         yield Candidate(text, share=lambda x: [(y, 1 / len(x)) for y in x])
         for i in range(most):
             at = f"query head {i} of {most} that share a key head"
             for words, own_part, rest in (
-                (f"only {at} has part", 1.0, 0.0),
+                (f"only {at} counts", 1.0, 0.0),
                 (f"{at} is left out", 0.0, 1.0),
                 (f"{at} counts twice", 2.0, 1.0),
             ):
@@ -150,7 +152,7 @@ def _list_forward(gradient: Gradient) -> list[Alternative]:
     """List alternatives of the forward pass that a backward pass may compute again."""
     forward = gradient.forward
     lost = [hide_tile(forward, j) for j in _list_tiles(forward.shape[1])]
-    groups = "shares key head"  # of others than these, gradients have other sums
+    groups = "uses key head"  # of others than these, gradients have other sums
     dealt = f"query head h {groups} h % {forward.key_heads}"
     usual = [x for x in list_alternatives(forward) if x.move is None]
     return [*(x for x in usual if groups not in x.text or x.text == dealt), *lost]

@@ -128,14 +128,15 @@ def _describe_counts(
     words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
     text = ", ".join(words)
     if 0 in first and np.sum(first) == len(first):
-        text += ", as if the latter were read instead"
+        text += " (read in their place)"
     if all(np.array_equal(x, first) for x in counts.values()) and length == n:
         return text
     rows = f"queries {at * length} to {min(at * length + length, n) - 1} of head {place(index)}"
-    more = f", and others in {len(counts) - 1} other tiles of rows" if len(counts) > 1 else ""
+    kind = "heads" if length == n else "tiles of rows"
+    more = f" (and keys in {len(counts) - 1} more {kind})" if len(counts) > 1 else ""
     least, most = (f({c for x in counts.values() for c in x.tolist()}) for f in (min, max))
     what = " or ".join(["are lost"] * (least == 0) + ["count more than once"] * (most > 1))
-    return f"tiles of {size} keys {what}: for {rows} {text}{more}"
+    return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
 
 
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
@@ -230,12 +231,13 @@ def _describe_copies(
     for source, pairs in sorted(by_name.items(), key=lambda x: -len(x[1])):
         to, of = (np.unique(x) for x in zip(*pairs, strict=True))
         whose = "" if source == name else f" of {source}"
-        first = f" ({pairs[0][0]} those of {pairs[0][1]})" if np.array_equal(to, of) else ""
-        words.append(f"{what} {describe_span(to)} hold {what} {describe_span(of)}{whose}{first}")
+        first = f" ({pairs[0][0]} holds {pairs[0][1]})" if np.array_equal(to, of) else ""
+        source = f"{what} {describe_span(of)}{whose}{first}"
+        words.append(f"{what} {describe_span(to)} hold the numbers of {source}")
         count += len(pairs)
     times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
     zero = f", and {len(empty)} {what} are 0" if empty and words else ""
-    return (count + len(empty)) * bool(words), f"in {name} {', '.join(words[:2])}{times}{zero}"
+    return (count + len(empty)) * bool(words), f"in {name}, {', '.join(words[:2])}{times}{zero}"
 
 
 def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
@@ -256,8 +258,8 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
     if np.mean(z * z) > _LEFT or np.mean(other * other) < _LEFT * np.mean(z * z):
         return []
-    words = f"about {1 - share:.0%} of the weights are 0, at random, and the others {factor:.3g}"
-    text = f"agrees if {words} times as large: dropout is on"
+    words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
+    text = f"agrees if dropout is on: {words} times as large"
     return [Suspect("convention", math.nan, math.nan, math.nan, math.nan, text)]
 
 

@@ -218,9 +218,9 @@ def _describe_weights(
         ]
         return " and ".join(words)
     at, first = next(iter(counts.items()))
-    more = f", and those of {len(counts) - 1} more over others" if len(counts) > 1 else ""
+    more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
     which = ", ".join(place(x) + f" ({c} times)" * (c > 1) for x, c in first.items()) or "none"
-    return f"the gradient of key head {place(at)} is a sum over query heads {which}{more}"
+    return f"the gradient of key head {place(at)} sums query heads {which}{more}"
 
 
 def list_added_rows(
@@ -239,7 +239,7 @@ def list_added_rows(
             added[of, x.rows.at] = vector
         if added:
             rows = parts[of].problem.rows
-            text = f"one vector is added to {of} of all {rows} of a head"
+            text = f"the same vector is added to {of} of all {rows} of a head"
             yield Candidate(text + _describe_added(back, added), added=added)
 
 
@@ -257,8 +257,8 @@ def _describe_added(back: Backward, added: Mapping[tuple[str, Index], Doubles]) 
                 for (_, at), x in added.items()
             ):
                 return (
-                    f": the sum of d_out of queries 0 to {count - 1} of the next {words}, as if "
-                    f"the last tile of {size} queries were not cut at query {n - 1}"
+                    f": the sum of d_out over queries 0 to {count - 1} of the next {words}, as if "
+                    f"the last tile of {size} queries ran past query {n - 1}"
                 )
     return ""
 
@@ -285,7 +285,7 @@ def list_other_strides(
     for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
         for words, take in _STRIDES.items():
             read = partial(_read_turned, forward.lead[-1], name, take)
-            text = f"{called} is read with other strides, as {words}"
+            text = f"{called} is read with the strides of {words}"
             yield Candidate(text, read=read)
 
 
@@ -299,8 +299,8 @@ def _read_turned(
 
 
 _STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
-    "(heads, rows) in place of (rows, heads)": lambda x: x.T.reshape(x.shape),
-    "(rows, heads) in place of (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,
+    "(heads, rows), not (rows, heads)": lambda x: x.T.reshape(x.shape),
+    "(rows, heads), not (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,
 }
 _COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
 
@@ -327,10 +327,10 @@ def list_moved(
             found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
         if found:
             words = ", ".join(
-                f"head {place(x)} has that of query i {by:+d} of head {place(y)}"
+                f"in head {place(x)} from query i {by:+d} of head {place(y)}"
                 for x, (y, by) in found.items()
             )
-            text = f"{called} of queries i is that of others (0 beyond the last): {words}"
+            text = f"{called} of query i is read from another (0 beyond the last): {words}"
             yield Candidate(text, read=partial(read_moved, name, partial(_find_source, found)))
 
 

@@ -46,10 +46,12 @@ def list_exchanged(
         moved = {x: y for x, y in nearest.items() if x != y}
         if moved:
             called = (
-                f"head {place(x)} has {'none' if y is None else f'that of head {place(y)}'}"
+                f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
                 for x, y in moved.items()
             )
-            yield take(moved)._replace(text=f"heads have {words} of others: {', '.join(called)}")
+            yield take(moved)._replace(
+                text=f"heads have {words} of other heads: {', '.join(called)}"
+            )
 
 
 def _list_arrays(
@@ -136,11 +138,11 @@ def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
             moved = moved.replaced(name, partial(_turn_page, problem, name, size, at, to))
         last = min(at * size + size, m) - 1
         words = (
-            f"head {place(x)} has those of head {place(y)}"
+            f"head {place(x)} from head {place(y)}"
             + f" at {source * size} to {min(source * size + size, m) - 1}" * (source != at)
             for x, (y, source) in to.items()
         )
-        text = f"{called} {at * size} to {last} are those of other heads: {', '.join(words)}"
+        text = f"{called} {at * size} to {last} are read from other heads: {', '.join(words)}"
         yield Alternative(text, moved)
 
 

@@ -71,7 +71,7 @@ def _describe_moved(moved: Mapping[Index, Index], lead: Index) -> str:
     members = np.ndindex(lead[:-1])
     every = {(*at, *x): (*at, *y) for at in members for x, y in last.items()}
     named = last if every == moved else moved
-    words = [f"head {place(x)} has that of head {place(y)}" for x, y in named.items()]
+    words = [f"head {place(x)} from head {place(y)}" for x, y in named.items()]
     more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
     order = _find_order(last, lead[-1]) if named is last else ""
     return ", ".join(words[:_NAMED]) + more + order

@@ -69,7 +69,7 @@ _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
 _FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
-_OUTPUT_ALONE = "(the output alone: lse does not)"
+_OUTPUT_ALONE = "(only the output: lse does not agree)"
 _OF_HEADS = re.compile(r"head \(?\d")  # a cause that is one of these heads only
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
     "sums of products are kept in float16": {"accumulate": "float16"},
@@ -158,7 +158,7 @@ class Trials:
         listings = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
         yield from map(self.explain, chain(*(x(self.problem) for x in listings)))
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            text = "rows of heads and queries are exchanged (transposed)"
+            text = "heads and queries of the output are swapped (transposed)"
             yield self.explain(Alternative(text, self.problem, answer=self._transposed))
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
@@ -195,20 +195,23 @@ class Trials:
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
-            yield "transposed (heads and queries exchanged)", self._transposed
+            yield "transposed (heads and queries swapped)", self._transposed
         keys = self.problem.shape[1]
         for parts in (x for x in PARTS if x < keys):
             size = -(-keys // parts)
             for words, j in (("first", slice(size)), ("last", slice((parts - 1) * size, keys))):
-                yield f"that of the {words} of {parts} parts of the keys", partial(self._of_keys, j)
+                yield (
+                    f"computed from the {words} of {parts} parts of the keys",
+                    partial(self._of_keys, j),
+                )
         smooth = self.problem.replaced("k", lambda _, k: k - np.mean(k, 0))
-        text = "that of keys less their mean: scale q . mean(k) is missing"
+        text = "computed from keys minus their mean: scale q . mean(k) is missing"
         yield text, Alternative("", smooth).result
         for alternative in list_alternatives(self.problem):
             if alternative.move is not None:
-                yield alternative.text.split(" that of ")[-1] + " (moved)", alternative.result
+                yield f"that of {alternative.text.split(' the output of ')[-1]}", alternative.result
             else:
-                yield f"that with another option: {alternative.text}", alternative.result
+                yield f"computed as if {alternative.text}", alternative.result
 
     def _of_keys(self, j: slice, rows: Rows) -> Result:
         return Alternative("", self.problem).result(rows._replace(keys=rows.keys[j]))
@@ -373,7 +376,9 @@ class Trials:
             if not _TOO_SMALL < square < many * _RMS**2 or before < 9 * square:
                 continue
             if square > _RMS**2:
-                text += f", or sums of q . k are: errors are {math.sqrt(square):.2g} times as large"
+                text += (
+                    f" (or sums of q . k are: errors are {math.sqrt(square):.2g} times as large)"
+                )
             spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
             if spread < (1.2 if many > 1 else 1.0):  # all rows are as far
                 found.append(Explained(given._replace(text=text), square))
@@ -483,7 +488,7 @@ def say_what_is_left(suspect: Suspect, left: Sequence[Index], count: int) -> Sus
     if not left:
         return suspect
     rows = f"{len(left)} of {count} wrong rows, the first is {place(left[0])}"
-    text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; this leaves {rows}"
+    text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; it does not explain {rows}"
     name = suspect.name if 2 * len(left) < count else "convention in part"
     share = min(suspect.explained, 1 - len(left) / count)
     return suspect._replace(name=name, text=text, explained=share)

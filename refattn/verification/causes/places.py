@@ -113,13 +113,13 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     elif np.all(got == got.flat[0]):
         yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
     elif _correlate(got, right) < _UNLIKE < _correlate(*_take_means(heads)):
-        yield f"{where}: numbers are like the exact ones but for what all rows of a head share"
+        yield f"{where}: numbers are like the exact ones if each head's mean row is subtracted"
     else:
         rows = np.flatnonzero(sample.wrong.any(0))
         n = sample.wrong.shape[1]
         tail = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] :].all() and 0 < rows[0] < n
         found = _describe_part(where, got, right, bool(tail))
-        yield from (x for x in found if problem.gradient is None or "evenly" not in x)
+        yield from (x for x in found if problem.gradient is None or "precision" not in x)
 
 
 def _correlate(x: Doubles, y: Doubles) -> float:
@@ -190,7 +190,7 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)
     if coarse and np.std(np.log(np.maximum(sizes, 1e-300))) < 1 and np.max(sizes) < _EVEN**2:
         yield (
-            f"{where}: errors are {np.sqrt(np.mean(sizes)):.1g} of the numbers, evenly: precision "
+            f"{where}: relative errors are {np.sqrt(np.mean(sizes)):.1g} in every row: precision "
             f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"
         )
 
@@ -217,7 +217,7 @@ def find_coarse(
     ):
         return []
     text = (
-        f"precision is lost: errors are {times:.2g} times those expected, alike in all "
+        f"precision is lost: errors are {times:.2g} times as large as expected in all "
         "rows, as if sums were kept in a narrower type"
     )
     return [Suspect("roundings", math.nan, math.nan, math.nan, math.nan, text)]

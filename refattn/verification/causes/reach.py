@@ -111,12 +111,12 @@ class Limit(NamedTuple):
     def __str__(self) -> str:
         """Say what queries see."""
         if self.at is None:
-            which = "next multiple" if self.beyond else "multiple before"
+            which = "next multiple" if self.beyond else "previous multiple"
             return f"windows start at the {which} of {self.size} keys, not at their own key"
         if self.turn < 0:
-            start = "start only" if self.beyond else "already start"
-            which = f"that of query {self.at} of the block"
-            return f"windows of the queries of a block of {self.size} {start} at {which}"
+            start = "no earlier" if self.beyond else "no later"
+            which = f"the window of query {self.at} of the block"
+            return f"windows of a block of {self.size} queries start {start} than {which}"
         if self.at == self.size - 1:
             return f"queries of a block of {self.size} see all keys of the block"
         see = "also see the" if self.beyond else "see only"
@@ -149,7 +149,7 @@ def list_reaches(
                 yield Alternative(str(limit), problem, seen)
             else:
                 alone = partial(_show_where, wrong, seen, show_band(problem))
-                yield Alternative(f"{limit}, in the wrong rows alone", problem, alone)
+                yield Alternative(f"{limit}, but only in the wrong rows", problem, alone)
 
 
 def _fit_limits(far: Doubles, queries: npt.NDArray[np.int64], turn: int, own: int) -> list[Limit]:

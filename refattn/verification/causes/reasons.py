@@ -269,17 +269,17 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
     known, named = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}, []
     if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
         known |= {
-            "the scale (it is used twice)": problem.scale,
-            "1 / scale (it is left out)": 1 / problem.scale,
+            "the scale is used twice": problem.scale,
+            "the scale is left out": 1 / problem.scale,
         }
     share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
     if share > 1:
-        known["the query heads of a key head"] = share
-        known["1 / the query heads of a key head"] = 1 / share
+        known["the number of query heads of a key head"] = share
+        known["1 / the number of query heads of a key head"] = 1 / share
     for x in fits:
         near = max(4 * x.error, 1e-3 * abs(1 + x.estimate))
         words = [w for w, c in known.items() if abs(c - 1 - x.estimate) < near and c != 1]
-        text = f"{x.text}, {words[0]}" if x.name == "factor" and words else x.text
+        text = f"{x.text}: {words[0]}" if x.name == "factor" and words else x.text
         named.append(x._replace(text=text))
     return named
 

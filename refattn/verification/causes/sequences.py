@@ -91,7 +91,7 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
         return
     right = Bounds.of(packed.queries, packed.keys)
     banded = packed.causal or packed.window != (None, None)
-    called = "causal attention" if packed.causal else "the window"
+    called = "the causal mask" if packed.causal else "the window"
     levels = [(f"{called} is {words}", x) for words, x in _list_levels(packed, right) if banded]
     borders = _list_borders(packed, right) if packed.queries.ndim == 1 else ()
     for text, bounds in (*levels, *borders, *_list_lengths(right)):
@@ -125,12 +125,12 @@ def _list_borders(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]
     yield words, Bounds(rows, start, stop, stop - packed.queries[-1])
     yield from _with_ends(
         right,
-        ("sees the last key of the sequence before it, too", begin - 1, end),
-        ("sees the first key of the next sequence, too", begin, end + 1),
-        ("sees the keys of the sequence before it, too", before, end),
-        ("sees the keys of the next sequence, too", begin, after),
-        ("sees the keys of all sequences before it, too", start, end),
-        ("sees the keys of all sequences after it, too", begin, stop),
+        ("also sees the last key of the sequence before it", begin - 1, end),
+        ("also sees the first key of the next sequence", begin, end + 1),
+        ("also sees the keys of the sequence before it", before, end),
+        ("also sees the keys of the next sequence", begin, after),
+        ("also sees the keys of all sequences before it", start, end),
+        ("also sees the keys of all sequences after it", begin, stop),
         ("sees the keys of all sequences", start, stop),
     )
     yield (
@@ -145,7 +145,7 @@ def _with_ends(right: Bounds, *ends: tuple[str, Any, Any]) -> Iterator[tuple[str
     rows, _, end, level = right
     for words, first, last in ends:
         yield f"a sequence {words}", Bounds(rows, first, last, level)
-        text = f"a sequence {words} (and is causal by the last that it sees)"
+        text = f"a sequence {words} (the causal mask ends at the last key that it sees)"
         yield text, Bounds(rows, first, last, level + last - end)
 
 
@@ -165,7 +165,7 @@ def _list_lengths(right: Bounds) -> Iterator[tuple[str, Bounds]]:
             ("has the length of the one before", begin, np.roll(end, 1)),
         )
     longest = np.max(end - begin)
-    for words, at in (("", level), (", and causal by it", _by_longest(right))):
+    for words, at in (("", level), (", also for the causal mask", _by_longest(right))):
         text = f"all sequences are as long as the longest, {longest} keys{words}"
         yield text, Bounds(rows, begin, begin + longest, at)
     for size in TILE_SIZES:
@@ -173,7 +173,7 @@ def _list_lengths(right: Bounds) -> Iterator[tuple[str, Bounds]]:
         for words, last in (("up", end + more), ("down", end - less)):
             text = f"lengths of sequences are rounded {words} to multiples of {size} keys"
             yield text, Bounds(rows, begin, last, level)
-            yield f"{text}, and causal by it", Bounds(rows, begin, last, level + last - end)
+            yield f"{text}, also for the causal mask", Bounds(rows, begin, last, level + last - end)
 
 
 def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
@@ -197,7 +197,7 @@ def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
     yield from _list_moved(queries, keys)
     count = len(queries) - 1
     even = [np.arange(count + 1) * (x[-1] // count) for x in (queries, keys)]
-    yield f"all {count} sequences are of one length", Bounds.of(*even)
+    yield f"all {count} sequences have the same length", Bounds.of(*even)
 
 
 def _list_moved(queries: Numbers1D, keys: Numbers1D) -> Iterator[tuple[str, Bounds]]:
@@ -223,12 +223,14 @@ def _list_levels(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]:
     start = right.begin - right.rows
     ends = packed.keys[..., -1:] - packed.queries[..., -1:]
     levels = {
-        "from the first key of each sequence, not from the last": start,
-        "from the start of the buffer, not of each sequence": 0 * start,
-        "from the end of the buffer, not of each sequence": 0 * start + ends,
-        "by the longest lengths of q and k, not by those of each sequence": _by_longest(right),
+        "to the first key of each sequence, not to the last": start,
+        "to the start of the buffer, not of each sequence": 0 * start,
+        "to the end of the buffer, not of each sequence": 0 * start + ends,
+        "by the longest lengths of q and k, not by the lengths of each sequence": _by_longest(
+            right
+        ),
     }
-    yield from ((f"counted {words}", right._replace(level=x)) for words, x in levels.items())
+    yield from ((f"aligned {words}", right._replace(level=x)) for words, x in levels.items())
 
 
 def _move_bias(right: Bounds, other: Bounds, x: Place, _: Index, bias: Doubles | None) -> Doubles:
@@ -283,9 +285,9 @@ def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
 def list_hidden(problem: Problem) -> Iterator[Alternative]:
     """List kernels in which what the mask hides is NaN, or that hide queries by a mask of keys."""
     if problem.packed is None and "mask" in problem.first:
-        text = "keys or values that the mask hides are NaN, and have part (0 times NaN is NaN)"
+        text = "keys or values that the mask hides are NaN, and 0 times NaN is NaN"
         yield Alternative(text, problem, answer=partial(_spoil, problem))
-        text = "rows of queries that the mask of keys hides are 0: it is taken for one of queries"
+        text = "the mask of keys also hides queries, whose rows are 0"
         yield Alternative(text, problem, answer=partial(_hide_queries, problem))
 
 
@@ -313,9 +315,9 @@ def list_skipped(problem: Problem) -> Iterator[Alternative]:
     alone = np.eye(len(lengths), dtype=bool)[:_MOST_SKIPPED]
     for number, skipped in enumerate(alone):
         last = ", the last," if number == len(lengths) - 1 else ""
-        yield _skip(problem, f"sequence {number}{last} is skipped", skipped)
+        yield _skip(problem, f"sequence {number}{last} is skipped: its rows are 0", skipped)
     for length in np.unique(lengths)[1:-1][:_MOST_SKIPPED]:
-        text = f"sequences of up to {length} tokens are skipped"
+        text = f"sequences of up to {length} tokens are skipped: their rows are 0"
         yield _skip(problem, text, lengths <= length)
 
 
@@ -329,4 +331,4 @@ def _skip(problem: Problem, text: str, skipped: Any) -> Alternative:
         lse = np.where(lost, -np.inf, x.lse)
         return Result(np.where(lost[:, None], 0.0, x.out), lse, x.top)
 
-    return Alternative(f"{text}: its rows are 0", problem, answer=answer)
+    return Alternative(text, problem, answer=answer)

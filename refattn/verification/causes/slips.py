@@ -42,18 +42,18 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             )
     for size in (x for x in TILE_SIZES if x < keys):
         for words, turn in (("", 1), (", the last first", -1)):
-            text = "the running maximum and sum start again in the second tile, the output does not"
+            text = "the running maximum and sum restart in the second tile, the output does not"
             again = partial(_restart, size=size, turn=turn)
             yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
-        text = f"weights over the maximum of the tiles before ({size} keys) are cut at 448 / 2^8"
+        text = f"weights over the maximum of earlier tiles ({size} keys) are clipped at 448 / 2^8"
         yield Alternative(text, problem, compute=partial(_cut_weights, size=size, most=448 / 2**8))
     for called, edges in _list_parts(problem):
         for words, weigh in (_MERGES | _SUMS).items():
             merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in _MERGES)
             yield Alternative(f"{called} are merged {words}", problem, compute=merge)
-    before = "-5e4, of q . k without the scale"
+    before = "-5e4 for q . k before the scale"
     for words, least in (("0", 0.0), ("-5e4", -5e4), (before, -5e4 * problem.scale)):
-        text = f"the running maximum starts at {words}, so that small scores vanish"
+        text = f"the running maximum starts at {words}, so small weights vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
         for name in ("float16", "bfloat16") if not least else ():
             rounded = partial(attend_from, least=least, to=FORMATS[name])
@@ -81,7 +81,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
             yield Alternative("the cap is applied after the bias", without, compute=capped)
     for size in (x for x in TILE_SIZES if x < keys):
-        text = "the maximum is that of each tile alone, and the factor of the sums before overflows"
+        text = "the maximum is taken per tile, and the factor of the earlier sums overflows"
         again = partial(_reset_maximum, size=size)
         yield Alternative(f"{text} float32 (tiles of {size} keys)", problem, compute=again)
     for size in (128, 256):
@@ -179,7 +179,7 @@ def _list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
     for parts in (x for x in PARTS if x < m):
         yield f"{parts} parts of the keys", tuple(range(0, m, -(-m // parts)))
     if 1 < n < m:
-        yield f"keys 0 to {m - n - 1}, before the first query, and the others", (0, m - n)
+        yield f"keys before the first query (0 to {m - n - 1}) and the other keys", (0, m - n)
 
 
 def merge_parts(
@@ -200,13 +200,13 @@ def merge_parts(
 
 _MERGES: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "with equal weights": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
-    "by their maxima, not their log normalisers": lambda lse, top: np.exp(top - np.max(top, 0)),
-    "with weights of the normalisers to base 2": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
-    "with e^lse as weights, of lse in base 2": lambda lse, top: np.exp(
+    "with weights e^(largest score), not e^lse": lambda lse, top: np.exp(top - np.max(top, 0)),
+    "with weights 2^lse, not e^lse": lambda lse, top: np.exp2(lse - np.max(lse, 0)),
+    "with weights e^lse, where lse is in base 2": lambda lse, top: np.exp(
         math.log2(math.e) * (lse - np.max(lse, 0))
     ),
-    "with their log normalisers as weights": lambda lse, top: finite(lse),
-    "with the sums of weights over their own maxima": lambda lse, top: np.exp(finite(lse - top)),
+    "with weights lse, not e^lse": lambda lse, top: finite(lse),
+    "with weights e^(lse - largest score), not e^lse": lambda lse, top: np.exp(finite(lse - top)),
 }
 _SUMS: dict[str, Callable[[Doubles, Doubles], Doubles]] = {
     "without weights: outputs are added": lambda lse, top: np.where(np.isfinite(lse), 1.0, 0.0),
@@ -223,7 +223,7 @@ _RESULT_FACTORS: Mapping[str, Callable[[Result, Any], Doubles]] = {
     "the output is divided by the number of keys, not by the sum of the weights": (
         lambda x, count: np.exp(x.lse - x.top) / count
     ),
-    "the output is divided by the number of keys once more": lambda x, count: 1 / count,
+    "the output is also divided by the number of keys": lambda x, count: 1 / count,
 }
 
 
@@ -404,11 +404,13 @@ NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {
     "negated": lambda x, _: -x.lse,
     "the largest score": lambda x, _: x.top,
     "the log of the sum alone, without the largest score": lambda x, _: x.lse - x.top,
-    "that of the keys without the sink": lambda x, sink: take_sink(x.lse, sink),
+    "the log of the sum without the sink": lambda x, sink: take_sink(x.lse, sink),
     "the sum itself, not its logarithm": lambda x, _: np.exp(x.lse),
     "in base 10": lambda x, _: x.lse / math.log(10),
     "twice as large": lambda x, _: 2 * x.lse,
-    "the maximum where all weights vanish": lambda x, _: np.where(np.isneginf(x.lse), x.top, x.lse),
+    "the running maximum where all weights vanish": lambda x, _: np.where(
+        np.isneginf(x.lse), x.top, x.lse
+    ),
     "the largest score in base 2 plus the log of the sum in base e": lambda x, _: (
         x.lse + (math.log2(math.e) - 1) * x.top
     ),

@@ -74,12 +74,12 @@ def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
 
 _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must have
     "tokens": {
-        "a query reads the state before the write of its token": lambda x: {"before": True},
+        "a query reads the state before its token is written": lambda x: {"before": True},
         **{
             f"{text} of {c}{more}": partial(change, size=c)
             for text, more, change in (
                 ("the last chunk", " is left out", _leave_out),
-                ("no state is handed on between chunks", "", _hand_nothing_on),
+                ("no state is passed on between chunks", "", _hand_nothing_on),
             )
             for c in _CHUNK_SIZES
         },
@@ -89,14 +89,14 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T}
     },
     "decay": {
-        "the decay of a token is that of the next": partial(_shift, by=1),
-        "the decay of a token is that before it": partial(_shift, by=-1),
-        "the decay of a token applies to its own write, too": _decay_write,
-        "the decay of a token applies to its own value, too": lambda x: {
+        "each token uses the decay of the next token": partial(_shift, by=1),
+        "each token uses the decay of the token before": partial(_shift, by=-1),
+        "the decay of a token also applies to its own write": _decay_write,
+        "the decay of a token also applies to its own value": lambda x: {
             "k": np.exp(x["log_decay"]) * x["k"]
         },
         "nothing decays": partial(_scale, log_decay=0.0),
-        "log decays are taken for those to base 2": partial(_scale, log_decay=math.log(2)),
+        "log decays are read as logarithms to base 2": partial(_scale, log_decay=math.log(2)),
         **{
             f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
                 _clip, size=c, most=most
@@ -107,18 +107,16 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
     },
     "late": {
         "the decay applies to the state after the write": lambda x: _decay_write(x) | _EARLY,
-        "the decay is applied after the error is taken": lambda x: _EARLY,
+        "the decay is applied after the error is computed": lambda x: _EARLY,
     },
     "removal": {
         "nothing is removed": partial(_scale, a=0.0),
-        "what is removed has the other sign": partial(_scale, a=-1.0),
-        "the pair of the removal is exchanged": lambda x: {"a": x["b"], "b": x["a"]},
+        "the removal has the wrong sign": partial(_scale, a=-1.0),
+        "removal_a and removal_b are swapped": lambda x: {"a": x["b"], "b": x["a"]},
     },
     "delta": {
-        "beta also multiplies the state that the error is taken of": lambda x: {
-            "a": x["write"] * x["a"]
-        },
-        "beta is missing on what is removed": lambda x: {"a": -x["k"]},
+        "beta also multiplies the state in the error": lambda x: {"a": x["write"] * x["a"]},
+        "beta is missing in the removal": lambda x: {"a": -x["k"]},
         "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
         "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     },
@@ -166,9 +164,9 @@ def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[
             tried = (problem.with_arrays_of(names, {index: x}.__getitem__) for x in others)
             far = [_distance(x, index, out) for x in tried]
             heads[index] = others[int(np.argmin(far))]
-        moved = [f"{y[-1]} in head {x[-1]}" for x, y in sorted(heads.items()) if x != y]
+        moved = [f"head {x[-1]} from head {y[-1]}" for x, y in sorted(heads.items()) if x != y]
         if moved:
-            text = f"{words} are those of other heads: of {', '.join(moved)}"
+            text = f"{words} are read from other heads: {', '.join(moved)}"
             yield Alternative(text, problem.with_arrays_of(names, heads.__getitem__))
 
 

@@ -33,7 +33,7 @@ def test_keys_that_are_missing_come_before_copies_of_the_others():
     """Copies have the weights of the keys that they are of; log normalisers tell them apart."""
     out, lse = fused(S[..., FIRST], V[:, FIRST])
     assert cause(out) == "agrees if keys 32 to 63 are left out"
-    assert cause(out, lse=lse).startswith("agrees if keys j are those of j % 32")
+    assert cause(out, lse=lse).startswith("agrees if key j % 32 is read in place of key j")
     assert cause(out, lse=lse - math.log(2)) == "agrees if keys 32 to 63 are left out"
 
 
@@ -41,7 +41,7 @@ def test_keys_that_are_missing_come_before_copies_of_the_others():
 @pytest.mark.parametrize("right", [9, 7])
 def test_a_window_that_reaches_to_both_sides(causal, right):
     out, _ = fused(hide(S, (FAR >= -9) & (right >= FAR)), V)
-    words = "the window reaches 9 to both sides" + ", not causal" * causal
+    words = "the window reaches 9 keys to both sides" + ", not causal" * causal
     found = cause(out, causal=causal, window=(9, 0))
     assert (found == f"agrees if {words}") == (right == 9)
 
@@ -50,7 +50,7 @@ def test_a_window_that_reaches_to_both_sides(causal, right):
     ("of_values", "words"),
     [
         ("k", "values are multiplied by k_scale, not by v_scale"),
-        ("kv", "values are multiplied by k_scale, too"),
+        ("kv", "values are also multiplied by k_scale"),
         ("q", ""),
     ],
 )
@@ -91,7 +91,7 @@ def overflowing(most, least):
 @pytest.mark.parametrize("most", [60, 100])
 def test_a_maximum_that_is_reset(most):
     """NaN does not tell it from one that is left out where scores are as large as they fall."""
-    reset = "the maximum is that of each tile alone, and the factor of the sums before overflows"
+    reset = "the maximum is taken per tile, and the factor of the earlier sums overflows"
     found = overflowing(most, most - 120)
     plain = f"no maximum is subtracted, and e^score overflows float{16 if most < 88 else 32}"
     assert found == f"agrees if {plain}, or {reset} float32 (NaN does not tell which)"
@@ -101,10 +101,10 @@ def test_a_maximum_that_is_reset(most):
 @pytest.mark.parametrize(
     ("order", "words"),
     [
-        ([0, 3, 1, 4, 2, 5], "head 1 has that of head 3, head 2 has that of head 1, "
-         "head 3 has that of head 4, head 4 has that of head 2, "
+        ([0, 3, 1, 4, 2, 5], "head 1 from head 3, head 2 from head 1, "
+         "head 3 from head 4, head 4 from head 2, "
          "as if heads in order (2, 3) were written as (3, 2)"),
-        ([0, 2, 1, 3, 4, 5], "head 1 has that of head 2, head 2 has that of head 1"),
+        ([0, 2, 1, 3, 4, 5], "head 1 from head 2, head 2 from head 1"),
     ],
 )  # fmt: skip
 def test_log_normalisers_of_other_heads(order, words):

@@ -109,7 +109,7 @@ IN_TILES = np.stack([np.arange(40) // 16 != 1, np.arange(40) // 16 == 1])[..., N
 # What is done, what is said, the gradient that is asked for, and what is to be named.
 CASES = {
     "first key": (lambda: backward(*FEW, ahead(32, 48) <= 0, seen_back=np.tri(32, 48, dtype=bool)),
-        {"causal": True}, "dq", "causal from the first key"),
+        {"causal": True}, "dq", "the causal mask is aligned to the first key"),
     "not causal": (lambda: backward(*SAME, CAUSAL, seen_back=True),
         {"causal": True}, "dk", "in the backward pass attention is not causal"),
     "one key more": (lambda: backward(*SAME, CAUSAL, seen_back=ahead(40, 40) <= 1),
@@ -120,13 +120,13 @@ CASES = {
         {}, "dq", "columns 8 to 15 of v are left out of d_out . v"),
     "no delta": (lambda: backward(*SAME, delta=lambda x: 0 * x), {}, "dk", "is left out"),
     "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
-        {}, "dq", "D = d_out . out is that of the query before"),
+        {}, "dq", "D = d_out . out is read from the query before"),
     "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),
-        {}, "dv", "lse is read as a logarithm to base 2"),
+        {}, "dv", "lse is in base 2, but weights are e^(score - lse)"),
     "one of shared heads": (lambda: backward(*SHARED, heads=slice(0, 1)),
-        {}, "dk", "only query head 0 of 2 that share a key head has part"),
-    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "1 / scale (it is left out)"),
-    "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale (it is used twice)"),
+        {}, "dk", "only query head 0 of 2 that share a key head counts"),
+    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "the scale is left out"),
+    "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale is used twice"),
     "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
     "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
         "queries 32 to 39 are left out"),
@@ -134,20 +134,20 @@ CASES = {
         "dq", "tiles of 16 keys are lost: for queries 0 to 15"),
     "delta of tiles": (lambda: backward(*SAME, delta=lambda x: x * IN_TILES), {}, "dq",
         "D = d_out . out is left out, but only in dq, 3 tiles of 16 queries, the first 1"),
-    "rows of query heads": (of_query_heads, {}, "dk", "in head 0 keys 0 to 38 in steps of 2 hold "
-        "keys 0 to 19 of query head 0, keys 1 to 39 in steps of 2 hold keys 0 to 19 of query he"),
+    "rows of query heads": (of_query_heads, {}, "dk", "in head 0, keys 0 to 38 in steps of 2 "
+        "hold the numbers of keys 0 to 19 of query head 0, keys 1 to 39 in steps of 2 hold the"),
     "weights not divided": (with_weights_over_the_largest, {}, "dv",
         "weights are not divided by their sum"),
-    "other strides": (of_other_strides, {}, "dq", "keys and values are read with other strides, "
-        "as (heads, rows) in place of (rows, heads)"),
+    "other strides": (of_other_strides, {}, "dq", "keys and values are read with the strides "
+        "of (heads, rows), not (rows, heads)"),
     "another derivative": (of_another_derivative, {}, "dv",
-        "d_out is that of the first head, but only in head 3"),
+        "d_out is read from the first head, but only in head 3"),
     "delta of others": (lambda: backward(*SAME, delta=later), {}, "dq",
-        "of queries i is that of others (0 beyond the last): head 1 has that of query i +8 of he"),
+        "of query i is read from another (0 beyond the last): in head 1 from query i +8 of he"),
     "no sink in lse": (without_sink, {"causal": True}, "dk",
-        "lse is that of the keys without the sink"),
+        "lse leaves out the sink"),
     "sums in bfloat16": (summed_in_bfloat16, {}, "dq", "as if sums were kept in a narrower type"),
-    "dealt": (dealt, {}, "dk", "query heads h of which h % 2 is the key head"),
+    "dealt": (dealt, {}, "dk", "query heads h with h % 2 = g"),
 }  # fmt: skip
 FAST = ("first key", "columns")
 
@@ -185,7 +185,7 @@ def test_rows_that_a_cause_leaves_are_counted():
     found = verify(**arrays, causal=True, profile="flash").parts
     text = found["dk"].suspects[0].text
     assert text.startswith("agrees in part if in the backward pass attention is not causal")
-    assert re.search(r"; this leaves 1 of \d+ wrong rows, the first is \(1, 21\)$", text)
+    assert re.search(r"; it does not explain 1 of \d+ wrong rows, the first is \(1, 21\)$", text)
     assert found["dq"].suspects[0].text.startswith("agrees if")
 
 
@@ -262,7 +262,7 @@ def test_a_factor_of_a_gradient_beside_another_scale():
     arrays["dk"] = BF16(arrays["dk"] * 0.375)
     text = verify(**arrays, profile="flash").parts["dk"].suspects[0].text
     assert "0.375" in text
-    assert "the scale (it is used twice), and the scale is 1.5" in text
+    assert "the scale is used twice, and the scale is 1.5" in text
 
 
 @pytest.mark.long
@@ -273,7 +273,7 @@ def test_rows_of_nan_hide_no_cause():
     for of in ("dq", "dk", "dv"):
         text = found[of].suspects[0].text
         assert text.startswith("agrees if in the backward pass attention is not causal")
-        assert "alone" not in text
+        assert "but only" not in text
     assert found["dq"].place == "77 of 80 rows, queries 0 to 38"
 
 
@@ -300,7 +300,7 @@ def test_numbers_of_no_other_queries_are_not_named_so():
     """D is that of queries in no order."""
     order = np.random.default_rng(2).permutation(40)
     found = verify(**backward(*SAME, delta=lambda x: x[:, order]), profile="flash")
-    assert not any("of others" in x.text for x in found.parts["dq"].suspects)
+    assert not any("from another" in x.text for x in found.parts["dq"].suspects)
 
 
 def test_the_shift_of_numbers_is_found():

@@ -52,20 +52,20 @@ def judged(arrays):
 @pytest.mark.long
 def test_pages_of_other_heads(tile):
     found = judged(paged(tile, tile, causal=True))
-    span = f"keys and values {tile.start} to {tile.stop - 1} are those of other heads"
-    text = f"agrees if {span}: head (1, 0) has those of head (0, 0), head (1, 1) has those of"
+    span = f"keys and values {tile.start} to {tile.stop - 1} are read from other heads"
+    text = f"agrees if {span}: head (1, 0) from head (0, 0), head (1, 1) from head"
     assert found.suspects[0].text.startswith(text)
 
 
 @pytest.mark.long
 def test_pages_of_elsewhere_and_of_values_alone():
     elsewhere = judged(paged(slice(32, 64), slice(64, 96))).suspects[0].text
-    assert elsewhere.startswith("agrees if keys and values 32 to 63 are those of other heads: ")
-    assert "head (1, 1) has those of head (0, 1) at 64 to 95" in elsewhere
+    assert elsewhere.startswith("agrees if keys and values 32 to 63 are read from other heads: ")
+    assert "head (1, 1) from head (0, 1) at 64 to 95" in elsewhere
     v = BATCH[2].copy()
     v[1, :, 32:64] = v[0, :, 32:64]
     alone = judged(given(BATCH[1], v)).suspects[0].text
-    assert alone.startswith("agrees if values 32 to 63 are those of other heads: head (1, 0) has")
+    assert alone.startswith("agrees if values 32 to 63 are read from other heads: head (1, 0) from")
 
 
 @pytest.mark.long
@@ -79,9 +79,9 @@ def test_no_page_is_named_for_keys_of_nowhere():
     ("keys", "words"),
     [
         pytest.param(np.where(J < 48, J, J % 16), "keys 48 to 95 are left out, keys 0 to 15 count 4"
-            " times, as if the latter were read instead", marks=pytest.mark.long),
+            " times (read in their place)", marks=pytest.mark.long),
         pytest.param(np.where(J // 16 == 3, J - 48, J), "keys 48 to 63 are left out, keys 0 to 15 "
-            "count twice, as if the latter were read instead", marks=pytest.mark.long),
+            "count twice (read in their place)", marks=pytest.mark.long),
         pytest.param(np.concatenate([J, J[:32], J[:32]]), "keys 0 to 31 count 3 times",
             marks=pytest.mark.long),
     ],
@@ -95,8 +95,8 @@ def test_pages_are_counted(keys, words):
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_is_named(p):
     text = judged(dropped(p)).suspects[0].text
-    assert text.endswith(f"the others {1 / (1 - p):.3g} times as large: dropout is on")
-    share = float(text.removeprefix("agrees if about ").partition("%")[0])
+    assert text.endswith(f"are 0, the others {1 / (1 - p):.3g} times as large")
+    share = float(text.removeprefix("agrees if dropout is on: about ").partition("%")[0])
     assert abs(share - 100 * p) < 6  # five standard errors of some 500 weights
 
 

@@ -41,7 +41,7 @@ def weighed(weights, part="dk"):
          "query heads 1 of 4 that share a key head are left out and "
          "query heads 2 of 4 that share a key head count twice"),
         ([[1, 1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]],
-         "the gradient of key head 0 is a sum over query heads 0, 1, 3, 4"),
+         "the gradient of key head 0 sums query heads 0, 1, 3, 4"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("part", ["dk", "dv"])
@@ -67,10 +67,10 @@ def test_a_vector_that_is_added_to_all_rows():
     """Of the next head, as a tile of 16 queries that is not cut has it, or of none."""
     sums = np.zeros((4, 1, 16))
     sums[:3, 0] = np.sum(SAME[3][1:, :8], 1)
-    text = "agrees if one vector is added to dv of all keys of a head"
-    next_head = "the sum of d_out of queries 0 to 7 of the next head, as if the last tile of 16"
+    text = "agrees if the same vector is added to dv of all keys of a head"
+    next_head = "the sum of d_out over queries 0 to 7 of the next head, as if the last tile of 16"
     arrays = added(sums)
-    assert cause(arrays, "dv") == f"{text}: {next_head} queries were not cut at query 39"
+    assert cause(arrays, "dv") == f"{text}: {next_head} queries ran past query 39"
     assert cause(added(10 * NOISE((4, 1, 16))), "dv") == text
 
 
@@ -82,7 +82,7 @@ def test_rows_that_have_vectors_of_their_own():
     only = np.zeros((4, 40, 16))
     only[1] = 10 * NOISE(16) + 0.2 * NOISE((40, 16))
     found = verify(**added(only), profile="flash").parts["dv"]
-    words = "head 1: numbers are like the exact ones but for what all rows of a head share"
+    words = "head 1: numbers are like the exact ones if each head's mean row is subtracted"
     assert words in found.remarks
     arrays["dv"][1] = BF16(NOISE((40, 16)))
     arrays["dv"][[0, 2, 3]] = backward(*SAME)["dv"][[0, 2, 3]]
@@ -91,8 +91,8 @@ def test_rows_that_have_vectors_of_their_own():
 
 
 TURNED = {
-    "(heads, rows) in place of (rows, heads)": lambda x: np.swapaxes(x, 0, 1).reshape(x.shape),
-    "(rows, heads) in place of (heads, rows)": lambda x: np.swapaxes(x.reshape(40, 4, -1), 0, 1),
+    "(heads, rows), not (rows, heads)": lambda x: np.swapaxes(x, 0, 1).reshape(x.shape),
+    "(rows, heads), not (heads, rows)": lambda x: np.swapaxes(x.reshape(40, 4, -1), 0, 1),
 }
 
 
@@ -102,7 +102,7 @@ TURNED = {
 )
 def test_numbers_of_rows_that_are_read_with_other_strides(name, called, part, words):
     arrays = backward(*SAME, **{name: lambda x: TURNED[words](x).reshape(x.shape)})
-    text = f"agrees if {called} is read with other strides, as {words}"
+    text = f"agrees if {called} is read with the strides of {words}"
     assert cause(arrays, part).startswith(text)
     mixed = np.random.default_rng(3).permutation(160)
     arrays = backward(*SAME, **{name: lambda x: x.ravel()[mixed].reshape(x.shape)})

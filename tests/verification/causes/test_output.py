@@ -164,10 +164,10 @@ CASES = {
     "no bias": (lambda: attention(bias=BIAS), "the bias is ignored"),
     "no mask": (lambda: attention(mask=MASK), "the mask is ignored"),
     "mask inverted": (lambda: attention(hide(S, ~MASK), mask=MASK), "the mask is inverted"),
-    "mask added": (lambda: attention(S + MASK, mask=MASK), "added to scores as 0 and 1"),
+    "mask added": (lambda: attention(S + MASK, mask=MASK), "added to scores as 0 (hidden) and 1"),
     "another member's mask": (
         lambda: given(fused(hide(scores(*BATCH[:2]), LENGTHS[::-1]), BATCH[2])[0], BATCH,
-            mask=LENGTHS), "the mask is that of the next batch member"),
+            mask=LENGTHS), "the mask is read from the next batch member"),
     "no sinks": (lambda: attention(sinks=SINKS), "there is no sink"),
     "no window": (lambda: attention(window=(9, 3)), "there is no window"),
     "no right side": (lambda: attention(hide(S, FAR >= -9), window=(9, 3)), "limit on the right"),
@@ -175,13 +175,13 @@ CASES = {
     "sink twice": (lambda: given(sinking(S, V, 1.5 + np.where(ROW < 22, 0, math.log(2)))[0],
         sinks=1.5 * np.ones(2)), "the sink counts twice, but only in queries 22 to 63"),
     "window of 8": (lambda: attention(hide(S, (FAR >= -8) & (FAR <= 3)), window=(9, 3)),
-        "reaches 8 to the left, not 9"),
+        "reaches 8 keys to the left, not 9"),
     "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
         "the window of the last query"),
     "not causal": (lambda: attention(causal=True), "attention is not causal"),
     "first key": (lambda: given(
         fused(hide(scores(*FEW[:2]), np.tri(48, 80, dtype=bool)), FEW[2])[0], FEW, causal=True),
-        "causal from the first key"),
+        "the causal mask is aligned to the first key"),
     "blocks": (lambda: attention(hide(S, J <= ROW // 4 * 4 + 3), causal=True),
         "queries of a block of 4 see all keys of the block"),
     "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
@@ -206,7 +206,7 @@ CASES = {
     "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
         "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
     "from 0": (far_below, "the running maximum starts at 0"),
-    "from far below": (lambda: far_below(-12500, -12500), "at -5e4, of q . k without the scale"),
+    "from far below": (lambda: far_below(-12500, -12500), "at -5e4 for q . k before the scale"),
     "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
     "stalled": (stalled, "the sum of the weights stays at 256"),
     "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 are left out"),
@@ -219,41 +219,43 @@ CASES = {
     "no key left": (lambda: attention(hide(S, (FAR <= 0) & (J >= 16)), causal=True),
         "keys 0 to 15 are left out"),
     "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "tiles of 16 keys are lost: "
-        "for queries 16 to 31 of head 0 keys 32 to 47 are left out, and others in 2 other"),
+        "for queries 16 to 31 of head 0, keys 32 to 47 are left out (and keys in 2 more"),
     "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "keys 48 to 63 are left out, "
-        "keys 16 to 31 count twice, as if the latter were read instead"),
+        "keys 16 to 31 count twice (read in their place)"),
     "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
-        "in head 0 columns 4 to 15 hold columns 0 to 11, and 4 columns are 0"),
-    "overwritten": (overwritten, "in head 1 queries 0 to 19 hold queries 44 to 63 of head 0, tim"),
+        "in head 0, columns 4 to 15 hold the numbers of columns 0 to 11, and 4 columns are 0"),
+    "overwritten": (overwritten, "in head 1, queries 0 to 19 hold the numbers of queries 44 to "
+        "63 of head 0, times"),
     "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
-    "transposed": (lambda: given(transposed(fused(S, V)[0])), "heads and queries are exchanged"),
-    "next head": (lambda: attention(v=V[::-1]), "values are those of the"),
+    "transposed": (lambda: given(transposed(fused(S, V)[0])),
+        "heads and queries of the output are swapped"),
+    "next head": (lambda: attention(v=V[::-1]), "values are read from the"),
     "filled": (lambda: attention(np.where(MASK, S, S - 6), mask=MASK),
         "is added to the scores of hidden keys, not -inf"),
     "replaced": (lambda: attention(np.where(FAR <= 0, S, -4), causal=True),
         "hidden keys have the score -4.0"),
     "one more": (lambda: attention(hide(S, np.arange(N) < 38), mask=PADDED),
-        "1 masked key more, the next, seen (in the first head key 37)"),
+        "the mask ends 1 key too late (in the first head key 37 is seen)"),
     "two less": (lambda: attention(hide(S, np.arange(N) < 35), mask=PADDED),
-        "the last 2 keys not seen (in the first head keys 35 to 36)"),
+        "too early (in the first head keys 35 to 36 are hidden)"),
     "rounded up": (lambda: attention(hide(S, np.arange(N) < 48), mask=PADDED),
-        "masked lengths are rounded up to multiples of 16 keys"),
+        "lengths in the mask are rounded up to multiples of 16 keys"),
     "half a window": (lambda: attention(hide(S, np.abs(FAR) <= 4), window=(8, 8)),
         "half the width on each side, 4 and 4"),
     "slopes": (lambda: attention(S + sloped([2**-4, 2**-8]), bias=BF16(sloped([0.5, 0.25]))),
-        "ALiBi, slopes 2^(-8 h / heads), with h from 1"),
+        "ALiBi with slopes 2^(-8 h / heads), h from 1"),
     "wrong divisor": (lambda: of_groups([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]),
-        "query head h shares key head h // 3"),
-    "sums of scores": (summed_in_steps, "scores are rounded to bfloat16, or sums of q . k are: e"),
+        "query head h uses key head h // 3"),
+    "sums of scores": (summed_in_steps, "scores are rounded to bfloat16 (or sums of q . k are: e"),
     "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
-        "query head h shares key head h % 3, in values alone"),
-    "v is k": (lambda: attention(v=K), "keys are read in place of v"),
+        "query head h uses key head h % 3, for values only"),
+    "v is k": (lambda: attention(v=K), "k is read in place of v"),
     "few channels": (lambda: given(fused(scores(WIDE[0][..., :16], WIDE[1][..., :16], 32**-0.5),
-        WIDE[2])[0], WIDE), "q . k is over the first 16 channels alone"),
+        WIDE[2])[0], WIDE), "q . k sums the first 16 channels only"),
     "other strides": (lambda: attention(v=np.swapaxes(V, 0, 1).reshape(V.shape)),
-        "values are read with other strides, as (heads, rows) in place of (rows, heads)"),
+        "values are read with the strides of (heads, rows), not (rows, heads)"),
     "turned": (lambda: attention(v=np.swapaxes(V.reshape(2, 16, N), 1, 2)),
-        "values are read with other strides, as (16, 64) in place of (64, 16)"),
+        "values are read with the strides of (16, 64), not (64, 16)"),
     "values in 8 bits": (lambda: attention(v=E4M3(V)), "values are rounded to float8_e4m3fn first"),
     "not divided": (lambda: given(BF16(np.exp(S - np.max(S, -1, keepdims=True)) @ V)),
         "the output is not divided by the sum of the weights"),
@@ -270,15 +272,15 @@ CASES = {
     "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
         softcap=3.0), "the cap is applied after the mask"),
     "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
-        "heads have the output of others: head 1 has that of head 2, head 2 has that of head 1"),
+        "heads have the output of other heads: head 1 from head 2, head 2 from head 1"),
     "slopes of their own": (lambda: of_four(sloped([0.3, 0.02, 0.7, 0.05])),
         "scores fall by 0.3"),
     "biases by head": (lambda: of_four(np.array([2, 1, -1, 1])[:, None, None] * BIAS, bias=BIAS),
         "the bias is multiplied by 2"),
     "no bias in a head": (lambda: of_four(np.array([1, 1, 0, 1])[:, None, None] * BIAS, bias=BIAS),
-        "heads have the bias of others: head 2 has none"),
+        "heads have the bias of other heads: head 2 has none"),
     "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
-        "head 0 has that of head 2, head 2 has that of head 3, head 3 has that of head 0"),
+        "head 0 from head 2, head 2 from head 3, head 3 from head 0"),
     "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
     "padded": (lambda: given(sinking(scores(*FEW[:2]), FEW[2], math.log(16))[0], FEW),
         "keys are padded to a multiple of 32 with scores of 0"),
@@ -287,23 +289,23 @@ CASES = {
     "queries wrap": (lambda: attention(hide(S, J <= ROW % 32), causal=True),
         "positions of queries are taken modulo 32"),
     "keys wrap": (lambda: given(fused(scores(*FEW[:2])[..., WRAPPED], FEW[2][:, WRAPPED])[0], FEW),
-        "keys j are those of j % 32"),
+        "key j % 32 is read in place of key j"),
     "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
     "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
         "times the log of the position of the query"),
     "log beyond": (lambda: attention(hide(np.maximum(np.log(ROW + 1) / 3, 1) * S, FAR <= 0),
-        causal=True), "log(place of the query) / log(20.0"),
+        causal=True), "log(position of the query) / log(20.0"),
     "lse times 1.01": (lambda: attention(lse=1.01 * LSE), "lse is 1.01 times what it should be"),
     "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
     "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
-        "lse is that of the last of 4 parts of the keys"),
+        "lse is computed from the last of 4 parts of the keys"),
     "lse of smooth keys": (lambda: attention(lse=fused(scores(Q, K - np.mean(K, 1, keepdims=True)),
-        V)[1]), "lse is that of keys less their mean"),
+        V)[1]), "lse is computed from keys minus their mean"),
     "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
     "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
     "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
     "lse without sink": (lambda: given(sinking(S, V, SINKS[:, None, None])[0], lse=LSE,
-        sinks=SINKS), "lse is that of the keys without the sink"),
+        sinks=SINKS), "lse is the log of the sum without the sink"),
     "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is too large by 0.01"),
 }  # fmt: skip
 FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
@@ -358,7 +360,7 @@ def test_numbers_are_fitted_to_errors_of_a_million_units():
 
 
 @pytest.mark.parametrize(
-    ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "of the first head")]
+    ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "read from the first head")]
 )
 def test_scales_of_arrays_in_8_bits(used, words):
     text = judged(scaled_groups(used)).suspects[0].text
@@ -411,10 +413,14 @@ def of_four_without_bias(of_lse, left):
     [
         ("own", "", "agrees if the bias is ignored"),
         ("right", "", "agrees if the bias is ignored, and lse is right"),
-        ("noise", "", "agrees in part if the bias is ignored (the output alone: lse does not)"),
-        ("own", "out", "this leaves 1 of 256 wrong rows, the first is (2, 22)"),
-        ("own", "a tenth", "this leaves 1 of 256 wrong rows, the first is (2, 22)"),
-        ("own", "lse", "this leaves 1 of 256 wrong rows, the first is (2, 22)"),
+        (
+            "noise",
+            "",
+            "agrees in part if the bias is ignored (only the output: lse does not agree)",
+        ),
+        ("own", "out", "it does not explain 1 of 256 wrong rows, the first is (2, 22)"),
+        ("own", "a tenth", "it does not explain 1 of 256 wrong rows, the first is (2, 22)"),
+        ("own", "lse", "it does not explain 1 of 256 wrong rows, the first is (2, 22)"),
     ],
 )
 def test_a_cause_agrees_if_it_holds_in_all_rows_and_parts(of_lse, left, words):
@@ -435,7 +441,7 @@ def test_rows_that_are_left():
 def test_a_cause_that_leaves_most_rows_is_none():
     some = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 4, 10)
     most = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 5, 10)
-    words = "agrees in part if x; this leaves 4 of 10 wrong rows, the first is (1, 2)"
+    words = "agrees in part if x; it does not explain 4 of 10 wrong rows, the first is (1, 2)"
     assert (some.text, some.explained, some.name) == (words, 0.6, "convention")
     assert most.name == "convention in part"
 

@@ -39,15 +39,15 @@ CASES = {
         "queries of a block of 16 see all keys of the block"),
     "in some rows": (
         lambda: given(np.where(SOME, J <= ROW // 32 * 32 + 31, CAUSAL), causal=True),
-        "queries of a block of 16 see all keys of the block, in the wrong rows alone"),
+        "queries of a block of 16 see all keys of the block, but only in the wrong rows"),
     "window by blocks": (
         lambda: given((FAR <= 0) & (J >= ROW // 16 * 16 - 20), window=(20, 0)),
-        "windows of the queries of a block of 16 already start at that of query 0 of the block"),
+        "windows of a block of 16 queries start no later than the window of query 0 of the block"),
     "window that starts late": (
         lambda: given((FAR <= 0) & (J >= ROW // 8 * 8 - 13), window=(20, 0)),
-        "windows of the queries of a block of 8 start only at that of query 7 of the block"),
+        "windows of a block of 8 queries start no earlier than the window of query 7 of the block"),
     "windows by tiles": (lambda: given((FAR <= 0) & (J >= (ROW - 20) // 16 * 16), window=(20, 0)),
-        "windows start at the multiple before of 16 keys, not at their own key"),
+        "windows start at the previous multiple of 16 keys, not at their own key"),
     "windows by later tiles": (
         lambda: given((FAR <= 0) & (J >= -((20 - ROW) // 16 * 16)), window=(20, 0)),
         "windows start at the next multiple of 16 keys, not at their own key"),

@@ -63,7 +63,7 @@ def draw():
 
 
 Q, K, V = draw()
-TOO = "a sequence sees the {}, too"
+TOO = "a sequence also sees the {}"
 # What is seen, whether the kernel is to be causal, and what is to be named.
 CASES = {
     "ignored": (see(0, M), False, "cu_seqlens are ignored: all tokens are one sequence"),
@@ -72,7 +72,7 @@ CASES = {
     "before": (see([0, 0, 17, 22]), False, TOO.format("keys of the sequence before it")),
     "all after": (see(BEGIN, M), False, TOO.format("keys of all sequences after it")),
     "last before": (see(BEGIN - 1), False, TOO.format("last key of the sequence before it")),
-    "last before, causal": (see(BEGIN - 1, END, LEVEL), True, "sees the last key of the"),
+    "last before, causal": (see(BEGIN - 1, END, LEVEL), True, "also sees the last key of the"),
     "first after": (see(BEGIN, END + 1), False, TOO.format("first key of the next sequence")),
     "no first": (see(BEGIN + 1), False, "a sequence does not see its first key"),
     "no last": (see(BEGIN, END - 1), False, "a sequence does not see its last key"),
@@ -91,13 +91,13 @@ CASES = {
     "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
     "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
     "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
-        "all 4 sequences are of one length"),
+        "all 4 sequences have the same length"),
     "longest": (see(BEGIN, BEGIN + 30), False, "as long as the longest, 30 keys"),
-    "longest, causal": (see(BEGIN, BEGIN + 30, LONGEST), True, "30 keys, and causal by it"),
-    "first key": (see(level=START), True, "causal attention is counted from the first key of each"),
-    "buffer": (see(level=0), True, "is counted from the start of the buffer"),
-    "end of buffer": (see(level=M - N), True, "is counted from the end of the buffer"),
-    "by longest": (see(level=LONGEST), True, "is counted by the longest lengths of q and k"),
+    "longest, causal": (see(BEGIN, BEGIN + 30, LONGEST), True, "30 keys, also for the causal mask"),
+    "first key": (see(level=START), True, "the causal mask is aligned to the first key of each"),
+    "buffer": (see(level=0), True, "is aligned to the start of the buffer"),
+    "end of buffer": (see(level=M - N), True, "is aligned to the end of the buffer"),
+    "by longest": (see(level=LONGEST), True, "is aligned by the longest lengths of q and k"),
     "not causal": (see(), True, "attention is not causal"),
     "causal": (see(level=LEVEL), False, "attention is causal"),
     "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
@@ -167,7 +167,7 @@ def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
     heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
     same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
     assert next(same) == (
-        "causal attention is counted from the first key of each sequence, not from the last"
+        "the causal mask is aligned to the first key of each sequence, not to the last"
     )
 
 
@@ -238,9 +238,9 @@ def test_right_numbers_pass(judged, causal):
 @pytest.mark.parametrize(
     ("level", "words"),
     [
-        (0, "the bias is counted from the start of the buffer"),
-        (M - N, "the bias is counted from the end of the buffer"),
-        (LONGEST, "the bias is counted by the longest lengths"),
+        (0, "the bias is aligned to the start of the buffer"),
+        (M - N, "the bias is aligned to the end of the buffer"),
+        (LONGEST, "the bias is aligned by the longest lengths"),
     ],
 )
 def test_a_bias_by_other_distances(judged, level, words):
@@ -309,7 +309,7 @@ BLOCKS = {
     "right": ({}, True, ""),
     "not causal": ({"level": FULL}, True, "attention is not causal"),
     "causal": ({}, False, "attention is causal"),
-    "first key": ({"level": np.zeros(3, int)}, True, "counted from the first key of each sequence"),
+    "first key": ({"level": np.zeros(3, int)}, True, "aligned to the first key of each sequence"),
     "next key": ({"level": LENGTHS - FEW + 1}, True, "a query also sees the next key"),
     "one more": ({"lengths": LENGTHS + 1, "level": FULL}, False, "a sequence is one key too long"),
     "one less": ({"lengths": LENGTHS - 1, "level": FULL}, False, "does not see its last key"),
@@ -319,7 +319,7 @@ BLOCKS = {
         "lengths of sequences are rounded up to multiples of 16 keys"),
     "padded": ({"level": FULL, "padded": 16}, False, "of each sequence are padded to a"),
     "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL}, False,
-        "keys and values are those of the batch member before"),
+        "keys and values are read from the batch member before"),
 }  # fmt: skip
 
 

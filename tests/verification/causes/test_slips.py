@@ -134,30 +134,30 @@ TANH = scores(*CAPPED[:2]) / 8
 CASES = {
     "one by one": (one_by_one, "the running sums are not rescaled when the maximum grows (one key"),
     "reset": (lambda: in_order(reversed, True),
-        "start again in the second tile, the output does not (tiles of 16 keys, the last first)"),
+        "restart in the second tile, the output does not (tiles of 16 keys, the last first)"),
     "reset, first first": (lambda: in_order(list, True),
-        "start again in the second tile, the output does not (tiles of 16 keys)"),
-    "cut weights": (lambda: cut(448 / 2**8), "the tiles before (16 keys) are cut at 448 / 2^8"),
+        "restart in the second tile, the output does not (tiles of 16 keys)"),
+    "cut weights": (lambda: cut(448 / 2**8), "earlier tiles (16 keys) are clipped at 448 / 2^8"),
     "vanishing": (lambda: vanishing("bfloat16"),
-        "the running maximum starts at 0, so that small scores vanish (weights in bfloat16)"),
+        "the running maximum starts at 0, so small weights vanish (weights in bfloat16)"),
     "base of lse": (lambda: merged(lambda x: np.exp(LOG2E * x)),
-        "keys 0 to 31, before the first query, and the others are merged with e^lse as weights, of "
-        "lse in base 2"),
+        "keys before the first query (0 to 31) and the other keys are merged with weights e^lse, "
+        "where lse is in base 2"),
     "equal parts": (lambda: merged(lambda x: 1 + 0 * x),
-        "keys 0 to 31, before the first query, and the others are merged with equal weights"),
-    "padding": (lambda: padded(19), "added to the sum of e^score, as by that many keys of score 0"),
+        "keys before the first query (0 to 31) and the other keys are merged with equal weights"),
+    "padding": (lambda: padded(19), "added to the sum of e^score (like that many keys"),
     "cap of nothing": (lambda: given(fused(TANH * np.tanh(TANH), V)[0], CAPPED, softcap=8.0),
         "the cap is (s / cap) tanh(s / cap), not cap tanh(s / cap)"),
     "cap that overflows": (lambda: overflowing(88.7), "computed from e^(s / cap) in float32"),
     "cap that overflows first": (lambda: overflowing(44.4), "computed from e^(2 s / cap) in float"),
-    "NaN that is hidden": (spoiled, "keys or values that the mask hides are NaN, and have part"),
-    "mask of queries": (lambda: zeroed(lambda i: i < 40), "it is taken for one of queries"),
+    "NaN that is hidden": (spoiled, "keys or values that the mask hides are NaN, and 0 times NaN"),
+    "mask of queries": (lambda: zeroed(lambda i: i < 40), "the mask of keys also hides queries"),
     "mask of other rows": (
         lambda: attention(hide(S, strided(MASK, ROW * N + J)), mask=MASK),
         f"the mask is read with rows of {N} numbers, not {M}"),
     "mask of other tiles": (
         lambda: attention(hide(S, strided(MASK, ROW * M + J + J // 32 * 32)), mask=MASK),
-        "the mask is read with tiles of 32 keys two tiles apart"),
+        "the mask is read with steps of two tiles of 32 keys"),
     "bias of other rows": (lambda: attention(S + strided(BIAS, ROW * 128 + J), bias=BIAS),
         f"the bias is read with rows of 128 numbers, not {M}"),
 }  # fmt: skip
@@ -180,10 +180,10 @@ def test_slips_are_named(name):
 
 
 NEIGHBOURS = {
-    "right in any order": (lambda: in_order(reversed, False), "start again"),
+    "right in any order": (lambda: in_order(reversed, False), "restart"),
     "cut at less": (lambda: cut(1.2), "are cut at"),
     "other NaN": (lambda: spoiled_elsewhere(), "the mask hides are NaN"),
-    "zeros from elsewhere": (lambda: zeroed(lambda i: i < 30), "taken for one of queries"),
+    "zeros from elsewhere": (lambda: zeroed(lambda i: i < 30), "the mask of keys also hides"),
     "another mask": (lambda: attention(hide(S, ~MASK[::-1]), mask=MASK), "is read with"),
     "a sink that is small": (lambda: padded_by(-0.7), "the running maximum"),
     "weights merged by nothing known": (lambda: merged(lambda x: np.exp(1.2 * x)), "merged"),
