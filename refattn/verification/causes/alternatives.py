@@ -358,9 +358,9 @@ def list_families(
 
 
 def _pad(head: SoftmaxHead, count: float) -> Result:
-    """Add so many keys of score 0 and value 0."""
+    """Add so many keys of score 0 and value 0: one at least, as fewer could be any error."""
     x = attend(head)
-    return pad_sum(x, np.full(x.lse.shape, math.log(count)))
+    return pad_sum(x, np.full(x.lse.shape, math.log(max(count, 1.0))))
 
 
 def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
