@@ -34,6 +34,7 @@ Index = tuple[int, ...]  # of a head among the leading axes
 _Look = Callable[[Index, Roundings], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
+_READ_HEADS = 64  # that are kept as they were read: what is kept are views of arrays, or all finite
 
 
 class Packed(NamedTuple):
@@ -485,7 +486,7 @@ def pose_arrays(
     band = Band.of(m - n, causal, window)
     lead = qkv.lead(q, k, v)
 
-    @lru_cache(maxsize=4)  # every block of queries reads its head
+    @lru_cache(maxsize=_READ_HEADS)  # every block of queries reads its head
     def read(index: Index) -> Mapping[str, Any]:
         return hide_unseen({x: take_head(y, index, lead) for x, y in numbers.items()}, band)
 
