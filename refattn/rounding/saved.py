@@ -138,12 +138,20 @@ def multiply_values(
 
 
 def save_queries(
-    back: BackwardHead, kernel: Roundings, rows: Sequence[slice] | None = None
+    back: BackwardHead,
+    kernel: Roundings,
+    rows: Sequence[slice] | None = None,
+    known: dict[Any, Any] | None = None,
 ) -> Saved:
-    """Analyse all pairs of a head once, or only the blocks with some queries."""
+    """Analyse all pairs of a head once, or only the blocks with some queries.
+
+    What is the same for all kernels is taken from what is known, or added.
+    """
     head, n = back.head, back.head.q.shape[0]
-    counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
-    counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)
+    known = {} if known is None else known
+    if "counts" not in known:
+        known["counts"] = _count_all(back)
+    counts = known["counts"]
     names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
     columns = {x: np.zeros(n) for x in names}
     mean, single = np.zeros(head.q.shape), narrow_head(head, kernel)
@@ -152,7 +160,9 @@ def save_queries(
         if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
             nearest_weights.append(None)
             continue
-        exact = attend_rows(head, i, None)
+        if i.start not in known:
+            known[i.start] = attend_rows(head, i, None)
+        exact = known[i.start]
         nearest = NearestWeights(head, kernel, i, exact)
         nearest_weights.append(nearest)
         delta = np.sum(back.derivative_of_delta(kernel)[i] * exact.out, -1)
@@ -241,10 +251,18 @@ def unscale_rows(x: Doubles) -> Doubles:
     return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
 
 
+def _count_all(back: BackwardHead) -> dict[str, Doubles]:
+    """Count copies of queries, of keys, and of derivatives for a query."""
+    copies, keys = _count_copies(back.head.q), _count_copies(back.head.k)
+    products = np.maximum(_count_copies(unscale_rows(back.d_out)) / copies, 1.0)
+    return {"copies": copies, "key_copies": keys, "products": products}
+
+
 def _count_copies(x: Doubles) -> Doubles:
     """Count how often each row is there."""
-    _, which, counts = np.unique(x, axis=0, return_inverse=True, return_counts=True)
-    copies: Doubles = counts[which.reshape(-1)].astype(np.float64)
+    marks = np.array([hash(row.tobytes()) for row in x + 0.0], np.int64)  # where -0 is 0
+    _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    copies: Doubles = counts[which].astype(np.float64)
     return copies
 
 
