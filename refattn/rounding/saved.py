@@ -150,7 +150,7 @@ def save_queries(
     head, n = back.head, back.head.q.shape[0]
     known = {} if known is None else known
     if "counts" not in known:
-        known["counts"] = _count_all(back)
+        known["counts"] = _count_twins(back)
     counts = known["counts"]
     names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
     columns = {x: np.zeros(n) for x in names}
@@ -251,7 +251,7 @@ def unscale_rows(x: Doubles) -> Doubles:
     return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
 
 
-def _count_all(back: BackwardHead) -> dict[str, Doubles]:
+def _count_twins(back: BackwardHead) -> dict[str, Doubles]:
     """Count copies of queries, of keys, and of derivatives for a query."""
     copies, keys = _count_copies(back.head.q), _count_copies(back.head.k)
     products = np.maximum(_count_copies(unscale_rows(back.d_out)) / copies, 1.0)

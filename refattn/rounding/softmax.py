@@ -178,7 +178,8 @@ def begin_bound(
     """Begin sums for the bound of `analyse_softmax` alone; None if it has parts of another kind."""
     if kernel.unit is not None or kernel.accumulate.unit <= _DOUBLE:
         return None  # what is cut depends on the rounded weights
-    law = ErrorSums(*exact.out.shape, head.k.shape[0], kernel)
+    rows, d_v = exact.out.shape
+    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
     law.share(exact)
     law.single = take_single(head, kernel, i, law.whole)
     return law
