@@ -34,6 +34,8 @@ Index = tuple[int, ...]  # of a head among the leading axes
 _Look = Callable[[Index, Roundings], Any]
 _SAVED_NUMBERS, _SAVED_COLUMNS = 2**25, 24  # of heads at most, and of a query beside its mean key
 _BLOCK_ROWS = 256  # queries of a block
+_EXACT_HEADS = 4  # of which what is exact is kept
+_READ_HEADS = 64  # that are kept as they were read: what is kept are views of arrays, or all finite
 
 
 class Packed(NamedTuple):
@@ -333,11 +335,15 @@ class Gradient(NamedTuple):
 
         guard, locks = Lock(), defaultdict[Any, Lock](Lock)  # others wait: they need the same
 
+        @lru_cache(maxsize=_EXACT_HEADS)  # one after another, for all kernels
+        def read(index: Index) -> tuple[BackwardHead, dict[Any, Any]]:
+            return self.back(index), {}
+
         @lru_cache(maxsize=most)
         def look(index: Index, kernel: Roundings) -> Any:
-            back = self.back(index)
+            back, known = read(index)
             parts = None if rows is None else [i for x, i in rows if x == index]
-            return back, save_queries(back, kernel, parts)
+            return back, save_queries(back, kernel, parts, known)
 
         def look_once(index: Index, kernel: Roundings) -> Any:
             kernel = forget_gradients(kernel)
@@ -485,7 +491,7 @@ def pose_arrays(
     band = Band.of(m - n, causal, window)
     lead = qkv.lead(q, k, v)
 
-    @lru_cache(maxsize=4)  # every block of queries reads its head
+    @lru_cache(maxsize=_READ_HEADS)  # every block of queries reads its head
     def read(index: Index) -> Mapping[str, Any]:
         return hide_unseen({x: take_head(y, index, lead) for x, y in numbers.items()}, band)
 

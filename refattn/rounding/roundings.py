@@ -173,14 +173,16 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
 def _walk_line(first: Any, last: Any, steps: int, lanes: int) -> Any:
     """Return what is known of `walk` without the sum of squares of the terms."""
     rise = last - first
-    line = steps * last
-    line += rise
-    line *= first
-    line /= lanes**2
+    line: Any = 0.0
+    if np.ndim(first) or first:  # no sum begins here
+        line = steps * last
+        line += rise
+        line *= first
+        line /= lanes**2
     rise *= rise
     rise *= (steps + 1) / (6 * steps) * ((2 * steps + 1) / lanes**2 - 1 / lanes)
-    line += rise
-    return line
+    rise += line
+    return rise
 
 
 def sum_running_products(
@@ -190,7 +192,7 @@ def sum_running_products(
     parts = [*blocks(0, x.shape[-1], width)]
     of_term = np.concatenate([np.full(a.stop - a.start, a.stop - a.start) for a in parts])
     sums: Doubles = (np.square(x) * (1 + (of_term + 1) / (6 * lanes))) @ np.square(y).T
-    first = np.zeros_like(sums)
+    first: Any = 0.0
     for at in parts:
         last = products
         if at.stop < x.shape[-1]:

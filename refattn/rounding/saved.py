@@ -12,9 +12,9 @@ from ..arrays.blocks import blocks
 from ..arrays.library import Doubles
 from .hardware import cut_error
 from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
-from .roundings import RMS, Roundings, sum_error, sum_running_products
-from .shares import find_log_errors, narrow_head
-from .softmax import NearestWeights, analyse_softmax, bound_softmax, size_of_log
+from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products
+from .shares import OFF, TileShares, find_log_errors, narrow_head
+from .softmax import ErrorSums, NearestWeights, analyse_softmax, begin_bound, size_of_log
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
@@ -119,7 +119,8 @@ def multiply_values(
     g, v = back.d_out[i], back.head.v[j]
     t = g @ v.T
     d_v = v.shape[-1]
-    sizes = np.sqrt(np.sum(g * g, -1))[:, None] * np.sqrt(np.sum(v * v, -1))
+    rows, columns = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (g, v))
+    sizes = rows[:, None] * columns
     bound = (sum_error(kernel, d_v, 2) + cut_error(kernel.score_unit, d_v)) * sizes
     # Of a difference of nearly equal numbers all the rest is these.
     steps = RUN_STEPS if kernel.scores_matter else max(d_v, 1)
@@ -137,12 +138,20 @@ def multiply_values(
 
 
 def save_queries(
-    back: BackwardHead, kernel: Roundings, rows: Sequence[slice] | None = None
+    back: BackwardHead,
+    kernel: Roundings,
+    rows: Sequence[slice] | None = None,
+    known: dict[Any, Any] | None = None,
 ) -> Saved:
-    """Analyse all pairs of a head once, or only the blocks with some queries."""
+    """Analyse all pairs of a head once, or only the blocks with some queries.
+
+    What is the same for all kernels is taken from what is known, or added.
+    """
     head, n = back.head, back.head.q.shape[0]
-    counts = {"copies": _count_copies(head.q), "key_copies": _count_copies(head.k)}
-    counts["products"] = np.maximum(_count_copies(unscale_rows(back.d_out)) / counts["copies"], 1.0)
+    known = {} if known is None else known
+    if "counts" not in known:
+        known["counts"] = _count_twins(back)
+    counts = known["counts"]
     names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
     columns = {x: np.zeros(n) for x in names}
     mean, single = np.zeros(head.q.shape), narrow_head(head, kernel)
@@ -151,7 +160,9 @@ def save_queries(
         if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
             nearest_weights.append(None)
             continue
-        exact = attend_rows(head, i, None)
+        if i.start not in known:
+            known[i.start] = attend_rows(head, i, None)
+        exact = known[i.start]
         nearest = NearestWeights(head, kernel, i, exact)
         nearest_weights.append(nearest)
         delta = np.sum(back.derivative_of_delta(kernel)[i] * exact.out, -1)
@@ -159,14 +170,17 @@ def save_queries(
             (8, i.stop - i.start)
         )
         logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
-        if kernel.delta_of_out:
-            near, variance, bound = _take_delta_from_output(back, kernel, i, exact)
+        reads = kernel.delta_of_out and back.out is not None and not kernel.unrounded
+        law = begin_bound(head, kernel, i, exact) if reads else None
         for tile in scan_tiles(head, i, BLOCK_QUERIES):
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
             finite = take_gaps(tile, kernel, exact.lse, exact.top)
             mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
             relative, epsilon = find_log_errors(head, single, kernel, tile, i, finite)
+            if law is not None:
+                shares = TileShares.of_shares(tile, p, finite)
+                law.add_shares(kernel, head.v[j], shares, _since_top(kernel, epsilon, exact))
             noise = p * p * relative
             most = move_weights(p, logs, epsilon)
             spread += np.sum(most, -1)
@@ -194,6 +208,8 @@ def save_queries(
                     width = kernel.weights.unit * (p + most) + kernel.weights.spacing(0.0)
                 bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
                 sizes += np.sum(p * np.abs(t), -1)
+        if kernel.delta_of_out:
+            near, variance, bound = _take_delta_from_output(back, kernel, i, exact, law)
         unit, gamma = kernel.accumulate.unit, sum_error(kernel, len(head.k), 2)
         size = size_of_log(exact.lse, len(head.k))
         lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
@@ -235,10 +251,18 @@ def unscale_rows(x: Doubles) -> Doubles:
     return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
 
 
+def _count_twins(back: BackwardHead) -> dict[str, Doubles]:
+    """Count copies of queries, of keys, and of derivatives for a query."""
+    copies, keys = _count_copies(back.head.q), _count_copies(back.head.k)
+    products = np.maximum(_count_copies(unscale_rows(back.d_out)) / copies, 1.0)
+    return {"copies": copies, "key_copies": keys, "products": products}
+
+
 def _count_copies(x: Doubles) -> Doubles:
     """Count how often each row is there."""
-    _, which, counts = np.unique(x, axis=0, return_inverse=True, return_counts=True)
-    copies: Doubles = counts[which.reshape(-1)].astype(np.float64)
+    marks = np.array([hash(row.tobytes()) for row in x + 0.0], np.int64)  # where -0 is 0
+    _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    copies: Doubles = counts[which].astype(np.float64)
     return copies
 
 
@@ -249,8 +273,15 @@ def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
     return squares
 
 
+def _since_top(kernel: Roundings, epsilon: Doubles, exact: ScoredRows) -> Doubles:
+    """Bound errors of logs of weights over the largest by those of logs of weights over the sum."""
+    size = np.where(np.isfinite(exact.lse), exact.lse - exact.top, 0.0)[:, None]
+    size *= 2 * kernel.softmax.unit * (1 if epsilon.dtype == np.float64 else 1 + OFF)
+    return np.subtract(epsilon, size, dtype=epsilon.dtype)
+
+
 def _take_delta_from_output(
-    back: BackwardHead, kernel: Roundings, i: slice, exact: ScoredRows
+    back: BackwardHead, kernel: Roundings, i: slice, exact: ScoredRows, law: ErrorSums | None
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
     g, head = back.derivative_of_delta(kernel)[i], back.head
@@ -265,7 +296,12 @@ def _take_delta_from_output(
     else:
         out = back.out[i]
         near, variance = np.sum(g * out, -1), np.zeros(len(g))
-        true, most = bound_softmax(head, kernel, i, exact)
+        if law is None:
+            found = analyse_softmax(head, kernel, i)
+            true, most = found.out, found.bound
+        else:
+            true = exact.out
+            most = round_bound(kernel.out, true, law.bound(head, kernel, true))
         bound = np.abs(np.sum(g * (out - true), -1))
         bound += np.sum(np.abs(g) * most, -1)  # where another was read, not yet rounded
     sizes = np.sum(np.abs(g * out), -1)

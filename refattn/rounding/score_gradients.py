@@ -62,13 +62,14 @@ def scaled_spacing(to: Format, x: Doubles, scale: float) -> Doubles:
     """Return the distance of numbers near x that is rounded after a multiplication."""
     if scale == 0:
         return np.zeros_like(x)
-    spacing: Doubles = to.spacing(scale * x) / abs(scale)
-    return spacing
+    return to.spacing(x) if abs(scale) == 1 else to.spacing(scale * x) / abs(scale)
 
 
 def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
     """Round to nearest after a multiplication, which is undone."""
-    return x if scale == 0 else to.round(scale * x) / scale
+    if scale in (0, 1):
+        return to.round(x) if scale else x
+    return to.round(scale * x) / scale
 
 
 _NONE = np.zeros((1, 1))  # what is not asked for
@@ -104,10 +105,11 @@ def analyse_pairs(
         rounded_bound *= kernel.weights.unit
         rounded_bound += p_bound
         rounded_bound += kernel.weights.spacing(0.0)
-    tiny, hidden = kernel.accumulate.tiny, None if np.min(p, initial=1.0) > 0 else p == 0
+    tiny, least = kernel.accumulate.tiny, np.min(p, initial=1.0)
+    hidden = None if least > 0 else p == 0
     if hidden is not None:
         p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
-    p_flushed = p * (p < tiny)
+    p_flushed = _NONE if least >= tiny else p * (p < tiny)
     risen = multiply_slope(tile.logits, tile.slope)
     p_scale = p * (risen - saved.logit[i, None])
     if of == "dv":

@@ -25,6 +25,7 @@ from .weight_errors import largest_error, relative_variance
 _LEAST_WEIGHT, _LEAST_SHARE, _LARGEST = 2.0**-23, 2.0**-16, 2.0**30  # of float32
 _DIGITS = 24
 _FEW_PAIRS = 2**13  # of a tile, that take as long in float64
+LEAST_SHARE = _LEAST_WEIGHT * _LEAST_SHARE
 OFF = 2.0**-14  # by which sums in float32 may be off
 
 
@@ -56,6 +57,12 @@ class TileShares(NamedTuple):
             gap[hidden] = 0.0
         return cls(gap, weights, tops, hidden, float(np.min(weights, initial=1.0)))
 
+    @classmethod
+    def of_shares(cls, tile: Tile, shares: Doubles, gap: Doubles) -> TileShares:
+        """Take weights over their sum, with their logs, 0 where hidden."""
+        hidden, least = None if tile.visible is None else ~tile.visible, float(np.min(shares))
+        return cls(gap, shares, np.zeros(0, np.intp), hidden, least, shares, least > 0)
+
     def over(self, whole: Doubles) -> TileShares:
         """Multiply the weights by the share of a weight of 1."""
         shares = self.weights * whole.astype(self.weights.dtype, copy=False)
@@ -77,7 +84,7 @@ class TileShares(NamedTuple):
             x[self.shares == 0] = 0.0
         return x
 
-    def move(self, whole: Doubles, epsilon: Doubles) -> tuple[Doubles, Doubles]:
+    def move(self, whole: Doubles | float, epsilon: Doubles) -> tuple[Doubles, Doubles]:
         """Return how far shares may move if their logs do by epsilon, and their sums at least."""
         shares = self.shares
         with np.errstate(over="ignore", invalid="ignore"):

@@ -50,7 +50,16 @@ from .roundings import (
     sum_error,
     walk,
 )
-from .shares import OFF, TileShares, TileValues, WeighedTile, take_single, weigh_tile
+from .shares import (
+    LEAST_SHARE,
+    OFF,
+    TileShares,
+    TileValues,
+    WeighedTile,
+    in_single,
+    take_single,
+    weigh_tile,
+)
 from .weight_errors import largest_error, relative_variance
 
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
@@ -72,7 +81,7 @@ def analyse_softmax(
     exact = exact or attend_rows(head, i, None)
     rounded = NearestWeights(head, kernel, i, exact)
     rows, d_v = exact.out.shape
-    law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
     top, log = law.share(exact)
     if may_be_single:
         law.single = take_single(head, kernel, i, law.whole)
@@ -163,20 +172,17 @@ def analyse_softmax(
     )
 
 
-def bound_softmax(
+def begin_bound(
     head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows
-) -> tuple[Doubles, Doubles]:
-    """Return the result and the bound of `analyse_softmax` alone."""
+) -> ErrorSums | None:
+    """Begin sums for the bound of `analyse_softmax` alone; None if it has parts of another kind."""
     if kernel.unit is not None or kernel.accumulate.unit <= _DOUBLE:
-        found = analyse_softmax(head, kernel, i)  # what is cut depends on the rounded weights
-        return found.out, found.bound
+        return None  # what is cut depends on the rounded weights
     rows, d_v = exact.out.shape
-    law = _ErrorSums(rows, d_v, head.k.shape[0], kernel)
-    top, _ = law.share(exact)
+    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    law.share(exact)
     law.single = take_single(head, kernel, i, law.whole)
-    for tile in scan_tiles(head, i, _tile_keys(rows)):
-        law.add_bound(kernel, head, tile, i, TileShares.of(tile, top))
-    return exact.out, round_bound(kernel.out, exact.out, law.bound(head, kernel, exact.out))
+    return law
 
 
 def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: RowErrors) -> Doubles:
@@ -268,7 +274,7 @@ class NearestWeights:
         return 1.0 if self.kernel.normalised else self.total
 
 
-class _ErrorSums:
+class ErrorSums:
     """Sums over the keys that the variance and the bound are made of."""
 
     single: SoftmaxHead | None = None  # the head in float32, if that is enough
@@ -336,19 +342,36 @@ class _ErrorSums:
         """Add what bounds are made of."""
         part = weigh_tile(head, self.single, tile, of, self.whole)
         head, tile, of, values = part
-        most, least = of.move(self.whole, largest_error(head, kernel, tile, i, of.gap))
-        self.least += least * (1 - values.off)
-        self.shift += np.sum(most, -1, keepdims=True) * (1 + values.off)
-        whole, moved = of.shares @ values.sizes, most @ values.sizes
-        self.sizes += values.scaled(whole)
+        most = largest_error(head, kernel, tile, i, of.gap)
+        self._move(kernel, of, values, *of.move(self.whole, most))
         row, key = np.divmod(of.tops, max(len(values.v), 1))
         top = of.shares[row, key, None]
         np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
         np.add.at(self.top[:, -1], row, top[:, 0])
+        return part
+
+    def add_shares(self, kernel: Roundings, v: Doubles, of: TileShares, epsilon: Doubles) -> None:
+        """Add what the bound of the result alone is made of, where bounds of logs are known."""
+        if self.single is not None and epsilon.dtype == np.float32 and of.least > LEAST_SHARE:
+            of = in_single(of)
+        self._move(kernel, of, TileValues.of(v, of.shares), *of.move(1.0, epsilon))
+
+    def _move(
+        self,
+        kernel: Roundings,
+        of: TileShares,
+        values: TileValues,
+        most: Doubles,
+        least: Doubles,
+    ) -> None:
+        """Add shares that move so far at most."""
+        self.least += least * (1 - values.off)
+        self.shift += np.sum(most, -1, keepdims=True) * (1 + values.off)
+        whole, moved = of.shares @ values.sizes, most @ values.sizes
+        self.sizes += values.scaled(whole)
         if kernel.weights is not None:
             moved += self._round_shares(kernel, of, most, values, whole + moved)
         self.moved += values.scaled(moved, 1 + values.off)
-        return part
 
     def _smallest(self, kernel: Roundings) -> Doubles | float:
         """Return half the distance of the smallest numbers, of shares."""

@@ -9,13 +9,14 @@ import pytest
 
 import refattn
 from refattn.conformance.truth import digits
-from refattn.rounding import PROFILES, problems
+from refattn.rounding import PROFILES, problems, saved
 from refattn.rounding.backward import _close_sum, _GradientSum, analyse_gradient, variance_along
 from refattn.rounding.formats import FORMATS
 from refattn.rounding.head import attend_rows
 from refattn.rounding.roundings import WORST
 from refattn.rounding.saved import BackwardHead, multiply_values, save_queries
 from refattn.rounding.score_gradients import _ScoreGradient, analyse_pairs
+from refattn.rounding.shares import OFF
 from refattn.rounding.softmax import analyse_softmax
 from refattn.verification import judging
 from refattn.verification.choice import BACKWARD_PROFILES, is_narrow
@@ -678,6 +679,23 @@ def test_d_out_times_an_output_without_a_law():
     saved = save_queries(BackwardHead(head, g, None), kernel)
     assert np.isinf(rows.std).all()
     np.testing.assert_allclose(saved.delta_variance, np.sum((g * rows.bound) ** 2, -1), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"window": (40, 3)}, {"sinks": SINKS[:1]}]
+)
+@pytest.mark.parametrize("profile", ["flash", "flash-fast"])
+def test_the_output_that_gives_d_is_bounded_as_a_forward_pass_is(profile, options, monkeypatch):
+    kernel, rng = PROFILES[profile].kernel("bfloat16"), np.random.default_rng(31)
+    q, k, v, g = arrays(rng, "bfloat16", 1, 110, 110, 8)  # in float32
+    head = problems.pose_arrays(q, k, v, **options).head((0,))
+    back, known = BackwardHead(head, g[0], kernel.out.round(g[0])), {}
+    first, again = (save_queries(back, kernel, known=known) for _ in range(2))  # exact: known then
+    monkeypatch.setattr(saved, "begin_bound", lambda *_: None)  # by a scan of its own
+    want = save_queries(back, kernel).delta_bound
+    kept = np.abs(np.sum(g[0] * (back.out - known[0].out), -1))  # is the same in both
+    for x in (first, again):
+        np.testing.assert_allclose(x.delta_bound - kept, want - kept, rtol=4 * OFF)
 
 
 def with_and_without_rounding(of):

@@ -16,7 +16,7 @@ from refattn.rounding.formats import FORMATS
 from refattn.rounding.head import certify_rows, scan_tile
 from refattn.rounding.problems import pose_arrays
 from refattn.rounding.roundings import WORST, walk
-from refattn.rounding.softmax import _ErrorSums, analyse_softmax
+from refattn.rounding.softmax import ErrorSums, analyse_softmax
 from refattn.rounding.weight_errors import cap_error
 from refattn.verification.directions import SCORE_CHANGES
 from tests.rounding import slow
@@ -407,7 +407,7 @@ def test_linear(kind, causal, dtype):
 
 def test_runs_are_added_to_the_sum_of_those_before():
     """Each addition is rounded relative to what it gives: 2, then 2 + 3."""
-    law = _ErrorSums(1, 1, 9, PROFILES["flash"].kernel("bfloat16"))
+    law = ErrorSums(1, 1, 9, PROFILES["flash"].kernel("bfloat16"))
     for run in (2.0, 3.0):
         law.run = np.array([[run]])
         law.close()

@@ -193,9 +193,6 @@ def compare_outputs(
     Rows that are empty by the alternative are left out.
     """
     before = after = moved = right = close = 0.0
-    numbers = all(np.all(np.isfinite(x.got)) for x in sample.heads) and any(
-        np.any(x.got[x.wrong]) for x in sample.heads
-    )
     elements = 0
     for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
         if empty is not None and empty[number].any():
@@ -213,11 +210,18 @@ def compare_outputs(
         close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
     gain, square = before - after, after / max(elements, 1)
     excess = max(before - elements, gain, 1e-300)
-    here = numbers and close < 2 * FAR and any(x.near.any() for x in sample.heads)
+    here = close < 2 * FAR and any(x.near.any() for x in sample.heads) and _has_numbers(sample)
     holds = right < 2 * FAR, here
     if moved < POWER:
         return Comparison(square, 0.0, 0.0, *holds, False)
     return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
+
+
+def _has_numbers(sample: Sample) -> bool:
+    """Tell whether all rows are finite, and some wrong one is not 0."""
+    heads = sample.heads
+    finite_rows = all(np.all(np.isfinite(x.got)) for x in heads)
+    return finite_rows and any(np.any(x.got[x.wrong]) for x in heads)
 
 
 def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:
