@@ -91,7 +91,6 @@ class RecurrentState:
         (q, state, _), ungroup = group_heads(q, self.state, keys)
         return ungroup(scale * (q @ state))
 
-    @as_written
     def merge(self, other: RecurrentState) -> RecurrentState:
         """Add the state of later tokens, which started from 0; none of them may remove.
 
@@ -104,10 +103,8 @@ class RecurrentState:
                 "`other` must have no initial state, and no token that removes: what it takes "
                 "depends on the state before it."
             )
-        xp = array_namespace(self.state)
-        total = None if self.log_decay is None else self.log_decay + other.log_decay
-        after = xp.exp(other.log_decay) * self.state + other.state
-        return replace(self, state=after, log_decay=total)
+        state, total = _join(self.state, self.log_decay, other.state, other.log_decay)
+        return replace(self, state=state, log_decay=total)
 
 
 def _check_names(method: str, gates: dict[str, Any], *names: str) -> None:
@@ -124,6 +121,15 @@ def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None
     _, given, _, xp = tokens.check(k, k, v, gates)
     decay = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
     return recurrent_attention(k, k, v, **gates).state, decay if given.a is None else None
+
+
+@as_written
+def _join(
+    state: Array, log_decay: Array | None, later: Array, decay: Array
+) -> tuple[Array, Array | None]:
+    """Add the state of later tokens and their log decays."""
+    total = None if log_decay is None else log_decay + decay
+    return array_namespace(state).exp(decay) * state + later, total
 
 
 RecurrentState.__module__ = "refattn.streaming"  # where users find it, and so do pickles
