@@ -269,9 +269,7 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     lead = qkv.lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
     has_values = isinstance(decay, Real | np.ndarray)
-    if has_values and np.any((decay < 0) | (decay > 1)):
-        raise ValueError(
-            f"`decay` must be between 0 and 1, got {np.min(decay)} to {np.max(decay)}."
-        )
+    if has_values and np.any(decay < 0):
+        raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
     missing = max(0, q.ndim - 2 - len(lead))
     return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]
