@@ -69,6 +69,11 @@ def check(
     return k, Gates(g, a, b, write, state), constant(d, q) ** -0.5 if scale is None else scale, xp
 
 
+def one_of_each(states: Array, axes: int) -> tuple[Any, ...]:
+    """Say where the states of key heads are among those of queries, of which some share one."""
+    return *[0] * (axes - states.ndim), *(slice(0, length) for length in states.shape)
+
+
 def _shape(x: Any) -> Any:
     return tuple(map(shape_of, x)) if isinstance(x, tuple | list) else shape_of(x)
 

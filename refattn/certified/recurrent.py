@@ -108,8 +108,7 @@ def recurrent_attention(
     k, v, g, a, b, w = (y if y is None else y.hi for y in x)
     steps = Steps(rows.hi, k, v if w is None else w * v, g, a, b)
     near_out, near_last = recur(steps, whole.hi, before, xp)
-    # Queries that share keys share a state.
-    first = (0,) * (whole.hi.ndim - start.hi.ndim) + tuple(slice(0, i) for i in start.hi.shape)
+    first = tokens.one_of_each(start.hi, whole.hi.ndim)
     last = _map(lambda y: y[first], _proven(last, near_last, xp))
     last = last if rows.hi.ndim == q.ndim else _map(lambda y: y[..., 0, :, :], last)
     return Recurrent(_map(join, _proven(out, near_out, xp)), last)
@@ -193,8 +192,8 @@ def _bound_norm(decay: Array, a: Array, b: Array, xp: Any) -> Array:
     r"""Bound the spectral norm of M = Diag(decay) + a b^T, (..., 1, 1).
 
     With any U, s and V, :math:`\|M\| \le \|U\| \max(s) \|V\| + \|M - U s V\|` and
-    :math:`\|U\|^2 \le 1 + \|U^\top U - I\|`: nothing is taken for granted of the
-    factorisation. Other norms are at most sums of magnitudes.
+    :math:`\|U\|^2 \le 1 + \|U^\top U - I\|`: the factorisation need not be accurate.
+    Other norms are at most sums of magnitudes.
     """
     one = xp.eye(a.shape[-1], dtype=a.dtype, device=device(a))
     M = one * decay + xp.matrix_transpose(a) @ b

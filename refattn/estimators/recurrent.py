@@ -114,8 +114,7 @@ def prepare_recurrence(
     (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
     steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)
     whole = xp.broadcast_to(state, (*lead, *state.shape[-2:]))
-    # Queries that share keys share a state.
-    first = (0,) * (whole.ndim - state.ndim) + tuple(slice(0, length) for length in state.shape)
+    first = tokens.one_of_each(state, whole.ndim)
 
     def ungroup(out: Array, last: Array) -> Recurrent:
         last = last[first]

@@ -38,11 +38,8 @@ from .tags import (
     write_tag,
 )
 
-_OF_MATRICES = (
-    "mask",
-    "bias",
-    "initial_state",
-)  # whose last two axes are not tokens and coordinates
+# Options whose last two axes are not tokens and coordinates.
+_OF_MATRICES = ("mask", "bias", "initial_state")
 _OF_INDICES = ("indices", "log_probability")  # which have leading axes, and S
 
 

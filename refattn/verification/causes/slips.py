@@ -138,16 +138,25 @@ def _result(out: Doubles, total: Doubles, top: Doubles) -> Result:
 def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: float, of_out: float) -> Result:
     """Sum in tiles of keys; sums are rescaled to a power 1 or 0 when the maximum grows."""
     s = score_all(head)
-    edges = np.arange(0, s.shape[-1], size)
-    tops = np.maximum.accumulate(np.maximum.reduceat(s, edges, -1), -1)
-    w = {1.0: _over(s, tops[:, -1]), 0.0: _over(s, np.repeat(tops, size, -1)[:, : s.shape[-1]])}
+    tops = np.maximum.accumulate(_find_tops(s, size), -1)
+    w = {1.0: _over(s, tops[:, -1]), 0.0: _over(s, _of_keys(tops, s, size))}
     return _result(w[of_out] @ head.v, np.sum(w[of_sum], -1), tops[:, -1])
+
+
+def _find_tops(s: Doubles, size: int) -> Doubles:
+    """Find the largest score in each tile, (rows, tiles)."""
+    return np.asarray(np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1))
+
+
+def _of_keys(x: Doubles, s: Doubles, size: int) -> Doubles:
+    """Repeat numbers of tiles (rows, tiles) for each key, as scores are."""
+    return np.asarray(np.repeat(x, size, -1)[:, : s.shape[-1]])
 
 
 def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
     """Forget the maximum and the sum of the first tile that a query sees, but not its output."""
     s = score_all(head)
-    tops = np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1)
+    tops = _find_tops(s, size)
     number = np.repeat(np.arange(tops.shape[-1])[::turn], size)[: s.shape[-1]]
     tops, rows = tops[:, ::turn], np.arange(len(s))
     first = np.argmax(np.isfinite(tops), -1)
@@ -165,9 +174,9 @@ def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
 def _cut_weights(head: SoftmaxHead, size: int, most: float) -> Result:
     """Cut weights over a maximum that is one tile late, in the output alone."""
     s = score_all(head)
-    tops = np.maximum.accumulate(np.maximum.reduceat(s, np.arange(0, s.shape[-1], size), -1), -1)
+    tops = np.maximum.accumulate(_find_tops(s, size), -1)
     late = np.concatenate([tops[:, :1], tops[:, :-1]], -1)
-    limit = np.repeat(late, size, -1)[:, : s.shape[-1]] + math.log(most)
+    limit = _of_keys(late, s, size) + math.log(most)
     limit = np.where(np.isfinite(limit), limit, math.inf)
     out = _over(np.minimum(s, limit), tops[:, -1]) @ head.v
     return _result(out, np.sum(_over(s, tops[:, -1]), -1), tops[:, -1])
@@ -264,12 +273,13 @@ def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
 def _reset_maximum(head: SoftmaxHead, size: int) -> Result:
     """Rescale sums from the maximum of one tile to that of the next: NaN where e^x overflows."""
     s, exact = score_all(head), attend(head)
-    edges = np.arange(0, s.shape[-1], size)
-    tops = np.maximum.reduceat(s, edges, -1)
-    sums = np.logaddexp.accumulate(np.logaddexp.reduceat(s, edges, -1), -1)
+    tops = _find_tops(s, size)
+    sums = np.logaddexp.accumulate(
+        np.logaddexp.reduceat(s, np.arange(0, s.shape[-1], size), -1), -1
+    )
     moved = np.maximum(tops[:, :-1] - tops[:, 1:], sums[:, 1:] - tops[:, 1:])
     seen = np.isfinite(tops[:, :-1]) & np.isfinite(tops[:, 1:])
-    lost = np.any(seen & (moved > math.log(FORMATS["float32"].largest)), -1)
+    lost = np.any(seen & (moved > _LOG_OF_MOST), -1)
     out = np.where(lost[:, None], math.nan, exact.out)
     return exact._replace(out=out, lse=np.where(lost, math.nan, exact.lse))
 
