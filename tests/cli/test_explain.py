@@ -58,6 +58,7 @@ def test_every_name_is_in_one_group():
         ("mean square of tiles of 16", "deviations, of a tile of 16 or more queries of a head."),
         ("UNDERPOWERED", "UNDERPOWERED: a verdict: no test failed, but"),
         ("performer", "estimator rfa-orthogonal, performer, favor: "),
+        ("torch-sdpa", "spec torch-sdpa, conventions of a well-known function: library=torch "),
     ],
 )
 def test_explanations(name, words):

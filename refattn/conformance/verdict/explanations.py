@@ -15,8 +15,9 @@ from ...registry import ESTIMATORS, TRAITS
 from ...rounding.profiles import PROFILES, Profile
 from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
-from ..candidate.tags import CAPABILITIES, TAGS
+from ..candidate.tags import CAPABILITIES, TAGS, write_tag
 from ..checks.trials import CHECKS, Check
+from ..conventions import SPECS
 from ..defects import MUTANTS
 
 _LAYERS = {
@@ -85,7 +86,7 @@ def kills() -> dict[str, dict[str, list[str]]]:
 def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
-    found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]
+    found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SPECS, *SEVERITIES]
     return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES]))
 
 
@@ -96,6 +97,7 @@ def groups() -> dict[str, list[str]]:
         named.setdefault(f"Known bugs of {bug.estimator}", []).append(bug.name)
     named["Estimators"] = [x for x, record in ESTIMATORS.items() if record.name == x]
     named["Capabilities and tags"] = [*CAPABILITIES, *TAGS]
+    named["Specs"] = [*SPECS]
     named["Severities"] = [*SEVERITIES]
     first = {name: title for title, some in reversed(named.items()) for name in some}
     return {
@@ -124,6 +126,10 @@ def explain(name: str) -> list[str]:
         if name in words:
             lines.append(f"{kind} {name}: {words[name]}.")
             lines.append(f"  declare it: refattn check MODULE:CALLABLE --{kind} {name}{value}")
+    if name in SPECS:
+        tags = " ".join(f"{tag}={write_tag(value)}" for tag, value in SPECS[name].items())
+        lines.append(f"spec {name}, conventions of a well-known function: {tags}")
+        lines.append("  all conventions, and their sources: refattn check --list-specs")
     if name in SEVERITIES:
         lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
     if name in PROFILES:
@@ -136,7 +142,7 @@ def explain(name: str) -> list[str]:
         lines.append(f"{name}: {_OF_REPORTS[name]}.")
     if not lines:
         hint = close(name, names())
-        known = "reports name known bugs, and refattn check --list prints all other names"
+        known = "reports print names; refattn check --list prints those of checks and options"
         raise ValueError(f"nothing is named {name!r} ({known}).{hint}")
     return lines
 
