@@ -32,7 +32,7 @@ except ModuleNotFoundError:
     help="Where the report and the results go.",
 )
 @click.option("--workers", type=click.IntRange(min=1), help="Processes; all cores by default.")
-@click.option("--resume", is_flag=True, help="Keep the claims that DIR has results of.")
+@click.option("--resume", is_flag=True, help="Do not test claims again that --out has results of.")
 @click.option("--list", "listing", is_flag=True, help="Print the claims and stop.")
 def main(
     claims: tuple[str, ...],

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 @click.option(
     "--layout",
     type=click.Choice(["bhnd", "bnhd"]),
-    help="Order of the axes of the kernel's arrays.  [default: found from its output]",
+    help="Order of the axes of the kernel's arrays.  [default: inferred from its output]",
 )
 @causal_option
 @scale_option
-@click.option("--verbose", is_flag=True, help="Name also bugs that were untried or cannot be seen.")
+@click.option(
+    "--verbose", is_flag=True, help="Also name bugs that were not tried or cannot be detected."
+)
 @format_option
-@file_option("json", "Write everything that was tried and found.")
+@file_option("json", "Write the result for every bug.")
 def audit_command(
     test: str,
     kernel: str | None,
@@ -57,11 +59,11 @@ def audit_command(
 ) -> None:
     """List the known bugs that a test of a kernel does not notice.
 
-    TEST is a pytest test (FILE.py::TEST), a script, or MODULE:FUNCTION. It is run as it is, and
-    then for each known bug, with the output of --kernel replaced by that of a kernel with this bug.
-    All cases of a parametrized test run for each bug; 'FILE.py::TEST[CASE]' is one case.
-    Each bug that passes is listed with its largest error: an atol below it, with rtol 0, would
-    reject the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
+    TEST is a pytest test (FILE.py::TEST), a script, or MODULE:FUNCTION. It runs unchanged, and then
+    again for each known bug, with the output of --kernel replaced by that of a kernel with this
+    bug. All cases of a parametrized test run for each bug; 'FILE.py::TEST[CASE]' is one case. Each
+    bug that passes is listed with its largest error: an atol below it, with rtol 0, would reject
+    the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
     function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
     the test accepts a trivial output, such as zeros.
     """

@@ -192,7 +192,9 @@ def _describe_estimator(record: Estimator) -> str:
     help="Call MODULE:CALLABLE in its own process; a crash is then a failure.",
 )
 @click.option("--reproducers", is_flag=True, help="Print a script for each failure.")
-@click.option("--verbose", is_flag=True, help="List every check, also those passed or not run.")
+@click.option(
+    "--verbose", is_flag=True, help="List every check, also those that passed or did not run."
+)
 @click.pass_context
 def check(
     context: click.Context,
@@ -208,7 +210,7 @@ def check(
     Arrays are passed by position and everything else by keyword: see the documentation of
     refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for UNDERPOWERED, and 2
     after an error: the arguments are unusable, the report cannot be written, or your
-    function ended the process. With --isolate, and for commands, this last case is a FAIL.
+    function ended the process. With --isolate or --subprocess, this last case is a FAIL.
     """
     if sys.stdout is None:
         raise Unusable("cannot write the results: standard output is closed")

@@ -332,7 +332,7 @@ profile_option = known_option(
     ),
     metavar="NAME",
     help="What the kernel rounds: math, flash, upcast, eager, tf32, fp8, half-sums, ...; an "
-    "unknown name lists all.  [default: try the usual ones]",
+    "unknown name prints the list.  [default: try the usual ones]",
 )
 
 

@@ -1,4 +1,4 @@
-r"""Recurrences of linear attention, token by token, each in the words of its paper.
+r"""Recurrences of linear attention, token by token, each as its paper writes it.
 
 Rows of a token are (..., 1, .), and T takes them to columns: k^T v is an outer product.
 """
@@ -19,7 +19,7 @@ def recurrent_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any = None, removal: Any = None,
     write: Any = None, initial_state: Any = None, scale: Any = None, read: str = "after",
 ) -> Recurrent:  # fmt: skip
-    r"""Read a state that decays, from which tokens remove and to which they write.
+    r"""Compute linear attention whose state decays, token by token.
 
     .. math::
         S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
@@ -48,7 +48,7 @@ def recurrent_attention(
 def retention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, decay: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
-    r"""S_t = gamma S_{t-1} + k_t v_t^T (arXiv:2307.08621)."""
+    r"""Compute RetNet: S_t = gamma S_{t-1} + k_t v_t^T (arXiv:2307.08621)."""
 
     def step(S: Array, k: Array, v: Array) -> Array:
         return decay * S + T(k) @ v
@@ -60,7 +60,7 @@ def retention(
 def gated_linear_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
-    r"""S_t = Diag(e^g_t) S_{t-1} + k_t v_t^T (arXiv:2312.06635)."""
+    r"""Compute GLA: S_t = Diag(e^g_t) S_{t-1} + k_t v_t^T (arXiv:2312.06635)."""
 
     def step(S: Array, k: Array, v: Array, g: Array) -> Array:
         return T(xp.exp(g)) * S + T(k) @ v
@@ -73,7 +73,7 @@ def state_space_duality(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, write: Any = None,
     initial_state: Any = None, scale: Any = None,
 ) -> Recurrent:  # fmt: skip
-    r"""S_t = e^g_t S_{t-1} + w_t k_t v_t^T (arXiv:2405.21060)."""
+    r"""Compute Mamba-2: S_t = e^g_t S_{t-1} + w_t k_t v_t^T (arXiv:2405.21060)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, w: Array) -> Array:
         return xp.exp(g) * S + T(k) @ (w * v)
@@ -85,7 +85,7 @@ def state_space_duality(
 def delta_rule(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
-    r"""S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T (arXiv:2406.06484)."""
+    r"""Compute DeltaNet: S_t = S_{t-1} + beta_t k_t (v_t - S_{t-1}^T k_t)^T (arXiv:2406.06484)."""
 
     def step(S: Array, k: Array, v: Array, beta: Array) -> Array:
         return S + T(k) @ (beta * (v - k @ S))
@@ -98,7 +98,7 @@ def gated_delta_rule(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, log_decay: Any,
     initial_state: Any = None, scale: Any = None,
 ) -> Recurrent:  # fmt: skip
-    r"""The delta rule after a decay (arXiv:2412.06464)."""
+    r"""Compute Gated DeltaNet, the delta rule after a decay (arXiv:2412.06464)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, beta: Array) -> Array:
         S = xp.exp(g) * S
@@ -112,7 +112,7 @@ def kimi_delta_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, log_decay: Any,
     initial_state: Any = None, scale: Any = None,
 ) -> Recurrent:  # fmt: skip
-    r"""The delta rule after a decay by coordinate (arXiv:2510.26692)."""
+    r"""Compute KDA, the delta rule after a decay by coordinate (arXiv:2510.26692)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, beta: Array) -> Array:
         S = T(xp.exp(g)) * S
@@ -126,7 +126,7 @@ def rwkv7(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, removal: Any,
     initial_state: Any = None, scale: Any = None,
 ) -> Recurrent:  # fmt: skip
-    r"""S_t = (Diag(e^g_t) + a_t b_t^T) S_{t-1} + k_t v_t^T (arXiv:2503.14456)."""
+    r"""Compute RWKV-7: S_t = (Diag(e^g_t) + a_t b_t^T) S_{t-1} + k_t v_t^T (arXiv:2503.14456)."""
 
     def step(S: Array, k: Array, v: Array, g: Array, ab: Array) -> Array:
         a, b = ab[..., : k.shape[-1]], ab[..., k.shape[-1] :]

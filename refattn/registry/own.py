@@ -38,7 +38,7 @@ def _kernel(
     rng: Any = None,
     features: Features = "positive",
 ) -> Any:
-    """Estimate the softmax kernel at frequencies given or drawn."""
+    """Estimate the softmax kernel at frequencies that are passed or drawn."""
     if omega is None:
         omega = sampling.draw(num_features, x.shape[-1], rng=rng).omega
     return kernels.estimate(x, y, omega, features=features)
