@@ -246,8 +246,8 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
     x : array, shape (...), float32 or float64
         Values.
     alpha : float, default 1.0
-        Slope of elu at 0 from below, in (0, 1]: features are non-negative. A float is the number
-        that it is: 0.3 in longdouble is not 3/10 but the double next to it.
+        Slope of elu at 0 from below, in (0, 1]: features are non-negative. A float counts
+        exactly: in longdouble, 0.3 is not 3/10 but the double next to it.
 
     Returns
     -------

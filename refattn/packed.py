@@ -46,7 +46,7 @@ def varlen(
         \mathrm{out}[a_s : a_{s+1}] =
             \mathrm{function}(q[a_s : a_{s+1}], k[b_s : b_{s+1}], v[b_s : b_{s+1}])
 
-    for the sequences s, with a = `q_offsets` and b = `k_offsets`, and with heads first inside.
+    for the sequences s, with a = `q_offsets` and b = `k_offsets`; `function` gets heads first.
 
     Parameters
     ----------
@@ -67,11 +67,11 @@ def varlen(
         have no queries, no keys, or neither.
     per_token : mapping of arrays, optional
         Options of `function` that are arrays (tokens_k, heads, ...) or pairs of them, such as the
-        decays of `refattn.recurrences`: cut as `k`, with heads first inside.
+        decays of `refattn.recurrences`: cut as `k`, and passed with heads first.
     **options
         For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. With
-        an integer `rng` all sequences have the same draws, with a generator each has its own. An
-        `initial_state` of shape (sequences, heads, d, d_v) has one state for each.
+        an integer `rng` all sequences have the same draws; with a generator, each has others. An
+        `initial_state` has one state for each sequence: (sequences, heads, d, d_v).
 
     Returns
     -------
@@ -88,8 +88,8 @@ def varlen(
 
     Notes
     -----
-    The layout is that of the functions for sequences of variable length in flash-attn, with
-    offsets ``cu_seqlens_q`` and ``cu_seqlens_k``.
+    The layout is that of the varlen functions in flash-attn, whose offsets are ``cu_seqlens_q``
+    and ``cu_seqlens_k``.
 
     Examples
     --------
@@ -140,7 +140,7 @@ def paged(
     lengths: Any,
     **options: Any,
 ) -> Any:
-    r"""Attend to keys that lie in pages, which a table lists for each sequence.
+    r"""Attend to keys in pages, which a table lists for each sequence.
 
     .. math::
         k_{sj} = \mathrm{pages}[\mathrm{table}[s, \lfloor j / c \rfloor], \; j \bmod c],
@@ -159,7 +159,7 @@ def paged(
     v_pages : array, shape (pages, page_size, heads_k, d_v)
         Values.
     block_table : integers, shape (batch, most_pages)
-        The pages of each sequence, in order, which must exist. Entries past its length are not
+        The pages of each sequence, in order; each must exist. Entries past its length are not
         read, and may be anything. A list, or an array of any library, whose values are read.
     lengths : integers, shape (batch,)
         How many keys each sequence has, 0 to most_pages * page_size; the rest of the last page is

@@ -1,4 +1,4 @@
-r"""Layers of today that are one recurrence: `recurrent_attention` by their names.
+r"""RetNet, GLA, Mamba-2, delta rules and RWKV-7: special cases of `recurrent_attention`.
 
 .. math::
     S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
@@ -13,14 +13,14 @@ function                  decay g             removal a, b              w
 `delta_rule`              none                -beta k, k                beta
 `gated_delta_rule`        of the token        -beta k, e^g k            beta
 `kimi_delta_attention`    of each coordinate  -beta k, e^g k            beta
-`rwkv7`                   of each coordinate  given                     1
+`rwkv7`                   of each coordinate  `removal`                 1
 ========================  ==================  ========================  =====
 
-The delta rules decay the state first and then remove, write and read; the removal of `rwkv7` is of
-the state before its decay, as b is used as it is given. Keys are used as they are: layers that
-normalise them do so before. All functions take `q`, `k`, `v`, `initial_state` and `scale` as
+The delta rules decay the state first, and then remove, write and read. `rwkv7` removes from the
+state before its decay, because it uses b unchanged. Keys are not normalised: layers that normalise
+them do so before. All functions take `q`, `k`, `v`, `initial_state` and `scale` as
 `recurrent_attention` does, and return a `Recurrent`. `scale` is 1 / sqrt(d) by default, as in most
-kernels of fla; its RWKV-7 kernel has 1, and the equations of the papers mostly have no scale.
+kernels of fla; its RWKV-7 kernel uses 1, and the equations of the papers mostly have no scale.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def retention(
 
     .. math:: S_t = \gamma S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
-    RetNet: Sun et al., arXiv:2307.08621. Public codes differ in the scale, which some apply to
+    RetNet: Sun et al., arXiv:2307.08621. Implementations differ in the scale, which some apply to
     keys.
 
     Parameters
@@ -64,7 +64,7 @@ def retention(
     q, k, v, initial_state, scale
         As in `recurrent_attention`, which returns the same.
     decay : float or array, shape (..., heads)
-        The gamma of each head, 0 to 1; RetNet takes 1 - 2^(-5 - head).
+        The gamma of each head, 0 to 1; RetNet uses 1 - 2^(-5 - head).
 
     Examples
     --------
@@ -87,9 +87,9 @@ def gated_linear_attention(
 
     .. math:: S_t = \mathrm{Diag}(e^{g_t}) S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
-    GLA: Yang et al., arXiv:2312.06635. Public codes differ in whether the decay of a token applies
-    to its own write (here it does not), and some divide by decays from the start of a chunk, which
-    overflows.
+    GLA: Yang et al., arXiv:2312.06635. Implementations differ in whether the decay of a token
+    applies to its own write (here it does not). Some divide by decays from the start of a chunk,
+    which overflows.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def state_space_duality(
     .. math:: S_t = e^{g_t} S_{t-1} + w_t k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
     Mamba-2: Dao and Gu, arXiv:2405.21060, with C, B and x for q, k and v, g = dt A and w = dt, and
-    without its term D x. Public codes differ in whether x is multiplied by dt before the kernel,
+    without its term D x. Implementations differ in whether x is multiplied by dt before the kernel,
     and in dt, which some take before its softplus.
 
     Parameters
@@ -138,9 +138,9 @@ def delta_rule(
     .. math:: S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    DeltaNet: Schlag et al., arXiv:2102.11174; Yang et al., arXiv:2406.06484. Public codes differ in
-    whether they normalise keys, in the epsilon of that norm, and in whether `beta` also multiplies
-    what is removed.
+    DeltaNet: Schlag et al., arXiv:2102.11174; Yang et al., arXiv:2406.06484. Implementations
+    differ in whether they normalise keys, in the epsilon of that norm, and in whether `beta` also
+    multiplies what is removed.
 
     Parameters
     ----------
@@ -173,8 +173,8 @@ def gated_delta_rule(
     .. math:: S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    Gated DeltaNet: Yang et al., arXiv:2412.06464. Public codes differ in whether the error is taken
-    of the state before its decay, which is another function: this one takes it after.
+    Gated DeltaNet: Yang et al., arXiv:2412.06464. Implementations differ in whether the error
+    is computed before or after the decay of the state, which gives other results; here it is after.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ def kimi_delta_attention(
     .. math:: S_t = (I - \beta_t k_t k_t^\top) \mathrm{Diag}(e^{g_t}) S_{t-1}
               + \beta_t k_t v_t^\top, \quad o_t = c \, S_t^\top q_t
 
-    KDA: Kimi Linear, arXiv:2510.26692. Public codes differ as for `gated_delta_rule`.
+    KDA: Kimi Linear, arXiv:2510.26692. Implementations differ as for `gated_delta_rule`.
 
     Parameters
     ----------
@@ -233,7 +233,7 @@ def rwkv7(
               o_t = c \, S_t^\top q_t
 
     RWKV-7: Peng et al., arXiv:2503.14456, with r for q, and without its bonus. The states here are
-    the transposes of the paper's. Public codes differ in the order of the pair: what fla calls a
+    the transposes of the paper's. Implementations differ in the order of the pair: what fla calls a
     and b are b and a here.
 
     Parameters

@@ -45,7 +45,7 @@ def attend(
         \mathrm{lse}_i = \log \Bigl( e^{\mathrm{sink}} + \sum_j e^{s_{ij}} \Bigr), \qquad
         \mathrm{out}_i = \sum_j e^{s_{ij} - \mathrm{lse}_i} \, v_j
 
-    as `refattn.attend` does. The arguments are taken as exact numbers.
+    as `refattn.attend` does. The arguments count as exact numbers.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def softmax_attention(
     Returns
     -------
     Certified
-        As of `attend`.
+        As for `attend`.
 
     Examples
     --------
@@ -235,15 +235,16 @@ def random_feature_attention(
                               {\sum_s w_s \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s)}, \qquad
         \xi(x, \omega) = e^{\omega \cdot x - |x|^2 / 2}
 
-    of x times the root of the scale. These are two hops of `attend`: samples attend to keys with
-    the bias -|k|^2 / 2, and queries attend to samples with the log normalisers of the first hop.
-    The second hop takes the pairs and the errors of the first. Ye 2023, eq. (9); Zheng 2022, RFA.
+    where x is multiplied by the root of the scale first. `attend` is called twice: samples attend
+    to keys with the bias -|k|^2 / 2, and queries attend to samples with the log normalisers of the
+    first call. The second call takes the pairs and the errors of the first. Ye 2023, eq. (9);
+    Zheng 2022, RFA.
 
     Parameters
     ----------
     q, k, v, omega, log_weight, scale
-        As in `refattn.random_feature_attention`, float32 or float64. The dtype of all is that of
-        `q`; frequencies and weights are taken as the numbers they are.
+        As in `refattn.random_feature_attention`, float32 or float64. All have the dtype of `q`, and
+        count as exact numbers.
     features : str, default "positive"
         ``"positive"`` or ``"hyperbolic"``, which is positive with frequencies of both signs.
         Trigonometric features may be negative, and their sums have no bound of this kind.
@@ -253,7 +254,7 @@ def random_feature_attention(
     Returns
     -------
     Certified
-        As of `attend`; `lse` is the log normaliser of samples seen by queries, without
+        As for `attend`; `lse` is the log normaliser of samples seen by queries, without
         :math:`-|q|^2/2` and without :math:`-\log S`.
 
     Examples

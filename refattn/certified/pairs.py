@@ -38,7 +38,7 @@ class Pair(NamedTuple):
     hi : array
         The number, rounded.
     lo : array, shape of `hi`
-        The rest that rounding left.
+        What is left after that rounding.
     """
 
     hi: Array

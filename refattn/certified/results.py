@@ -36,11 +36,11 @@ class Certified:
     Attributes
     ----------
     out : Pair
-        Of arrays of shape (..., n, d_v), float64.
+        The output, arrays of shape (..., n, d_v), float64.
     lse : Pair
-        Log normalisers, of arrays of shape (..., n).
+        Log normalisers, arrays of shape (..., n).
     error : array, shape (..., n, d_v)
-        The exact number is no further than this from out.hi + out.lo; infinity where nothing was
+        A bound on the distance of out.hi + out.lo from the exact number; infinity where nothing is
         proven.
     lse_error : array, shape (..., n)
         The same for `lse`.
@@ -56,7 +56,7 @@ class Certified:
 
     @as_written
     def rounded(self) -> Rounded:
-        """Round to float64, and say where that is proven to be the nearest to the exact number."""
+        """Round to float64, and mark where that is proven to be the nearest to the exact number."""
         (hi, lo), error = self.out, self.error * (1 + 2.0**-50)
         up, down = ((lo + x) + abs(lo) * s for x, s in ((error, 2.0**-50), (-error, -(2.0**-50))))
         return Rounded(hi, (hi + up == hi) & (hi + down == hi))

@@ -25,26 +25,26 @@ def recurrent_attention(
     scale: float | None = None,
     read: Literal["after", "before"] = "after",
 ) -> Recurrent:
-    r"""Read a state that decays, from which tokens remove and to which they write.
+    r"""Compute linear attention whose state decays: RetNet, Mamba-2, delta rules, RWKV-7, ...
 
     .. math::
         S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
         o_t = c \, S_t^\top q_t
 
-    Retention, gated linear attention, Mamba-2, the delta rule and RWKV-7 are this recurrence:
-    `refattn.recurrences` has each by its name. Linear in n.
+    S is the state, to which tokens write and from which they remove. `refattn.recurrences` has a
+    function for each layer that is a special case. Linear in n.
 
     Parameters
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., n, d) and (..., n, d_v)
         Queries, keys and values, float32 or float64. There may be more query heads than key heads,
-        as in `attend`; all else must broadcast with the keys.
+        as in `attend`; all other arrays must broadcast with the keys.
     log_decay : array, shape (..., n) or (..., n, d), optional
         The g of each token, or of each coordinate of its key: 0 or less, -inf to forget all. It has
         as many leading axes as `q`, `k` and `v`; axes of length 1 broadcast. No decay by default.
     removal : pair of arrays (a, b), shape (..., n, d) each, optional
-        What is added to the state: a b^T S, of the state before the token and its decay. Delta
-        rules, which take away, pass a = -beta k.
+        a b^T S is added to the state, where S is the state before the token and its decay. Delta
+        rules pass a = -beta k, which subtracts.
     write : array, shape (..., n), optional
         Factors on k v^T, 1 by default.
     initial_state : array, shape (..., d, d_v), optional
@@ -58,7 +58,7 @@ def recurrent_attention(
     -------
     Recurrent
         `out`, (..., n, d_v), and the last `state`, (..., d, d_v), with the leading axes of keys,
-        values and what goes with them. Same namespace, dtype and device as `q`.
+        values, gates and initial state. Same namespace, dtype and device as `q`.
 
     Raises
     ------
@@ -72,9 +72,9 @@ def recurrent_attention(
     -----
     Tokens are taken in chunks of 64, in products of matrices. The error is at most
     C eps (1 + G + h) relative to the same recurrence of absolute values. G is the largest sum of
-    |g| in a chunk, no larger than where e^-G underflows; the state depends on the last h chunks.
-    With removal it is also multiplied by the condition of a triangular system for each chunk, which
-    is bounded where a = -beta k, b = k, |k| = 1 and beta <= 2.
+    |g| in a chunk, but no more than the G at which e^-G underflows. h is the number of chunks on
+    which the state depends. With removal, the error is also multiplied by the condition number of a
+    triangular system for each chunk. It is bounded if a = -beta k, b = k, |k| = 1 and beta <= 2.
 
     Sources: Yang et al., arXiv:2406.06484 (chunks); Yang et al., arXiv:2412.06464.
 

@@ -58,7 +58,7 @@ class Gradients(NamedTuple):
     sinks : array, shape (..., heads), or None
         Cotangent of the scores of sinks.
     log_decay, removal, write, initial_state, beta, decay : arrays, a pair of them, or None
-        Cotangents of the arguments of these names, of recurrences.
+        Cotangents of the arguments of recurrences with these names.
     """
 
     q: Array

@@ -189,14 +189,14 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
         \hat\sigma^2_i = \frac{1/4 + \sum_{j \le i} (x_j - \hat\mu_j)^2}{i + 1}, \quad
         \hat\mu_i = \frac{1/2 + \sum_{j \le i} x_j}{i + 1}
 
-    Each K is a martingale under the null, because lambda_i depends only on the past and is small
-    enough that no factor is negative. Ville's inequality bounds their maximum. This p-value is
-    usually far smaller than the others; no lower bound on its power is proven here.
+    Each K is a martingale under the null, because lambda_i depends only on the past. lambda_i is
+    so small that no factor is negative, and Ville's inequality bounds their maximum. This p-value
+    is usually far smaller than the others; no lower bound on its power is proven here.
 
     Parameters
     ----------
     x : array_like, shape (n,)
-        Independent draws, in [0, 1]; a martingale difference sequence about the mean will do.
+        Independent draws, in [0, 1], or a martingale difference sequence about the mean.
     mean : float
         The mean under the null, strictly between 0 and 1.
     level : float, default 1e-6
@@ -283,7 +283,7 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
 
     .. math:: p = 2 \exp(-2 n (D_n - \mathrm{error})_+^2), \qquad D_n = \sup_t |F_n(t) - F(t)|
 
-    Never below `ks` up to rounding, and as simple as a bound can be.
+    Never below `ks`, up to rounding.
 
     Parameters
     ----------
@@ -319,8 +319,8 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
               \frac{D}{1 / \sqrt{2 n} + 1 / \sqrt{2 N}} \Big)^2 \Big), \qquad
               D = \sup_t |F_n(t) - G_N(t)|
 
-    If D is at least the sum of two parts, in the ratio of the standard deviations, one sample is
-    at least its part away from the common distribution.
+    D is at most the sum of the distances of the two samples from the common distribution. So D is
+    split in the ratio of the standard deviations: one distance is at least its part.
 
     Parameters
     ----------

@@ -26,9 +26,9 @@ class GaussianEstimates(NamedTuple):
     Attributes
     ----------
     each : float
-        The smallest KS p-value of the columns of `bartlett`, times their number.
+        The smallest p-value of `ks` over the columns of `bartlett`, times their number.
     pooled : float
-        KS of all uniforms of `bartlett` together.
+        The p-value of `ks` for all uniforms of `bartlett` together.
     location : float
         The average of the estimated means, against the mean.
     dispersion : float
@@ -108,7 +108,7 @@ def bartlett(
         T_{ii}^2 \sim \chi^2_{N-i} \; (i = 1, \dots, d), \qquad
         T_{ij} \sim N(0, 1) \; (j < i),
 
-    all independent, and each goes through its own distribution function.
+    all independent. The distribution function of each maps it to a uniform.
 
     Parameters
     ----------
@@ -166,9 +166,9 @@ def gaussian_estimates(
         \sum_r |z_r|^2 \sim \chi^2_{Rd}, \qquad
         \sum_r \operatorname{tr} A_r \sim \chi^2_{Rd(N-1)},
 
-    the first one-sided (upper tail) and the others two-sided, and KS of the uniforms of `bartlett`.
-    Power is largest for small N and large R. The five p-values are dependent: combine them by
-    `holm`.
+    the first one-sided (upper tail) and the others two-sided, and `ks` of the uniforms of
+    `bartlett`. Power is largest for small N and large R. The five p-values are dependent: combine
+    them by `holm`.
 
     Parameters
     ----------

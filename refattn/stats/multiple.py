@@ -124,8 +124,8 @@ def gandy_scott(
         \text{accepts if } p_j > \gamma + \beta_j, \qquad \text{else goes on},
 
     and the last step accepts if it does not reject. The sample grows once, after the first step.
-    At step j a sound p-value is at most beta_j with probability at most that, and at most
-    gamma + beta_j likewise. Backwards from the last step, the level is therefore at most
+    Under the null, step j rejects with probability at most beta_j, and does not accept with
+    probability at most gamma + beta_j. By induction from the last step, the level is at most
     sum_j gamma^(j - 1) beta_j = alpha, which uniform p-values attain.
 
     Parameters
@@ -136,7 +136,7 @@ def gandy_scott(
     alpha : float, default 1e-5
         The level, strictly between 0 and 1.
     steps : int, default 7
-        Most steps k.
+        Largest number of steps k.
     size : int, default 1000
         Sample size of the first step.
     growth : int, default 4

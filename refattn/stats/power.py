@@ -141,7 +141,7 @@ def min_samples(
     Raises
     ------
     ValueError
-        If no n up to 2^50 will do.
+        If no n up to 2^50 is enough.
 
     References
     ----------

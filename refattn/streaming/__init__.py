@@ -1,7 +1,7 @@
 r"""Decoding states: attention over keys that arrive over time.
 
-Each state offers `init` (from the first keys, possibly none), `update` (with more keys), `read`
-(attend to the keys so far) and `merge` (with the state of later keys). States are immutable:
+Each state offers `init` (start from the first keys, possibly none), `update` (add keys), `read`
+(attend to the keys so far) and `merge` (add the state of later keys). States are immutable:
 `update` and `merge` return new ones. Reading token by token after each update is causal attention.
 `EvaState` also takes the queries of its tokens. There is no state for `coreset_attention` or
 `sampled_key_attention`: a new key changes the weights, or the sample, of all earlier keys.

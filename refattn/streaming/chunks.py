@@ -67,8 +67,8 @@ class _ChunkState(KeysAndValues):
 class SecondOrderState(_ChunkState):
     r"""The keys of the last chunk, and the moments of each chunk before it.
 
-    It decodes `refattn.second_order_attention` with ``causal=True``: beside a chunk it holds
-    (1 + d) (d + d_v) numbers for each.
+    It decodes `refattn.second_order_attention` with ``causal=True``. It stores (1 + d) (d + d_v)
+    numbers for each earlier chunk.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class SecondOrderState(_ChunkState):
     def init(
         cls, k: Array, v: Array, *, window: int, scale: float | None = None
     ) -> SecondOrderState:
-        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+        """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
         The window and the scale are those of `refattn.second_order_attention`.
         """
@@ -105,7 +105,7 @@ class SecondOrderState(_ChunkState):
 
     @as_written
     def update(self, k: Array, v: Array) -> SecondOrderState:
-        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes."""
         k, v = self._joined(k, v)
         return self._summed(k, v, max(0, self._count(k) - 1))
 
@@ -124,7 +124,7 @@ class SecondOrderState(_ChunkState):
 
     @as_written
     def read(self, q: Array) -> Array:
-        """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
+        """Attend from queries (..., n, d), all at the position of the last key: (..., n, d_v)."""
         _check_query(self, q)
         (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.far_k, self.far_v)
         root = root_scale(self.scale, q)
@@ -158,7 +158,7 @@ class SecondOrderState(_ChunkState):
         return merge(near, far)
 
     def merge(self, other: SecondOrderState) -> SecondOrderState:
-        """Add the state of later keys; those of this one must make up whole chunks."""
+        """Add the state of later keys; the keys of this one must fill whole chunks."""
         check_same(self, other, "scale", "window", "lead", "d")
         if not other.k.shape[-2]:
             return self
@@ -174,9 +174,9 @@ class SecondOrderState(_ChunkState):
 class EvaState(_ChunkState):
     r"""The keys of the last chunk, and a summary of each chunk before it.
 
-    It decodes `refattn.eva_attention` with ``causal=True``: beside a chunk it holds d + d_v
-    numbers for each. Frequencies depend on the queries of their chunks: `update` takes the queries
-    of its tokens, unless frequencies are given.
+    It decodes `refattn.eva_attention` with ``causal=True``. It stores d + d_v numbers for each
+    earlier chunk. Frequencies depend on the queries of their chunks, so `update` needs the queries
+    of its tokens, unless you pass frequencies.
 
     Examples
     --------
@@ -214,12 +214,12 @@ class EvaState(_ChunkState):
         log_size: bool = True,
         scale: float | None = None,
     ) -> EvaState:
-        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+        """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
-        The queries `q`, shape (..., n, d), are those of the last n of these tokens, n possibly 0.
-        `omega`, shape (..., C, d), may be of more chunks than there are yet; with it `q` is not
-        needed. The other options are as in `refattn.eva_attention`. Of a generator that is given
-        a copy is kept, so that the same frequencies are drawn after every step.
+        The queries `q`, shape (..., n, d), are those of the last n of these tokens; n may be 0.
+        `omega`, shape (..., C, d), may have more chunks than there are yet; with it `q` is not
+        needed. The other options are as in `refattn.eva_attention`. The state copies a generator
+        `rng`, so that the same frequencies are drawn after every step.
         """
         qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)
@@ -242,10 +242,10 @@ class EvaState(_ChunkState):
 
     @as_written
     def update(self, k: Array, v: Array, q: Array | None = None) -> EvaState:
-        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first.
+        """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes.
 
-        `q`, shape (..., n, d), are the queries of the last n of these tokens, n possibly 0. It is
-        not needed where frequencies were given.
+        `q`, shape (..., n, d), are the queries of the last n of these tokens; n may be 0. It is not
+        needed if you passed `omega` to `init`.
         """
         self._check_new(q, k, v)
         k, v = self._joined(k, v)
@@ -350,7 +350,7 @@ class EvaState(_ChunkState):
 
     @as_written
     def read(self, q: Array) -> Array:
-        """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
+        """Attend from queries (..., n, d), all at the position of the last key: (..., n, d_v)."""
         _check_query(self, q)
         self._check_heads(q)
         (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.mean, self.f)
@@ -383,9 +383,9 @@ class EvaState(_ChunkState):
         return merge(near, attend(q, mean, f, scale=root * root, bias=bias))
 
     def merge(self, other: EvaState) -> EvaState:
-        """Add the state of later keys; those of this one must make up whole chunks.
+        """Add the state of later keys; the keys of this one must fill whole chunks.
 
-        Frequencies of chunks that are not yet summarised are those of `other`.
+        Chunks that are not yet summarised get the frequencies of `other`.
         """
         check_same(self, other, "scale", "window", "log_size", "lead", "d")
         if (self.omega is None, self.rng is None) != (other.omega is None, other.rng is None):
@@ -404,7 +404,7 @@ class EvaState(_ChunkState):
 
 
 def _check_query(state: _ChunkState, q: Array) -> None:
-    """Check queries that are all level with the last key."""
+    """Check queries that are all at the position of the last key."""
     checks.arrays(2, q=q, state=state.v)
     qkv.check(q, state.k, state.v)
 

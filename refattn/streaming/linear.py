@@ -21,10 +21,11 @@ from .state import check_keys, check_same, check_states
 @held()
 @dataclass(frozen=True, eq=False)
 class LinearState:
-    r"""Sums of features times values so far, for linear attention.
+    r"""The sums of features times values over the keys so far, for linear attention.
 
-    The numbers sum_j phi(k_j) [v_j, 1] over a common scale e^base: F (d_v + 1) a head, whatever
-    the number of tokens. Linear attention post; Katharopoulos et al., arXiv:2006.16236.
+    It stores sum_j phi(k_j) [v_j, 1] divided by a common scale e^base: F (d_v + 1) numbers for
+    each head, whatever the number of tokens. Linear attention post; Katharopoulos et al.,
+    arXiv:2006.16236.
 
     Examples
     --------
@@ -47,7 +48,7 @@ class LinearState:
     def init(
         cls, k: Array, v: Array, *, feature_map: Callable[[Array], Any] = features.elu_features
     ) -> LinearState:
-        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+        """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
         `feature_map` is as in `refattn.linear_attention`.
         """
@@ -69,7 +70,7 @@ class LinearState:
 
     @as_written
     def update(self, k: Array, v: Array) -> LinearState:
-        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes."""
         check_keys(self, k, v)
         return self.merge(LinearState.init(k, v, feature_map=self.feature_map))
 
@@ -91,7 +92,7 @@ class LinearState:
         return ungroup(phi.finish(sums).out)
 
     def merge(self, other: LinearState) -> LinearState:
-        """Add the sums over other keys, of the same leading axes and the same feature map."""
+        """Add the sums over other keys, with the same leading axes and feature map."""
         check_same(self, other, "d", "feature_map")
         check_states(**{"the state": (self.sums.total, other.sums.total)})
         return replace(self, sums=as_written(merge_totals)(self.sums, other.sums))

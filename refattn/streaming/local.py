@@ -19,10 +19,10 @@ from .state import check_keys, check_queries, check_same
 @held()
 @dataclass(frozen=True, eq=False)
 class LocalState:
-    r"""The last keys, and what samples have attended to of those before them.
+    r"""The last keys, and random-feature sums over the keys before them.
 
-    It decodes `refattn.local_random_feature_attention` with ``causal=True``. The window holds its
-    keys and values, samples S (d_v + 1) numbers a head, whatever the number of tokens.
+    It decodes `refattn.local_random_feature_attention` with ``causal=True``. It stores the
+    keys and values of the window, and S (d_v + 1) numbers for each head.
 
     Examples
     --------
@@ -53,10 +53,10 @@ class LocalState:
         log_weight: Array | None = None,
         scale: float | None = None,
     ) -> LocalState:
-        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+        """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
-        The last key and `window` before it are near, as with ``window=(window, 0)``; all are with
-        None. The other arguments are as in `PositiveState.init`.
+        The last key and the `window` keys before it are near, as with ``window=(window, 0)``; with
+        None all keys are near. The other arguments are as in `PositiveState.init`.
         """
         qkv.keys_and_values(k, v)
         empty = k[..., :0, :], v[..., :0, :]
@@ -75,7 +75,7 @@ class LocalState:
 
     @as_written
     def update(self, k: Array, v: Array) -> LocalState:
-        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes."""
         check_keys(self.near, k, v)
         return self._after(replace(self.near, k=k, v=v), self.far)
 
@@ -89,7 +89,7 @@ class LocalState:
 
     @as_written
     def read(self, q: Array) -> Array:
-        """Attend from queries (..., n, d), all level with the last key: (..., n, d_v)."""
+        """Attend from queries (..., n, d), all at the position of the last key: (..., n, d_v)."""
         qkv.check(q, self.near.k, self.near.v)
         near = self._near(q, self.near, causal=False)
         return merge(near, self._whole(q, self.far._read(q))).out
@@ -124,7 +124,7 @@ class LocalState:
         return Attended(far.out, far.lse - lacking(q, root, count, self.near._xp))
 
     def merge(self, other: LocalState) -> LocalState:
-        """Add the state of later keys, of the same window, frequencies and log weights."""
+        """Add the state of later keys, with the same window, frequencies and log weights."""
         check_same(self, other)
         check_same(self.near, other.near, "scale", "window")
         both = self.far.merge(other.far)

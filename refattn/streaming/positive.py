@@ -20,10 +20,10 @@ from .state import check_keys, check_same, copy_array
 @held()
 @dataclass(frozen=True, eq=False)
 class PositiveState:
-    r"""What samples have attended to so far, for random-feature attention.
+    r"""The random-feature sums over the keys so far, for `refattn.random_feature_attention`.
 
-    For each frequency the mean value f_s and the log normaliser log Z_s: S (d_v + 1) numbers a
-    head, whatever the number of tokens. Two states merge as `refattn.merge` says.
+    It stores the mean value f_s and the log normaliser log Z_s of each frequency: S (d_v + 1)
+    numbers for each head, whatever the number of tokens. States merge as in `refattn.merge`.
 
     Examples
     --------
@@ -54,7 +54,7 @@ class PositiveState:
         log_weight: Array | None = None,
         scale: float | None = None,
     ) -> PositiveState:
-        """Start from keys (..., m, d) and values (..., m, d_v), m possibly 0.
+        """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
         `omega`, shape (..., S, d), `log_weight`, shape (..., S), and `scale` are as in
         `refattn.random_feature_attention`; leading axes are those of the keys.
@@ -84,14 +84,14 @@ class PositiveState:
 
     @as_written
     def update(self, k: Array, v: Array) -> PositiveState:
-        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes."""
         check_keys(self, k, v)
         more = _attend_from_frequencies(constant(self.omega, k), k, v, self.scale)
         return replace(self, samples=merge(self.samples, more))
 
     @as_written
     def read(self, q: Array) -> Array:
-        """Attend from queries (..., n, d) to the samples: (..., n, d_v)."""
+        """Attend from queries (..., n, d) to every key so far: (..., n, d_v)."""
         return self._read(q).out
 
     def _read(self, q: Array) -> Attended:
@@ -110,8 +110,8 @@ class PositiveState:
     def read_causal(self, q: Array, k: Array, v: Array) -> Array:
         """Attend from the queries of new tokens to every key so far and, causally, to their own.
 
-        q (..., n, d), k (..., m, d) and v (..., m, d_v) are as in causal attention; the state
-        stays without the new keys. `read_causal`, then `update`, is one step over a long prompt.
+        q (..., n, d), k (..., m, d) and v (..., m, d_v) are as in causal attention. The new keys
+        are not added: call `read_causal`, then `update`, for each part of a long prompt.
         """
         qkv.check(q, k, v, causal=True)
         check_keys(self, k, v)
@@ -139,9 +139,9 @@ class PositiveState:
         return omega, log_weight[..., None, :]
 
     def merge(self, other: PositiveState) -> PositiveState:
-        """Add what the same samples attended to elsewhere, from keys of the same leading axes.
+        """Add the sums over other keys, with the same leading axes.
 
-        Both states must have the same frequencies and log weights. Where these are not NumPy
+        Both states must have the same frequencies and log weights. If these are not NumPy
         arrays, only their shapes and dtypes are compared.
         """
         check_same(self, other, "scale", "lead", "omega", "log_weight")

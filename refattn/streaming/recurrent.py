@@ -16,10 +16,10 @@ from .state import check_keys, check_same, check_states
 @held()
 @dataclass(frozen=True, eq=False)
 class RecurrentState:
-    r"""The state of a recurrence after some tokens: d d_v numbers a head, however many they are.
+    r"""The state of a recurrence after some tokens: d d_v numbers for each head.
 
-    It decodes `refattn.recurrent_attention`, whose gates it takes. For a delta rule, call the layer
-    of `refattn.recurrences` with one token and `initial_state`, the last state.
+    It decodes `refattn.recurrent_attention` and takes its gates. For a delta rule, call the
+    function in `refattn.recurrences` with one token and the last state as `initial_state`.
 
     Examples
     --------
@@ -43,7 +43,7 @@ class RecurrentState:
     def init(
         cls, k: Array, v: Array, *, scale: float | None = None, **gates: Any
     ) -> RecurrentState:
-        """Start from keys (..., n, d) and values (..., n, d_v), n possibly 0.
+        """Make a state of the first keys (..., n, d) and values (..., n, d_v); n may be 0.
 
         `gates` are `log_decay`, `removal`, `write` and `initial_state`, as in
         `recurrent_attention`.
@@ -92,9 +92,9 @@ class RecurrentState:
         return ungroup(scale * (q @ state))
 
     def merge(self, other: RecurrentState) -> RecurrentState:
-        """Add the state of later tokens, which started from 0; none of them may remove.
+        """Add the state of later tokens, which must start from 0 and have no removal.
 
-        What tokens remove depends on the state before them: then there is no merge.
+        With a removal there is no merge: what a token removes depends on the state before it.
         """
         check_same(self, other, "scale")
         check_states(**{"the state": (self.state, other.state)})

@@ -16,8 +16,8 @@ from .state import KeysAndValues, check_keys, check_same, copy_array
 class SoftmaxState(KeysAndValues):
     """The keys and values so far, for exact attention: a key-value cache.
 
-    Its size grows with the number of tokens, unless there is a window, which holds the last tokens
-    only. The sizes of `PositiveState` and `LinearState` do not grow.
+    Its size grows with the number of tokens, unless a window limits it to the last tokens. The
+    sizes of `PositiveState` and `LinearState` do not grow.
 
     Examples
     --------
@@ -51,10 +51,10 @@ class SoftmaxState(KeysAndValues):
         softcap: float | None = None,
         sinks: Array | None = None,
     ) -> SoftmaxState:
-        """Start from keys (..., m, d) and values (..., m, d_v); m may be 0.
+        """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
-        With a `window` the last key and as many before it are kept, as in `softmax_attention` with
-        ``window=(window, 0)``; `softcap` and `sinks` are as there.
+        With a `window` only the last key and that many keys before it are stored, as for
+        ``window=(window, 0)`` in `softmax_attention`; `softcap` and `sinks` are as there.
         """
         qkv.keys_and_values(k, v)
         scale = checks.real("scale", scale, optional=True, like=k)
@@ -76,7 +76,7 @@ class SoftmaxState(KeysAndValues):
 
     @as_written
     def update(self, k: Array, v: Array) -> SoftmaxState:
-        """Add keys (..., m, d) and values (..., m, d_v), of the leading axes of the first."""
+        """Add keys (..., m, d) and values (..., m, d_v), with the same leading axes."""
         check_keys(self, k, v)
         return self.merge(replace(self, k=k, v=v))
 
@@ -88,7 +88,7 @@ class SoftmaxState(KeysAndValues):
         )
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
-        """Add the keys of another state, of the same options."""
+        """Add the keys of another state, with the same options."""
         check_same(self, other, "scale", "window", "softcap", "sinks")
         return self._joined(other)._last()
 

@@ -22,11 +22,10 @@ def write_random_feature_attention(
     causal: bool = False,
     chunk: int = 65_536,
 ) -> Array:
-    r"""Write random-feature attention of long arrays, read chunk by chunk, into another.
+    r"""Read long arrays chunk by chunk, and write their random-feature attention into another.
 
-    The numbers are those of `refattn.random_feature_attention` with positive features, to rounding.
-    Only `chunk` tokens are in memory at a time, if the arrays are memory maps, and the states of
-    the samples.
+    The numbers are those of `refattn.random_feature_attention` with positive features, up to
+    rounding. If the arrays are memory maps, only `chunk` tokens and the sums are in memory.
 
     Parameters
     ----------

@@ -76,7 +76,7 @@ def verify(
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Inputs of the kernel, of any floating-point dtype and library, or int8.
     out : array, shape (..., n, d_v), optional
-        Its output.
+        Output of the kernel.
     lse : array, shape (..., n) or (..., n, 1), optional
         Its log normalisers (natural logarithms), for softmax attention.
     d_out : array, shape (..., n, d_v), optional
@@ -88,15 +88,15 @@ def verify(
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"} or str
-        What the kernel computes: also the name of a recurrence, such as "gated-delta-rule".
+        What the kernel computes, or the name of a recurrence, such as "gated-delta-rule".
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
         array has its type. An array of a wider type than `out` is assumed to be in the type of
         `out`, if that type holds all its numbers. If `q`, `k`, `v` and `out` hold only bfloat16 or
         only float16 numbers, all are assumed to be in that type. A dict names the types of `q`,
-        `k`, `v`, `out` and `weights`: weights are rounded to it before they multiply the values, by
-        default to the type of `q`.
+        `k`, `v`, `out` and `weights`, the type to which weights are rounded before they multiply
+        the values (by default that of `q`).
     profile : str or Profile, optional
         What the kernel rounds, if that is known. No other profile is tried, except that gradients
         of heads that share keys may also be rounded by head.
@@ -114,17 +114,17 @@ def verify(
         Whether all rows of large arrays are tested, for all known bugs. If not, the verdict reports
         which share of the rows was tested.
     q_scale, k_scale, v_scale : float or arrays, optional
-        Factors of arrays in 8 bits: one number, or one for each head, token, block of tokens or
-        columns, or element, with shape (..., heads), (..., n), or all axes of the array.
+        Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
+        all axes of the array, for each head, token, block of tokens or columns, or element.
     empty_rows : {"zero", "nan", "mean", "any", "undefined"}
         Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
         the mean of all values, or anything ("any" and "undefined" are the same).
     beta, log_decay, write, removal, decay : arrays, optional
-        Of a recurrence, what its function in `refattn.recurrences` takes: all that this one needs.
+        For a recurrence, the arguments that its function in `refattn.recurrences` needs.
     initial_state, state : arrays, shape (..., d, d_v), optional
-        Of a recurrence, the state before the first token, and the last one, which is judged. A
-        kernel may round its state between chunks to bfloat16 only if these arrays hold bfloat16:
-        in a float32 array beside bfloat16 `q`, a last state of bfloat16 numbers only fails.
+        For a recurrence, the state before the first token, and the last one, which is judged. A
+        kernel may round its state between chunks to bfloat16 only if these arrays are bfloat16:
+        with bfloat16 `q`, a float32 `state` that holds only bfloat16 numbers fails.
     layout : {"bhnd", "bnhd"}
         Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
         arrays they always do.
@@ -138,7 +138,7 @@ def verify(
     ------
     TypeError, ValueError
         As in `rounding.predict`; also if there is nothing to judge, if shapes of results do not
-        match, if gradients come without `d_out`, or if an option is not one of the estimator.
+        match, if gradients come without `d_out`, or if the estimator does not have an option.
 
     Examples
     --------
