@@ -82,7 +82,7 @@ class Assessment(NamedTuple):
     achieved : numpy.ndarray, shape (...)
         Root mean square over draws of the relative error of `random_feature_attention`.
     ess : numpy.ndarray, shape (...)
-        Harmonic mean over queries of the effective sample size that the law predicts.
+        Harmonic mean over queries of the predicted effective sample size.
     """
 
     predicted: Doubles
@@ -133,10 +133,10 @@ def fit(
 
     Notes
     -----
-    Moments of a single row whose covariance is nan count as having covariance 0. For
-    data other than those fitted to, covariances of N < d^2 rows must be shrunk
-    (``moments.shrink(moments.estimate(q))``) and a larger `floor` helps: on tokens of the same
-    text that were not fitted to, 64 rows of length 32 as they are did harm.
+    Moments of a single row whose covariance is nan count as having covariance 0. For data other
+    than those fitted to, covariances of N < d^2 rows must be shrunk
+    (``moments.shrink(moments.estimate(q))``) and a larger `floor` helps: on other tokens of the
+    same text, a fit to 64 rows of length 32 without shrinkage made errors larger.
 
     Examples
     --------
@@ -221,7 +221,7 @@ def oprf(q: Moments, k: Moments) -> Gaussian:
     Parameters
     ----------
     q, k : moments.Moments
-        Moments of queries and keys in kernel coordinates, taken to be independent.
+        Moments of queries and keys in kernel coordinates, assumed to be independent.
 
     Returns
     -------

@@ -380,7 +380,7 @@ def measure(
     q, k, v : NumPy arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Queries, keys and values, all float32 or all float64.
     estimators : iterable of str
-        Names in `registry.ESTIMATORS` of estimators of softmax attention, see `names`.
+        Names of estimators, see `names`.
     sizes : sequence of int
         Numbers S of features, samples, ...; an estimator that has no size is measured once.
     draws : int
@@ -399,7 +399,7 @@ def measure(
     announce : callable, optional
         Called first with an estimate of the time in seconds.
     track : callable
-        Wraps the sequence of what is to be measured, for a bar of progress, say.
+        Wraps the sequence of measurements, for example to show progress.
 
     Returns
     -------
@@ -410,7 +410,7 @@ def measure(
     ------
     TypeError, ValueError
         If an argument is unusable, if a name is unknown, if exact attention is not finite or is 0
-        in some head, or if every estimator refuses.
+        in some head, or if no estimator supports the arguments.
 
     Examples
     --------

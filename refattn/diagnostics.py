@@ -131,10 +131,10 @@ def effective_sample_size(log_weights: Array) -> Array:
 def pareto_k(log_weights: Array) -> Any:
     r"""Estimate the shape k of the generalised Pareto tail of importance weights.
 
-    Below 0.5 the weights have finite variance; above 0.7 the estimate is not to be trusted
-    whatever its apparent precision. Vehtari et al., Pareto smoothed importance sampling,
-    arXiv:1507.02646: the law is fitted to the tail, the min(S / 5, 3 sqrt(S)) largest weights less
-    the next one, by the package arviz-stats (the extra ``diagnostics``).
+    Below 0.5 the weights have finite variance; above 0.7 do not trust the estimate, whatever its
+    apparent precision. Vehtari et al., Pareto smoothed importance sampling, arXiv:1507.02646: the
+    distribution is fitted to the tail, the min(S / 5, 3 sqrt(S)) largest weights less the next one,
+    by the package arviz-stats (the extra ``diagnostics``).
 
     Parameters
     ----------

@@ -67,12 +67,13 @@ def attend(
     v : dask.array.Array, shape (..., m, d_v), dtype of `q` and leading axes of `k`
         Values.
     bias, mask, dropout : dask.array.Array, broadcasting to (..., n, m), optional
-        As in `refattn.attend`. Where they are cut otherwise than queries and keys, this moves data.
-        `bias` may be an `alibi` of `refattn.attention`, of slopes that are a Dask array.
+        As in `refattn.attend`. If their chunks differ from those of queries and keys, data moves
+        between workers. `bias` may be an `alibi` of `refattn.attention` whose slopes are a Dask
+        array.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n. Chunks that it does not see are not read.
     window : pair of int or None, optional
-        (left, right), as in `refattn.attend`. Tasks are as many as pairs of chunks of which some
+        (left, right), as in `refattn.attend`. There is a task for each pair of chunks in which some
         query sees some key: linear in the tokens.
     scale, softcap, sinks
         As in `refattn.attend`; `sinks` is a dask.array.Array.
@@ -80,8 +81,8 @@ def attend(
     Returns
     -------
     Attended
-        `out`, shape (..., n, d_v), and `lse`, shape (..., n): Dask arrays in the chunks of `q`,
-        of which those that hold parts of several groups of heads are cut.
+        `out`, shape (..., n, d_v), and `lse`, shape (..., n): Dask arrays in the chunks of `q`; a
+        chunk with parts of several groups of heads is split.
 
     Examples
     --------
@@ -172,7 +173,7 @@ def random_feature_attention(
         As in `refattn.random_feature_attention`; one proposal for all heads.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n. Keys are cut where the queries are; if chunks
-        differ this moves data.
+        differ, data moves between workers.
 
     Returns
     -------

@@ -80,12 +80,12 @@ def random_features(
         \ldots, f_l(\omega_1 \cdot x), \ldots, f_l(\omega_S \cdot x)\right]
 
     Random features post, Theorem 1 (general, not restricted to stationary kernels: exp(x . y) is
-    none).
+    not stationary).
 
     Parameters
     ----------
     x : array, shape (..., n, d), float32 or float64
-        Vectors, in kernel coordinates where the softmax kernel is meant.
+        Vectors, in kernel coordinates if the features are for the softmax kernel.
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
     functions : sequence of functions of an array
@@ -137,8 +137,8 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
     square_norm : float or array, shape (...), optional
-        What takes the place of |x|^2, the same for all rows: Ye 2023, eqs. (14) and (15),
-        has `moments.mean_only` here and eq. (13) `moments.mean_plus_trace`.
+        Replaces |x|^2, the same for all rows: Ye 2023, eqs. (14) and (15), has `moments.mean_only`
+        here and eq. (13) `moments.mean_plus_trace`.
 
     Returns
     -------

@@ -94,7 +94,7 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
     x, y : array, shape (..., d), float32 or float64
         Vectors; leading axes broadcast.
     degree : int
-        Degree p, from 0 to 1 / eps, from where on no digit of a power is known.
+        Degree p, from 0 to 1 / eps; above that, no digit of a power is known.
 
     Returns
     -------
@@ -129,9 +129,9 @@ def estimate(
         \hat\kappa(x, y) = \frac1S \sum_s w_s \, \xi(x, \omega_s) \, \xi(y, \omega_s), \qquad
         \xi(x, \omega) = \exp(\omega \cdot x - |x|^2 / 2)
 
-    Unbiased for frequencies drawn from N(0, I) with w = 1, or from any q with
-    w = N(omega; 0, I) / q(omega). Evaluated in the log domain. Random features post, Proposition 1;
-    Ye 2023, eqs. (7) and (9); Zheng 2022, positive random features.
+    Unbiased for frequencies drawn from N(0, I) with w = 1, or from any q with w = N(omega; 0, I) /
+    q(omega). Evaluated as a logarithm. Random features post, Proposition 1; Ye 2023, eqs. (7) and
+    (9); Zheng 2022, positive random features.
 
     Parameters
     ----------

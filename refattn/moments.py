@@ -179,9 +179,9 @@ def estimate_chunks(
 ) -> Moments:
     r"""Estimate the mean and the covariance of rows that come in several arrays.
 
-    The formula of `estimate` over the rows of all arrays. They are taken one at a time and let
-    go when the next has come: data larger than memory may be generated, read or sliced from a file
-    on the way, and one buffer may serve for all.
+    The formula of `estimate` over the rows of all arrays. They are read one at a time, and each is
+    released when the next arrives: data larger than memory may be generated, read or sliced from a
+    file on the way, and one buffer may serve for all.
 
     Parameters
     ----------
@@ -233,8 +233,8 @@ def merge(a: Moments, b: Moments) -> Moments:
     Parameters
     ----------
     a, b : Moments
-        Of one shape, namespace, dtype, device and ddof. The covariance of a single row, nan with
-        ddof 1, counts as 0: the row has no scatter.
+        With the same shape, namespace, dtype, device and ddof. The covariance of a single row, nan
+        with ddof 1, counts as 0: the row has no scatter.
 
     Returns
     -------
@@ -276,7 +276,7 @@ def shrink(m: Moments) -> Moments:
     Parameters
     ----------
     m : Moments
-        Of at least 2 rows; with fewer the covariance stays what it is.
+        Of at least 2 rows; with fewer the covariance is unchanged.
 
     Returns
     -------
@@ -377,9 +377,9 @@ def summary(m: Moments) -> Summary:
 
     Notes
     -----
-    A covariance has no negative eigenvalues: those that rounding makes are given as 0. All
-    eigenvalues carry the rounding of the dtype of `m` times the largest one, so that a condition
-    above 1 / eps says no more than that.
+    A covariance has no negative eigenvalues: negative ones from rounding are returned as 0. All
+    eigenvalues carry the rounding of the dtype of `m` times the largest one, so a condition above 1
+    / eps means no more than that.
 
     Examples
     --------
@@ -418,8 +418,8 @@ def mean_only(m: Moments) -> Array:
 
     .. math:: q' = |\hat\mu|^2
 
-    Ye 2023, eqs. (14) and (15), and the text between (13) and (14). Its eq. (13) says
-    otherwise: see `mean_plus_trace`.
+    Ye 2023, eqs. (14) and (15), and the text between (13) and (14). Its eq. (13) differs: see
+    `mean_plus_trace`.
 
     Parameters
     ----------

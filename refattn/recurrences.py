@@ -52,7 +52,7 @@ def retention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, decay: Any,
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read a state that each head forgets at a rate of its own.
+    r"""Compute retention (RetNet), whose state decays at a fixed rate for each head.
 
     .. math:: S_t = \gamma S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
@@ -83,7 +83,7 @@ def gated_linear_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array,
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read a state whose coordinates of keys each decay at a rate that depends on the token.
+    r"""Compute gated linear attention (GLA), whose decay depends on token and coordinate.
 
     .. math:: S_t = \mathrm{Diag}(e^{g_t}) S_{t-1} + k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
@@ -108,7 +108,7 @@ def state_space_duality(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array, write: Array | None = None,
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read the state of Mamba-2, which decays as a whole at a rate that depends on the token.
+    r"""Compute the recurrence of Mamba-2, whose decay depends on the token.
 
     .. math:: S_t = e^{g_t} S_{t-1} + w_t k_t v_t^\top, \qquad o_t = c \, S_t^\top q_t
 
@@ -133,7 +133,7 @@ def delta_rule(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array,
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read a state in which the value of each key is replaced, in part, by the new one.
+    r"""Compute the delta rule (DeltaNet), which replaces part of the value stored for a key.
 
     .. math:: S_t = S_{t-1} + \beta_t k_t (v_t - S_{t-1}^\top k_t)^\top, \quad
               o_t = c \, S_t^\top q_t
@@ -145,11 +145,10 @@ def delta_rule(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same. States stay bounded where
-        beta |k|^2 <= 2.
+        As in `recurrent_attention`, which returns the same. States stay bounded if beta |k|^2 <= 2.
     beta : array, shape (..., n)
-        How much of the value is replaced: 0 to 1, or to 2 where the state may change sign along a
-        key (negative eigenvalues).
+        How much of the value is replaced: 0 to 1, or to 2 if the state may change sign along a key
+        (negative eigenvalues).
 
     Examples
     --------
@@ -168,7 +167,7 @@ def gated_delta_rule(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array, log_decay: Array,
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read a state that decays, and in which the value of each key is then replaced in part.
+    r"""Compute the gated delta rule (Gated DeltaNet): a decay, then the delta rule.
 
     .. math:: S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
@@ -202,7 +201,7 @@ def kimi_delta_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Array, log_decay: Array,
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read a state whose coordinates decay, and in which values are then replaced in part.
+    r"""Compute Kimi Delta Attention (KDA): a decay of each coordinate, then the delta rule.
 
     .. math:: S_t = (I - \beta_t k_t k_t^\top) \mathrm{Diag}(e^{g_t}) S_{t-1}
               + \beta_t k_t v_t^\top, \quad o_t = c \, S_t^\top q_t
@@ -227,7 +226,7 @@ def rwkv7(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Array, removal: tuple[Array, Array],
     initial_state: Array | None = None, scale: float | None = None,
 ) -> Recurrent:  # fmt: skip
-    r"""Read the state of RWKV-7, whose removal is free.
+    r"""Compute the recurrence of RWKV-7, whose removal is any pair of vectors.
 
     .. math:: S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
@@ -239,12 +238,12 @@ def rwkv7(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same. The paper's scale is 1, and fla's.
+        As in `recurrent_attention`, which returns the same. The paper and fla use scale 1.
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     removal : pair of arrays (a, b), shape (..., n, d) each
-        The vectors above: with the removal key and the learning rate of the paper, the key has norm
-        1, b is minus the key, and a is the rate times the key.
+        The vectors a and b above. In the paper b is minus the removal key, which has norm 1, and a
+        is the learning rate times that key.
     """
     return recurrent_attention(
         q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale

@@ -284,7 +284,7 @@ class Mixture:
         return np.asarray(standard.log_density(omega) - self.log_ratio(omega))
 
     def has_finite_variance(self) -> bool:
-        """Whether some component exceeds I/2, whose share alone then bounds the squared weights.
+        """Whether some component exceeds I/2: its share alone then bounds the squared weights.
 
         Sufficient, not necessary: components may bound them together.
         """
@@ -309,8 +309,8 @@ def draw(
     d : int
         Length of a frequency, the head size, at least 1.
     coupling : str, default "iid"
-        How frequencies depend on each other. Each coupling makes rows z that are exactly N(0, I)
-        one by one (but for the last), which a Gaussian proposal maps to mean + cov^{1/2} z.
+        How frequencies depend on each other. Each coupling but the last makes rows z of which each
+        is exactly N(0, I). A Gaussian proposal maps rows to mean + cov^{1/2} z.
 
         * ``"iid"``: independent.
         * ``"orthogonal"``: blocks of d mutually orthogonal rows, each block a Haar-distributed
@@ -349,8 +349,8 @@ def draw(
     Warns
     -----
     InfiniteVarianceWarning
-        If the importance weights have infinite variance, the covariance not being above I/2, or
-        if they may have: no component of the mixture is.
+        If the importance weights have infinite variance, because the covariance is not above I/2,
+        or may have it, because that of no component of the mixture is.
 
     Examples
     --------
@@ -398,18 +398,17 @@ def draw_target(
     mask: Array | None = None,
     causal: bool = False,
 ) -> Array:
-    r"""Draw exactly from the target of randomized attention, one set of frequencies a query.
+    r"""Draw exactly from the target of randomized attention, for each query.
 
     .. math:: p_i(\omega) = \sum_j \pi_{ij} \, N(\omega;\, q_i + k_j,\, I), \qquad
               \pi_{ij} = \mathrm{softmax}_j(q_i \cdot k_j)
 
-    (kernel coordinates). Zheng 2022, p_n. The component j is found by inverting the
-    distribution function of pi_i at a uniform number, block by block and in float64: memory does
-    not depend on n times m, and the same seed gives the same frequencies on every backend and
-    dtype, to rounding. Where the device has no float64, as in JAX unless jax_enable_x64 is set,
-    this is done on the host; but for arrays that JAX traces, whose values are not known yet: there
-    a uniform number within rounding of a step, in float32, may find the key next to it. Takes time
-    O(n m (d + S)).
+    (kernel coordinates). Zheng 2022, p_n. The component j is found by inverting the distribution
+    function of pi_i at a uniform number, block by block and in float64: memory does not depend on n
+    times m, and the same seed gives the same frequencies on every backend and dtype, to rounding.
+    If the device has no float64, as in JAX unless jax_enable_x64 is set, this is done on the host.
+    JAX does not know the values of arrays that it traces: they stay in float32, where a uniform
+    number within rounding of a step may select the next key. Takes time O(n m (d + S)).
 
     Parameters
     ----------

@@ -91,15 +91,15 @@ KEY_LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
 
 
 class Recurrent(NamedTuple):
-    """What a recurrence gives.
+    """The result of a recurrence.
 
     Attributes
     ----------
     out : array, shape (..., n, d_v)
         What each token reads.
     state : array, shape (..., d, d_v)
-        The state after the last token, with the leading axes of keys, values and what goes with
-        them.
+        The state after the last token, with the leading axes of keys, values, gates and initial
+        state.
     """
 
     out: Any

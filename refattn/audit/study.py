@@ -142,7 +142,7 @@ class Audit(NamedTuple):
         return to_json(self)
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """Say what was found, and what to do; with `verbose` name the bugs that are not counted."""
+        """Describe the results and what to do; with `verbose` name the bugs not counted."""
         return [*self._count(verbose), *self._describe_sizes(), *self._advise()]
 
     def _count(self, verbose: bool) -> Iterator[str]:

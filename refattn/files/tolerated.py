@@ -18,11 +18,12 @@ class Tolerated(NamedTuple):
     model : str
         Its name.
     measure : str
-        What is measured of it, when the attention of all its layers is replaced.
+        The metric, when the attention of all layers is replaced.
     threshold : float
-        What that falls to.
+        The value of the metric at which errors are tolerated.
     errors : dict of str to float
-        The error at which it does, mean over texts, layers and heads, by estimator.
+        The error at which the metric falls to `threshold`, mean over texts, layers and heads, by
+        estimator.
     """
 
     model: str

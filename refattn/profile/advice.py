@@ -51,7 +51,7 @@ class Advice(NamedTuple):
     Attributes
     ----------
     scale, target, shrink, sizes
-        As given; the scale is a number.
+        As passed to `study`; the scale is a number.
     rows : pair of int
         Numbers n of queries and m of keys in a head.
     lead : tuple of int
@@ -65,17 +65,17 @@ class Advice(NamedTuple):
     excess : dict of arrays
         Expected log excess of the variance of a kernel estimate, by proposal; the least is 0.
     queries : int
-        For how many evenly spaced queries of each head the laws were evaluated.
+        Number of evenly spaced queries of each head for which the formulas were evaluated.
     error : dict of arrays, shape (S, ...)
-        Relative error that the law of an estimator predicts; empty without values.
+        Predicted relative error of an estimator; empty without values.
     inside : dict of arrays, shape (S, ...)
-        Share of the queries that are in the regime of the law.
+        Share of the queries for which the formula is valid.
     by_law : dict of arrays
-        S at which the law gives the target, whether or not it holds there.
+        S that the formula gives for the target, whether or not it is valid there.
     holds_from : dict of arrays
-        S from which the law holds: all queries are in its regime.
+        S from which the formula is valid for all queries.
     spread : dict of arrays
-        Relative standard error of `by_law`, for not all queries were taken; that of `error` is
+        Relative standard error of `by_law`, because only some queries were used; that of `error` is
         half of it.
     error_of_mean : array, shape (...)
         Relative error of the mean of the values, as a stand-in for attention; nan without values.
@@ -105,12 +105,12 @@ class Advice(NamedTuple):
         return list(np.ndindex(self.lead))
 
     def predictions(self, name: str) -> list[float]:
-        """Average the error over heads for each S; nan if any query is outside the regime."""
+        """Average the error over heads for each S; nan if the formula is invalid for any query."""
         pairs = zip(self.error[name], self.inside[name], strict=True)
         return [float(np.mean(e)) if np.all(share == 1) else math.nan for e, share in pairs]
 
     def standard_errors(self, name: str) -> list[float]:
-        """Return standard errors of `predictions`, as not all queries were taken."""
+        """Return standard errors of `predictions`, because only some queries were used."""
         heads = math.prod(self.lead)
         with np.errstate(all="ignore"):  # of errors that are not finite
             return [
@@ -118,11 +118,11 @@ class Advice(NamedTuple):
             ]
 
     def promised(self, name: str) -> Floats:
-        """Return the S at which the law gives the target and holds."""
+        """Return the S that the formula gives for the target, where it is valid."""
         return np.maximum(self.by_law[name], self.holds_from[name])
 
     def recommended(self, head: tuple[int, ...]) -> Choice:
-        """Choose what reaches the target for least by a law that holds, in multiply-adds."""
+        """Choose what reaches the target with fewest multiply-adds, by formulas that are valid."""
         options = [Choice(EXACT, None, 1.0)]
         for name in self.by_law:
             samples = float(self.promised(name)[head])
@@ -136,19 +136,18 @@ class Advice(NamedTuple):
         return samples * (n * m if quadratic else n + m) / (n * m)
 
     def tables(self) -> tuple[Table, Table]:
-        """Give what was found of each head as a row, and what is predicted for each S.
+        """Return a table with a row for each head, and a table of predictions for each S.
 
-        heads: the index `head`; `moments` in kernel coordinates (what `moments.Summary` holds, and
-        quantiles of |q_i + k_j|^2 in percent), the `eigenvalues` of the covariances of q and k,
-        largest first, `log_excess` by proposal; and where there are values, by estimator
-        `num_features_by_law` for the target, the S from which its `law_holds_from`, and the
-        `relative_standard_error` of the former from the choice of queries, and what is
-        `recommended` by the laws.
+        heads: the index `head`; `moments` in kernel coordinates (the fields of `moments.Summary`,
+        and quantiles of |q_i + k_j|^2 in percent); the `eigenvalues` of the covariances of q and k,
+        largest first; `log_excess` by proposal. With values also, by estimator:
+        `num_features_by_law` for the target and its `relative_standard_error`, because only some
+        queries were used; `law_holds_from`, the S from which the formula is valid; and the
+        `recommended` estimator.
 
-        predictions: by estimator and S the `error_mean` over heads (nan outside the regime of the
-        law), its `standard_error` as not all queries were taken, `error_per_head` (what the law
-        says outside too), and the share of the queries in the regime, of all and
-        `share_in_regime_per_head`.
+        predictions: by estimator and S, the `error_mean` over heads (nan where the formula is not
+        valid) and its `standard_error`; `error_per_head` (also where the formula is not valid); and
+        the share of the queries for which it is valid, of all and `share_in_regime_per_head`.
         """
         parts = {"moments": self.table, "log_excess": self.excess}
         if self.error:
@@ -208,15 +207,15 @@ def study(
 ) -> Advice:
     """Estimate moments, adapt to them, and predict errors; all in float64, head by head.
 
-    No random numbers are used. With values it takes time proportional to m^2 for m keys: laws are
-    evaluated for at most `LAW_QUERIES` queries of a head, evenly spaced.
+    No random numbers are used. With values it takes time proportional to m^2 for m keys: formulas
+    are evaluated for at most `LAW_QUERIES` queries of a head, evenly spaced.
 
     Parameters
     ----------
     q, k, scale, track
-        As in `compare.measure`; what is tracked are heads.
+        As in `compare.measure`; `track` wraps the sequence of heads.
     v : NumPy array, shape (..., m, d_v), dtype of `q`, optional
-        Values, for the errors and what they say of S.
+        Values, from which errors and the S for the target are predicted.
     sizes : sequence of int
         Numbers S of features or samples.
     target : float
@@ -227,7 +226,7 @@ def study(
     Returns
     -------
     Advice
-        Moments, spectra, errors, numbers of features by the laws.
+        Moments, spectra, predicted errors and numbers of features.
 
     Raises
     ------

@@ -39,14 +39,13 @@ class Candidate(NamedTuple):
     estimator : str
         Its name.
     steps : list of compare.Row
-        Errors and time at each S tried, the last first to reach the target if `reached`.
+        Errors and time at each S tried; if `reached`, the last is the first to reach the target.
     exact : compare.Row
-        Of exact attention on the same queries, in the dtype of the arrays, timed right after.
+        Exact attention on the same queries, in the dtype of the arrays, timed right after.
     reached : bool
         Whether the mean error of the last step is at most the target.
     reason : str
-        Why a larger S was not tried: what the estimator said; empty if it was not needed, or the
-        largest allowed.
+        The error message that a larger S raised; empty if a larger S was not needed or not allowed.
     """
 
     estimator: str
@@ -71,11 +70,11 @@ class Plan(NamedTuple):
     Attributes
     ----------
     heads : list of tuples
-        Indices of the heads that are taken, evenly spaced.
+        Indices of the heads that are measured, evenly spaced.
     lead : tuple of int
         Shape of all heads.
     queries : int
-        How many queries of each head are taken for estimators whose time grows with n m S.
+        Number of queries of each head for estimators whose time grows with n m S.
     target, draws, seed, most
         As given; `most` is a number.
     seconds : float
@@ -103,7 +102,7 @@ class Search(NamedTuple):
     candidates: list[Candidate]
 
     def standard_error(self, row: Row) -> float:
-        """Return the standard error of a mean error: over draws, and for heads not taken."""
+        """Return the standard error of a mean error, over draws and sampled heads."""
         heads, every = row.per_head.size, math.prod(self.plan.lead)
         over_draws = 0.0 if len(row.errors) == 1 else row.standard_error
         if heads == every:
@@ -113,7 +112,7 @@ class Search(NamedTuple):
 
     @property
     def ranking(self) -> list[Choice]:
-        """What reaches the target, exact attention too, from what takes least time."""
+        """The estimators that reach the target and exact attention, the fastest first."""
         reached = [x.choice for x in self.candidates if x.reached]
         return sorted([Choice(EXACT, None, 1.0), *reached], key=lambda choice: choice.cost_ratio)
 
@@ -147,7 +146,7 @@ class Search(NamedTuple):
 
     @property
     def chance(self) -> str:
-        """Say what the standard errors are of."""
+        """Describe what the standard errors cover."""
         some = len(self.plan.heads) < math.prod(self.plan.lead)
         return "over draws" + (", and of the choice of heads" if some else "")
 
@@ -186,9 +185,9 @@ def plan(
 ) -> Plan:
     """Choose what `search` measures estimators on, and estimate how long it will take.
 
-    Heads are taken as far as they have `PAIRS` pairs of query and key, one at least. An estimator
-    whose time grows with n m S, and whose queries have nothing to do with each other, is measured
-    on `QUADRATIC_QUERIES` queries of each. Both are evenly spaced.
+    At least one head is used, and as many as have `PAIRS` pairs of query and key together. An
+    estimator whose time grows with n m S, and whose queries are independent of each other, is
+    measured on `QUADRATIC_QUERIES` queries of each head. Heads and queries are evenly spaced.
 
     Parameters
     ----------
@@ -278,7 +277,7 @@ def _count_draws(planned: Plan, record: Estimator) -> int:
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:
     """Find the smallest power of 2 at which the error of each estimator reaches the target.
 
-    Windows of chunks begin near the root of the number of keys, where time is least.
+    Chunk sizes start near the root of the number of keys, where time is least.
 
     The error is that of `compare.measure`, averaged over draws and heads.
 
@@ -287,7 +286,7 @@ def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = i
     planned : Plan
         What `plan` returns.
     track : callable
-        Wraps the sequence of estimators, for a bar of progress, say.
+        Wraps the sequence of estimators, for example to show progress.
 
     Returns
     -------
@@ -297,7 +296,7 @@ def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = i
     Raises
     ------
     ValueError
-        If every estimator refuses.
+        If no estimator can be measured.
 
     Examples
     --------

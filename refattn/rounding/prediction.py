@@ -28,7 +28,7 @@ class Prediction(NamedTuple):
     lse : NumPy array, shape (..., n), float64
         The log of the exact normaliser; -inf for a query that sees no key.
     std : NumPy array, shape (..., n, d_v), float64
-        Standard deviation of the error; infinite where its law is not known.
+        Standard deviation of the error; infinite where its distribution is not known.
     bound : NumPy array, shape (..., n, d_v), float64
         Bound that no error exceeds; infinite where the profile overflows.
     """
@@ -68,10 +68,10 @@ def predict(
         (v_{jc} - \mathrm{out}_{ic})^2 + \sum_j \tau_{ij}^2 v_{jc}^2 + \sigma_{\mathrm{sums}}^2
         + h_{ic}^2 / 12
 
-    with the relative variance :math:`\sigma_{ij}^2` of a weight, by its score and exponential, the
-    variance :math:`\tau_{ij}^2` of its rounding, and the distance h of the numbers that the result
-    is rounded to. The bound has the same terms, each at its largest, and is not to first order
-    only.
+    with the relative variance :math:`\sigma_{ij}^2` of a weight, from its score and exponential,
+    the variance :math:`\tau_{ij}^2` of its rounding, and the distance h of the numbers that the
+    result is rounded to. The bound has the same terms, each at its largest, and includes higher
+    orders.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def predict(
         Positive c: scores are c tanh(s / c) before the bias is added.
     sinks : array, broadcasting to (..., heads), optional
         Score of one more key for each head, that all its queries see and whose value is 0, in
-        numbers that the kernel has. It may have part in the maximum or not.
+        numbers that the kernel has. The maximum may include it or not.
     omega : array, shape (..., S, d), optional
         Frequencies: random feature attention in place of softmax attention.
     log_weight : array, shape (..., S), optional
@@ -119,7 +119,7 @@ def predict(
     Raises
     ------
     TypeError
-        If an argument is not an array or is of a dtype that is no `FORMATS`.
+        If an argument is not an array or its dtype is not in `FORMATS`.
     ValueError
         If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, if queries are
         not finite, or keys and values that a query sees (others may hold anything), or if an option
@@ -127,11 +127,11 @@ def predict(
 
     Notes
     -----
-    With U the type of the weights in the second product, the law fails, and `std` is infinite,
-    where roundings of weights are tied to each other: in rows where many weights are equal or
-    differ by less than a rounding in U, which is told from what rounding them to nearest does.
-    Heads are taken by one, and queries in blocks: the memory beside arguments and results does not
-    depend on n and m. With features the errors of rows are not independent of each other.
+    Let U be the type of the weights in the second product. `std` is infinite in rows where many
+    weights are equal or differ by less than a rounding in U: their roundings are not independent.
+    Heads are processed one at a time, and queries in blocks: the memory besides arguments and
+    results does not depend on n and m. With features the errors of rows are not independent of each
+    other.
 
     Examples
     --------

@@ -35,18 +35,18 @@ class Profile(NamedTuple):
     normalised : bool
         Whether weights are divided by their sum before they are rounded.
     softmax : str
-        Type of the differences to the maximum, of the exponentials and of their sum, and of the sum
-        of weights times derivatives that `delta` is about, if it is computed from the weights.
+        Type of the differences to the maximum, of the exponentials and of their sum; also of the
+        sum that `delta` describes, if it is computed from the weights.
     inputs : str or None
         Type to which queries, keys, values and derivatives to the output are rounded before they
-        are multiplied: to nearest, and for 8 bits after a division by a scale that takes the
-        largest of an array to the largest of the type.
+        are multiplied: to nearest, and for 8 bits after a division by a scale that maps the largest
+        number of an array to the largest of the type.
     run : int
         Number of terms after which a sum of products is added to the earlier sums and starts anew;
-        of a recurrence, tokens of a chunk.
+        for a recurrence, the number of tokens of a chunk.
     states : str or None
-        Type of the sums over the keys, for random features and linear attention; of the state
-        between chunks, for a recurrence.
+        Type of the sums over the keys, for random features and linear attention; for a recurrence,
+        type of the state between chunks.
     exp : float
         Largest error of an exponential before it is rounded, in units u of the type of the sums.
         The error of e^0 and a sixteenth of every other error are systematic, the rest random.

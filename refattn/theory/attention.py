@@ -37,11 +37,11 @@ class Law(NamedTuple):
 
     @property
     def in_regime(self) -> Any:
-        """Whether errors will look like those of the law: ess >= 10, shape (..., n)."""
+        """Whether the formulas are reliable: ess >= 10, shape (..., n)."""
         return self.ess >= LARGE_SAMPLE
 
     def in_units(self, unit: Doubles) -> Self:
-        """Turn the law for values v into that for unit v."""
+        """Scale the prediction for values v to values unit v."""
         with np.errstate(over="ignore"):
             return self._replace(bias=self.bias * unit, variance=self.variance * unit * unit)
 
@@ -80,8 +80,8 @@ def attention_law(
 
     **Asymptotic**: holds once the effective sample size S Z_i^2 / sum_jj' E_ijj' is large
     (`Law.in_regime`); the result includes this size. Real queries and keys may need more samples
-    than can be drawn; then the result tells no more than that. v_j - mu_i is known to eps |v|: a
-    share pi_ij of attention that is closer to 1 counts as 1.
+    than can be drawn; then the result shows only that. v_j - mu_i is known to eps |v|: a share
+    pi_ij of attention that is closer to 1 counts as 1.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def relative_error(law: Law, exact: Any) -> Doubles:
     Parameters
     ----------
     law : Law
-        Law of the estimate.
+        Predicted bias and variance of the estimate.
     exact : array_like, shape (..., n, d_v)
         Exact attention mu.
 
@@ -350,7 +350,7 @@ def relative_error(law: Law, exact: Any) -> Doubles:
     TypeError
         If `law` is not a Law or `exact` does not hold real numbers.
     ValueError
-        If `exact` is not finite or not of the shape of the law.
+        If `exact` is not finite, or does not have the shape of `law`.
 
     Examples
     --------

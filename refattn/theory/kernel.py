@@ -142,9 +142,9 @@ def log_kernel_variance(
     used for positive and hyperbolic features; trigonometric ones use 1F1 averaged over phi.
 
     The logarithm is within 16 eps b (1 + its size + |x|^2 + |y|^2) of the exact one: in a block of
-    b, V + (b - 1) C may be as small as V / b. A covariance is known by its eigenvalues s_i, to eps
-    times the largest, which the smallest 2 s_i - 1 magnifies. Regularised laws take a number of
-    terms that grows as sqrt(d) times |z|.
+    b, V + (b - 1) C may be as small as V / b. The eigenvalues s_i of a covariance are known to eps
+    times the largest, and the smallest 2 s_i - 1 magnifies that error. The formulas for regularised
+    frequencies need a number of terms that grows as sqrt(d) times |z|.
 
     Examples
     --------
@@ -176,7 +176,7 @@ def log_kernel_mse(
 
     .. math:: \log (\mathrm{Var}\,\hat\kappa + (E\,\hat\kappa - \kappa)^2)
 
-    The variance, but for the biased ``"regularised"`` coupling.
+    The variance, except for the biased ``"regularised"`` coupling.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ def log_second_moment(x: Any, y: Any) -> Doubles:
         \log E\,(\xi(x, \omega) \xi(y, \omega))^2 = |x|^2 + |y|^2 + 4 x \cdot y, \qquad
         S \cdot \mathrm{MSE} = e^{|x|^2 + |y|^2 + 4 x \cdot y} (1 - e^{-|x + y|^2})
 
-    Random features post, Proposition 2, says that the mean squared error vanishes as the kernel
+    Random features post, Proposition 2, claims that the mean squared error vanishes as the kernel
     does. It vanishes if and only if this exponent tends to -inf, or x + y to 0 faster than it
     grows: for x = (1, 0), y = (-9, 0) the kernel is 1e-4 and S MSE = 1e20. With |x| = |y| the
     exponent is negative where the cosine of the angle is below -1/2.

@@ -23,7 +23,7 @@ def sampled_keys_law(
     scale: float | None = None,
     mask: Any = None,
 ) -> Law:
-    r"""Bias and variance of attention to S keys drawn independently, each time from all.
+    r"""Bias and variance of attention to S keys, each drawn independently from all keys.
 
     .. math::
         \mathrm{Var}[\mathrm{out}_i] \approx \frac1S

@@ -102,16 +102,16 @@ class Worst(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a kernel gave, read by heads.
+    """The results of a kernel, read one head at a time.
 
     Attributes
     ----------
     out : callable
-        Gives the output of a head, (n, d_v).
+        Returns the output of a head, (n, d_v).
     out_dtype : str
         Its type.
     lse : callable or None
-        Gives the log normalisers of a head, (n,).
+        Returns the log normalisers of a head, (n,).
     lse_dtype : str
         Their type.
     """

@@ -326,7 +326,7 @@ def judge(
     everything: bool = False,
     hardware: str | None = None,
 ) -> Verdict:
-    """Say whether what a kernel gave for a problem can be that of a correct kernel."""
+    """Judge whether a correct kernel can have produced these numbers for a problem."""
     asked = _Asked(dtype, profile, alpha, everything, hardware)
     return _judge_one(Part(problem, numbers), asked)
 

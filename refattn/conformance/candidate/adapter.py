@@ -155,7 +155,7 @@ class Adapter:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws something by itself, other for each seed."""
+        """Whether it draws random numbers itself, different for each seed."""
         frequencies = self.has("random") and self.black_box and not self["fixed_frequencies"]
         return frequencies or self.can("dropout")
 
@@ -166,12 +166,12 @@ class Adapter:
 
     @property
     def settled(self) -> dict[str, Any]:
-        """Options of every call: what is causal without being asked has to be told so."""
+        """Options of every call: causal if the candidate always is."""
         return {"causal": True} if self["causal_only"] else {}
 
     @property
     def black_box(self) -> bool:
-        """Whether it can be called without what it would draw."""
+        """Whether it can draw its random numbers itself."""
         return not set(map(only_of, DRAWN_KEYWORDS)) & set(self.capabilities)
 
     @property
@@ -233,7 +233,7 @@ class Adapter:
 
     @property
     def masks_future(self) -> bool:
-        """Whether it can be causal at frequencies that are given: proposals are of all queries."""
+        """Whether it can be causal at frequencies that are passed; proposals use all queries."""
         return self.can("causal") and not self.has("proposals")
 
     @property
@@ -384,7 +384,7 @@ class Adapter:
         return (*main, *others)
 
     def pulled(self, options: Mapping[str, Any]) -> list[str]:
-        """Return the options of a call whose cotangents it gives."""
+        """Return the options of a call whose cotangents it returns."""
         names = [name for name in ("bias", "sinks") if name in options and self.can(f"d_{name}")]
         return [*names, *(name for name in self.record.gates if name in options)]
 

@@ -41,7 +41,7 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """A named claim about candidates of estimators with some traits, and how it is tried."""
+    """A named claim about candidates of estimators with some traits, and how it is tested."""
 
     name: str
     claim: str
@@ -52,13 +52,13 @@ class Check:
     draws: bool = False
 
     def applies(self, adapter: Adapter) -> bool:
-        """Return whether the check can be made of this candidate."""
+        """Return whether the check applies to this candidate."""
         drawn = adapter.draws or not self.of_draws
         return adapter.has(*self.traits) and drawn and self.needs(adapter)
 
     @property
     def of_draws(self) -> bool:
-        """Whether it is of what a candidate draws by itself, as all laws are."""
+        """Whether it tests random draws of the candidate."""
         return self.draws or self.layer != "identity"
 
 

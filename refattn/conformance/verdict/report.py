@@ -55,7 +55,7 @@ class Result:
     expected, got : str
         For a failure, or when time ran out, what was expected and what was received.
     error : float or None
-        Largest error found by an identity, in units of the tolerance.
+        For an identity, the largest error in units of the tolerance.
     p, adjusted : float or None
         Smallest p-value of a distribution or bound, and the same after Holm's correction over the
         whole run.

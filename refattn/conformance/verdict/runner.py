@@ -83,12 +83,13 @@ def check(
 
     Results are compared with the package's own evaluation in extended precision, within the
     rounding error of a careful evaluation in the candidate's dtype. The frequencies of a black box
-    are recovered from its outputs (`laws`), and their distribution is tested exactly. Recurrences
-    take gates by keyword, as in `refattn.recurrences`, and may return (out, state) in every call.
+    are recovered from its outputs, and their distribution is tested exactly. Recurrences take gates
+    by keyword, as in `refattn.recurrences`, and may return (out, state) in every call.
 
-    At one seed results are compared for the same inputs and, except for RA, whose draws depend on
-    queries and keys by definition, for others of the same shapes; the frequencies of RFA and of a
-    kernel estimate may depend on the seed, their number and length only.
+    Results for one seed are compared with each other, for the same inputs and for other inputs of
+    the same shapes (not for RA, whose draws depend on queries and keys by definition). So the
+    frequencies of RFA and of a kernel estimate may depend only on the seed, their number and their
+    length.
 
     All declared features must also work together: masks of any shape that broadcasts, causal,
     grouped heads; for exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
@@ -137,8 +138,8 @@ def check(
     ------
     TypeError, ValueError
         If an argument is unusable; if `expected_failures` or `checks` name a check that is unknown
-        or does not apply; if `isolate` is asked for a program or what cannot be imported. What the
-        candidate does never raises.
+        or does not apply; if `isolate` is passed with a program, or with a candidate that cannot be
+        imported. An exception in the candidate is a failure, and is not raised.
 
     Examples
     --------
