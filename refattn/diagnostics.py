@@ -92,8 +92,8 @@ def effective_sample_size(log_weights: Array) -> Array:
     .. math:: \mathrm{ESS} = \Big(\sum_s W_s\Big)^2 \Big/ \sum_s W_s^2
 
     Between 1 and S, to a few eps: the number of equally weighted samples with the same variance; 0
-    where all weights are 0. Kong, 1992. Weights are taken relative to the largest, so that a common
-    factor, however large, makes no difference.
+    where all weights are 0. Kong, 1992. Weights are divided by the largest, so a common factor,
+    however large, makes no difference.
 
     Parameters
     ----------

@@ -204,7 +204,7 @@ def estimate_chunks(
 
     Notes
     -----
-    The accuracy is that of `estimate`: differences are taken from the first row of all.
+    The accuracy is that of `estimate`: differences are computed from the first row of all.
 
     Examples
     --------

@@ -10,7 +10,7 @@ from .library import Array, array_namespace
 
 
 class Alibi(NamedTuple):
-    """A bias of -slope |i + m - n - j|, which is never held for all pairs.
+    """A bias of -slope |i + m - n - j|, which is never stored for all pairs.
 
     Attributes
     ----------

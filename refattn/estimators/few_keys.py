@@ -83,7 +83,7 @@ def coreset_attention(
     TypeError
         As in `attend`, and if `indices` or `num_keys` are not integers.
     ValueError
-        As in `attend`; if not exactly one of `num_keys` and `indices` is given, if they ask for
+        As in `attend`; if not exactly one of `num_keys` and `indices` is given, if they request
         more keys than there are, if an index is out of range, if `pivots` is unknown, or if the
         mask differs between queries.
 

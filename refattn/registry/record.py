@@ -78,7 +78,7 @@ class Estimator(NamedTuple):
         one, and the size, if the estimator is not random or uses chunks.
     size : str or None
         The keyword that sets the number S of features, samples, landmarks, ...: a positive integer.
-        Any S up to the numbers of queries and of keys must be taken.
+        `fn` must accept any S up to the numbers of queries and of keys.
     options : iterable of str
         Other keywords that `fn` and `naive` take: ``"scale"`` (a factor on q . k, by default
         1/sqrt(d)), ``"mask"``, ``"causal"``, ``"omega"`` (frequencies), ``"indices"`` (of keys,
@@ -159,7 +159,7 @@ class Estimator(NamedTuple):
 
     @property
     def approximates(self) -> bool:
-        """Whether it stands for softmax attention, so that its error is of interest."""
+        """Whether it approximates softmax attention."""
         return self.arrays == ("q", "k", "v") and not _NO_SOFTMAX & set(self.traits)
 
     @property
@@ -368,11 +368,12 @@ def register(record: Estimator) -> Estimator:
     Raises
     ------
     TypeError
-        If `record` is not an Estimator, or a part of it has another type than there.
+        If `record` is not an Estimator, or a field has another type than above.
     ValueError
-        If a name is taken or has other signs than letters, digits, - and _, or a trait is not of
-        `TRAITS` or lacks another, or a function does not take the size, an option or, if it is
-        random, `rng`, or ``"vjp"`` is among the options and there is no pullback to compare with.
+        If a name exists already or has characters other than letters, digits, - and _; if a trait
+        is unknown or needs another trait; if a function does not take the size, an option or, if it
+        is random, `rng`; or if ``"vjp"`` is among the options and there is no pullback to compare
+        with.
 
     Examples
     --------

@@ -150,7 +150,7 @@ class Adapter:
 
     @property
     def drawn_keyword(self) -> str:
-        """The keyword for what it would draw by itself; empty if it does not take that."""
+        """The keyword for what it would draw itself; empty if there is none."""
         return next(filter(self.can, DRAWN_KEYWORDS), "")
 
     @property
