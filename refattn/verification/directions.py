@@ -35,8 +35,8 @@ SENTENCES: Mapping[str, str] = {
     "lost sink": "the sink counts {rest} times in the sum of the weights",
     "delta": "D = sum d_out * out counts {more} times",
     "cap": "tanh^2 counts {rest} times in the slope of the cap, 1 - tanh^2",
-    "edge+1": "a query also sees the next key: {size} of its weight",
-    "edge-1": "a query does not see its last key: {size} of its weight",
+    "edge+1": "a query also sees the next key, at {size} of its weight",
+    "edge-1": "a query does not see its last key: {size} of its weight is missing",
 }
 
 

@@ -67,6 +67,11 @@ class Suspect(NamedTuple):
     text: str
 
 
+def as_cause(text: str) -> str:
+    """Write the text of a suspect as a cause: without `agrees if`."""
+    return text.removeprefix("agrees if ").replace("agrees in part if ", "in part, ", 1)
+
+
 class Z(NamedTuple):
     """Errors over their standard deviations, where these are known.
 

@@ -164,7 +164,6 @@ def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> 
     unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
     if unit is not None and fit is not None:
         what = "float32 products are split in three" if unit.split else "sums are truncated"
-        yield (
-            f"{what} by tensor cores of {name_units(unit)}: {-fit.measured:.2g} too small, "
-            f"predicted {-fit.predicted:.2g}"
-        )
+        seen, predicted = (f"{-100 * x:.2g} %" for x in (fit.measured, fit.predicted))
+        where = f"tensor cores of {name_units(unit)}"
+        yield f"{what} by {where}: results are {seen} too small, predicted {predicted}"

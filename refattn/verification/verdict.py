@@ -11,11 +11,11 @@ from typing import NamedTuple
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from .findings import Finding, Suspect, Worst, Z, place, weaken
+from .findings import Finding, Suspect, Worst, Z, as_cause, place, weaken
 
 _PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
 _DEFECTS = {
-    "scale": "a scale wrong by",
+    "scale": "a scale wrong by a factor 1 +",
     "factor": "{} wrong by a factor 1 +",
     "delta": "sum d_out * out wrong by a factor 1 +",
     "epsilon": "an epsilon in the normaliser of",
@@ -228,7 +228,7 @@ def _write_short(verdict: Verdict) -> str:
     if verdict.verdict != "FAIL":
         profile = f"profile {verdict.profile}, " if verdict.profile else ""
         return f"{verdict.verdict} ({profile}{rms})"
-    cause = verdict.suspects[0].text if verdict.suspects else "unknown cause"
+    cause = as_cause(verdict.suspects[0].text) if verdict.suspects else "unknown cause"
     return f"FAIL ({rms}): {cause}"
 
 
@@ -240,7 +240,7 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
         start = "cause" if number == 0 else "or"
         explained = min(x.explained, 0.999) if "in part" in x.text else x.explained
         share = f" (explains {_write_share(explained)} of the error)"
-        yield f"  {start}: {x.text}{'' if math.isnan(explained) else share}"
+        yield f"  {start}: {as_cause(x.text)}{'' if math.isnan(explained) else share}"
 
 
 def _write_share(share: float) -> str:

@@ -42,7 +42,7 @@ def flat(x, name=""):
 
 def few_digits(words):
     """Words with four digits of each number, without its error; 0 if that is all it is."""
-    number = r"-?\d+(\.\d+)?(e-?\d+)?"
+    number = r"-?\d+(\.\d+)?(e[-+]?\d+)?"
     words = re.sub(f" ± {number}", "", words)
     return re.sub(number, lambda x: f"{float(x[0]) if abs(float(x[0])) > 1e-12 else 0:.4g}", words)
 

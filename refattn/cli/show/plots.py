@@ -15,6 +15,7 @@ from ...arrays.words import head_number, printable
 from ...compare import Row
 from ...profile import Advice, advice
 from ...registry import ESTIMATORS
+from ...verification.findings import as_cause
 from ...verification.z_scores import z_by_row, z_of_head
 from . import style
 
@@ -56,7 +57,7 @@ def _title(verified: Verified) -> str:
     first += f"; {verdict.of}" if verdict.parts else ""
     said = [f"{verified.tensors.path.name}: {first} (z by profile {verdict.by})"]
     if verdict.suspects and verdict.verdict == "FAIL":
-        said.append(verdict.suspects[0].text)
+        said.append(as_cause(verdict.suspects[0].text))
     elif verdict.verdict == "FAIL" and verdict.tests:
         tiles = [x for x in verdict.tests if x.where not in ("", "all")]
         said.append(f"{tiles[0].name}: {tiles[0].where}")

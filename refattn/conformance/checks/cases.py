@@ -156,7 +156,7 @@ def in_time(
     end, cases = time.monotonic() + seconds[t.level], list(cases)
     for i, case in enumerate(cases):
         if time.monotonic() > end:
-            t.untried.append(f"{len(cases) - i} of {len(cases)} {called}, for want of time")
+            t.untried.append(f"{len(cases) - i} of {len(cases)} {called}, for lack of time")
             return
         yield case
 
@@ -179,7 +179,7 @@ def growing(
     for i, case in enumerate(cases):
         began = time.monotonic()
         if began + rate * case.pairs > end:
-            t.untried.append(f"{left.format(case, len(cases) - i - 1)}, for want of time")
+            t.untried.append(f"{left.format(case, len(cases) - i - 1)}, for lack of time")
             return
         yield case
         if case.pairs > least:
@@ -205,7 +205,7 @@ def try_cases(
             t.since, refused = None, refused | {some}
     for some in sorted(refused, key=sorted):
         if not any(fewer < some for fewer in refused):
-            t.untried.append(f"{' and '.join(sorted(some))} together, which it refuses")
+            t.untried.append(f"{' and '.join(sorted(some))} together, which the function rejects")
 
 
 def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -22,7 +22,7 @@ contract | | | shapes, dtypes and errors are as declared, and one seed gives the
 seeds | random seeds-differ | draws
   | the result depends on the seed, and no two seeds give the same result
 reference_values | | evaluated | results agree with the reference on ordinary inputs
-value_length | | attends evaluated same_value_size=false | values may have another length than keys
+value_length | | attends evaluated same_value_size=false | d_v may differ from d
 large_logits | exponential | evaluated
   | results are right where unstabilised exponentials lose digits
 extreme_logits | exponential normalised | evaluated stabilised
@@ -55,7 +55,7 @@ one_frequency | random-features normalised | features=positive fixed_frequencies
   | with one frequency the result does not depend on the query
 mean_over_frequencies | frequency-mean | omega | the estimate is the mean over frequencies
 feature_products | pairs | omega feature_map
-  | the estimate is the product of the features of x and of y
+  | the estimate is the dot product of the features of x and of y
 same_bits | | attends deterministic | repeating a call gives the same bits
 same_bits_in_any_batch | queries-apart
   | comparable batch_invariant -per-query -proposals causal_only=false
@@ -64,13 +64,13 @@ uses_together | | has_uses | the declared features also work together
 factors_of_dropout | exact | attends dropout
   | weights that are kept are divided by 1 - p, and all others are 0
 law_of_dropout | exact | law attends dropout
-  | weights are kept with probability 1 - p, each independent of all others
+  | weights are kept with probability 1 - p, independently of all others
 gradients_of_dropout | exact | attends dropout vjp | gradients use the same dropout as the output
 all_keys | | attends given_keys | with all keys passed, the result is exact attention
 order_of_given_keys | | attends given_keys
   | the order in which keys are given does not matter
 keys_of_heads | | attends given_keys heads | each head uses the keys given for it
-keys_given_again | | attends given_keys sampled | a key that is given twice counts twice
+keys_given_again | | attends given_keys sampled | a key that is passed twice counts twice
 any_probabilities | | attends given_keys sampled exponential
   | results are right for all probabilities
 large_queries | | attends given_keys linear-solve | results are right for large scores
@@ -107,8 +107,8 @@ gradients_of_means | normalised nonnegative | attends vjp evaluated/-waves
   | gradients have the sums that a weighted mean of the values implies
 gradients_are_linear | | attends vjp | gradients are linear in the cotangent
 gradients_are_slopes | | attends vjp dtype=float32/dtype=float64
-  | gradients agree with difference quotients of the candidate's own outputs
-tokens_one_by_one | recurrent | | all tokens at once give the same as one by one
+  | gradients agree with difference quotients of the function's own outputs
+tokens_one_by_one | recurrent | | a call with all tokens gives the same as calls token by token
 later_tokens_unseen | recurrent | | later tokens have no effect on earlier results
 packed_apart | recurrent | cuts
   | packed sequences give the same as each sequence alone

@@ -70,7 +70,8 @@ def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, 
             continue
         yield arrays, options, dropping, results
     if refused:
-        t.untried.append(f"with {', '.join(sorted(refused, key=len)[:3])}, which it refuses")
+        some = ", ".join(sorted(refused, key=len)[:3])
+        t.untried.append(f"with {some}, which the function rejects")
 
 
 def _weights_without(t: CheckRun, arrays: Any, options: Keywords) -> tuple[Floats, float]:
@@ -101,7 +102,7 @@ def _find_kept(
 
 @add_check
 def factors_of_dropout(t: CheckRun) -> None:
-    """Try every use of the function, twice at each seed; at p = 0 nothing may be dropped."""
+    """Try every declared feature, twice at each seed; at p = 0 nothing may be dropped."""
     adapter, plain = t.adapter, t.adapter.settled
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())

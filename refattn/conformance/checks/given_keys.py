@@ -72,7 +72,7 @@ def keys_of_heads(t: CheckRun) -> None:
 
 @add_check
 def keys_given_again(t: CheckRun) -> None:
-    """Compare a repeated key with one of half the probability; a common factor must not matter."""
+    """Compare a key passed twice with one of half the probability; a common factor must cancel."""
     n, m, d = t.fit(4, 5, 4)
     arrays, _ = t.problem(n, m, d)
     first, second = -0.25, -1.5

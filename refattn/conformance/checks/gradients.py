@@ -52,7 +52,7 @@ def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
 
 @add_check
 def gradients(t: CheckRun) -> None:
-    """Try inputs without and with leading axes, values of another length, and a cotangent of 0."""
+    """Try inputs without and with leading axes, d_v other than d, and a cotangent of 0."""
     drawn: list[dict[str, Any]] = [
         {"lead": lead} for lead in ((), t.adapter.lead(2, 3), t.adapter.lead(1, 10))
     ]
@@ -67,7 +67,7 @@ def gradients(t: CheckRun) -> None:
 
 @add_check
 def gradients_together(t: CheckRun) -> None:
-    """Try pairs of: masks of every shape, causal, one query or many, grouped heads, more keys."""
+    """Try pairs of masks of every shape, causal, one query, grouped heads, and more keys."""
 
     def compare(arrays: Arrays, **options: Any) -> None:
         options = without_empty_rows(t.adapter, arrays, options)
@@ -256,7 +256,7 @@ def gradients_of_means(t: CheckRun) -> None:
     """Test that dv sums to the sum of d_out, and that equal values give q and k gradient 0.
 
     Exact attention does not change if all keys move by the same vector, so dk sums to 0. It does
-    not change if queries grow as keys shrink, so q . dq and k . dk have the same sum.
+    not change if queries are doubled and keys halved, so q . dq and k . dk have the same sum.
     """
     n, m, d = t.fit(5, 7, 4)
     for size in (1.0, 10.0) if stabilised(t.adapter) and not t.adapter.half else (1.0,):
@@ -267,11 +267,11 @@ def gradients_of_means(t: CheckRun) -> None:
         q, k = (np.asarray(x, np.longdouble) for x in arrays[:2])
         most = pulled_rounding(t.adapter, arrays, options, d_out)
         _, dq, dk, dv = t.call(*arrays, **named)
-        t.equal(dv.sum(-2), d_out.sum(-2), m * most[3], "a sum of dv")
+        t.equal(dv.sum(-2), d_out.sum(-2), m * most[3], "sum of dv")
         if t.adapter.has("exact"):
-            t.equal(dk.sum(-2), np.zeros(d), m * most[2], "a sum of dk")
+            t.equal(dk.sum(-2), np.zeros(d), m * most[2], "sum of dk")
             both = n * d * most[1] * np.max(np.abs(q)) + m * d * most[2] * np.max(np.abs(k))
-            t.equal(np.sum(k * dk), np.sum(q * dq), both, "k . dk, in all,")
+            t.equal(np.sum(k * dk), np.sum(q * dq), both, "sum of k . dk")
         same = (*arrays[:2], np.repeat(arrays[2][:1], m, 0))
         results = t.call(*same, **named)
         for i in (1, 2):
@@ -304,7 +304,7 @@ def _moves(adapter: Adapter) -> str:
 
 @add_check
 def gradients_are_slopes(t: CheckRun) -> None:
-    """Take difference quotients in random directions, at one seed, in each use of the function."""
+    """Take difference quotients in random directions, at one seed, for each declared feature."""
     adapter = t.adapter
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")

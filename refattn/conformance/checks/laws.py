@@ -103,7 +103,7 @@ def _law_of_last_head(t: CheckRun, d: int, c: float) -> None:
 
 @add_check
 def one_function(t: CheckRun) -> None:
-    r"""Compare estimates for pairs x, y of the same sum, near the origin and far from it.
+    r"""Compare estimates for pairs x, y with the same sum, near the origin and far from it.
 
     Multiplied by e^{|k|^2/2}, the weights of keys k = z - x at a query x have the same ratios for
     every x.
@@ -150,7 +150,7 @@ def _one_function(t: CheckRun, samples: int, length: float, lead: tuple[int, ...
 
 @add_check
 def long_vectors(t: CheckRun) -> None:
-    """Try x + y of lengths 2, 4 and 6, where the variance of a mean over seeds is too large.
+    """Try x + y of lengths 2, 4 and 6, where the variance is too large to test a mean.
 
     This detects clipped exponents, clamped norms and added constants.
     """
@@ -450,7 +450,7 @@ def _draw_own(t: CheckRun, samples: int, d: int, size: int) -> Floats:
 
 @add_check
 def own_law(t: CheckRun) -> None:
-    """Compare the distribution of results at S = 1 and 4 with that of the registered function.
+    """Compare the distribution of results at S = 1 and 4 with that of refattn's own function.
 
     There are 6 keys, or 40 if the result with 6 keys does not depend on the seed.
     """

@@ -105,7 +105,7 @@ def packed_apart(t: CheckRun) -> None:
 
 @add_check
 def state_handed_over(t: CheckRun) -> None:
-    """Pass the last state of the first tokens to the others; also pass a state of 0."""
+    """Pass the state after the first tokens to a call with the rest; also pass a state of 0."""
     for n in _LENGTHS:
         arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(1, 2))
         n, state = arrays[0].shape[-2], _draw_state(t, arrays)

@@ -88,7 +88,7 @@ def order_of_keys(t: CheckRun) -> None:
 
 @add_check
 def queries_apart(t: CheckRun) -> None:
-    """Move other queries, also far away; the result of a query must not change."""
+    """Change other queries, a little and a lot; the result of a query must not change."""
     (q, k, v), frequencies = t.problem(4, 6, 4, 4)
     ways = comparable_ways(t, frequencies)
     ways = ways[:1] if t.adapter.has("proposals") else ways
@@ -135,7 +135,7 @@ def mean_over_frequencies(t: CheckRun) -> None:
 
 @add_check
 def feature_products(t: CheckRun) -> None:
-    """Multiply features that the candidate returns, by the same map for both sides."""
+    """Take dot products of the features that the function returns for x and for y."""
     for d, samples in ((1, 1), (3, 4), (8, 33)):
         (x, y), options = t.problem(5, 5, d, samples)
         want, allowed = reference(t.adapter, (x, y), options)

@@ -155,7 +155,7 @@ def _describe_wrong(
     try:
         right = of_function(t.adapter, t.adapter.record.fn, arrays, options, np.float64)
     except Exception:  # an estimator from elsewhere may not take all of this
-        return "which rows are wrong is not known"
+        return "the wrong rows are not known"
     return describe_places(np.abs(got - right) > 2 * allowed)
 
 

@@ -149,7 +149,7 @@ def choices(t: CheckRun) -> None:
 
 @add_check
 def unbiased(t: CheckRun) -> None:
-    """Test the mean weights of three keys at S = 16, which are bounded (betting)."""
+    """Test the mean weights of three keys at S = 16 by a betting bound, as weights are bounded."""
     d, m, root = 4, 6, t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (3, m))
     k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from ...rounding.problems import pose_arrays
-from ...verification.findings import Numbers
+from ...verification.findings import Numbers, as_cause
 from ...verification.judging import judge
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure
@@ -165,7 +165,7 @@ def errors_have_law(adapter: Adapter) -> bool:
 
 @add_check
 def rounding_errors(t: CheckRun) -> None:
-    """Test errors divided by their standard deviations, on ordinary inputs and along known bugs."""
+    """Test errors divided by their standard deviations, and whether they look like known bugs."""
     dtype = t.adapter["dtype"]
     n, m, d = t.fit(*_ORDINARY_SIZES)
     arrays, options = t.problem(n, m, d, 32, lead=t.adapter.lead(3))
@@ -184,10 +184,11 @@ def rounding_errors(t: CheckRun) -> None:
         judged = judge(problem, numbers, dtype, profiles, _ALPHA)
         t.error = max(t.error or 0.0, min(1.0, judged.z.largest / _LARGE_Z))
         if judged.verdict == "FAIL":
-            words = [x.text for x in judged.suspects[:1]] or [
+            causes = [x._replace(text=as_cause(x.text)) for x in judged.suspects[:1]]
+            words = [x.text for x in causes] or [
                 f"{x.name} {x.statistic:.3g}, {x.where}" for x in judged.tests[:1]
             ]
-            t.cause = next((x.text for x in judged.suspects[:1] if "in part" not in x.name), "")
+            t.cause = next((x.text for x in causes if "in part" not in x.name), "")
             raise Failure(
                 f"errors of a correct kernel in {dtype} that adds in float32",
                 f"z of root mean square {judged.z.rms:.3g}, largest {judged.z.largest:.3g}; "

@@ -21,22 +21,23 @@ from ..conventions import SPECS
 from ..defects import MUTANTS
 
 _LAYERS = {
-    "identity": "an identity, which holds for every input up to the rounding error of the dtype",
+    "identity": "a correct function always passes, whatever the input and the seed",
     "law": "a distribution of random draws, tested by exact p-values",
-    "bound": "a property of random draws, tested by p-values from bounds for every sample size",
+    "bound": "a property of random draws, tested by p-values from bounds for any sample size",
 }
-_OF_DRAWS = "how the function draws: the distribution, the coupling, and the use of the seed"
+_OF_DRAWS = "how the function draws (distribution, coupling, use of the seed)"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
 _FITTED = "a test of verify: the errors look like a known bug: "
 _EXAMPLES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
 _EXAMPLES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
 _SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
 _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
-    "bound": "a test of verify: no error exceeds its proven bound, whatever the roundings are",
-    "bound of lse": "a test of verify: no error of a log normaliser exceeds its proven bound",
+    "bound": "a test of verify: no error exceeds its proven bound; the number is error / bound",
+    "bound of lse": "a test of verify: no error of lse exceeds its proven bound; the number is "
+    "error / bound",
     "largest z": "a test of verify: the largest error divided by its standard deviation",
     "mean square": _SQUARES,
-    "mean square of lse": f"{_SQUARES}, of the log normalisers",
+    "mean square of lse": f"{_SQUARES}, of lse",
     "mean square of tiles": f"{_SQUARES}, of a tile of 16 or more queries of a head",
     "mean square of heads": f"{_SQUARES}, of a head",
     "mean square of columns": f"{_SQUARES}, of a column of the output",
@@ -47,10 +48,10 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
     **{name: _FITTED + text.format_map(_EXAMPLES) for name, text in SENTENCES.items()},
     "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
-    "profiles ruled out": "profiles (what a kernel rounds) that a test of verify rejects",
+    "profiles ruled out": "profiles (which steps of a kernel round) that a test of verify rejects",
     "unknown cause": "no known bug that verify tries explains most of the error",
-    "PASS": "a verdict: no test failed, and a wrong implementation would have been noticed",
-    "FAIL": "a verdict: a correct implementation gives such results with probability 1e-6 at most",
+    "PASS": "a verdict: no test failed, and larger errors than the report names would have failed",
+    "FAIL": "a verdict: a correct implementation gives such results with probability alpha at most",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
     "p": "the probability that a correct implementation gives a result as extreme as this one",
     "adjusted": "a p-value corrected for the number of tests (Holm's method)",
@@ -58,19 +59,36 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "error_worst": "a column of compare: the same error in the worst head",
     "standard_error": "a column of compare: the standard error of error_mean over seeds",
     "ratio": "a column of compare: seconds divided by those of exact attention",
-    "error_tolerated": "a column of compare: the error in all layers at which a sentence encoder "
-    "still works, as measured on all-MiniLM-L6-v2",
+    "error_tolerated": "a column of compare: the largest error in all layers with which a sentence "
+    "encoder still works, as measured on all-MiniLM-L6-v2",
 }
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
-    "recomputed": "as math, but weights are computed from log normalisers",
+    "recomputed": "as math, but weights are e^(score - lse)",
     "flash": "a fused kernel: weights relative to the largest are rounded, sums are not",
     "upcast": "scores and softmax are in float32, then probabilities are rounded",
     "eager": "step by step: scores and probabilities are rounded to the storage type",
     "tf32": "matrix units round their inputs to TF32",
-    "fp8": "weights, or all inputs of products, are rounded to 8 bits",
+    "fp8": "inputs of products are rounded to 8 bits",
     "half": "sums of products are kept in float16",
+}
+_VARIANTS = {  # by the other words of their names
+    "weights": "of these only the weights",
+    "fast": "exponentials are less accurate",
+    **{
+        x: f"sums of gradients are rounded after each {x} queries or 512 keys"
+        for x in ("256", "64", "32")
+    },
+    "scaled": "the scale is applied before rounding, not after",
+    "again": "as scaled, and weights are rounded before they multiply their derivatives",
+    "unrounded": "D = d_out . out uses the output before it was rounded",
+    "eager": "weights are divided by their sum before they are rounded",
+    "narrow": "every step of the softmax is rounded too",
+    "roots": "queries and keys are multiplied by the square root of the scale first",
+    "truncated": "further digits are dropped, not rounded",
+    "cast": "arrays in 8 bits are rounded to the storage type first",
+    "head": "gradients of shared keys and values are rounded for each query head",
 }
 _FEW = 4  # known bugs that are listed for a check
 
@@ -162,11 +180,12 @@ def _explain_check(check: Check) -> Iterator[str]:
         bug for bugs in kills().values() for bug, failed in bugs.items() if check.name in failed
     ]
     if known:
-        yield f"  known bugs that it detects: {len(known)}, such as"
         unlike = {
             effects.get(bug, ""): bug for bug in sorted(known, key=_count_failed, reverse=True)
         }
-        yield from (f"    {bug}: {effect}" for effect, bug in [*unlike.items()][: -_FEW - 1 : -1])
+        some = [*unlike.items()][: -_FEW - 1 : -1]
+        yield f"  known bugs that it detects: {len(known)}" + ", such as" * (len(some) < len(known))
+        yield from (f"    {bug}: {effect}" for effect, bug in some)
     yield f"  look first at: {_OF_NUMBERS if check.layer == 'identity' else _OF_DRAWS}"
     yield f"  run it alone: refattn check MODULE:CALLABLE --check {check.name}"
 
@@ -213,6 +232,7 @@ def _describe_profile(name: str) -> str:
     """Say what a kernel of a profile rounds, with the fields of `rounding.Profile`."""
     profile = PROFILES[name]
     changed = (x for x in profile._fields if getattr(profile, x) != getattr(Profile(), x))
-    fields = ", ".join(f"{x}={getattr(profile, x)}" for x in changed)
-    kind = name.partition("-")[0].removesuffix("64")
-    return _PROFILES[kind] + f" ({fields})" * bool(fields)
+    fields = ", ".join(f"{x}={getattr(profile, x)!r}" for x in changed)
+    kind, *others = name.split("-")
+    words = [_PROFILES[kind.removesuffix("64")], *(_VARIANTS[x] for x in others if x in _VARIANTS)]
+    return "; ".join(words) + f" (Profile({fields}))" * bool(fields)

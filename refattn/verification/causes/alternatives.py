@@ -412,12 +412,14 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
 
         yield Alternative(f"each row holds the output of {words}", problem, move=of_query)
     for size in (x for x in _WRAPS if x < max(n, m)):
-        for words, names in (("query i", "q"), ("key j", "kv")):
+        for text, names in (
+            (f"row i % {size} of q is used for query i", "q"),
+            (f"row j % {size} of k and v is used for key j", "kv"),
+        ):
             wrapped = problem
             for name in names:
                 wrapped = wrapped.replaced(name, partial(_start_again, size=size))
             # Copies of the first keys have the weights of these alone.
-            text = f"{words} % {size} is read in place of {words}"
             yield Alternative(text, wrapped, plain=names == "q")
     if len(problem.lead) and problem.lead[-1] > 1:
         reverse = problem.replaced("k", lambda _, x: x[::-1])
@@ -430,7 +432,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     if d == d_v:
         for name, other in ("vk", "kv"):
             taken = problem.replaced(name, partial(_take_from, problem, other))
-            yield Alternative(f"{other} is read in place of {name}", taken)
+            yield Alternative(f"{other} is used as {name}", taken)
     for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
         cut = problem.replaced("q", partial(_cut, width=width))
         yield Alternative(f"q . k sums the first {width} channels only", cut)

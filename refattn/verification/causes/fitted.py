@@ -128,7 +128,7 @@ def _describe_counts(
     words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
     text = ", ".join(words)
     if 0 in first and np.sum(first) == len(first):
-        text += " (read in their place)"
+        text += " (used instead)"
     if all(np.array_equal(x, first) for x in counts.values()) and length == n:
         return text
     rows = f"queries {at * length} to {min(at * length + length, n) - 1} of head {place(index)}"

@@ -43,7 +43,7 @@ def describe_place(problem: Problem, sample: Sample) -> str:
     wrong = sample.wrong
     if not wrong.any():
         return ""
-    looked = " that were looked at" if sample.looked < wrong.size else ""
+    looked = " that were tested" if sample.looked < wrong.size else ""
     count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
     if wrong.sum() == sample.looked:
         count = f"all {sample.looked:,} rows{looked}"

@@ -252,7 +252,7 @@ def test_pages_from_the_command_line(tmp_path, monkeypatch):
 
 def test_the_last_lines_of_a_short_report():
     """A check that ran in part is counted once, and a failure says where its name is explained."""
-    left = {"large_logits": "d = 64, for want of time", "mask": "needs --capability mask"}
+    left = {"large_logits": "d = 64, for lack of time", "mask": "needs --capability mask"}
     found = report(result(), result(FAIL, "law", "order_of_keys"), not_tried=left)
     counted = "1 check passed; 1 not run: not declared, or not requested (--verbose lists them; "
     counted += "--capability mask adds 1)"

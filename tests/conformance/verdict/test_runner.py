@@ -131,8 +131,8 @@ def test_what_a_late_check_still_finds_does_not_count(monkeypatch):
 def test_what_time_did_not_allow_is_said(monkeypatch):
     monkeypatch.setattr(sizes, "_LARGE_SECONDS", {"quick": 0.0})
     report = check(plain, checks=["large_sizes", "contract"], **SOFTMAX)
-    assert "larger ones, for want of time" in report.not_tried["large_sizes"]
-    assert "larger ones, for want of time" in report.text(verbose=True)
+    assert "larger ones, for lack of time" in report.not_tried["large_sizes"]
+    assert "larger ones, for lack of time" in report.text(verbose=True)
     assert report.verdict == "UNDERPOWERED"
 
 
@@ -346,7 +346,7 @@ def test_a_mask_may_be_refused_with_another(names, able, verdict):
     report = check(of(refusing(*names), "softmax", *able), checks=["uses_together"])
     assert report.verdict == verdict, report
     if verdict == "PASS":
-        words = f"{names[0]} and mask together, which it refuses"
+        words = f"{names[0]} and mask together, which the function rejects"
         assert words in report.not_tried["uses_together"]
 
 

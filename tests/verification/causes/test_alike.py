@@ -33,7 +33,7 @@ def test_keys_that_are_missing_come_before_copies_of_the_others():
     """Copies have the weights of the keys that they are of; log normalisers tell them apart."""
     out, lse = fused(S[..., FIRST], V[:, FIRST])
     assert cause(out) == "agrees if keys 32 to 63 are left out"
-    assert cause(out, lse=lse).startswith("agrees if key j % 32 is read in place of key j")
+    assert cause(out, lse=lse).startswith("agrees if row j % 32 of k and v is used for key j")
     assert cause(out, lse=lse - math.log(2)) == "agrees if keys 32 to 63 are left out"
 
 

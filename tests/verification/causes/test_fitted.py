@@ -79,9 +79,9 @@ def test_no_page_is_named_for_keys_of_nowhere():
     ("keys", "words"),
     [
         pytest.param(np.where(J < 48, J, J % 16), "keys 48 to 95 are left out, keys 0 to 15 count 4"
-            " times (read in their place)", marks=pytest.mark.long),
+            " times (used instead)", marks=pytest.mark.long),
         pytest.param(np.where(J // 16 == 3, J - 48, J), "keys 48 to 63 are left out, keys 0 to 15 "
-            "count twice (read in their place)", marks=pytest.mark.long),
+            "count twice (used instead)", marks=pytest.mark.long),
         pytest.param(np.concatenate([J, J[:32], J[:32]]), "keys 0 to 31 count 3 times",
             marks=pytest.mark.long),
     ],

@@ -221,7 +221,7 @@ CASES = {
     "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "tiles of 16 keys are lost: "
         "for queries 16 to 31 of head 0, keys 32 to 47 are left out (and keys in 2 more"),
     "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "keys 48 to 63 are left out, "
-        "keys 16 to 31 count twice (read in their place)"),
+        "keys 16 to 31 count twice (used instead)"),
     "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
         "in head 0, columns 4 to 15 hold the numbers of columns 0 to 11, and 4 columns are 0"),
     "overwritten": (overwritten, "in head 1, queries 0 to 19 hold the numbers of queries 44 to "
@@ -249,7 +249,7 @@ CASES = {
     "sums of scores": (summed_in_steps, "scores are rounded to bfloat16 (or sums of q . k are: e"),
     "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
         "query head h uses key head h % 3, for values only"),
-    "v is k": (lambda: attention(v=K), "k is read in place of v"),
+    "v is k": (lambda: attention(v=K), "k is used as v"),
     "few channels": (lambda: given(fused(scores(WIDE[0][..., :16], WIDE[1][..., :16], 32**-0.5),
         WIDE[2])[0], WIDE), "q . k sums the first 16 channels only"),
     "other strides": (lambda: attention(v=np.swapaxes(V, 0, 1).reshape(V.shape)),
@@ -289,7 +289,7 @@ CASES = {
     "queries wrap": (lambda: attention(hide(S, J <= ROW % 32), causal=True),
         "positions of queries are taken modulo 32"),
     "keys wrap": (lambda: given(fused(scores(*FEW[:2])[..., WRAPPED], FEW[2][:, WRAPPED])[0], FEW),
-        "key j % 32 is read in place of key j"),
+        "row j % 32 of k and v is used for key j"),
     "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
     "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
         "times the log of the position of the query"),
