@@ -28,6 +28,9 @@ _FEW_PRODUCTS = 8  # products that are added in turn, of the 16 or 32 of a block
 _MOST_TERMS = _FEW_PRODUCTS * _FEW_PRODUCTS * _TERMS  # terms of which all products are made at once
 # Part of a sum of products on NumPy: at least so many rows, or so many bytes of products.
 _CACHE_ROWS, _CACHE_COLUMNS, _CACHE_BYTES = 64, 256, 2**21
+# Columns of a tile of a product, and rows for which it pays to copy the other matrix for tiles. In
+# float64 these take longer than the whole.
+_TILE_COLUMNS, _TILED_ROWS = 128, 256
 
 
 def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "product") -> Array:
@@ -42,12 +45,20 @@ def multiply(x: Array, y: Array, memory: Workspace | None = None, name: str = "p
         rows = x.reshape((math.prod(x.shape[:-1]), x.shape[-1]))
         return (rows @ y).reshape((*x.shape[:-1], y.shape[-1]))
     n, columns = out.shape[-2:]
-    rows = _rows_of_product(n, columns, y.shape[-2]) if y.strides[-1] == y.itemsize else n
+    in_rows = y.strides[-1] == y.itemsize
+    tiled = x.dtype == np.float32 and n >= _TILED_ROWS and columns % _CACHE_ROWS == 0
+    width = math.gcd(columns, _TILE_COLUMNS) if tiled else columns
+    rows = _rows_of_product(n, width, y.shape[-2]) if tiled or in_rows else n
     if rows == n:
         return np.matmul(x, y, out=out)
-    cut = (n // rows, rows)
-    some = out.reshape((*out.shape[:-2], *cut, columns))
-    np.matmul(x.reshape((*x.shape[:-2], *cut, x.shape[-1])), y[..., None, :, :], out=some)
+    if memory is not None and not in_rows:
+        copied = memory.room("tiles", y.shape, y.dtype)
+        np.copyto(copied, y)
+        y = copied
+    x = x.reshape((*x.shape[:-2], n // rows, 1, rows, x.shape[-1]))
+    y = y.reshape((*y.shape[:-2], 1, y.shape[-2], columns // width, width)).swapaxes(-3, -2)
+    tiles = out.reshape((*out.shape[:-2], n // rows, rows, columns // width, width))
+    np.matmul(x, y, out=tiles.swapaxes(-3, -2))
     return out
 
 
@@ -128,7 +139,8 @@ def sum_of_rows(x: Array, xp: Any) -> Array:
     by_blas = is_numpy_array(x) and x.dtype.itemsize <= 8  # not longdouble
     if x.shape[-1] % _TERMS or not by_blas:
         return xp.sum(x, axis=-1, keepdims=True)
-    return np.add.reduce(np.matmul(_cut_terms(x, xp), _ones(x.dtype)), axis=-3)
+    few = x.reshape((*x.shape[:-1], x.shape[-1] // _TERMS, _TERMS)).swapaxes(-3, -2)
+    return np.add.reduce(np.matmul(few, _ones(x.dtype)), axis=-3)
 
 
 @cache

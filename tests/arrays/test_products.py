@@ -5,6 +5,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from refattn.arrays import products
+from refattn.arrays.blocks import Sizes
 from refattn.arrays.library import Workspace
 from refattn.arrays.products import multiply, sum_of_products
 
@@ -29,6 +31,17 @@ def test_every_part_of_a_product(terms, lead):
         again = (f(x, y, memory) for f in (multiply, multiply, sum_of_products))
         for got in (multiply(x, y), *again, sum_of_products(x, y)):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_tile_of_a_product(dtype, monkeypatch):
+    monkeypatch.setattr(products, "cache_sizes", lambda: Sizes(512, 10**6))
+    rng, memory = np.random.default_rng(0), Workspace()
+    for n, columns in ((256, 192), (512, 512), (300, 64), (257, 128), (256, 65), (64, 64)):
+        x, y = (rng.integers(-8, 9, (2, m, 48)).astype(dtype) for m in (n, columns))
+        for some in (y, y[:1]):
+            for right in (some.mT, np.ascontiguousarray(some.mT)):
+                np.testing.assert_array_equal(multiply(x, right, memory), x @ right)
 
 
 @pytest.mark.long("shape0", "shape1")
