@@ -12,11 +12,13 @@ from typing import Any
 
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
+from ...rounding.hardware import UNITS
 from ...rounding.profiles import PROFILES, Profile
 from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
-from ..candidate.tags import CAPABILITIES, TAGS
+from ..candidate.tags import CAPABILITIES, TAGS, write_tag
 from ..checks.trials import CHECKS, Check
+from ..conventions import SPECS
 from ..defects import MUTANTS
 
 _LAYERS = {
@@ -86,7 +88,7 @@ def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SEVERITIES]
-    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES]))
+    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES, *SPECS, *UNITS]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -128,6 +130,12 @@ def explain(name: str) -> list[str]:
         lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
     if name in PROFILES:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
+    if name in UNITS:
+        lines.append(f"hardware {name}, of refattn verify: its matrix units truncate sums.")
+    if name in SPECS:
+        tags = ", ".join(f"{tag}={write_tag(value)}" for tag, value in SPECS[name].items())
+        lines.append(f"spec {name}, the conventions of a library's function: {tags}.")
+        lines.append(f"  declare it: refattn check MODULE:CALLABLE --spec {name}")
     if name in TRAITS:
         lines.append(f"trait {name}, of estimators: {TRAITS[name]}.")
         having = dict.fromkeys(x.name for x in ESTIMATORS.values() if x.has(name))
