@@ -24,7 +24,7 @@ import numpy as np
 
 from .arrays import checks
 from .arrays.library import Floats
-from .arrays.words import close
+from .arrays.words import check_keywords
 from .audit import Audit, audit
 from .files.sample import load_sample
 from .rounding.formats import FORMATS
@@ -112,12 +112,7 @@ def assert_attention_close(
     if isinstance(actual, tuple | list) and len(actual) == 2:
         actual, options["lse"] = actual
     known = [x for x in inspect.signature(verify).parameters if x not in ("q", "k", "v", "out")]
-    for name in options:
-        if name not in known:
-            raise TypeError(
-                f"assert_attention_close() got an unexpected keyword argument {name!r}."
-                f"{close(name, known)}"
-            )
+    check_keywords("assert_attention_close", options, known)
     options |= {"dtype": dtype, "causal": causal, "mask": mask, "scale": scale, "layout": layout}
     _verify_actual(q=q, k=k, v=v, out=actual, **options).accept(stacklevel=3)
 

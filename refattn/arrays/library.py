@@ -15,6 +15,8 @@ import numpy as np
 from array_api_compat import is_torch_array
 from array_api_compat import numpy as _NUMPY_NAMESPACE
 
+from .words import with_known_keywords
+
 # Lent to the package, of which no other module imports array_api_compat.
 device, to_device = array_api_compat.device, array_api_compat.to_device
 is_array_api_obj, is_jax_array = array_api_compat.is_array_api_obj, array_api_compat.is_jax_array
@@ -37,6 +39,8 @@ def as_written(function: Callable[_Parameters, _Result]) -> Callable[_Parameters
     also under torch.autocast, and in JAX, whose default on GPUs and TPUs has fewer digits. CuPy
     computes on the device of the first array.
     """
+
+    function = with_known_keywords(function)
 
     @wraps(function)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:

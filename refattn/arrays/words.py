@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 # What XML forbids, lone surrogates and control characters, to which terminals react.
 _STRANGE = re.compile("[^\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+# What other libraries call our arguments, types, layouts and hardware.
+_WORDS = {
+    "q": "query queries",
+    "k": "key keys",
+    "v": "value values",
+    "out": "o output",
+    "lse": "logsumexp softmax_lse",
+    "d_out": "do dout grad_out grad_output",
+    "causal": "is_causal",
+    "scale": "sm_scale softmax_scale",
+    "mask": "attn_mask attention_mask key_padding_mask padding_mask",
+    "bias": "attn_bias",
+    "window": "window_size",
+    "softcap": "soft_cap logits_soft_cap",
+    "sinks": "s_aux",
+    "num_features": "nb_features",
+    "rng": "seed",
+    "bfloat16": "bf16",
+    "float16": "fp16 half",
+    "float32": "fp32",
+    "float64": "fp64",
+    "bhnd": "bhsd",
+    "bnhd": "bshd",
+    "hopper": "h100 h200",
+    "ampere": "a100",
+}
+ELSEWHERE = {word: name for name, words in _WORDS.items() for word in words.split()}
 
 
 def printable(text: str) -> str:
@@ -72,15 +105,59 @@ def ending(status: int) -> str:
 
 
 def close(word: str, known: Iterable[str]) -> str:
-    """A question after what was received, if it is nearly a known word.
+    """A question after what was received, if another library or a slip may mean a known word.
 
     >>> close("perfomer", ["performer", "ra"]), close("x", ["performer", "ra"])
     (' Did you mean performer?', '')
+    >>> close("sm_scale", ["q_scale", "scale"])
+    ' Did you mean scale?'
     """
     from difflib import get_close_matches
 
-    matches = get_close_matches(word, list(known), 3, 0.7)
+    known = list(known)
+    here = ELSEWHERE.get(word.lower())
+    matches = [here] if here in known else get_close_matches(word, known, 3, 0.7)
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
+
+
+def check_keywords(function: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse keywords that a function does not take, with those that may be meant.
+
+    >>> check_keywords("attend", ["is_causal"], ["causal", "mask"])
+    Traceback (most recent call last):
+    ...
+    TypeError: attend() got an unexpected keyword argument 'is_causal'. Did you mean causal?
+    """
+    for name in given:
+        if name not in known:
+            raise TypeError(
+                f"{function}() got an unexpected keyword argument {name!r}.{close(name, known)}"
+            )
+
+
+def keyword_names(function: Callable[..., Any]) -> list[str] | None:
+    """Names that a function takes as keywords; None if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(x.kind is x.VAR_KEYWORD for x in parameters):
+        return None
+    return [x.name for x in parameters if x.kind in (x.POSITIONAL_OR_KEYWORD, x.KEYWORD_ONLY)]
+
+
+def with_known_keywords(
+    function: Callable[_Parameters, _Result],
+) -> Callable[_Parameters, _Result]:
+    """Decorate a function to say which keyword may be meant, which Python's own error does not."""
+    known = keyword_names(function)
+    if known is None:
+        return function
+
+    @wraps(function)
+    def call(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        __tracebackhide__ = True  # pytest shows the line that calls
+        check_keywords(function.__qualname__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def head_number(index: Sequence[int]) -> str:

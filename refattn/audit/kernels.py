@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.library import Doubles, constant, is_array_api_obj
+from ..arrays.words import ELSEWHERE
 from ..rounding.formats import dtype_of, widen
 from .outputs import (
     Case,
@@ -26,22 +27,7 @@ from .outputs import (
 )
 
 _LARGEST_ERROR = 0.05  # relative, of an output that still counts as that of the formula
-# What public code calls our arguments.
-_WORDS = {
-    "q": "query queries",
-    "k": "key keys",
-    "v": "value values",
-    "out": "o",
-    "causal": "is_causal",
-    "scale": "sm_scale softmax_scale",
-    "mask": "attn_mask attention_mask key_padding_mask padding_mask",
-    "bias": "attn_bias",
-    "window": "window_size",
-    "softcap": "soft_cap logits_soft_cap",
-    "sinks": "s_aux",
-}
-_OPTIONS = [*_WORDS][4:]
-_NAMES = {word: name for name, words in _WORDS.items() for word in words.split()}
+_OPTIONS = ("causal", "scale", "mask", "bias", "window", "softcap", "sinks")
 
 
 class Unclear(ValueError):
@@ -182,7 +168,7 @@ def _name_arguments(
         named |= bound.arguments.get("kwargs", {})
     except (TypeError, ValueError):  # of compiled functions
         named = {f"_{i}": x for i, x in enumerate(args)} | dict(kwargs)
-    found = {_NAMES.get(name.lower(), name.lower()): x for name, x in named.items()}
+    found = {ELSEWHERE.get(name.lower(), name.lower()): x for name, x in named.items()}
     if not {*"qkv"} <= {*found}:
         arrays = [x for x in (*args, *kwargs.values()) if is_array_api_obj(x) and x.ndim > 1]
         if len(arrays) < 3:

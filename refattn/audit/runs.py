@@ -123,7 +123,7 @@ def _study_pytest(test: str, study: Study) -> Audit:
         from _pytest.runner import runtestprotocol
     except ModuleNotFoundError:
         raise ValueError("tests of pytest need `pip install pytest`") from None
-    ends: list[Audit | ValueError] = []
+    ends: list[Audit | ValueError | KeyboardInterrupt] = []
     failures: list[str] = []  # also of subtests
 
     def run(item: Any, left: Any) -> str:
@@ -147,15 +147,20 @@ def _study_pytest(test: str, study: Study) -> Audit:
             left = parents.pop() if len(parents) == 1 else session
             try:
                 ends.append(study([partial(run, item, left) for item in session.items]))
-            except ValueError as error:
+            except (ValueError, KeyboardInterrupt) as error:
                 ends.append(error)
             return True
+
+        @staticmethod
+        def pytest_keyboard_interrupt(excinfo: Any) -> None:
+            if excinfo.type is KeyboardInterrupt:  # before the loop; others are pytest's own
+                ends.append(excinfo.value)
 
     with redirect_stdout(StringIO()) as printed:
         pytest.main([test, "-q", "-p", "no:cacheprovider", "-p", "no:xdist"], plugins=[Plugin()])
     if not ends:
         reason = _first_error(printed.getvalue())
         raise ValueError(f"TEST must be a test of pytest, got {test!r}: {reason}")
-    if isinstance(ends[0], ValueError):
+    if isinstance(ends[0], BaseException):
         raise ends[0]
     return ends[0]

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import groupby
-from math import floor, inf, log10
+from math import floor, inf, log10, nan
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +14,9 @@ import numpy as np
 from ..arrays.library import array_namespace, constant, device
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits
-from ..arrays.words import portable, to_json
+from ..arrays.words import check_keywords, keyword_names, portable, to_json
 from ..rounding.formats import FORMATS
+from ..rounding.problems import pose_arrays
 from ..verification.choice import fused_profile
 from ..verification.door import verify
 from ..verification.tolerance import Allowance, measure_needs
@@ -91,9 +92,12 @@ class Audit(NamedTuple):
     untried : list of str
         Bugs of gradients if the test computes none, and bugs that do not support the kernel's
         options.
+    left : list of str
+        Bugs that were still to be tried when the audit was interrupted.
     sizes : dict
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
-        the number of keys lost at the end or of rows of zeros. 0 if all are rejected.
+        the number of keys lost at the end or of rows of zeros. 0 if all are rejected, NaN if the
+        audit was interrupted before.
     needed : Allowance
         The tolerance (atol, rtol) that the output of a correct kernel needs, in the type of the
         largest call.
@@ -115,6 +119,7 @@ class Audit(NamedTuple):
     hidden: list[str]
     alike: list[str]
     untried: list[str]
+    left: list[str]
     sizes: dict[str, float]
     needed: Allowance
     tolerances: Tolerances
@@ -165,6 +170,7 @@ class Audit(NamedTuple):
                 x for x in self.untried if x not in backward
             ],
             "that cannot be told from a correct kernel's errors": self.hidden,
+            "that were still to be tried": self.left,
         }
         counts = [f"{len(names)} {reason}" for reason, names in reasons.items() if names]
         if counts:
@@ -179,11 +185,11 @@ class Audit(NamedTuple):
     def _describe_sizes(self) -> Iterator[str]:
         """Write the sizes that pass."""
         for name, size in self.sizes.items():
-            if size and name.endswith("times"):
+            if size > 0 and name.endswith("times"):
                 places = max(4, 1 - floor(log10(size)))  # also of a size below .0005
                 factor = "any factor up to 2" if size == 1 else f"{1 + size:.{places}g}"
                 yield f"largest error that passes: {name} {factor}"
-            elif size:
+            elif size > 0:
                 yield f"largest error that passes: {name}: {size:.0f}"
 
     def _advise(self) -> Iterator[str]:
@@ -208,6 +214,14 @@ class Audit(NamedTuple):
             yield "change the inputs: lengths that no block size divides, such as 509"
         if any("gqa" in x for x in self.alike) and len(self.shapes["q"]) > 2:
             yield "change the inputs: fewer heads of k and v than of q, if the kernel supports them"
+
+
+class Interrupted(KeyboardInterrupt):
+    """An interruption of an audit, with what was `found` until then."""
+
+    def __init__(self, found: Audit) -> None:
+        super().__init__()
+        self.found = found
 
 
 def audit(
@@ -253,6 +267,8 @@ def audit(
     ------
     TypeError, ValueError
         If an argument is unusable.
+    KeyboardInterrupt
+        If it is interrupted; its attribute `found` is the audit until then.
 
     Examples
     --------
@@ -266,6 +282,7 @@ def audit(
     """
     if not callable(compare):
         raise TypeError(f"`compare` must be callable, got {type(compare).__name__}.")
+    check_keywords("audit", options, keyword_names(pose_arrays) or [])
     case = simulate_errors(pose_case(q, k, v, dtype=dtype, estimator=estimator, **options))
     wide = "float64" if case.dtype == "float64" else "float32"
     expected = array_namespace(q).asarray(case.exact["out"].astype(wide), device=device(q))
@@ -286,7 +303,10 @@ def audit(
 def conclude(
     cases: Sequence[Case], passes: Passes, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter
 ) -> Audit:
-    """Try the trivial outputs, the catalogue, and bugs of a size."""
+    """Try the trivial outputs, the catalogue, and bugs of a size.
+
+    An interruption raises what was found until then.
+    """
     case = max(cases, key=lambda x: x.exact["out"].size)
     tolerances = _find_tolerances(cases)
     correct, accepted = passes(None), {x.name: passes(x) for x in trivial()}
@@ -296,8 +316,10 @@ def conclude(
     found: dict[str, Survivor | str] = {x.name: "alike" for x in bugs}
     options = {name for x in cases for name, y in x.options.items() if y is not False}
     bugs = [x for x in bugs if matters(x.name, options)]
+    found |= {x.name: "left" for x in bugs}
     ladders = sized(case) if forward else {}
-    sizes = dict.fromkeys(ladders, 0.0)
+    sizes = dict.fromkeys(ladders, nan)
+    interrupted = False
 
     def attempt(bug: Trial) -> None:
         found[bug.name] = _try(cases, tolerances, bug, passes)
@@ -309,11 +331,14 @@ def conclude(
 
     # In an order in which the first jobs predict the time of the rest.
     shuffled = [partial(attempt, bugs[i]) for i in np.random.default_rng(0).permutation(len(bugs))]
-    for job in track([*shuffled, *(partial(climb, x) for x in ladders)]):
-        job()
+    try:
+        for job in track([*shuffled, *(partial(climb, x) for x in ladders)]):
+            job()
+    except KeyboardInterrupt:
+        interrupted = True
     survivors = [x for x in found.values() if isinstance(x, Survivor)]
-    outcomes = ("rejected", *_NOT_COUNTED)
-    return Audit(
+    outcomes = ("rejected", *_NOT_COUNTED, "left")
+    audited = Audit(
         sorted(survivors, key=lambda x: -x.relative_error),
         [name for name, passed in accepted.items() if passed and forward],
         correct,
@@ -326,6 +351,9 @@ def conclude(
         shapes={x: y.shape for x, y in case.arrays.items()},
         conventions=" / ".join(dict.fromkeys(map(_describe, cases))),
     )
+    if interrupted:
+        raise Interrupted(audited)
+    return audited
 
 
 def _find_tolerances(cases: Sequence[Case]) -> Tolerances:

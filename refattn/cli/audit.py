@@ -65,17 +65,24 @@ def audit_command(
     bug that passes is listed with its largest error: an atol below it, with rtol 0, would reject
     the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
     function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
-    the test accepts a trivial output, such as zeros.
+    the test accepts a trivial output, such as zeros. Control-C prints what was found until then.
     """
     from ..audit.runs import audit_test
+    from ..audit.study import Interrupted
 
     options = {"layout": layout, "causal": causal or None, "scale": scale}
     declared = {name: x for name, x in options.items() if x is not None}
+    interruption = None
     with one_line(False), Work("Trying") as work:
-        found = audit_test(test, kernel, declared, work.track)
+        try:
+            found = audit_test(test, kernel, declared, work.track)
+        except Interrupted as error:
+            interruption, found = error, error.found
     publish(
         Answer(partial(_print, test, found, verbose), found.tables, found.to_json), kind, json_path
     )
+    if interruption is not None:
+        raise interruption
     sys.exit(1 if found.blind else 0)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arrays.words import said
+from ..arrays.words import close, said
 from .options import (
     Answer,
     Unusable,
@@ -323,6 +323,8 @@ def _import_target(target: str) -> Any:
     except (ImportError, AttributeError) as error:
         file = module.removesuffix(".py").removeprefix("./").replace("/", ".")
         hint = f". Did you mean {file}:{name}?" if module.endswith(".py") else ""
+        if isinstance(error, AttributeError) and error.name:
+            hint = f".{close(error.name, dir(error.obj))}"
         raise ValueError(f"cannot import {target!r}: {said(error)}{hint}") from None
     except BaseException as error:  # also SystemExit and the like
         kind = type(error).__name__

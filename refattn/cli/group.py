@@ -13,7 +13,7 @@ import click
 
 from .._version import __version__
 from ..arrays.words import close
-from .options import Unusable, examples, one_line
+from .options import Unusable, examples, known_option, needed, one_line
 from .progress import Work, notice
 from .streams import drop_unread, unread
 
@@ -105,7 +105,9 @@ def group() -> None:
 
 @click.command(
     epilog=examples(
-        "refattn vectors golden --format npz", "refattn vectors golden --format npz --check"
+        "refattn vectors golden --format npz",
+        "refattn vectors golden --estimator softmax",
+        "refattn vectors golden --format npz --check",
     )
 )
 @click.argument(
@@ -118,8 +120,14 @@ def group() -> None:
     type=click.Choice(["json", "npz", "safetensors", "c", "onnx"]),
     help="Format; c is one header, onnx a model for each vector that ONNX can express.",
 )
+@known_option(
+    "--estimator",
+    known=lambda: needed("conformance.vectors").ESTIMATORS,
+    metavar="NAME",
+    help="Write the vectors of one estimator: softmax, rfa, lara, linear, ...  [default: all]",
+)
 @click.option("--check", is_flag=True, help="Check the vectors that are there; write nothing.")
-def vectors(directory: Path, kind: str, check: bool) -> None:
+def vectors(directory: Path, kind: str, estimator: str | None, check: bool) -> None:
     """Write golden vectors, for implementations in any language, into a directory or an archive.
 
     Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
@@ -138,9 +146,10 @@ def vectors(directory: Path, kind: str, check: bool) -> None:
             with Work("Checking" if check else "Solving") as work:
                 problems = golden.lint(directory, track=work.track) if check else []
                 if not check:
-                    prepare(work.track)
+                    prepare(work.track, estimator)
             write: Any = golden.export if kind in EXPORTS else golden.write
-            paths = [] if check else (golden.pack if archive else write)(directory, format=kind)
+            write = golden.pack if archive else write
+            paths = [] if check else write(directory, format=kind, estimator=estimator)
             count = 0
             if not check and not archive and kind not in EXPORTS:
                 count = len(golden.load(directory, format=kind))

@@ -57,7 +57,7 @@ class Work:
 
     def __init__(self, description: str, total: int = 0) -> None:
         self.description, self.total, self.done = description, total, 0
-        self.announced = False
+        self.announced, self._first = False, 0.0
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -113,8 +113,13 @@ class Work:
         self._bar.update(self._task, completed=min(self.done, self.total))
         now = time.monotonic()
         passed = now - self._start
-        if not self.announced and passed > _SOON and self.done < self.total:
-            whole = passed / self.done * self.total
+        if self.done == 1:
+            self._first = passed  # which also imports: another part takes less
+        others = self.done - 1
+        soon = passed > (_SOON if others else LONG)
+        if not self.announced and soon and self.done < self.total:
+            each = (passed - self._first) / others if others else passed
+            whole = passed + each * (self.total - self.done)
             if whole > LONG:  # parts that follow may take longer: what is short is said later
                 self.estimated(whole)
         if self._bar.disable and now - self._said > _EVERY:

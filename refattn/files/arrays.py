@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -122,11 +122,10 @@ def _read_member(file: Mapping[str, Floats], name: str) -> Floats:
     return x
 
 
-def must_hold(path: Path, there: Container[str], required: str) -> None:
+def must_hold(path: Path, there: Collection[str], required: str) -> None:
     """Check that a file has the arrays of some names of one letter."""
     missing = [name for name in required if name not in there]
     if missing:
         names = f"{', '.join(required[:-1])} and {required[-1]}"
-        raise ValueError(
-            f"FILE must hold arrays {names}: {str(path)!r} has no {' and no '.join(missing)}."
-        )
+        has = f"no {' and no '.join(missing)}" + (f", but {', '.join(sorted(there))}" * bool(there))
+        raise ValueError(f"FILE must hold arrays {names}: {str(path)!r} has {has}.")

@@ -152,7 +152,7 @@ def open_tensors(
         ".safetensors": _read_safetensors,
     }
     stored, names = read_file(path, readers)
-    must_hold(path, stored, "qkv")
+    must_hold(path, names, "qkv")
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in (*_READ, *also) if name in stored}
     arrays = {name: x for name, x in read.items() if name not in SCALES.values()}

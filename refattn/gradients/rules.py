@@ -20,6 +20,7 @@ from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, own_copy
 from ..arrays.products import multiply
 from ..arrays.shown import held
+from ..arrays.words import check_keywords, keyword_names
 from ..engine import hops_back, kernel, kernel_back
 from ..engine.hops import Samples
 from ..engine.kernel import Attended
@@ -163,6 +164,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         names = ", ".join(sorted({getattr(x, "__name__", repr(x)) for x in pulled}))
         said = f"`{fn.__name__}`, which has no pullback" if record else checks.describe(fn)
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
+    check_keywords(fn.__name__, options, keyword_names(fn) or [*options])
     call = signature(fn).bind(q, k, v, **{**fixed, **options})
     call.apply_defaults()
     out, pullback = rule(*call.args, **call.kwargs)

@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
+from ..arrays.words import with_known_keywords
 from ..typing import Features
 from .formats import FORMATS
 from .problems import Index, check_holds, pose_arrays, sweep
@@ -42,6 +43,7 @@ class Prediction(NamedTuple):
 Prediction.__module__ = "refattn.rounding"  # where users find it, and so do pickles
 
 
+@with_known_keywords
 def predict(
     q: Any,
     k: Any,

@@ -9,6 +9,7 @@ from typing import Any
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
+from ..arrays.words import with_known_keywords
 from ..features import elu_features
 from ..files.tensors import JUDGED, view_heads_first
 from ..rounding.formats import check_all_hold, dtype_of, widen
@@ -24,6 +25,7 @@ from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_o
 from .verdict import Verdict
 
 
+@with_known_keywords
 def verify(
     *,
     q: Any,

@@ -205,6 +205,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield from _write_tests(verdict, verbose)
     said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
     others = [x for x in verdict.remarks if x not in said]
+    if not verbose and any(x.explained > _NEARLY_ALL for x in verdict.suspects[:1]):
+        others = [x for x in others if "precision is lost" not in x]  # the cause is another
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
     if not failed:
         yield from _write_power(verdict, one)
@@ -236,7 +238,11 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Write what explains a failure, with the share of the error that it explains."""
     if not verdict.suspects:
         yield "  unknown cause: nothing that was tried explains most of the error"
-    for number, x in enumerate(verdict.suspects[: None if verbose else _CAUSES]):
+    shown = verdict.suspects
+    if not verbose:  # and not what says the first again, with a number
+        first = [f"{x.text.removeprefix('agrees if ')}:" for x in shown[:1]]
+        shown = [x for x in shown if not x.text.startswith(tuple(first))][:_CAUSES]
+    for number, x in enumerate(shown):
         start = "cause" if number == 0 else "or"
         explained = min(x.explained, 0.999) if "in part" in x.text else x.explained
         share = f" (explains {_write_share(explained)} of the error)"
@@ -302,7 +308,9 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":
-        return "find this cause in the kernel; if it is intended, pass the same option to verify"
+        return (
+            "find this cause in the kernel; if it is intended, pass verify an option for it, if any"
+        )
     return "find this cause in the kernel; --verbose lists all tests"
 
 

@@ -135,6 +135,25 @@ def test_unusable(folder, test, kernel, words):
         runs.audit_test(test.format(folder), kernel and kernel.format(folder), {})
 
 
+@pytest.mark.parametrize("test", ["test_{}.py::test_nothing", "{}:check"])
+@pytest.mark.parametrize("late", [False, True])
+def test_an_interruption_is_no_error_of_the_test(few, folder, test, late, monkeypatch):  # noqa: F811
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study, "_try" if late else "_find_tolerances", interrupt)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        runs.audit_test(test.format(folder), f"{folder}:flash", {})
+    assert isinstance(raised.value, study.Interrupted) is late  # else nothing was found yet
+    assert not late or len(raised.value.found.left) == 4
+
+
+def test_an_interruption_while_tests_are_collected(folder, tmp_path):
+    (tmp_path / "test_interrupted.py").write_text("raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        runs.audit_test("test_interrupted.py::test_x", f"{folder}:flash", {})
+
+
 # --- how a call is read ---------------------------------------------------------------------------
 
 

@@ -65,6 +65,29 @@ def test_a_comparison_that_never_passes(few):
     assert "this test rejects a correct kernel" in found.lines()
 
 
+def test_an_interruption_has_what_was_found(few):
+    asked = []
+
+    def compare(got, expected):
+        asked.append(got)
+        if len(asked) == 7:  # after the kernel itself, four trivial outputs and a bug
+            raise KeyboardInterrupt
+        return True
+
+    with pytest.raises(study.Interrupted) as raised:
+        run(compare, causal=True)
+    found = raised.value.found
+    assert len(found.survivors) == 1
+    assert 2 <= len(found.left) <= 4  # and those that are not asked about
+    bugs = {*found.left, *found.alike, *found.hidden, found.survivors[0].name}
+    assert bugs == {x.name for x in study.known("softmax")}
+    assert np.isnan([*found.sizes.values()]).all()
+    lines = found.lines()
+    assert f"{len(found.left)} that were still to be tried" in " ".join(lines)
+    assert not any("largest error" in x or "only gradients" in x for x in lines)
+    assert not run(causal=True).left
+
+
 def test_numbers_of_a_survivor(few):
     """Against exact attention without the scale."""
     q, k, v = (FORMATS["bfloat16"].round(x) for x in qkv())

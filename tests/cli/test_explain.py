@@ -52,6 +52,8 @@ def test_every_name_is_in_one_group():
         ("lara", "it is called as: fn(q, k, v, num_proposals=, seed=)"),
         ("softmax", "it is called as: fn(q, k, v) test"),
         ("flash", "profile flash, of refattn verify: a fused kernel: "),
+        ("hopper", "hardware hopper, of refattn verify: its matrix units truncate sums."),
+        ("torch-sdpa", "declare it: refattn check MODULE:CALLABLE --spec torch-sdpa"),
         ("bound", "bound: a test of verify: no error exceeds its proven bound"),
         ("unknown cause", "unknown cause: no known bug that verify tries explains"),
         ("edge-1", "look like a known bug: a query does not see its last key"),

@@ -723,3 +723,33 @@ def test_a_row_that_has_a_law_in_large_blocks_alone_is_no_error():
     out = refattn.softmax_attention(q, k, v, causal=True)
     out[:, 1:] *= np.float32(1.5)
     assert verify(q=q, k=k, v=v, out=out, causal=True).verdict == "FAIL"
+
+
+def test_a_cause_is_said_once_and_where_it_is():
+    rng = np.random.default_rng(0)
+    given = {x: BF16(rng.standard_normal((2, 64, 16))) for x in "qkv"}
+
+    def judge(out, **options):
+        return verify(**given, out=BF16(out), dtype="bfloat16", **options)
+
+    seen = np.tril(np.ones((64, 64), bool), 1)
+    found = judge(refattn.softmax_attention(*given.values(), mask=seen), causal=True)
+    assert [x.name for x in found.suspects] == ["convention", "edge+1"]  # in words, and measured
+    short, every = found.write(), found.write(verbose=True)
+    assert "cause: agrees if a query also sees the next key (explains 100 %" in short
+    assert "or: " not in short
+    assert "or: a query also sees the next key: 1 ± " in every
+    stale = refattn.softmax_attention(*given.values())
+    stale[1, 32:48] = stale[1, :16]
+    assert "where: 16 of 128 rows, head 1, queries 32 to 47\n" in str(judge(stale))
+
+
+def test_a_known_cause_leaves_no_guess_at_the_precision():
+    suspect = findings.Suspect("scale", 0.02, 1e-5, 1e3, 1.0, "the scale is 1.02 times")
+    guess = "all rows: relative errors are 0.02 in every row: precision is lost, as by 8 bits"
+    exact = refattn.softmax_attention(*(x := np.ones((3, 8, 4))))
+    found = verify(q=x[0], k=x[1], v=x[2], out=exact)
+    failed = found._replace(verdict="FAIL", suspects=[suspect], remarks=[guess])
+    assert guess not in failed.write()
+    assert guess in failed.write(verbose=True)
+    assert guess in failed._replace(suspects=[suspect._replace(explained=0.9)]).write()

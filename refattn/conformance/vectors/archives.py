@@ -37,7 +37,9 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).lower().endswith(SUFFIXES)
 
 
-def pack(path: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
+def pack(
+    path: str | os.PathLike[str], *, format: str = "json", estimator: str | None = None
+) -> list[Path]:
     """Write the golden vectors into one archive.
 
     It has the files that `write`, or `export`, puts into a directory, and `SHA256SUMS`, which
@@ -51,6 +53,8 @@ def pack(path: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
         A file that ends in .zip or .tar.gz. One of the same name is replaced.
     format : {"json", "npz", "safetensors", "c", "onnx"}
         As for `write` and `export`.
+    estimator : str, optional
+        As for `write`.
 
     Returns
     -------
@@ -78,7 +82,9 @@ def pack(path: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
         raise ValueError(f"`path` must end in .zip or .tar.gz, got {os.fspath(path)!r}.")
     target = Path(path)
     with TemporaryDirectory() as folder:
-        written = (export if format in EXPORTS else write)(folder, format=format)
+        written = (export if format in EXPORTS else write)(
+            folder, format=format, estimator=estimator
+        )
         content = {x.relative_to(folder).as_posix(): x.read_bytes() for x in written}
     content[SUMS] = _write_sums(content)
     data = (_zip if target.suffix.lower() == ".zip" else _tar)(dict(sorted(content.items())))

@@ -23,7 +23,9 @@ EXPORTS = ("c", "onnx")
 _OPSETS = (23, 25)  # the first with Attention, and the first with windows
 
 
-def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
+def export(
+    directory: str | os.PathLike[str], *, format: str, estimator: str | None = None
+) -> list[Path]:
     """Write the golden vectors for other test suites.
 
     Parameters
@@ -37,6 +39,8 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
         key, windows and causal attention with as many queries as keys, and the conventions that it
         has: `model.onnx`, and in `test_data_set_0` the inputs and the output, as ONNX's own tests
         of operators have them.
+    estimator : str, optional
+        As for `write`.
 
     Returns
     -------
@@ -60,7 +64,7 @@ def export(directory: str | os.PathLike[str], *, format: str) -> list[Path]:
     """
     if format not in EXPORTS:
         raise ValueError(f"`format` must be one of {', '.join(EXPORTS)}, got {format!r}.")
-    cases = [case for document in documents().values() for case in cases_of(document)]
+    cases = [case for document in documents(estimator).values() for case in cases_of(document)]
     content = _c_header(cases) if format == "c" else _onnx_models(cases)
     paths = []
     for name, data in content:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from ... import naive, registry
+from ...arrays import checks
 from ...registry.record import Estimator, load
 from ..conventions import OPTIONS
 from .cases import SCHEMA, Convention
@@ -81,6 +82,13 @@ def all_recipes() -> tuple[Recipe, ...]:
     for record in records:
         _check_formula(record)
     return found
+
+
+def recipes_of(estimator: str | None = None) -> list[Recipe]:
+    """Return the recipes of an estimator, by default of all."""
+    if estimator is not None:
+        checks.choice("estimator", estimator, estimators())
+    return [x for x in all_recipes() if estimator in (None, x.estimator)]
 
 
 def _check_formula(record: Estimator) -> None:

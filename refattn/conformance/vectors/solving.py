@@ -24,7 +24,7 @@ from .cases import (
 )
 from .drawing import Recipe
 from .formulas import solve, truth
-from .recipes import all_recipes, files
+from .recipes import recipes_of
 from .sources import libraries, sources
 
 PRECISIONS = (50, 80)  # digits
@@ -135,22 +135,27 @@ def _once(recipe: Recipe) -> dict[str, Any]:
     return _SOLVED[recipe.id]
 
 
-def prepare(track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> None:
+def prepare(
+    track: Callable[[Sequence[Any]], Iterable[Any]] = iter, estimator: str | None = None
+) -> None:
     """Solve all cases, which takes nearly all of the time that `write` and `export` need.
 
-    `track` wraps the sequence of cases, for a bar of progress, say.
+    `track` wraps the sequence of cases, for a bar of progress, say. They are shuffled: the first
+    predict the time of the rest.
     """
-    for recipe in track(list(all_recipes())):
-        _once(recipe)
+    cases = recipes_of(estimator)
+    for i in track(np.random.default_rng(0).permutation(len(cases)).tolist()):
+        _once(cases[i])
 
 
-def documents() -> dict[str, Any]:
+def documents(estimator: str | None = None) -> dict[str, Any]:
     """Return the content of every file by its name."""
     from ... import __version__
 
     documents = {}
-    for file in files():
-        recipes = [recipe for recipe in all_recipes() if recipe.file == file]
+    chosen = recipes_of(estimator)
+    for file in sorted({recipe.file for recipe in chosen}):
+        recipes = [recipe for recipe in chosen if recipe.file == file]
         used = sorted({flag for recipe in recipes for flag in recipe.flags})
         groups: dict[str, Any] = {}
         for recipe in recipes:

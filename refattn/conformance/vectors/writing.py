@@ -17,14 +17,16 @@ import numpy as np
 from ...arrays.library import Floats
 from .cases import DIGITS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format, read_text
 from .reading import cases_of, tests_of
-from .recipes import estimators, schema
+from .recipes import schema
 from .solving import documents
 
 # What the format calls each kind of numbers, and how it has them.
 _SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
 
 
-def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Path]:
+def write(
+    directory: str | os.PathLike[str], *, format: str = "json", estimator: str | None = None
+) -> list[Path]:
     """Write the golden vectors, a file an estimator and more, with schema, README and manifest.
 
     Parameters
@@ -34,6 +36,8 @@ def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Pa
     format : {"json", "npz", "safetensors"}
         "json" has inputs as C99 hexadecimal floats and outputs as 34 digits; the others have
         float64 arrays, outputs as two of them whose sum has about 32 digits.
+    estimator : str, optional
+        One of `ESTIMATORS`, to write its files only.
 
     Returns
     -------
@@ -43,7 +47,7 @@ def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Pa
     Raises
     ------
     ValueError
-        If the format is unknown.
+        If the format or the estimator is unknown.
     ModuleNotFoundError
         If mpmath is not installed.
 
@@ -60,10 +64,11 @@ def write(directory: str | os.PathLike[str], *, format: str = "json") -> list[Pa
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     encode = {"json": to_json, "npz": _to_npz, "safetensors": _to_safetensors}[format]
-    content = {f"{name}.{format}": encode(doc) for name, doc in documents().items()}
-    content["README.md"] = _readme().encode()
+    written = documents(estimator)
+    content = {f"{name}.{format}": encode(doc) for name, doc in written.items()}
+    content["README.md"] = _readme(written).encode()
     content[SCHEMA.name] = (json.dumps(schema(), sort_keys=True, indent=2) + "\n").encode()
-    content[manifest_name(format)] = _manifest(content)
+    content[manifest_name(format)] = _manifest(content, written)
     paths = [folder / name for name in sorted(content)]
     for path in paths:
         draft = path.with_name(f".{path.name}.part")
@@ -76,15 +81,15 @@ def manifest_name(format: str) -> str:
     return f"manifest-{format}.json"
 
 
-def _manifest(content: dict[str, bytes]) -> bytes:
+def _manifest(content: dict[str, bytes], written: dict[str, Any]) -> bytes:
     """Return checksums of files by name, and the names of the cases in those of an estimator."""
-    tests = {name: [test["id"] for test in tests_of(doc)] for name, doc in documents().items()}
+    tests = {name: [test["id"] for test in tests_of(doc)] for name, doc in written.items()}
     files = {}
     for name, data in content.items():
         files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         if (file := name.partition(".")[0]) in tests:
             files[name] |= {"numberOfTests": len(tests[file]), "tests": tests[file]}
-    version = next(iter(documents().values()))["packageVersion"]
+    version = next(iter(written.values()))["packageVersion"]
     return sealed({"files": files, "package": "refattn", "packageVersion": version,
                     "schema": SCHEMA.name, "schemaVersion": VERSION})  # fmt: skip
 
@@ -150,14 +155,14 @@ def _to_safetensors(document: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def _readme() -> str:
+def _readme(written: dict[str, Any]) -> str:
     rows = (
         " | ".join(cell.replace("|", "\\|") for cell in (name, *FLAGS[name]))
         for name in sorted(FLAGS)
     )
     return Template(read_text("README.md.txt")).substitute(
-        estimators=", ".join(estimators()),
-        conventions=_table_of_conventions(),
+        estimators=", ".join(sorted({doc["estimator"] for doc in written.values()})),
+        conventions=_table_of_conventions(written),
         digits=DIGITS,
         gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),
         read_npz=read_text("read_npz.py.txt"),
@@ -166,8 +171,8 @@ def _readme() -> str:
     )
 
 
-def _table_of_conventions() -> str:
-    groups = documents()["softmax-conventions"]["testGroups"]
+def _table_of_conventions(written: dict[str, Any]) -> str:
+    groups = written.get("softmax-conventions", {"testGroups": []})["testGroups"]
     conventions = (
         (group["type"], group["convention"]) for group in groups if "convention" in group
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS
+from ...rounding.hardware import UNITS
 from ...rounding.profiles import PROFILES, Profile
 from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
@@ -105,7 +106,7 @@ def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SPECS, *SEVERITIES]
-    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES]))
+    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES, *UNITS]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -147,11 +148,13 @@ def explain(name: str) -> list[str]:
     if name in SPECS:
         tags = " ".join(f"{tag}={write_tag(value)}" for tag, value in SPECS[name].items())
         lines.append(f"spec {name}, conventions of a well-known function: {tags}")
-        lines.append("  all conventions, and their sources: refattn check --list-specs")
+        lines.append(f"  declare it: refattn check MODULE:CALLABLE --spec {name}")
     if name in SEVERITIES:
         lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
     if name in PROFILES:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
+    if name in UNITS:
+        lines.append(f"hardware {name}, of refattn verify: its matrix units truncate sums.")
     if name in TRAITS:
         lines.append(f"trait {name}, of estimators: {TRAITS[name]}.")
         having = dict.fromkeys(x.name for x in ESTIMATORS.values() if x.has(name))

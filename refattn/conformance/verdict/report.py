@@ -125,6 +125,14 @@ class Result:
         """The severity of a failure in words."""
         return SEVERITIES.get(self.severity, "")
 
+    def failure(self) -> Iterator[str]:
+        """Write what is wrong, how grave that is, and known bugs like it."""
+        yield self.summary
+        if self.severity:
+            yield f"{self.severity}: {self.gravity}"
+        for name, change in zip(self.suspects, self.changes, strict=True):
+            yield from (f"like: {name}", *change.splitlines())
+
     @property
     def likeness(self) -> list[str]:
         """The known bugs that a failure is like, or a sentence that it is like none."""

@@ -21,7 +21,7 @@ import numpy as np
 
 from ... import stats
 from ...arrays import checks as arrays_checks
-from ...arrays.words import said
+from ...arrays.words import said, with_known_keywords
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
@@ -45,6 +45,7 @@ _OF_COUPLINGS = {"frequency_pairs", "feature_sums", "feature_average", "unseen_l
 _FEW_SEEDS = 500  # for each other coupling or feature map
 
 
+@with_known_keywords
 def check(
     fn: Callable[..., Any],
     *,
@@ -374,6 +375,7 @@ def parametrize_with_checks(
                 n: int = statistical,
                 reasons_of: Mapping[str, str] = reasons_of,
             ) -> None:
+                __tracebackhide__ = True  # pytest shows the report, not this code
                 reasons = {k: x for k, x in reasons_of.items() if k == name}
                 report = check(
                     adapter,
@@ -387,12 +389,7 @@ def parametrize_with_checks(
                     pytest.skip(report.not_tried[name])
                 result = report.results[0]
                 if report.verdict == FAIL:
-                    lines = [result.summary]
-                    if result.severity:
-                        lines.append(f"{result.severity}: {result.gravity}")
-                    for name, change in zip(result.suspects, result.changes, strict=True):
-                        lines += [f"like: {name}", *change.splitlines()]
-                    lines += report.diagnosis
+                    lines = [*result.failure(), *report.diagnosis, f"refattn explain {name}"]
                     raise AssertionError("\n".join([*lines, "", result.reproducer]))
                 if result.status == EXPECTED:
                     pytest.xfail(result.reason)

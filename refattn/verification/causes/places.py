@@ -60,9 +60,12 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
         head, row = (int(x) for x in np.argwhere(wrong)[0])
         count = len(np.unique(np.argwhere(wrong) // [1, size], axis=0))
         row = row // size * size
-        at = f"{row} to {min(row + size, wrong.shape[1]) - 1} of head"
-        at = f"{at} {place(problem.index_of(head))}"
-        yield f"{count} tiles of {size} {problem.rows}, the first {at}"
+        at = f"{row} to {min(row + size, wrong.shape[1]) - 1}"
+        if count == 1:
+            yield f"{problem.rows} {at}"
+        else:
+            of = place(problem.index_of(head))
+            yield f"{count} tiles of {size} {problem.rows}, the first {at} of head {of}"
     elif 0 < len(rows) < wrong.shape[1]:
         yield f"{problem.rows} {describe_span(rows)}{_name_sequences(problem, rows)}"
     columns = np.flatnonzero(sample.columns)

@@ -64,7 +64,7 @@ def folders(tmp_path_factory, pytestconfig):
     every = chosen(pytestconfig)
     solve_together(root, every)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solving, "all_recipes", lambda: every)
+        patch.setattr(solving, "recipes_of", lambda _: every)
         for kind in vectors.FORMATS:
             if claims(making := root / f"{kind} in the making"):
                 vectors.write(making / kind, format=kind)
@@ -103,7 +103,7 @@ def command(monkeypatch):
     """Run `refattn vectors`, which solves nothing first and evaluates nothing again."""
     from tests.cli.running import run
 
-    monkeypatch.setattr(solving, "all_recipes", list)
+    monkeypatch.setattr(solving, "recipes_of", lambda _: [])
     monkeypatch.setattr(checking, "_lint_again", lambda *case: ())
 
     def command(*words):

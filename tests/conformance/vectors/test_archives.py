@@ -19,7 +19,7 @@ ENDS = (".zip", ".tar.gz")
 CONTENT = {"ra.json": b"{}\n", "README.md": b"vectors\n", "manifest-json.json": bytes(range(256))}
 
 
-def no_vectors(directory, *, format):
+def no_vectors(directory, *, format, estimator):
     """Write small files."""
     for name, data in CONTENT.items():
         Path(directory, name).write_bytes(data)
@@ -86,7 +86,7 @@ def test_what_is_inside_depends_on_no_clock_and_no_user(end, archives):
 
 def of_coresets(few):
     """Writes one file of vectors."""
-    return lambda folder, format: [*few(format, "coreset", target=folder).iterdir()]
+    return lambda folder, format, estimator: [*few(format, "coreset", target=folder).iterdir()]
 
 
 @pytest.mark.parametrize("end", ENDS)

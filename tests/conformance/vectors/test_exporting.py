@@ -78,7 +78,7 @@ SETS = pytest.mark.parametrize(
 def documents(names, folders, monkeypatch):
     """What is exported: some files, or all."""
     found = {name: json.loads((folders["json"] / f"{name}.json").read_text()) for name in names}
-    monkeypatch.setattr(exporting, "documents", lambda: found)
+    monkeypatch.setattr(exporting, "documents", lambda _: found)
 
 
 @SETS

@@ -66,7 +66,7 @@ def documents(folders, monkeypatch):
     """What is written: two files in place of all."""
     names = ("moments", "softmax-conventions")
     found = {name: json.loads((folders["json"] / f"{name}.json").read_text()) for name in names}
-    monkeypatch.setattr(writing, "documents", lambda: found)
+    monkeypatch.setattr(writing, "documents", lambda _: found)
 
 
 def test_other_files_are_left_alone(tmp_path, documents):
@@ -81,6 +81,21 @@ def test_other_files_are_left_alone(tmp_path, documents):
     with pytest.raises(ValueError, match="`directory` must hold vectors of one format"):
         vectors.load(tmp_path)
     assert len(vectors.load(tmp_path, format="npz")) == len(vectors.load(tmp_path, format="json"))
+
+
+def test_one_estimator_alone(tmp_path, folders):
+    """Its files are those that are written with all others."""
+    pytest.importorskip("jsonschema")
+    for path in vectors.write(tmp_path, estimator="moments"):
+        if path.name.startswith(("moments", "vectors.schema")):
+            assert path.read_bytes() == (folders["json"] / path.name).read_bytes()
+    assert vectors.lint(tmp_path, fraction=0) == []
+    assert {x.estimator for x in vectors.load(tmp_path)} == {"moments"}
+    assert "One file an estimator: moments. " in (tmp_path / "README.md").read_text()
+    (header,) = vectors.export(tmp_path / "c", format="c", estimator="moments")
+    assert "softmax" not in header.read_text()
+    (archive,) = vectors.pack(tmp_path / "one.zip", estimator="moments")
+    assert vectors.lint(archive, fraction=0) == []
 
 
 @pytest.mark.long

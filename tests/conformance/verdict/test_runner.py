@@ -369,8 +369,10 @@ def test_pytest_parametrisation():
     good = cases(Adapter(refattn.softmax_attention, "softmax", name="good"))
     good["good-value_length"]()
     bad = Adapter(lambda q, k, v: v[..., :1, :] + 0 * q, "softmax", name="bad")
-    with pytest.raises(AssertionError, match=r"expected .*\nformula: wrong at ordinary inputs\n"):
+    words = r"expected .*\nformula: wrong at ordinary inputs\nrefattn explain reference_values\n"
+    with pytest.raises(AssertionError, match=words) as raised:
         cases(bad)["bad-reference_values"]()
+    assert raised.traceback.filter(raised)[-1].path.name == "test_runner.py"  # the call is shown
     expecting = cases(bad, expected_failures={"reference_values": "known"})
     with pytest.raises(pytest.xfail.Exception):
         expecting["bad-reference_values"]()
