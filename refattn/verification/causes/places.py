@@ -62,7 +62,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
         row = row // size * size
         at = f"{row} to {min(row + size, wrong.shape[1]) - 1} of head"
         at = f"{at} {place(problem.index_of(head))}"
-        yield f"{count} tiles of {size} {problem.rows}, the first {at}"
+        yield f"{count} tiles of {size} {problem.rows}, the first: {at}"
     elif 0 < len(rows) < wrong.shape[1]:
         yield f"{problem.rows} {describe_span(rows)}{_name_sequences(problem, rows)}"
     columns = np.flatnonzero(sample.columns)
