@@ -252,8 +252,8 @@ def listing(width: int = 98) -> str:
         lines += [f"  * read in {source}" for source in read]
     rows = CONVENTIONS.values()
     run, read_only = (sum(row.count(kind) for row in rows) for kind in (Run, Read))
-    counts = f"{run} run by tests/conformance/test_conventions.py, {read_only} * read, not run"
-    lines.append(f"{run + read_only} cells: {counts}")
+    tested = f"{run} tested by tests/conformance/test_conventions.py"
+    lines.append(f"{run + read_only} conventions: {tested}, {read_only} read in source files (*)")
     return "\n".join(lines)
 
 

@@ -73,7 +73,7 @@ def random_feature_attention(
         Frequencies, in kernel coordinates: a NumPy array or one of the library of `q`, cast to
         the dtype and device of `q`. With `omega` the result is deterministic.
     log_weight : array, shape (..., S), optional
-        log N(omega; 0, I) - log q(omega) for frequencies from another distribution q; default 0.
+        log N(omega; 0, I) - log r(omega) for frequencies from another distribution r; default 0.
     num_features : int, optional
         Number S of frequencies to draw when `omega` is not given.
     features : {"positive", "hyperbolic", "trigonometric"}
@@ -246,9 +246,9 @@ def importance_sampled_attention(
     q, k, v, scale, mask, causal
         As in `random_feature_attention`.
     omega : array, shape (..., S, d)
-        Frequencies drawn from some distribution q, in kernel coordinates.
+        Frequencies drawn from some distribution r, in kernel coordinates.
     log_weight : array, shape (..., S), optional
-        log w = log N(omega; 0, I) - log q(omega); 0 by default.
+        log w = log N(omega; 0, I) - log r(omega); 0 by default.
 
     Returns
     -------

@@ -33,8 +33,8 @@ SENTENCES: Mapping[str, str] = {
     "epsilon": "{size} is added to the sum of e^(score - largest score)",
     "sink": "{size} is added to the sum of e^score",
     "lost sink": "the sink counts {rest} times in the sum of the weights",
-    "delta": "D = sum d_out * out counts {more} times",
-    "cap": "tanh^2 counts {rest} times in the slope of the cap, 1 - tanh^2",
+    "delta": "D = sum d_out * out is multiplied by {more}",
+    "cap": "the slope of the cap is 1 - {rest} tanh^2, not 1 - tanh^2",
     "edge+1": "a query also sees the next key, at {size} of its weight",
     "edge-1": "a query does not see its last key: {size} of its weight is missing",
 }

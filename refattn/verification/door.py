@@ -134,7 +134,7 @@ def verify(
     Returns
     -------
     Verdict
-        PASS, FAIL or UNDERPOWERED, the profile that explains the numbers, and the suspects.
+        PASS, FAIL or UNDERPOWERED, the profile that explains the numbers, and the causes.
 
     Raises
     ------

@@ -46,7 +46,7 @@ class Verdict(NamedTuple):
     tests : list of Finding
         The tests, for the same profile.
     suspects : list of Suspect
-        Known bugs that explain the errors, the one that explains most first.
+        Causes that explain the errors, the one that explains most first.
     remarks : list of str
         Other observations.
     dtype, out_dtype : str
@@ -308,10 +308,8 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":
-        return (
-            "find this cause in the kernel; if it is intended, pass verify an option for it, if any"
-        )
-    return "find this cause in the kernel; --verbose lists all tests"
+        return "find this cause in the kernel; if it is intended, make options and inputs match it"
+    return "find this cause in the kernel; --verbose lists all failed tests"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

@@ -110,7 +110,7 @@ def test_list_of_specs():
     assert "  top-left: torch-sdpa, jax-dpa, onnx-23, " in output
     assert "  bottom-right: flash-attn-2*, flash-attn-3*\n" in output
     assert "  * read in Dao-AILab/flash-attention v2.8.3, hopper/mask.h\n" in output
-    assert output.endswith("tests/conformance/test_conventions.py, 42 * read, not run\n")
+    assert output.endswith("tests/conformance/test_conventions.py, 42 read in source files (*)\n")
 
 
 def test_diagnosis_of_a_spec():

@@ -263,8 +263,8 @@ def test_every_cell_is_of_the_vocabulary_and_has_its_test():
             else:
                 assert all(cell.source)
     assert counts == {Run: 135, Read: 42}
-    assert "177 cells: 135 run by " in conventions.listing()
-    assert conventions.listing().endswith(", 42 * read, not run")
+    assert "177 conventions: 135 tested by " in conventions.listing()
+    assert conventions.listing().endswith(", 42 read in source files (*)")
 
 
 @pytest.mark.long("jax")

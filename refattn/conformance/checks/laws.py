@@ -490,5 +490,5 @@ def _ends(out: Any) -> Floats:
 
 @add_check
 def unseen_law(t: CheckRun) -> None:
-    """Report that rounding or a declared epsilon hides the distribution; nothing is tested."""
+    """Test nothing; report that rounding or a declared epsilon hides the distribution."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

@@ -47,7 +47,9 @@ def describe_place(problem: Problem, sample: Sample) -> str:
     count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
     if wrong.sum() == sample.looked:
         count = f"all {sample.looked:,} rows{looked}"
-    return ", ".join([count, *list_places(problem, sample)])
+    lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
+    everywhere = {f"{name} among 0 to {n - 1}" for name, n in lengths.items()}
+    return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
 
 
 def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
@@ -65,7 +67,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
             yield f"{problem.rows} {at}"
         else:
             of = place(problem.index_of(head))
-            yield f"{count} tiles of {size} {problem.rows}, the first {at} of head {of}"
+            yield f"{count} tiles of {size} {problem.rows}, the first: {at} of head {of}"
     elif 0 < len(rows) < wrong.shape[1]:
         yield f"{problem.rows} {describe_span(rows)}{_name_sequences(problem, rows)}"
     columns = np.flatnonzero(sample.columns)

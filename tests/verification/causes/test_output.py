@@ -571,6 +571,15 @@ def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
     assert found.suspects[0].text.endswith("or other numbers are rounded as coarsely")
 
 
+def test_wrong_rows_anywhere_have_no_place():
+    out = attention()["out"].copy()
+    rows = [0, 1, 3, 7, 20, 34, out.shape[-2] - 1]
+    out[:, rows] = out[:, rows][:, ::-1]
+    place = judged(attention() | {"out": out}).place
+    assert "rows" in place
+    assert "queries" not in place
+
+
 def test_right_numbers_have_no_remark():
     assert judged(attention()).remarks == []
 
