@@ -17,6 +17,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.gates import token_axes
 from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
 from .cases import covering, growing, layouts, levels, try_cases, without_empty_rows
@@ -35,6 +36,9 @@ def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     got = t.call(*arrays, **options, strict=True, memory=memory)
     want, allowed = pulled(t.adapter, arrays, options)
     t.hides(allowed[0], arrays[2])
+    axes = dict.fromkeys((*NAMES, "d_bias"), -2) | {
+        f"d_{x}": i for x, i in token_axes(t.adapter.record).items()
+    }
     names = (*NAMES, *(f"d_{name}" for name in t.adapter.pulled(options)))
     for name, x, y, most in zip(names, got, want, allowed, strict=True):
         try:
@@ -46,7 +50,7 @@ def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
             n, m = (z.shape[-2] for z in arrays[:2])
             raise Failure(
                 f"{name} {failure.expected}",
-                f"{failure.got}; n = {n}, m = {m}: {describe_places(wrong)}",
+                f"{failure.got}; n = {n}, m = {m}: {describe_places(wrong, axes.get(name, 0))}",
             ) from None
 
 
