@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import qkv, tokens
-from .arrays.library import Array, array_namespace, as_written
+from .arrays.library import Array, as_written
 from .estimators.recurrent import recurrent_attention
 from .typing import ArrayT, Recurrent
 
@@ -255,16 +255,18 @@ def delta(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
 ) -> dict[str, Any]:
     """Make the gates of a delta rule, which takes its error after the decay."""
-    qkv.check(q, k, v)
+    q, k = tokens.share_heads(q, k, v)
+    xp, _ = qkv.check(q, k, v)
     rate, later = tokens.of_tokens("beta", beta, (q, k, v)), k
     if log_decay is not None:
         g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
-        later = array_namespace(k).exp(g) * k
+        later = xp.exp(g) * k
     return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}
 
 
 def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     """Take the log of a number for each head of keys, with an axis of tokens."""
+    q, k = tokens.share_heads(q, k, v)
     xp, _ = qkv.check(q, k, v)
     lead = qkv.lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))

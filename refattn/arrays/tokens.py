@@ -26,11 +26,12 @@ class Gates(NamedTuple):
 
 def check(
     q: Array, k: Array, v: Array, options: Mapping[str, Any]
-) -> tuple[Array, Gates, Any, Any]:
-    """Check the arguments of a recurrence; return keys, gates, the scale and the namespace.
+) -> tuple[Array, Array, Gates, Any, Any]:
+    """Check arguments of a recurrence; return queries, keys, gates, the scale and the namespace.
 
     Keys and the state get the leading axes of all but the queries.
     """
+    q, k = share_heads(q, k, v)
     xp, _ = qkv.check(q, k, v)
     (n, d), d_v, given = k.shape[-2:], v.shape[-1], {x: options.get(x) for x in _GATES}
     if q.shape[-2] != n:
@@ -66,7 +67,24 @@ def check(
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
     qkv.lead(q, k, v)
-    return k, Gates(g, a, b, write, state), constant(d, q) ** -0.5 if scale is None else scale, xp
+    scale = constant(d, q) ** -0.5 if scale is None else scale
+    return q, k, Gates(g, a, b, write, state), scale, xp
+
+
+def share_heads(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Repeat heads of keys, and of as many queries, that consecutive heads of values share."""
+    groups, heads = (x.shape[-3] if getattr(x, "ndim", 0) > 2 else 1 for x in (k, v))
+    if not 1 < groups < heads or heads % groups:
+        return q, k
+
+    def repeat(x: Array) -> Array:
+        if getattr(x, "ndim", 0) < 3 or x.shape[-3] != groups:
+            return x
+        xp, (*lead, _, n, d) = array_namespace(x), x.shape
+        each = xp.broadcast_to(x[..., None, :, :], (*lead, groups, heads // groups, n, d))
+        return xp.reshape(each, (*lead, heads, n, d))
+
+    return repeat(q), repeat(k)
 
 
 def one_of_each(states: Array, axes: int) -> tuple[Any, ...]:

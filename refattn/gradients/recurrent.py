@@ -75,21 +75,20 @@ def vjp_delta(
     """Pull a delta rule back, whose keys and rates are in the removal too."""
     gates = recurrences.delta(q, k, v, beta, log_decay)
     out, pull = vjp_recurrent(q, k, v, **gates, **options)
-    rate, later = tokens.of_tokens("beta", beta, (q, k, v)), gates["removal"][1]
+    (_, shared), rate, later = tokens.share_heads(q, k, v), beta[..., None], gates["removal"][1]
     xp, growth = array_namespace(k), cast(Array, 1.0)
     if log_decay is not None:
-        g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
+        g = log_decay[..., None] if log_decay.ndim < max(x.ndim for x in (q, k, v)) else log_decay
         growth = xp.exp(g)
 
     def pullback(cotangents: Any) -> Gradients:
         pulled: Gradients = pull(cotangents)
         d_a, d_b = cast(tuple[Array, Array], pulled.removal)
         d_k = pulled.k + sum_to(growth * d_b, k.shape) - sum_to(rate * d_a, k.shape)
-        d_beta, d_g = pulled.write - sum_to(xp.sum(k * d_a, axis=-1), beta.shape), pulled.log_decay
+        d_beta = pulled.write - sum_to(xp.sum(shared * d_a, axis=-1), beta.shape)
+        d_g = pulled.log_decay
         if log_decay is not None:
-            d_later = sum_to(later * d_b, g.shape)
-            d_later = d_later if g.ndim == log_decay.ndim else d_later[..., 0]
-            d_g = d_g + sum_to(d_later, log_decay.shape)
+            d_g = d_g + xp.reshape(sum_to(later * d_b, g.shape), log_decay.shape)
         return pulled._replace(k=d_k, log_decay=d_g, removal=None, write=None, beta=d_beta)
 
     return out, pullback

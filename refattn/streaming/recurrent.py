@@ -71,6 +71,7 @@ class RecurrentState:
     @as_written
     def update(self, k: Array, v: Array, **gates: Any) -> RecurrentState:
         """Add tokens, with their gates."""
+        _, k = tokens.share_heads(k, k, v)
         check_keys(self, k, v)
         if "initial_state" in gates:
             raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
@@ -85,7 +86,7 @@ class RecurrentState:
     def read(self, q: Array) -> Array:
         """Read the state by queries (..., n, d), all after the last token: (..., n, d_v)."""
         xp = checks.arrays(2, q=q, state=self.state)
-        keys = xp.matrix_transpose(self.state)
+        q, keys = tokens.share_heads(q, q, self.state)[0], xp.matrix_transpose(self.state)
         qkv.check(q, keys, keys)
         scale = constant(q.shape[-1], q) ** -0.5 if self.scale is None else self.scale
         (q, state, _), ungroup = group_heads(q, self.state, keys)
@@ -118,7 +119,7 @@ def _check_names(method: str, gates: dict[str, Any], *names: str) -> None:
 
 def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:
     """Return the state after some tokens, and the sum of their log decays if none removes."""
-    _, given, _, xp = tokens.check(k, k, v, gates)
+    *_, given, _, xp = tokens.check(k, k, v, gates)
     decay = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
     return recurrent_attention(k, k, v, **gates).state, decay if given.a is None else None
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from refattn import verify
+from refattn import verify, vjp
+from refattn.recurrences import state_space_duality
 from refattn.rounding.formats import FORMATS
 from tests.cli.running import run
 
@@ -147,6 +148,22 @@ def test_two_hundred_right_kernels(record_property):
     record_property("rms", np.quantile(rms, [0, 0.1, 0.5, 0.9, 1]).round(2).tolist())
     assert "FAIL" not in verdicts
     assert 0.85 < np.median(rms) < 1.1
+
+
+def test_heads_of_values_that_share_keys(tmp_path):
+    """Gradients are judged of arrays that no heads share."""
+    (q, k), (v, d_out) = (np.random.default_rng(i).standard_normal((2, i, 9, 4)) for i in (2, 4))
+    arrays = {"q": q, "k": k, "v": v, "log_decay": -np.ones((4, 9))}
+    result, pullback = vjp(state_space_duality, **arrays)
+    back, options = pullback((d_out, None)), {"estimator": "state-space-duality"}
+    arrays |= {"out": result.out, "state": result.state, "d_out": d_out, "dv": back.v}
+    found = verify(**arrays, **options, dtype="float64").parts
+    assert {x: y.verdict for x, y in found.items()} == dict.fromkeys(("out", "state", "dv"), "PASS")
+    with pytest.raises(ValueError, match="each if no heads share its array"):
+        verify(**arrays, dq=back.q, **options)
+    np.savez(tmp_path / "dump.npz", **arrays)
+    words = ["verify", tmp_path / "dump.npz", "--estimator", options["estimator"]]
+    assert "dv: PASS" in run(*words).stdout
 
 
 @pytest.mark.long
