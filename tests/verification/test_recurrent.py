@@ -126,6 +126,13 @@ def test_a_state_in_bfloat16_of_long_memory():
     assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
 
 
+def test_a_state_that_says_little_asks_for_one_thing():
+    found = str(verify(**made(defect="bfloat16 state", n=40, heads=1, kept="bfloat16")))
+    assert "state: UNDERPOWERED: a state that is 1 % too large would also pass" in found
+    assert "worst: state at " in found
+    assert "next: more sequences: each has a last state for each head" in found
+
+
 @pytest.mark.parametrize("name", ["out", "state"])
 def test_results_that_are_all_0_are_said_to_be_so(name):
     arrays = made(n=40, heads=2)
