@@ -25,10 +25,7 @@ kernels of fla; its RWKV-7 kernel has 1, and the equations of the papers mostly 
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
-
-import numpy as np
 
 from .arrays import qkv, tokens
 from .arrays.library import Array, as_written
@@ -74,7 +71,7 @@ def retention(
     >>> retention(one, one, one, decay=np.array([0.5])).out[0, :, 0]
     array([1.  , 1.5 , 1.75])
     """
-    g = log_decay_of_heads(q, k, v, decay)
+    g = tokens.log_decay_of_heads(q, k, v, decay)
     return recurrent_attention(q, k, v, log_decay=g, initial_state=initial_state, scale=scale)
 
 
@@ -262,16 +259,3 @@ def delta(
         g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
         later = xp.exp(g) * k
     return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}
-
-
-def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
-    """Take the log of a number for each head of keys, with an axis of tokens."""
-    q, k = tokens.share_heads(q, k, v)
-    xp, _ = qkv.check(q, k, v)
-    lead = qkv.lead(k, k, v)
-    gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
-    has_values = isinstance(decay, Real | np.ndarray)
-    if has_values and np.any(decay < 0):
-        raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
-    missing = max(0, q.ndim - 2 - len(lead))
-    return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]

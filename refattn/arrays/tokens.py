@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,3 +123,16 @@ def of_tokens(
         ) from None
     x = x if wide else x[..., None]
     return array_namespace(x).broadcast_to(x, (*x.shape[:-2], n, x.shape[-1]))
+
+
+def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
+    """Take the log of a number for each head of keys, with an axis of tokens."""
+    q, k = share_heads(q, k, v)
+    xp, _ = qkv.check(q, k, v)
+    lead = qkv.lead(k, k, v)
+    gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
+    has_values = isinstance(decay, Real | np.ndarray)
+    if has_values and np.any(decay < 0):
+        raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
+    missing = max(0, q.ndim - 2 - len(lead))
+    return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]

@@ -56,7 +56,7 @@ def vjp_recurrent(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def vjp_retention(q: Array, k: Array, v: Array, *, decay: Any, **options: Any) -> Any:
     """Pull `retention` back; the cotangent of a decay of 0 is nan."""
-    log_decay = recurrences.log_decay_of_heads(q, k, v, decay)
+    log_decay = tokens.log_decay_of_heads(q, k, v, decay)
     out, pull = vjp_recurrent(q, k, v, log_decay=log_decay, **options)
 
     def pullback(cotangents: Any) -> Gradients:

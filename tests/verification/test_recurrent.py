@@ -186,11 +186,16 @@ def test_numbers_of_a_file_have_the_same_verdict(tmp_path):
 
 def test_what_is_refused():
     arrays = made(n=4, heads=2)
+    in_pairs = {"estimator": "rwkv7", "beta": None, "removal": (arrays["k"], arrays["k"] + np.nan)}
+    of_heads = {"estimator": "retention", "decay": -1.0} | dict.fromkeys(("beta", "log_decay"))
     for change, words in (
         ({"beta": None}, "`beta` must be given for gated-delta-rule"),
         ({"mask": np.ones((4, 4), bool)}, "`mask` must not be given"),
         ({"estimator": "softmax"}, "`beta` must not be given for softmax"),
         ({"d_out": arrays["out"], "dq": arrays["q"]}, "`dq` is not judged"),
+        ({"beta": arrays["beta"] + np.nan}, "`beta` must be finite"),
+        (in_pairs, "`removal` must be finite"),
+        (of_heads, "`decay` must not be negative, got -1.0"),
         ({"state": arrays["state"][:1]}, "`state` must have the shape"),
     ):
         with pytest.raises(ValueError, match=words):
