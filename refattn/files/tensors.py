@@ -268,8 +268,8 @@ def _check_shapes(views: Mapping[str, Floats], has_state: bool) -> _Shape:
         for name, x in views.items()
     }
     q, k, v = (like[name] for name in "qkv")
-    heads = tokens.share_heads(q, k, v) if has_state else (q, k)
-    _, lead = qkv.check(*heads, v, bias=like.get("bias"), mask=like.get("mask"))
+    q_of, k_of = tokens.share_heads(q, k, v) if has_state else (q, k)
+    _, lead = qkv.check(q_of, k_of, v, bias=like.get("bias"), mask=like.get("mask"))
     if "sinks" in like:
         qkv.of_heads("sinks", like["sinks"], q, k, v)
     if "omega" in like:

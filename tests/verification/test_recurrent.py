@@ -80,6 +80,48 @@ def test_a_right_kernel_passes(to, c, removes):
     assert 0.75 < found["out"].z.rms < 1.15
 
 
+def longer(x):
+    return x * np.linspace(0.5, 2, x.shape[-2])[:, None]
+
+
+def normal(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+# What a right kernel is given in place of the arrays, or what becomes of what it gives.
+CAUSES = {
+    "all arrays are read from other heads": {"out": lambda x: x[[1, 2, 0]]},
+    "each row holds the output of the token before": {"out": lambda x: np.roll(x, 1, -2)},
+    "the last state is transposed": {"state": lambda x: x.mT},
+    "q is normalised to length 1": {"q": normal},
+    "q and k are normalised to length 1": {"q": normal, "k": normal},
+    "beta is doubled": {"beta": lambda x: 2 * x},
+    "log decays are multiplied by log2(e)": {"log_decay": lambda x: x / np.log(2)},
+    "log decays are read as logarithms to base 2": {"log_decay": lambda x: x * np.log(2)},
+    "q and k are read from other heads": {"q": lambda x: x[[1, 0, 2]], "k": lambda x: x[[1, 0, 2]]},
+    "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
+    "each row is the exact row times a number": {"q": longer},
+    "the scale is 1": {"q": lambda x: 4 * x},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_a_right_kernel_is_given_instead_is_named(cause):
+    """With states and removal, in float32; keys are longer than 1 where they are normalised."""
+    arrays, changes = made("float32", n=70), dict(CAUSES[cause])
+    if "k" in changes and "q and k are n" in cause:
+        arrays["k"] = np.float32(1.2 * arrays["k"])
+    given = arrays | {x: np.float32(f(arrays[x])) for x, f in changes.items() if x in arrays}
+    names = ("q", "k", "v", "log_decay", "beta", "initial_state")
+    results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
+    arrays["out"], arrays["state"] = (np.stack(x) for x in zip(*results, strict=True))
+    arrays |= {x: f(arrays[x]) for x, f in changes.items() if x in ("out", "state")}
+    part = verify(**arrays).parts["state" if "state" in changes else "out"]
+    assert part.verdict == "FAIL"
+    assert cause in part.suspects[0].text, part.suspects
+
+
 DEFECTS = {
     "decay of the next token": "each token uses the decay of the next token",
     "decay of its own write": "the decay of a token also applies to its own",
