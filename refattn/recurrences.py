@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .arrays import qkv, tokens
+from .arrays import tokens
 from .arrays.library import Array, as_written
 from .estimators.recurrent import recurrent_attention
 from .typing import ArrayT, Recurrent
@@ -156,7 +156,7 @@ def delta_rule(
     >>> delta_rule(one, one, v, beta=np.array([1.0, 0.5])).out.T  # half of 4 is replaced by 2
     array([[4., 3.]])
     """
-    gates = delta(q, k, v, beta)
+    gates = tokens.delta_gates(q, k, v, beta)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
 
 
@@ -190,7 +190,7 @@ def gated_delta_rule(
     >>> gated_delta_rule(one, one, v, beta=half, log_decay=np.log(half)).out.T
     array([[2. , 1.5]])
     """
-    gates = delta(q, k, v, beta, log_decay)
+    gates = tokens.delta_gates(q, k, v, beta, log_decay)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
 
 
@@ -215,7 +215,7 @@ def kimi_delta_attention(
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     """
-    gates = delta(q, k, v, beta, log_decay)
+    gates = tokens.delta_gates(q, k, v, beta, log_decay)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
 
 
@@ -246,16 +246,3 @@ def rwkv7(
     return recurrent_attention(
         q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale
     )
-
-
-def delta(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
-) -> dict[str, Any]:
-    """Make the gates of a delta rule, which takes its error after the decay."""
-    q, k = tokens.share_heads(q, k, v)
-    xp, _ = qkv.check(q, k, v)
-    rate, later = tokens.of_tokens("beta", beta, (q, k, v)), k
-    if log_decay is not None:
-        g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
-        later = xp.exp(g) * k
-    return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}

@@ -136,3 +136,16 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
         raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
     missing = max(0, q.ndim - 2 - len(lead))
     return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]
+
+
+def delta_gates(
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
+) -> dict[str, Any]:
+    """Make the gates of a delta rule, which takes its error after the decay."""
+    q, k = share_heads(q, k, v)
+    xp, _ = qkv.check(q, k, v)
+    rate, later = of_tokens("beta", beta, (q, k, v)), k
+    if log_decay is not None:
+        g = of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
+        later = xp.exp(g) * k
+    return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}

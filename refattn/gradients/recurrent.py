@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .. import recurrences
 from ..arrays import tokens
 from ..arrays.blocks import put, sum_to
 from ..arrays.library import Array, array_namespace
@@ -73,7 +72,7 @@ def vjp_delta(
     q: Array, k: Array, v: Array, *, beta: Array, log_decay: Array | None = None, **options: Any
 ) -> Any:
     """Pull a delta rule back, whose keys and rates are in the removal too."""
-    gates = recurrences.delta(q, k, v, beta, log_decay)
+    gates = tokens.delta_gates(q, k, v, beta, log_decay)
     out, pull = vjp_recurrent(q, k, v, **gates, **options)
     (_, shared), rate, later = tokens.share_heads(q, k, v), beta[..., None], gates["removal"][1]
     xp, growth = array_namespace(k), cast(Array, 1.0)

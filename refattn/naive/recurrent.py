@@ -136,12 +136,7 @@ def rwkv7(
 
 
 def go_through(
-    step: Callable[..., Array],
-    q: Array,
-    state: Any,
-    scale: Any,
-    *rows: Any,
-    read: str = "after",
+    step: Callable[..., Array], q: Array, state: Any, scale: Any, *rows: Any, read: str = "after"
 ) -> Recurrent:
     """Change the state by the rows of each token, and read it."""
     outs = [q[..., :0, :] @ state]

@@ -83,7 +83,5 @@ def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> di
         with np.errstate(divide="ignore"):
             rest["log_decay"] = tokens.log_decay_of_heads(q, k, v, gates["decay"])
     if "beta" in gates:
-        q, k = tokens.share_heads(q, k, v)
-        rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
-        rest |= {"removal": (-rate * k, k), "write": gates["beta"]}
+        rest = tokens.delta_gates(q, k, v, gates["beta"]) | rest
     return rest
