@@ -161,16 +161,16 @@ def test_heads_of_values_share_a_head_of_queries_and_keys(layer):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("g", [None, -np.ones((9, 4))])
-def test_shared_heads_decoded_packed_and_refused(g):
-    (q, k, v), _ = inputs("delta_rule", 9, heads=(2, 4))
-    k, gates = k[:2], {} if g is None else {"log_decay": g}
-    want = recurrent_attention(q, k, v, **{x: y.T for x, y in gates.items()})
-    state = RecurrentState.init(k[:, :4], v[:, :4], **{x: y[:4].T for x, y in gates.items()})
-    state = state.update(k[:, 4:], v[:, 4:], **{x: y[4:].T for x, y in gates.items()})
+def test_shared_heads_decoded_packed_and_refused():
+    (q, k, v), gates = inputs("state_space_duality", 9, heads=(2, 4))
+    k, g = k[:2], gates["log_decay"]
+    want = recurrent_attention(q, k, v, log_decay=g)
+    state = RecurrentState.init(k[:, :4], v[:, :4], log_decay=g[:, :4])
+    state = state.update(k[:, 4:], v[:, 4:], log_decay=g[:, 4:])
     np.testing.assert_allclose(state.read(q[:, -1:]), want.out[:, -1:], rtol=1e-13, atol=1e-14)
-    tokens, ends = [np.moveaxis(x, 1, 0) for x in (q, k, v)], {"q_offsets": [0, 9]}
-    got = packed.varlen(recurrent_attention, *tokens, **ends, k_offsets=[0, 9], per_token=gates)
+    tokens, cut = [np.moveaxis(x, 1, 0) for x in (q, k, v)], {"per_token": {"log_decay": g.T}}
+    cut |= {"q_offsets": [0, 9], "k_offsets": [0, 9]}
+    got = packed.varlen(recurrent_attention, *tokens, **cut)
     np.testing.assert_array_equal(np.moveaxis(got.out, 0, 1), want.out)
     with pytest.raises(ValueError, match="`q`, `k` and `v` must have leading axes that broadcast"):
         recurrent_attention(q, k, v[:3])

@@ -19,9 +19,7 @@ def kernel(q, k, v, g, beta, state, to, c, defect=""):
     def rounded(x):
         return FORMATS[to].round(x).astype(single)
 
-    if defect == "decay of the next token":
-        g = np.append(g[1:], single(0))
-    state, rows = single(defect != "no initial state") * state.astype(single), []
+    state, rows = state.astype(single), []
     for i in (slice(s, min(s + c, len(q))) for s in range(0, len(q), c)):
         sums, read = np.cumsum(g[i], dtype=single)[:, None], rounded(state)
         later = np.tril(np.ones((len(sums), len(sums)), single))
@@ -57,9 +55,8 @@ def made(
     )
     beta = np.float32(rng.uniform(0.1, 1, (heads, n))) if removes else None
     first = np.float32(FORMATS[kept].round(rng.standard_normal((heads, d, d))))
-    order = np.roll(np.arange(heads), 1) if defect == "heads" else np.arange(heads)
     betas = [None] * heads if beta is None else beta
-    of_heads = zip(q, k, v, g[order], betas, first, strict=True)
+    of_heads = zip(q, k, v, g, betas, first, strict=True)
     results = [kernel(*x, to, c, defect) for x in of_heads]
     arrays = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": first}
     arrays |= {"beta": beta} if removes else {}
@@ -99,6 +96,9 @@ CAUSES = {
     "log decays are multiplied by log2(e)": {"log_decay": lambda x: x / np.log(2)},
     "log decays are read as logarithms to base 2": {"log_decay": lambda x: x * np.log(2)},
     "q and k are read from other heads": {"q": lambda x: x[[1, 0, 2]], "k": lambda x: x[[1, 0, 2]]},
+    "decays are read from other heads": {"log_decay": lambda x: np.roll(x, 1, 0)},
+    "each token uses the decay of the next token": {"log_decay": lambda x: np.roll(x, -1, -1)},
+    "the initial state is ignored": {"initial_state": np.zeros_like},
     "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
     "each row is the exact row times a number": {"q": longer},
     "the scale is 1": {"q": lambda x: 4 * x},
@@ -123,14 +123,11 @@ def test_what_a_right_kernel_is_given_instead_is_named(cause):
 
 
 DEFECTS = {
-    "decay of the next token": "each token uses the decay of the next token",
     "decay of its own write": "the decay of a token also applies to its own",
     "clipped": "is clipped at e^4",
     "beta twice": "beta also multiplies the state",
     "bfloat16 state": "the state is kept in bfloat16",
     "last chunk": "the last chunk of 64 is left out",
-    "no initial state": "the initial state is ignored",
-    "heads": "decays are read from other heads",
 }
 
 
@@ -166,6 +163,13 @@ def test_a_state_in_bfloat16_of_long_memory():
     found = judge(c=16, **options, kept="bfloat16")["out"]
     assert (found.verdict != "FAIL", found.profile) == (True, "chunk-16-states")
     assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_of_few_tokens_nothing_is_named_that_few_rows_cannot_show(n):
+    arrays = made("float32", n=n, heads=2)
+    found = verify(**arrays | {"out": arrays["out"] + np.float32(0.5)}).parts["out"]
+    assert (found.verdict, found.suspects) == ("FAIL", [])
 
 
 def test_a_state_that_says_little_asks_for_one_thing():

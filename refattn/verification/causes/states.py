@@ -180,15 +180,18 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     there = {"tokens": True, "decay": decays, "late": decays and x.get("late"), "state": starts}
     there |= {"square": starts and d == d_v, "removal": "a" in x, "delta": is_delta(x)}
     there |= {"write": np.any(x["write"] != 1)}
-    for needed in (x for x in _CAUSES if there[x]):
+    for needed in (y for y in _CAUSES if there[y]):
         for text, change in _CAUSES[needed].items():
-            yield Cause(text, problem._replace(read=partial(_read_changed, problem.read, change)))
+            size = getattr(change, "keywords", {}).get("size", 0)
+            if needed != "tokens" or size < len(x["q"]):  # one chunk passes nothing on
+                read = partial(_read_changed, problem.read, change)
+                yield Cause(text, problem._replace(read=read))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
             yield Cause(f"the scale is {words}", problem._replace(scale=scale))
-    if problem.of == "state":
-        if d == d_v:
-            yield Cause("the last state is transposed", problem, np.transpose)
+    if problem.of == "state" and d == d_v:
+        yield Cause("the last state is transposed", problem, np.transpose)
+    if problem.of == "state" or len(x["q"]) < 2:
         return
     early, late, result = slice(None, -1), slice(1, None), f"each row holds {problem.result} of the"
     yield Cause(f"{result} token before", problem, lambda x: x[late], early)
