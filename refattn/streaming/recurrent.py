@@ -41,17 +41,18 @@ class RecurrentState:
     @classmethod
     @as_written
     def init(
-        cls, k: Array, v: Array, *, scale: float | None = None, **gates: Any
-    ) -> RecurrentState:
+        cls, k: Array, v: Array, *, scale: float | None = None, log_decay: Array | None = None,
+        removal: tuple[Array, Array] | None = None, write: Array | None = None,
+        initial_state: Array | None = None,
+    ) -> RecurrentState:  # fmt: skip
         """Start from keys (..., n, d) and values (..., n, d_v), n possibly 0.
 
-        `gates` are `log_decay`, `removal`, `write` and `initial_state`, as in
-        `recurrent_attention`.
+        All else is as in `recurrent_attention`.
         """
         checks.real("scale", scale, optional=True)
-        _check_names("init", gates, "log_decay", "removal", "write", "initial_state")
-        state, decay = _add(k, v, gates)
-        return cls(state, None if gates.get("initial_state") is not None else decay, scale)
+        gates = {"log_decay": log_decay, "removal": removal, "write": write}
+        state, decay = _add(k, v, {**gates, "initial_state": initial_state})
+        return cls(state, None if initial_state is not None else decay, scale)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -69,13 +70,14 @@ class RecurrentState:
         return self.state
 
     @as_written
-    def update(self, k: Array, v: Array, **gates: Any) -> RecurrentState:
+    def update(
+        self, k: Array, v: Array, *, log_decay: Array | None = None,
+        removal: tuple[Array, Array] | None = None, write: Array | None = None,
+    ) -> RecurrentState:  # fmt: skip
         """Add tokens, with their gates."""
         _, k = tokens.share_heads(k, k, v)
         check_keys(self, k, v)
-        if "initial_state" in gates:
-            raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
-        _check_names("update", gates, "log_decay", "removal", "write")
+        gates = {"log_decay": log_decay, "removal": removal, "write": write}
         state, decay = _add(k, v, {**gates, "initial_state": self.state})
         check_states(**{"the state": (self.state, state)})
         known = self.log_decay
@@ -106,15 +108,6 @@ class RecurrentState:
             )
         state, total = _join(self.state, self.log_decay, other.state, other.log_decay)
         return replace(self, state=state, log_decay=total)
-
-
-def _check_names(method: str, gates: dict[str, Any], *names: str) -> None:
-    for name in gates:
-        if name not in names:
-            raise TypeError(
-                f"RecurrentState.{method}() got an unexpected keyword argument {name!r}: gates are "
-                f"{', '.join(names)}."
-            )
 
 
 def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:
