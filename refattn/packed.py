@@ -226,7 +226,7 @@ def _attend_one_sequence(
             "`function` must return an array or a pair (out, lse), "
             f"got a tuple of length {len(result)}."
         )
-    n, heads, _ = q.shape
+    n, heads = q.shape[0], max(q.shape[1], v.shape[1])
     checked = result[:1] if isinstance(result, Recurrent) else result
     for name, ndim, x in zip(("out", "lse"), (3, 2), checked, strict=False):
         checks.is_array(name, x)

@@ -25,13 +25,10 @@ kernels of fla; its RWKV-7 kernel uses 1, and the equations of the papers mostly
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
-import numpy as np
-
-from .arrays import qkv, tokens
-from .arrays.library import Array, array_namespace, as_written
+from .arrays import tokens
+from .arrays.library import Array, as_written
 from .estimators.recurrent import recurrent_attention
 from .typing import ArrayT, Recurrent
 
@@ -74,7 +71,7 @@ def retention(
     >>> retention(one, one, one, decay=np.array([0.5])).out[0, :, 0]
     array([1.  , 1.5 , 1.75])
     """
-    g = log_decay_of_heads(q, k, v, decay)
+    g = tokens.log_decay_of_heads(q, k, v, decay)
     return recurrent_attention(q, k, v, log_decay=g, initial_state=initial_state, scale=scale)
 
 
@@ -158,7 +155,7 @@ def delta_rule(
     >>> delta_rule(one, one, v, beta=np.array([1.0, 0.5])).out.T  # half of 4 is replaced by 2
     array([[4., 3.]])
     """
-    gates = delta(q, k, v, beta)
+    gates = tokens.delta_gates(q, k, v, beta)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
 
 
@@ -192,7 +189,7 @@ def gated_delta_rule(
     >>> gated_delta_rule(one, one, v, beta=half, log_decay=np.log(half)).out.T
     array([[2. , 1.5]])
     """
-    gates = delta(q, k, v, beta, log_decay)
+    gates = tokens.delta_gates(q, k, v, beta, log_decay)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
 
 
@@ -217,7 +214,7 @@ def kimi_delta_attention(
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     """
-    gates = delta(q, k, v, beta, log_decay)
+    gates = tokens.delta_gates(q, k, v, beta, log_decay)
     return recurrent_attention(q, k, v, **gates, initial_state=initial_state, scale=scale)
 
 
@@ -248,27 +245,3 @@ def rwkv7(
     return recurrent_attention(
         q, k, v, log_decay=log_decay, removal=removal, initial_state=initial_state, scale=scale
     )
-
-
-def delta(
-    q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
-) -> dict[str, Any]:
-    """Make the gates of a delta rule, which takes its error after the decay."""
-    qkv.check(q, k, v)
-    rate, later = tokens.of_tokens("beta", beta, (q, k, v)), k
-    if log_decay is not None:
-        g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
-        later = array_namespace(k).exp(g) * k
-    return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}
-
-
-def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
-    """Take the log of a number for each head of keys, with an axis of tokens."""
-    xp, _ = qkv.check(q, k, v)
-    lead = qkv.lead(k, k, v)
-    gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
-    has_values = isinstance(decay, Real | np.ndarray)
-    if has_values and np.any(decay < 0):
-        raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
-    missing = max(0, q.ndim - 2 - len(lead))
-    return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]

@@ -129,13 +129,18 @@ def add_part(out: Array, index: tuple[slice, ...], values: Array) -> Array:
 
 
 def sum_to(values: Array, shape: tuple[int, ...]) -> Array:
-    """Sum over the axes along which arrays of this shape are repeated."""
+    """Sum over the axes along which arrays of this shape are repeated, whole or each head."""
     xp, extra = array_namespace(values), values.ndim - len(shape)
     if extra > 0:
         values = xp.sum(values, axis=tuple(range(extra)))
     pairs = zip(shape[len(shape) - values.ndim :], values.shape, strict=True)
     single = tuple(axis for axis, (n, length) in enumerate(pairs) if n == 1 and length != 1)
-    return xp.sum(values, axis=single, keepdims=True) if single else values
+    values = xp.sum(values, axis=single, keepdims=True) if single else values
+    if values.ndim > 2 and 1 < shape[-3] < values.shape[-3]:  # consecutive heads share one
+        *lead, heads, n, d = values.shape
+        groups = (*lead, shape[-3], heads // shape[-3], n, d)
+        values = xp.sum(xp.reshape(values, groups), axis=-3)
+    return values
 
 
 def put_quotient(out: Array, index: tuple[slice, ...], x: Array, y: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +27,12 @@ class Gates(NamedTuple):
 
 def check(
     q: Array, k: Array, v: Array, options: Mapping[str, Any]
-) -> tuple[Array, Gates, Any, Any]:
-    """Check the arguments of a recurrence; return keys, gates, the scale and the namespace.
+) -> tuple[Array, Array, Gates, Any, Any]:
+    """Check arguments of a recurrence; return queries, keys, gates, the scale and the namespace.
 
     Keys and the state get the leading axes of all but the queries.
     """
+    q, k = share_heads(q, k, v)
     xp, _ = qkv.check(q, k, v)
     (n, d), d_v, given = k.shape[-2:], v.shape[-1], {x: options.get(x) for x in _GATES}
     if q.shape[-2] != n:
@@ -66,7 +68,24 @@ def check(
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
     qkv.lead(q, k, v)
-    return k, Gates(g, a, b, write, state), constant(d, q) ** -0.5 if scale is None else scale, xp
+    scale = constant(d, q) ** -0.5 if scale is None else scale
+    return q, k, Gates(g, a, b, write, state), scale, xp
+
+
+def share_heads(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
+    """Repeat heads of keys, and of as many queries, that consecutive heads of values share."""
+    groups, heads = (x.shape[-3] if getattr(x, "ndim", 0) > 2 else 1 for x in (k, v))
+    if not 1 < groups < heads or heads % groups:
+        return q, k
+
+    def repeat(x: Array) -> Array:
+        if getattr(x, "ndim", 0) < 3 or x.shape[-3] != groups:
+            return x
+        xp, (*lead, _, n, d) = array_namespace(x), x.shape
+        each = xp.broadcast_to(x[..., None, :, :], (*lead, groups, heads // groups, n, d))
+        return xp.reshape(each, (*lead, heads, n, d))
+
+    return repeat(q), repeat(k)
 
 
 def one_of_each(states: Array, axes: int) -> tuple[Any, ...]:
@@ -104,3 +123,29 @@ def of_tokens(
         ) from None
     x = x if wide else x[..., None]
     return array_namespace(x).broadcast_to(x, (*x.shape[:-2], n, x.shape[-1]))
+
+
+def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
+    """Take the log of a number for each head of keys, with an axis of tokens."""
+    q, k = share_heads(q, k, v)
+    xp, _ = qkv.check(q, k, v)
+    lead = qkv.lead(k, k, v)
+    gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
+    has_values = isinstance(decay, Real | np.ndarray)
+    if has_values and np.any(decay < 0):
+        raise ValueError(f"`decay` must not be negative, got {np.min(decay)}.")
+    missing = max(0, q.ndim - 2 - len(lead))
+    return xp.broadcast_to(xp.log(gamma), (*(1,) * missing, *lead))[..., None]
+
+
+def delta_gates(
+    q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
+) -> dict[str, Any]:
+    """Make the gates of a delta rule, which takes its error after the decay."""
+    q, k = share_heads(q, k, v)
+    xp, _ = qkv.check(q, k, v)
+    rate, later = of_tokens("beta", beta, (q, k, v)), k
+    if log_decay is not None:
+        g = of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
+        later = xp.exp(g) * k
+    return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}

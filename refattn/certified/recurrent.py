@@ -94,10 +94,10 @@ def recurrent_attention(
     """
     options = {"log_decay": log_decay, "removal": removal, "write": write, "read": read}
     options |= {"initial_state": initial_state, "scale": scale}
-    checked, gates, _, xp = tokens.check(q, k, v, options)
+    q, k, gates, _, xp = tokens.check(q, k, v, options)
     check_double(q)
     require(q, xp)
-    arrays, lead, join = group_with_lead(q, checked, v, *gates)
+    arrays, lead, join = group_with_lead(q, k, v, *gates)
     pairs: list[Any] = [None if x is None else widen(x, xp) for x in arrays]
     rows, *others, start = pairs
     factor = number_in_pairs(scale) or power_in_pairs(q.shape[-1], "-0.5")

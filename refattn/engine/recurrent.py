@@ -113,10 +113,7 @@ class Decays:
         xp, size = self.xp, 1
         blocks = xp.sum(x * y, axis=-1)[..., None, None]  # (..., blocks, size, size)
         for to_end, from_start in self.halves:
-            early, late = (
-                _split(y, size, xp)[0] * to_end,
-                _split(x, size, xp)[1] * from_start,
-            )
+            early, late = _split(y, size, xp)[0] * to_end, _split(x, size, xp)[1] * from_start
             cross = late @ xp.matrix_transpose(early)
             blocks = lower_blocks(blocks[..., ::2, :, :], cross, blocks[..., 1::2, :, :], xp)
             size *= 2
@@ -136,10 +133,7 @@ class Decays:
         d_x = d_y = d_log_decay = 0.0
         for to_end, from_start in reversed(self.halves):
             size //= 2
-            early, late = (
-                _split(y, size, xp)[0] * to_end,
-                _split(x, size, xp)[1] * from_start,
-            )
+            early, late = _split(y, size, xp)[0] * to_end, _split(x, size, xp)[1] * from_start
             cross = blocks[..., size:, :size]
             d_late, d_early = cross @ early, xp.matrix_transpose(cross) @ late
             none, through = xp.zeros_like(d_late), sums_from(d_late * late, xp)

@@ -38,7 +38,8 @@ def recurrent_attention(
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., n, d) and (..., n, d_v)
         Queries, keys and values, float32 or float64. There may be more query heads than key heads,
-        as in `attend`; all other arrays must broadcast with the keys.
+        as in `attend`, or more heads of values: then consecutive ones share a head of `k`, and of
+        `q` if it has as many. All other arrays must broadcast with the values.
     log_decay : array, shape (..., n) or (..., n, d), optional
         The g of each token, or of each coordinate of its key: 0 or less, -inf to forget all. It has
         as many leading axes as `q`, `k` and `v`; axes of length 1 broadcast. No decay by default.
@@ -109,7 +110,7 @@ def prepare_recurrence(
     q: Array, k: Array, v: Array, options: Mapping[str, Any]
 ) -> RecurrenceInputs:
     """Check arguments of `recurrent_attention`, and multiply q and v by their factors."""
-    k, gates, scale, xp = tokens.check(q, k, v, options)
+    q, k, gates, scale, xp = tokens.check(q, k, v, options)
     axes, before = q.ndim, options.get("read") == "before"
     (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
     steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)

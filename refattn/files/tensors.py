@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..arrays import checks, frequencies, qkv
+from ..arrays import checks, frequencies, qkv, tokens
 from ..arrays.library import Doubles, Floats
 from ..arrays.stored import (
     INTEGER,
@@ -163,7 +163,7 @@ def open_tensors(
     if "mask" in views:
         views["mask"] = mask_of_members(views["mask"], *(views[name] for name in "qkv"))
     try:
-        lead = _check_shapes(views)
+        lead = _check_shapes(views, bool(also))
     except ValueError as error:
         hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
         raise ValueError(f"{error}{hint}") from None
@@ -261,14 +261,15 @@ def view_heads_first(arrays: Mapping[str, Any], layout: str) -> dict[str, Any]:
     return views
 
 
-def _check_shapes(views: Mapping[str, Floats]) -> _Shape:
-    """Check shapes, as attention functions do, and return the axes of heads."""
+def _check_shapes(views: Mapping[str, Floats], has_state: bool) -> _Shape:
+    """Check shapes, as attention functions or recurrences do, and return the axes of heads."""
     like = {  # one number stands for all
         name: np.broadcast_to(np.float32(0) if name != "mask" else np.False_, x.shape)
         for name, x in views.items()
     }
     q, k, v = (like[name] for name in "qkv")
-    _, lead = qkv.check(q, k, v, bias=like.get("bias"), mask=like.get("mask"))
+    q_of, k_of = tokens.share_heads(q, k, v) if has_state else (q, k)
+    _, lead = qkv.check(q_of, k_of, v, bias=like.get("bias"), mask=like.get("mask"))
     if "sinks" in like:
         qkv.of_heads("sinks", like["sinks"], q, k, v)
     if "omega" in like:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .. import recurrences
 from ..arrays import tokens
 from ..arrays.blocks import put, sum_to
 from ..arrays.library import Array, array_namespace
@@ -56,7 +55,7 @@ def vjp_recurrent(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def vjp_retention(q: Array, k: Array, v: Array, *, decay: Any, **options: Any) -> Any:
     """Pull `retention` back; the cotangent of a decay of 0 is nan."""
-    log_decay = recurrences.log_decay_of_heads(q, k, v, decay)
+    log_decay = tokens.log_decay_of_heads(q, k, v, decay)
     out, pull = vjp_recurrent(q, k, v, log_decay=log_decay, **options)
 
     def pullback(cotangents: Any) -> Gradients:
@@ -73,23 +72,22 @@ def vjp_delta(
     q: Array, k: Array, v: Array, *, beta: Array, log_decay: Array | None = None, **options: Any
 ) -> Any:
     """Pull a delta rule back, whose keys and rates are in the removal too."""
-    gates = recurrences.delta(q, k, v, beta, log_decay)
+    gates = tokens.delta_gates(q, k, v, beta, log_decay)
     out, pull = vjp_recurrent(q, k, v, **gates, **options)
-    rate, later = tokens.of_tokens("beta", beta, (q, k, v)), gates["removal"][1]
+    (_, shared), rate, later = tokens.share_heads(q, k, v), beta[..., None], gates["removal"][1]
     xp, growth = array_namespace(k), cast(Array, 1.0)
     if log_decay is not None:
-        g = tokens.of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
+        g = log_decay[..., None] if log_decay.ndim < max(x.ndim for x in (q, k, v)) else log_decay
         growth = xp.exp(g)
 
     def pullback(cotangents: Any) -> Gradients:
         pulled: Gradients = pull(cotangents)
         d_a, d_b = cast(tuple[Array, Array], pulled.removal)
         d_k = pulled.k + sum_to(growth * d_b, k.shape) - sum_to(rate * d_a, k.shape)
-        d_beta, d_g = pulled.write - sum_to(xp.sum(k * d_a, axis=-1), beta.shape), pulled.log_decay
+        d_beta = pulled.write - sum_to(xp.sum(shared * d_a, axis=-1), beta.shape)
+        d_g = pulled.log_decay
         if log_decay is not None:
-            d_later = sum_to(later * d_b, g.shape)
-            d_later = d_later if g.ndim == log_decay.ndim else d_later[..., 0]
-            d_g = d_g + sum_to(d_later, log_decay.shape)
+            d_g = d_g + xp.reshape(sum_to(later * d_b, g.shape), log_decay.shape)
         return pulled._replace(k=d_k, log_decay=d_g, removal=None, write=None, beta=d_beta)
 
     return out, pullback

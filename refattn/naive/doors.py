@@ -17,11 +17,13 @@ from .terms import distances, of_library
 _Equation = TypeVar("_Equation", bound=Callable[..., Any])
 
 
-def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equation]:
+def formula(
+    *rules: Callable[..., dict[str, Any]], first: Callable[..., dict[str, Any]] | None = None
+) -> Callable[[_Equation], _Equation]:
     """Decorate an equation to be given checked arguments, in which all heads broadcast.
 
     A rule takes the arguments by name, checks some of them, and returns what the equation is given
-    in their place.
+    in their place. The first one is that of attention if it is None.
     """
 
     def decorate(equation: _Equation) -> _Equation:
@@ -34,7 +36,7 @@ def formula(*rules: Callable[..., dict[str, Any]]) -> Callable[[_Equation], _Equ
             call.apply_defaults()
             values = call.arguments
             axes = getattr(values["q"], "ndim", 0)  # what is no array is for the rules
-            for rule in (_attention, *rules):
+            for rule in (first or _attention, *rules):
                 values |= rule(**values)
             names = [name for name, x in values.items() if is_array_api_obj(x)]
             arrays, ungroup = group_heads(*(values[name] for name in names))
@@ -175,8 +177,9 @@ def sampled_keys(
 
 def gates(q: Array, k: Array, v: Array, **options: Any) -> dict[str, Any]:
     """What tokens do, arrays (..., n, .), with a removal as [a, b], and the state before them."""
-    k, given, scale, xp = tokens.check(q, k, v, options)
-    values = {"k": k, "scale": scale, "log_decay": given.log_decay, "initial_state": given.state}
+    q, k, given, scale, xp = tokens.check(q, k, v, options)
+    values = {"q": q, "k": k, "scale": scale}
+    values |= {"log_decay": given.log_decay, "initial_state": given.state}
     pair = [xp.zeros_like(k) if x is None else x for x in (given.a, given.b)]
     values["removal"] = xp.concat(xp.broadcast_arrays(*pair), axis=-1)
     values["write"] = xp.ones_like(k[..., :1]) if given.write is None else given.write

@@ -14,7 +14,7 @@ from .doors import formula, gates
 from .terms import xp
 
 
-@formula(gates)
+@formula(first=gates)
 def recurrent_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any = None, removal: Any = None,
     write: Any = None, initial_state: Any = None, scale: Any = None, read: str = "after",
@@ -44,7 +44,7 @@ def recurrent_attention(
     return go_through(step, q, initial_state, scale, k, v, log_decay, removal, write, read=read)
 
 
-@formula(gates)
+@formula(first=gates)
 def retention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, decay: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
@@ -56,7 +56,7 @@ def retention(
     return go_through(step, q, initial_state, scale, k, v)
 
 
-@formula(gates)
+@formula(first=gates)
 def gated_linear_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
@@ -68,7 +68,7 @@ def gated_linear_attention(
     return go_through(step, q, initial_state, scale, k, v, log_decay)
 
 
-@formula(gates)
+@formula(first=gates)
 def state_space_duality(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, write: Any = None,
     initial_state: Any = None, scale: Any = None,
@@ -81,7 +81,7 @@ def state_space_duality(
     return go_through(step, q, initial_state, scale, k, v, log_decay, write)
 
 
-@formula(gates)
+@formula(first=gates)
 def delta_rule(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, initial_state: Any = None, scale: Any = None
 ) -> Recurrent:
@@ -93,7 +93,7 @@ def delta_rule(
     return go_through(step, q, initial_state, scale, k, v, beta)
 
 
-@formula(gates)
+@formula(first=gates)
 def gated_delta_rule(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, log_decay: Any,
     initial_state: Any = None, scale: Any = None,
@@ -107,7 +107,7 @@ def gated_delta_rule(
     return go_through(step, q, initial_state, scale, k, v, log_decay, beta)
 
 
-@formula(gates)
+@formula(first=gates)
 def kimi_delta_attention(
     q: ArrayT, k: ArrayT, v: ArrayT, *, beta: Any, log_decay: Any,
     initial_state: Any = None, scale: Any = None,
@@ -121,7 +121,7 @@ def kimi_delta_attention(
     return go_through(step, q, initial_state, scale, k, v, log_decay, beta)
 
 
-@formula(gates)
+@formula(first=gates)
 def rwkv7(
     q: ArrayT, k: ArrayT, v: ArrayT, *, log_decay: Any, removal: Any,
     initial_state: Any = None, scale: Any = None,
@@ -136,12 +136,7 @@ def rwkv7(
 
 
 def go_through(
-    step: Callable[..., Array],
-    q: Array,
-    state: Any,
-    scale: Any,
-    *rows: Any,
-    read: str = "after",
+    step: Callable[..., Array], q: Array, state: Any, scale: Any, *rows: Any, read: str = "after"
 ) -> Recurrent:
     """Change the state by the rows of each token, and read it."""
     outs = [q[..., :0, :] @ state]

@@ -351,7 +351,7 @@ for _record in (
             name.replace("_", "-"),
             getattr(recurrences, name),
             getattr(naive, name),
-            options=("scale", "gqa", "vjp", "initial_state", "offsets", *gates),
+            options=("scale", "gqa", "gva", "vjp", "initial_state", "offsets", *gates),
             traits=("recurrent",),
             state=None if {"beta", "decay"} & {*gates} else streaming.RecurrentState,
             aliases=aliases,

@@ -42,8 +42,8 @@ def pose_recurrence(
     of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
     found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
     simple = "a" not in numbers and g.shape[-1] == 1
-    for name in PULLED if d_out is not None else ():
-        if (simple or name == "dv") and all(x.shape[:-2] == problem.lead for x in arrays):
+    for name, x in zip(PULLED, (q, k, v), strict=True) if d_out is not None else ():
+        if (simple or name == "dv") and x.shape[:-2] == problem.lead:
             found[name] = problem._replace(of=name, shape=(n, n, d_v if name == "dv" else d))
     return found
 
@@ -57,16 +57,17 @@ def read_tokens(
     """
     q, k, v = (widen(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     given = {name: _widen(name, x) for name, x in gates.items() if x is not None}
+    cotangents = {} if d_out is None else {"d_out": widen("d_out", d_out)}
+    for name, x in ({"q": q, "k": k, "v": v} | given | cotangents).items():
+        for y in x if isinstance(x, tuple) else (x,):
+            if not np.all(np.isfinite(y) | (name == "log_decay") & np.isneginf(y)):
+                raise ValueError(f"`{name}` must be finite, got NaN or inf.")
     options = _general(q, k, v, given) | {"scale": scale}
-    k, (g, a, b, write, state), scale, _ = tokens.check(q, k, v, options)
+    q, k, (g, a, b, write, state), scale, _ = tokens.check(q, k, v, options)
     numbers = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": state}
     numbers["write"] = np.ones((*k.shape[:-1], 1)) if write is None else write
     numbers |= {} if a is None else {"a": a, "b": b, "late": np.array(["beta" in given])}
-    numbers |= {} if d_out is None else {"d_out": widen("d_out", d_out)}
-    for name, x in numbers.items():
-        if not np.all(np.isfinite(x) | (name == "log_decay") & np.isneginf(x)):
-            raise ValueError(f"`{name}` must be finite, got NaN or inf.")
-    return numbers, float(scale)
+    return numbers | cotangents, float(scale)
 
 
 def _widen(name: str, x: Any) -> Any:
@@ -80,9 +81,7 @@ def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> di
     rest = {name: x for name, x in gates.items() if name not in ("beta", "decay")}
     if "decay" in gates:
         with np.errstate(divide="ignore"):
-            logs = np.log(qkv.per_head("decay", gates["decay"], k))
-        rest["log_decay"] = logs.reshape((1,) * (q.ndim - logs.ndim - 2) + (*logs.shape, 1))
+            rest["log_decay"] = tokens.log_decay_of_heads(q, k, v, gates["decay"])
     if "beta" in gates:
-        rate = tokens.of_tokens("beta", gates["beta"], (q, k, v))
-        rest |= {"removal": (-rate * k, k), "write": gates["beta"]}
+        rest = tokens.delta_gates(q, k, v, gates["beta"]) | rest
     return rest

@@ -41,17 +41,18 @@ class RecurrentState:
     @classmethod
     @as_written
     def init(
-        cls, k: Array, v: Array, *, scale: float | None = None, **gates: Any
-    ) -> RecurrentState:
+        cls, k: Array, v: Array, *, scale: float | None = None, log_decay: Array | None = None,
+        removal: tuple[Array, Array] | None = None, write: Array | None = None,
+        initial_state: Array | None = None,
+    ) -> RecurrentState:  # fmt: skip
         """Make a state of the first keys (..., n, d) and values (..., n, d_v); n may be 0.
 
-        `gates` are `log_decay`, `removal`, `write` and `initial_state`, as in
-        `recurrent_attention`.
+        All else is as in `recurrent_attention`.
         """
         checks.real("scale", scale, optional=True)
-        _check_names("init", gates, "log_decay", "removal", "write", "initial_state")
-        state, decay = _add(k, v, gates)
-        return cls(state, None if gates.get("initial_state") is not None else decay, scale)
+        gates = {"log_decay": log_decay, "removal": removal, "write": write}
+        state, decay = _add(k, v, {**gates, "initial_state": initial_state})
+        return cls(state, None if initial_state is not None else decay, scale)
 
     @property
     def lead(self) -> tuple[int, ...]:
@@ -69,12 +70,14 @@ class RecurrentState:
         return self.state
 
     @as_written
-    def update(self, k: Array, v: Array, **gates: Any) -> RecurrentState:
+    def update(
+        self, k: Array, v: Array, *, log_decay: Array | None = None,
+        removal: tuple[Array, Array] | None = None, write: Array | None = None,
+    ) -> RecurrentState:  # fmt: skip
         """Add tokens, with their gates."""
+        _, k = tokens.share_heads(k, k, v)
         check_keys(self, k, v)
-        if "initial_state" in gates:
-            raise ValueError("`initial_state` must not be given: tokens follow those of the state.")
-        _check_names("update", gates, "log_decay", "removal", "write")
+        gates = {"log_decay": log_decay, "removal": removal, "write": write}
         state, decay = _add(k, v, {**gates, "initial_state": self.state})
         check_states(**{"the state": (self.state, state)})
         known = self.log_decay
@@ -85,7 +88,7 @@ class RecurrentState:
     def read(self, q: Array) -> Array:
         """Read the state by queries (..., n, d), all after the last token: (..., n, d_v)."""
         xp = checks.arrays(2, q=q, state=self.state)
-        keys = xp.matrix_transpose(self.state)
+        q, keys = tokens.share_heads(q, q, self.state)[0], xp.matrix_transpose(self.state)
         qkv.check(q, keys, keys)
         scale = constant(q.shape[-1], q) ** -0.5 if self.scale is None else self.scale
         (q, state, _), ungroup = group_heads(q, self.state, keys)
@@ -107,18 +110,9 @@ class RecurrentState:
         return replace(self, state=state, log_decay=total)
 
 
-def _check_names(method: str, gates: dict[str, Any], *names: str) -> None:
-    for name in gates:
-        if name not in names:
-            raise TypeError(
-                f"RecurrentState.{method}() got an unexpected keyword argument {name!r}: gates are "
-                f"{', '.join(names)}."
-            )
-
-
 def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:
     """Return the state after some tokens, and the sum of their log decays if none removes."""
-    _, given, _, xp = tokens.check(k, k, v, gates)
+    *_, given, _, xp = tokens.check(k, k, v, gates)
     decay = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
     return recurrent_attention(k, k, v, **gates).state, decay if given.a is None else None
 

@@ -183,8 +183,8 @@ def gather_recurrent(
         if name in types and name not in problems:
             raise ValueError(
                 f"`{name}` is not judged for this recurrence: of gradients, that of values is, "
-                "and where the state decays as a whole and nothing is removed, all are; heads of "
-                "keys must be those of queries."
+                "and where the state decays as a whole and nothing is removed, all are, each if "
+                "no heads share its array."
             )
         if name in types:
             parts[name] = Part(problems[name], Numbers(read[name], types[name]))

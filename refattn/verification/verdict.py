@@ -175,7 +175,7 @@ class Verdict(NamedTuple):
 
 def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Write what a verdict is, and what it rests on, line by line."""
-    one = "an output" if verdict.of == "out" else verdict.of
+    one = {"out": "an output", "state": "a state"}.get(verdict.of, verdict.of)
     types = (
         verdict.dtype
         if verdict.out_dtype == verdict.dtype
@@ -301,6 +301,8 @@ def _say_what_next(verdict: Verdict) -> str:
     """Say what to do."""
     if verdict.verdict == "PASS":
         return "test other sizes and options with other files"
+    if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
+        return "more sequences: each has a last state for each head"
     if verdict.verdict == "UNDERPOWERED":
         return f"more rows, or {_LARGER.removeprefix('give ')}"
     if not verdict.suspects:

@@ -308,6 +308,12 @@ def recurrent(name, change=None):
     return attention
 
 
+def wrong_at_zero(q, k, v, *, initial_state=None, **options):
+    """A recurrence that is wrong if it is passed a state of 0, and right if it is passed none."""
+    out, state = own("gated-delta-rule")(q, k, v, initial_state=initial_state, **options)
+    return out + (initial_state is not None and not np.any(initial_state)), state
+
+
 def in_sequences(name):
     """A recurrence of sequences one after another, with tokens before heads."""
 

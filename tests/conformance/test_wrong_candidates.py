@@ -54,8 +54,8 @@ JUSTIFIED = {
     "a law of a black box where others do not apply": "target_law masked_target_law long_vectors "
     "causal_target_law proposal_noise feature_average unbiased mean_of_samples",
     "tells one use from uses together": "mask mask_broadcasts causal mask_with_causal "
-    "batches_of_rows grouped_heads frequencies_of_heads keys_of_heads keys_given_again windows "
-    "soft_caps weights_of_sinks biases factors_of_dropout",
+    "batches_of_rows grouped_heads grouped_values frequencies_of_heads keys_of_heads "
+    "keys_given_again windows soft_caps weights_of_sinks biases factors_of_dropout",
     "the plainest case, of which the report can be read": "reference_values gradients "
     "gradients_of_extreme_features query_without_keys",
     "of what the catalogue does not have": "same_bits same_bits_in_any_batch log_normalisers "

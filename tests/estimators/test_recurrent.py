@@ -41,6 +41,15 @@ def run(home, layer, q, k, v, a=None, b=None, **gates):
     return getattr(home, layer)(q, k, v, **gates, **pair)
 
 
+def pull(layer, *arrays, a=None, b=None, **gates):
+    """Cotangents of a layer, those of a pair in two fields, as all are arrays then."""
+    pair = {} if a is None else {"removal": (a, b)}
+    out, pullback = vjp(getattr(recurrences, layer), *arrays, **gates, **pair)
+    pulled = pullback(tuple(out))
+    d_a, d_b = pulled.removal or (None, None)
+    return pulled._replace(removal=None, bias=d_a, omega=d_b)
+
+
 def largest_error(got, want):
     return max(float(np.max(np.abs(x - y), initial=0)) for x, y in zip(got, want, strict=True))
 
@@ -135,6 +144,36 @@ def test_the_pullback_is_the_derivative_of_the_formula(layer, n):
     want = (8 * (moved(h) - moved(-h)) - (moved(2 * h) - moved(-2 * h))) / (12 * h)
     size = sum(np.sum(np.abs(pulled[x] * along[x])) for x in names)
     assert abs(got - want) <= 1e-12 * size
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_heads_of_values_share_a_head_of_queries_and_keys(layer):
+    """As if it were repeated for consecutive ones; gradients are summed over these."""
+    (q, k, v), gates = inputs(layer, 9, heads=(2, 4))
+    gates["initial_state"] = draw(np.random.default_rng(2), 4, 4, 3)
+    few, many = (q, k[:2], v), (np.repeat(q, 2, 0), np.repeat(k[:2], 2, 0), v)
+    want = run(recurrences, layer, *many, **gates)
+    for home, arrays in ((recurrences, few), (recurrences, (many[0], *few[1:])), (naive, few)):
+        assert largest_error(run(home, layer, *arrays, **gates), want) <= 20 * eps(q)
+    got, want = (pull(layer, *x, **gates) for x in (few, many))
+    want = want._replace(**{x: np.reshape(getattr(want, x), (2, 2, 9, 4)).sum(1) for x in "qk"})
+    for x, y in ((x, y) for x, y in zip(got, want, strict=True) if y is not None):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-13)
+
+
+def test_shared_heads_decoded_packed_and_refused():
+    (q, k, v), gates = inputs("state_space_duality", 9, heads=(2, 4))
+    k, g = k[:2], gates["log_decay"]
+    want = recurrent_attention(q, k, v, log_decay=g)
+    state = RecurrentState.init(k[:, :4], v[:, :4], log_decay=g[:, :4])
+    state = state.update(k[:, 4:], v[:, 4:], log_decay=g[:, 4:])
+    np.testing.assert_allclose(state.read(q[:, -1:]), want.out[:, -1:], rtol=1e-13, atol=1e-14)
+    tokens, cut = [np.moveaxis(x, 1, 0) for x in (q, k, v)], {"per_token": {"log_decay": g.T}}
+    cut |= {"q_offsets": [0, 9], "k_offsets": [0, 9]}
+    got = packed.varlen(recurrent_attention, *tokens, **cut)
+    np.testing.assert_array_equal(np.moveaxis(got.out, 0, 1), want.out)
+    with pytest.raises(ValueError, match="`q`, `k` and `v` must have leading axes that broadcast"):
+        recurrent_attention(q, k, v[:3])
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -258,16 +297,10 @@ def test_states_merge_where_tokens_do_not_remove():
 @pytest.mark.long("jax")
 @pytest.mark.parametrize("layer", ["kimi_delta_attention", "retention", "rwkv7"])
 def test_pullbacks_are_the_same_on_every_library(backend, layer):
-    def pull(*arrays, a=None, b=None, **gates):
-        pair = {} if a is None else {"removal": (a, b)}
-        out, pullback = vjp(getattr(recurrences, layer), *arrays, **gates, **pair)
-        pulled = pullback(tuple(out))  # of the pair in two fields, as all are arrays then
-        d_a, d_b = pulled.removal or (None, None)
-        return pulled._replace(removal=None, bias=d_a, omega=d_b)
-
     arrays, gates = inputs(layer, 9, heads=(4, 2))
     gates["initial_state"] = draw(np.random.default_rng(2), 2, 4, 3)
-    got, want = backend.call(pull, *arrays, **gates), pull(*arrays, **gates)
+    one = partial(pull, layer)
+    got, want = backend.call(one, *arrays, **gates), one(*arrays, **gates)
     assert [x is None for x in got] == [x is None for x in want]
     for x, y in ((x, y) for x, y in zip(got, want, strict=True) if y is not None):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-13 * np.max(np.abs(y)))

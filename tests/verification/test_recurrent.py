@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from refattn import verify
+from refattn import verify, vjp
+from refattn.recurrences import state_space_duality
 from refattn.rounding.formats import FORMATS
 from tests.cli.running import run
 
@@ -18,9 +19,7 @@ def kernel(q, k, v, g, beta, state, to, c, defect=""):
     def rounded(x):
         return FORMATS[to].round(x).astype(single)
 
-    if defect == "decay of the next token":
-        g = np.append(g[1:], single(0))
-    state, rows = single(defect != "no initial state") * state.astype(single), []
+    state, rows = state.astype(single), []
     for i in (slice(s, min(s + c, len(q))) for s in range(0, len(q), c)):
         sums, read = np.cumsum(g[i], dtype=single)[:, None], rounded(state)
         later = np.tril(np.ones((len(sums), len(sums)), single))
@@ -56,9 +55,8 @@ def made(
     )
     beta = np.float32(rng.uniform(0.1, 1, (heads, n))) if removes else None
     first = np.float32(FORMATS[kept].round(rng.standard_normal((heads, d, d))))
-    order = np.roll(np.arange(heads), 1) if defect == "heads" else np.arange(heads)
     betas = [None] * heads if beta is None else beta
-    of_heads = zip(q, k, v, g[order], betas, first, strict=True)
+    of_heads = zip(q, k, v, g, betas, first, strict=True)
     results = [kernel(*x, to, c, defect) for x in of_heads]
     arrays = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": first}
     arrays |= {"beta": beta} if removes else {}
@@ -79,15 +77,57 @@ def test_a_right_kernel_passes(to, c, removes):
     assert 0.75 < found["out"].z.rms < 1.15
 
 
+def longer(x):
+    return x * np.linspace(0.5, 2, x.shape[-2])[:, None]
+
+
+def normal(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+# What a right kernel is given in place of the arrays, or what becomes of what it gives.
+CAUSES = {
+    "all arrays are read from other heads": {"out": lambda x: x[[1, 2, 0]]},
+    "each row holds the output of the token before": {"out": lambda x: np.roll(x, 1, -2)},
+    "the last state is transposed": {"state": lambda x: x.mT},
+    "q is normalised to length 1": {"q": normal},
+    "q and k are normalised to length 1": {"q": normal, "k": normal},
+    "beta is doubled": {"beta": lambda x: 2 * x},
+    "log decays are multiplied by log2(e)": {"log_decay": lambda x: x / np.log(2)},
+    "log decays are read as logarithms to base 2": {"log_decay": lambda x: x * np.log(2)},
+    "q and k are read from other heads": {"q": lambda x: x[[1, 0, 2]], "k": lambda x: x[[1, 0, 2]]},
+    "decays are read from other heads": {"log_decay": lambda x: np.roll(x, 1, 0)},
+    "each token uses the decay of the next token": {"log_decay": lambda x: np.roll(x, -1, -1)},
+    "the initial state is ignored": {"initial_state": np.zeros_like},
+    "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
+    "each row is the exact row times a number": {"q": longer},
+    "the scale is 1": {"q": lambda x: 4 * x},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_a_right_kernel_is_given_instead_is_named(cause):
+    """With states and removal, in float32; keys are longer than 1 where they are normalised."""
+    arrays, changes = made("float32", n=70), dict(CAUSES[cause])
+    if "k" in changes and "q and k are n" in cause:
+        arrays["k"] = np.float32(1.2 * arrays["k"])
+    given = arrays | {x: np.float32(f(arrays[x])) for x, f in changes.items() if x in arrays}
+    names = ("q", "k", "v", "log_decay", "beta", "initial_state")
+    results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
+    arrays["out"], arrays["state"] = (np.stack(x) for x in zip(*results, strict=True))
+    arrays |= {x: f(arrays[x]) for x, f in changes.items() if x in ("out", "state")}
+    part = verify(**arrays).parts["state" if "state" in changes else "out"]
+    assert part.verdict == "FAIL"
+    assert cause in part.suspects[0].text, part.suspects
+
+
 DEFECTS = {
-    "decay of the next token": "each token uses the decay of the next token",
     "decay of its own write": "the decay of a token also applies to its own",
     "clipped": "is clipped at e^4",
     "beta twice": "beta also multiplies the state",
     "bfloat16 state": "the state is kept in bfloat16",
     "last chunk": "the last chunk of 64 is left out",
-    "no initial state": "the initial state is ignored",
-    "heads": "decays are read from other heads",
 }
 
 
@@ -125,6 +165,20 @@ def test_a_state_in_bfloat16_of_long_memory():
     assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_of_few_tokens_nothing_is_named_that_few_rows_cannot_show(n):
+    arrays = made("float32", n=n, heads=2)
+    found = verify(**arrays | {"out": arrays["out"] + np.float32(0.5)}).parts["out"]
+    assert (found.verdict, found.suspects) == ("FAIL", [])
+
+
+def test_a_state_that_says_little_asks_for_one_thing():
+    found = str(verify(**made(defect="bfloat16 state", n=40, heads=1, kept="bfloat16")))
+    assert "state: UNDERPOWERED: a state that is 1 % too large would also pass" in found
+    assert "worst: state at " in found
+    assert "next: more sequences: each has a last state for each head" in found
+
+
 @pytest.mark.parametrize("name", ["out", "state"])
 def test_results_that_are_all_0_are_said_to_be_so(name):
     arrays = made(n=40, heads=2)
@@ -149,6 +203,22 @@ def test_two_hundred_right_kernels(record_property):
     assert 0.85 < np.median(rms) < 1.1
 
 
+def test_heads_of_values_that_share_keys(tmp_path):
+    """Gradients are judged of arrays that no heads share."""
+    (q, k), (v, d_out) = (np.random.default_rng(i).standard_normal((2, i, 9, 4)) for i in (2, 4))
+    arrays = {"q": q, "k": k, "v": v, "log_decay": -np.ones((4, 9))}
+    result, pullback = vjp(state_space_duality, **arrays)
+    back, options = pullback((d_out, None)), {"estimator": "state-space-duality"}
+    arrays |= {"out": result.out, "state": result.state, "d_out": d_out, "dv": back.v}
+    found = verify(**arrays, **options, dtype="float64").parts
+    assert {x: y.verdict for x, y in found.items()} == dict.fromkeys(("out", "state", "dv"), "PASS")
+    with pytest.raises(ValueError, match="each if no heads share its array"):
+        verify(**arrays, dq=back.q, **options)
+    np.savez(tmp_path / "dump.npz", **arrays)
+    words = ["verify", tmp_path / "dump.npz", "--estimator", options["estimator"]]
+    assert "dv: PASS" in run(*words).stdout
+
+
 @pytest.mark.long
 def test_numbers_of_a_file_have_the_same_verdict(tmp_path):
     arrays, path = made(n=40, heads=2), tmp_path / "dump.npz"
@@ -162,11 +232,16 @@ def test_numbers_of_a_file_have_the_same_verdict(tmp_path):
 
 def test_what_is_refused():
     arrays = made(n=4, heads=2)
+    in_pairs = {"estimator": "rwkv7", "beta": None, "removal": (arrays["k"], arrays["k"] + np.nan)}
+    of_heads = {"estimator": "retention", "decay": -1.0} | dict.fromkeys(("beta", "log_decay"))
     for change, words in (
         ({"beta": None}, "`beta` must be given for gated-delta-rule"),
         ({"mask": np.ones((4, 4), bool)}, "`mask` must not be given"),
         ({"estimator": "softmax"}, "`beta` must not be given for softmax"),
         ({"d_out": arrays["out"], "dq": arrays["q"]}, "`dq` is not judged"),
+        ({"beta": arrays["beta"] + np.nan}, "`beta` must be finite"),
+        (in_pairs, "`removal` must be finite"),
+        (of_heads, "`decay` must not be negative, got -1.0"),
         ({"state": arrays["state"][:1]}, "`state` must have the shape"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -449,7 +449,10 @@ class Adapter:
                 return None  # features: any number of them
             return np.broadcast_shapes(*(np.shape(x) for x in arrays))[:-1]
         q, k, v = (np.shape(x) for x in arrays)
-        heads = (q[:-2], k[:-3] + q[-3:-2] if "h" in (self["layout"] or "h") else k[:-2])
+        heads = q[:-2], k[:-2]
+        if "h" in (self["layout"] or "h"):
+            most = max(q[-3:-2], v[-3:-2])
+            heads = q[:-3] + most, k[:-3] + most
         return (*np.broadcast_shapes(*heads), q[-2], v[-1])
 
     def _result(self, x: Any, shape: tuple[int, ...] | None, like: Any, strict: bool) -> Floats:

@@ -114,6 +114,8 @@ packed_apart | recurrent | cuts
   | packed sequences give the same as each sequence alone
 state_handed_over | recurrent | initial_state | the state can be passed on after any token
 states | recurrent | initial_state | the first state is used, and the last matches the formula
+grouped_values | recurrent | gva heads
+  | consecutive value heads share a head of queries and keys
 extreme_decays | recurrent | decays | results are right if a state is kept, and if it is forgotten
 frequency_law | random-features | law lawful
   | frequencies are N(0, I), independent from seed to seed

@@ -17,6 +17,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
+from ..candidate.gates import token_axes
 from ..candidate.limits import Arrays, Keywords
 from ..truth.reference import log_slopes, pulled, pulled_rounding, rounding
 from .cases import covering, growing, layouts, levels, try_cases, without_empty_rows
@@ -27,7 +28,7 @@ NAMES = ("out", "dq", "dk", "dv")
 _PULLED_SECONDS = {"quick": 20.0, "full": 80.0}
 
 
-def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
+def compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     """Compare output and gradients with the reference, and say where they are wrong."""
     memory = options.pop("memory", None)
     options = t.adapter.settled | options
@@ -35,6 +36,9 @@ def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     got = t.call(*arrays, **options, strict=True, memory=memory)
     want, allowed = pulled(t.adapter, arrays, options)
     t.hides(allowed[0], arrays[2])
+    axes = dict.fromkeys((*NAMES, "d_bias"), -2) | {
+        f"d_{x}": i for x, i in token_axes(t.adapter.record).items()
+    }
     names = (*NAMES, *(f"d_{name}" for name in t.adapter.pulled(options)))
     for name, x, y, most in zip(names, got, want, allowed, strict=True):
         try:
@@ -46,7 +50,7 @@ def _compare_gradients(t: CheckRun, arrays: Arrays, **options: Any) -> None:
             n, m = (z.shape[-2] for z in arrays[:2])
             raise Failure(
                 f"{name} {failure.expected}",
-                f"{failure.got}; n = {n}, m = {m}: {describe_places(wrong)}",
+                f"{failure.got}; n = {n}, m = {m}: {describe_places(wrong, axes.get(name, 0))}",
             ) from None
 
 
@@ -59,7 +63,7 @@ def gradients(t: CheckRun) -> None:
     drawn += [{"d_v": 7}] * (not t.adapter["same_value_size"])
     for each in drawn:
         arrays, options = t.problem(*t.fit(4, 6, 4), 4, **each)
-        _compare_gradients(t, arrays, **options)
+        compare_gradients(t, arrays, **options)
     nothing = 0 * t.cotangent(arrays)
     for x in t.call(*arrays, d_out=nothing, **t.adapter.settled, **options)[1:]:
         t.equal(x, np.zeros(x.shape), 0.0)
@@ -73,7 +77,7 @@ def gradients_together(t: CheckRun) -> None:
         options = without_empty_rows(t.adapter, arrays, options)
         if options.get("return_lse"):
             options["d_lse"] = t.normal(*arrays[0].shape[:-1])
-        _compare_gradients(t, arrays, **options)
+        compare_gradients(t, arrays, **options)
 
     uses = levels(t.adapter)
     if t.adapter["empty_rows"] != "zero":
@@ -87,7 +91,7 @@ def gradients_together(t: CheckRun) -> None:
 def gradients_of_large_logits(t: CheckRun) -> None:
     """Try exponents of tens and of thousands, where most weights vanish."""
     for size in (4.0, 10.0) if t.adapter.half else (4.0, 10.0, 40.0, 200.0):
-        t.compare_problem(*t.fit(5, 6, 4), 4, size=size, by=_compare_gradients)
+        t.compare_problem(*t.fit(5, 6, 4), 4, size=size, by=compare_gradients)
 
 
 @add_check
@@ -97,10 +101,10 @@ def gradients_of_extreme_features(t: CheckRun) -> None:
     (q, k, v), _ = t.problem(*t.fit(4, 5, 3), 4)
     for shift in (-2.0,) if low else (-4.0, -20.0):
         tiny_q, tiny_k = (t.adapter.exact(shift - np.abs(x)) for x in (q, k))
-        _compare_gradients(t, (tiny_q, tiny_k, v))
-        _compare_gradients(t, (np.abs(q), tiny_k, v))
+        compare_gradients(t, (tiny_q, tiny_k, v))
+        compare_gradients(t, (np.abs(q), tiny_k, v))
     large = 20.0 if low else 800.0
-    _compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
+    compare_gradients(t, (t.adapter.exact(np.abs(q) + large), t.adapter.exact(k * large), v))
 
 
 class _PulledSize(NamedTuple):
@@ -161,7 +165,7 @@ def gradients_of_many_tokens(t: CheckRun) -> None:
     cases = [size.fitted(t)._replace(use=way) for size, way in product(sizes, ways)]
     for case in growing(t, cases, _PULLED_SECONDS, "{0.n} queries and more"):
         arrays, frequencies = case.problem(t)
-        _compare_gradients(t, arrays, **frequencies, **case.use)
+        compare_gradients(t, arrays, **frequencies, **case.use)
 
 
 @add_check
@@ -171,9 +175,9 @@ def gradients_of_layouts(t: CheckRun) -> None:
     held = [name for name, x in frequencies.items() if isinstance(x, np.ndarray)]
     names = [*t.adapter.record.arrays, *held, "d_out"]
     for memory in layouts(t, names, "transposed", "sliced", "heads inside"):
-        _compare_gradients(t, arrays, **frequencies, memory=memory)
+        compare_gradients(t, arrays, **frequencies, memory=memory)
     ones = np.ones_like(t.cotangent(arrays))  # that of a plain sum
-    _compare_gradients(t, arrays, **frequencies, d_out=ones, memory={"d_out": "expanded"})
+    compare_gradients(t, arrays, **frequencies, d_out=ones, memory={"d_out": "expanded"})
 
 
 @add_check
@@ -181,10 +185,10 @@ def gradients_again(t: CheckRun) -> None:
     """Repeat calls; in torch also backpropagate twice through a graph, and for single inputs."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
     for way in ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ():
-        _compare_gradients(t, arrays, **frequencies, autograd=way)
+        compare_gradients(t, arrays, **frequencies, autograd=way)
     for _ in range(20):
         try:
-            _compare_gradients(t, arrays, **frequencies)
+            compare_gradients(t, arrays, **frequencies)
         except Failure:
             t.part = None  # one call may be right
             raise
@@ -370,4 +374,4 @@ def gradients_of_normalisers(t: CheckRun) -> None:
     """Pass a cotangent of lse besides that of the output."""
     for lead, (n, m) in product(((), t.adapter.lead(2, 3)), ((4, 6), (1, 6), (70, 70))):
         arrays, _ = t.problem(*t.fit(n, m, 4), lead=lead)
-        _compare_gradients(t, arrays, d_lse=t.normal(*arrays[0].shape[:-1]), return_lse=True)
+        compare_gradients(t, arrays, d_lse=t.normal(*arrays[0].shape[:-1]), return_lse=True)

@@ -13,10 +13,11 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ..candidate.adapter import Adapter
-from ..candidate.gates import LOGS, at_tokens
+from ..candidate.gates import LOGS, at_tokens, draw_gates
 from ..candidate.limits import Arrays, Keywords
 from ..candidate.tags import DEFAULTS, OF_RECURRENCES
 from ..truth.reference import reference
+from .gradients import compare_gradients
 from .trials import CheckRun, add_check, add_condition, same_within
 
 _LENGTHS = (5, 70, 150)
@@ -74,6 +75,18 @@ def later_tokens_unseen(t: CheckRun) -> None:
             (q, k, v), more = _some(t, arrays, options, order)
             v[stop:] *= 8
             t.equal(t.call(q, k, v, **more)[:stop], out[:stop], allowed)
+
+
+@add_check
+def grouped_values(t: CheckRun) -> None:
+    """Try four heads of values with two of queries and keys, and six with three."""
+    for heads, groups in ((4, 2), (6, 3)):
+        (q, k, v), _ = t.problem(5, 5, 4, lead=t.adapter.lead(2, groups))
+        shared = np.repeat(k, heads // groups, -3)
+        v, options = t.normal(*shared.shape[:-1], v.shape[-1]), draw_gates(t.adapter, t.rng, shared)
+        t.compare(q, k, v, **options)
+        if t.adapter.can("vjp"):
+            compare_gradients(t, (q, k, v), **options, d_out=t.normal(*v.shape))
 
 
 @add_condition

@@ -159,15 +159,15 @@ def _describe_wrong(
     return describe_places(np.abs(got - right) > 2 * allowed)
 
 
-def describe_places(wrong: Any) -> str:
-    """Describe which tokens, heads and columns are wrong."""
-    axes = ((-2, "token"), (-3, "head"), (-1, "column"))
+def describe_places(wrong: Any, tokens: int = -2) -> str:
+    """Describe which tokens, heads and columns are wrong, by the axis of tokens; 0 for none."""
+    axes = ((tokens, "token"), (tokens - 1, "head"), (tokens + 1, "column"))
     return ", ".join(words for axis, name in axes if (words := _describe_axis(wrong, axis, name)))
 
 
 def _describe_axis(wrong: Any, axis: int, name: str) -> str:
     """Return the first wrong index along an axis, how many there are, and their period."""
-    if wrong.ndim < -axis:
+    if not 0 < -axis <= wrong.ndim:
         return ""
     others = tuple(i for i in range(wrong.ndim) if i != wrong.ndim + axis)
     index = np.flatnonzero(np.any(wrong, others))

@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import naive
 from ...arrays.library import Floats
+from ...arrays.tokens import share_heads
 from ...estimators.recurrent import recurrent_attention
 from ..candidate.adapter import Adapter
 from ..candidate.gates import LOGS, token_axes
@@ -23,6 +24,7 @@ def declared_formula(adapter: Adapter, chunks: bool = False) -> Callable[..., An
         fn = adapter.record.fn if chunks else adapter.record.naive
         if not plain:
             fn = recurrent_attention if chunks else naive.recurrent_attention
+            q, k = share_heads(q, k, v)
             k, options = _arguments(adapter, k, options)
         result = fn(q, k, v, **options)
         return tuple(result) if "initial_state" in options else result.out

@@ -142,7 +142,7 @@ def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iter
     product, size = np.sum(got * right), np.sum(right * right)
     left = np.sum(np.square(got - product / size * right))
     by_rows = list(_describe_rows(where, got, right))
-    if "each row" in "".join(by_rows) and np.std(_by_row(got, right)) > _NEAR_ONE / 4:
+    if "each row" in "".join(by_rows) and np.std(by_row(got, right)) > _NEAR_ONE / 4:
         yield from by_rows
     elif abs(product / size - 1) > _NEAR_ONE and left < _LEFT_BY_FACTOR * np.sum(got * got):
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
@@ -170,22 +170,22 @@ def find_factor(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> l
     return [Suspect("factor", factor - 1, spread, math.nan, share, text)]
 
 
-def _by_row(got: Doubles, right: Doubles) -> Doubles:
+def by_row(got: Doubles, right: Doubles) -> Doubles:
     """Return the factor of each row."""
     return np.asarray(np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300))
 
 
 def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     """Say that each row has a factor of its own, or that errors are small and even."""
-    by_row = _by_row(got, right)
+    factors = by_row(got, right)
     before = np.sum(np.square(got - right))
-    left = np.sum(np.square(got - by_row[:, None] * right))
+    left = np.sum(np.square(got - factors[:, None] * right))
     if (
         right.shape[-1] > _COLUMNS
-        and np.min(by_row) > 0
+        and np.min(factors) > 0
         and left < min(_ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got))
     ):
-        low, high = np.min(by_row), np.max(by_row)
+        low, high = np.min(factors), np.max(factors)
         yield (
             f"{where}: each row is the exact row times a number, {low:.4g} to {high:.4g}: "
             "the sum of the weights is wrong"

@@ -52,7 +52,8 @@ def explain(
         return verdict
     profiles = list_profiles(verdict, numbers, profile)
     by = profiles.get(verdict.by, next(iter(profiles.values())))
-    verdict = verdict._replace(worst=find_worst(problem, numbers, verdict, by))
+    worst = find_worst(problem, numbers, verdict._replace(of=problem.of), by)
+    verdict = verdict._replace(worst=worst)
     if verdict.verdict != "FAIL":
         return verdict
     failed = failed_part(verdict.tests, verdict.alpha)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,13 +16,14 @@ from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ..findings import Finding, Numbers, Suspect
 from .output import as_suspect
-from .sampled import Alternative
+from .places import by_row
 
 _CHUNK_SIZES = (64, 16, 32, 128)
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
 _WORST_HEADS = 4  # heads that are looked at, those with the largest errors
 _MOST_HEADS, _MOST_TOKENS = 16, 1024  # heads that are exchanged, tokens that each round the state
 _FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
+_MOST_BY_FACTORS = 0.99  # of the squared error, at least, if each row has a factor
 _SURE = 1e-6  # p-value, at most, of digits that a cause is seen by
 _SQUARE = 4.0  # largest mean square of z if a cause holds
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
@@ -30,6 +31,15 @@ _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one th
 _EARLY = {"late": False}  # removes from the state before its decay
 
 Change = Callable[[TokenArrays], dict[str, Any]]
+
+
+class Cause(NamedTuple):
+    """Another recurrence that a kernel may have computed, and how its result may lie."""
+
+    text: str  # what is so, after "agrees if"
+    problem: Problem
+    view: Callable[[Doubles], Doubles] = np.asarray  # of what was given
+    rows: slice = slice(None)  # of the exact result, which the view shows
 
 
 def _scale(x: TokenArrays, **factors: float) -> dict[str, Any]:
@@ -40,6 +50,23 @@ def _shift(x: TokenArrays, by: int) -> dict[str, Any]:
     """Take the decays of other tokens."""
     g = np.pad(x["log_decay"], ((1, 1), (0, 0)))
     return {"log_decay": g[1 + by : len(g) - 1 + by]}
+
+
+def _take_keys(x: TokenArrays, k: Doubles) -> dict[str, Any]:
+    """Take other keys, from which a delta rule also removes."""
+    return {"k": k} | ({"a": -x["write"] * k, "b": k} if is_delta(x) else {})
+
+
+def _take_factors(x: TokenArrays, write: Doubles) -> dict[str, Any]:
+    """Take other factors on what is written and, by a delta rule, on what is removed."""
+    return {"write": write} | ({"a": -write * x["k"]} if is_delta(x) else {})
+
+
+def _normalise(x: TokenArrays, names: str) -> dict[str, Any]:
+    """Divide queries, keys or both by their lengths."""
+    unit = {y: x[y] / np.maximum(np.linalg.norm(x[y], axis=-1, keepdims=True), 1e-12) for y in "qk"}
+    of_keys = _take_keys(x, unit["k"]) if "k" in names else {}
+    return of_keys | ({"q": unit["q"]} if "q" in names else {})
 
 
 def _multiply_keys(x: TokenArrays, factor: Any) -> dict[str, Any]:
@@ -83,6 +110,10 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             )
             for c in _CHUNK_SIZES
         },
+        **{
+            f"{words} normalised to length 1": partial(_normalise, names=names)
+            for words, names in (("q is", "q"), ("k is", "k"), ("q and k are", "qk"))
+        },
     },
     "state": {"the initial state is ignored": partial(_scale, initial_state=0.0)},
     "square": {
@@ -97,6 +128,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         },
         "nothing decays": partial(_scale, log_decay=0.0),
         "log decays are read as logarithms to base 2": partial(_scale, log_decay=math.log(2)),
+        "log decays are multiplied by log2(e)": partial(_scale, log_decay=1 / math.log(2)),
         **{
             f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
                 _clip, size=c, most=most
@@ -118,6 +150,8 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "beta also multiplies the state in the error": lambda x: {"a": x["write"] * x["a"]},
         "beta is missing in the removal": lambda x: {"a": -x["k"]},
         "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
+        "beta is doubled": partial(_scale, a=2.0, write=2.0),
+        "beta is halved": partial(_scale, a=0.5, write=0.5),
         "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     },
     "write": {
@@ -127,7 +161,18 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
 }
 
 
-def list_states(problem: Problem) -> Iterator[Alternative]:
+# What may be read from another head, by the arrays of both.
+_OF_HEADS: Mapping[str, Callable[[TokenArrays, TokenArrays], dict[str, Any]]] = {
+    "all arrays are": lambda x, y: dict(y),
+    "decays are": lambda x, y: {"log_decay": y["log_decay"]},
+    "factors are": lambda x, y: _take_factors(x, y["write"]),
+    "q is": lambda x, y: {"q": y["q"]},
+    "q and k are": lambda x, y: {"q": y["q"], **_take_keys(x, y["k"])},
+    "v is": lambda x, y: {"v": y["v"]},
+}
+
+
+def list_states(problem: Problem) -> Iterator[Cause]:
     """List recurrences that this one may be taken for, the plainest first."""
     x, decays = problem.first, np.any(problem.first["log_decay"])
     d, d_v = x["initial_state"].shape
@@ -135,14 +180,22 @@ def list_states(problem: Problem) -> Iterator[Alternative]:
     there = {"tokens": True, "decay": decays, "late": decays and x.get("late"), "state": starts}
     there |= {"square": starts and d == d_v, "removal": "a" in x, "delta": is_delta(x)}
     there |= {"write": np.any(x["write"] != 1)}
-    for needed in (x for x in _CAUSES if there[x]):
+    for needed in (y for y in _CAUSES if there[y]):
         for text, change in _CAUSES[needed].items():
-            yield Alternative(
-                text, problem._replace(read=partial(_read_changed, problem.read, change))
-            )
+            size = getattr(change, "keywords", {}).get("size", 0)
+            if needed != "tokens" or size < len(x["q"]):  # one chunk passes nothing on
+                read = partial(_read_changed, problem.read, change)
+                yield Cause(text, problem._replace(read=read))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
         if not math.isclose(scale, problem.scale):
-            yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
+            yield Cause(f"the scale is {words}", problem._replace(scale=scale))
+    if problem.of == "state" and d == d_v:
+        yield Cause("the last state is transposed", problem, np.transpose)
+    if problem.of == "state" or len(x["q"]) < 2:
+        return
+    early, late, result = slice(None, -1), slice(1, None), f"each row holds {problem.result} of the"
+    yield Cause(f"{result} token before", problem, lambda x: x[late], early)
+    yield Cause(f"{result} next token", problem, lambda x: x[early], late)
 
 
 def _read_changed(
@@ -151,29 +204,41 @@ def _read_changed(
     return {**read(index), **change(read(index))}
 
 
-def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Alternative]:
-    """List decays, and factors, of other heads: for each head the nearest."""
+def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
+    """List arrays that may be read from other heads: for each head the nearest."""
     if not problem.lead or not 1 < problem.lead[-1] <= _MOST_HEADS:
         return
-    for names, words in ((["log_decay"], "decays"), (["write", "a"], "factors")):
-        if not all(x in problem.first for x in names):
-            continue
+    for words, take in _OF_HEADS.items():
         heads: dict[Index, Index] = {}
         for index, out in got.items():
             others = [(*index[:-1], h) for h in range(problem.lead[-1])]
-            tried = (problem.with_arrays_of(names, {index: x}.__getitem__) for x in others)
-            far = [_distance(x, index, out) for x in tried]
+            far = [
+                _distance(Cause("", _take_from(problem, take, {index: x})), index, out)
+                for x in others
+            ]
             heads[index] = others[int(np.argmin(far))]
         moved = [f"head {x[-1]} from head {y[-1]}" for x, y in sorted(heads.items()) if x != y]
         if moved:
-            text = f"{words} are read from other heads: {', '.join(moved)}"
-            yield Alternative(text, problem.with_arrays_of(names, heads.__getitem__))
+            text = f"{words} read from other heads: {', '.join(moved)}"
+            yield Cause(text, _take_from(problem, take, heads))
 
 
-def _distance(problem: Problem, index: Index, got: Doubles) -> float:
+def _take_from(problem: Problem, take: Any, heads: Mapping[Index, Index]) -> Problem:
+    """Read for a head what another has."""
+
+    def read(index: Index) -> TokenArrays:
+        x = problem.read(index)
+        return {**x, **take(x, problem.read(heads[index]))}
+
+    return problem._replace(read=read)
+
+
+def _distance(one: Cause, index: Index, got: Doubles) -> float:
     """Return the squared distance from the exact result of a head."""
+    problem = one.problem
     with np.errstate(all="ignore"):
-        off = float(np.sum(np.square(got - give(problem.read, index, problem.scale, problem.of))))
+        exact = give(problem.read, index, problem.scale, problem.of)
+        off = float(np.sum(np.square(one.view(got) - exact[one.rows])))
     return off if math.isfinite(off) else math.inf
 
 
@@ -209,22 +274,23 @@ def explain_states(
     coarse = find_coarse_state(problem, numbers)
     if coarse is not None and coarse.p_value < _SURE:
         yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
-    errors = {x: _distance(problem, x, out) for x, out in every.items()}
+    right = Cause("", problem)
+    errors = {x: _distance(right, x, out) for x, out in every.items()}
     worst = sorted(every, key=lambda x: -errors[x])[:_WORST_HEADS]
     got = {x: every[x] for x in worst}
     most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
     for one in (*list_states(problem), *_list_exchanged(problem, got)):
         off = 0.0
         for x in (y for y in worst if off < most):
-            off += _distance(one.problem, x, got[x])
+            off += _distance(one, x, got[x])
         if off < most:
             near.append((off, one.text))
-            left = _mean_square(one.problem, got, kernel)
+            left = _mean_square(one, got, kernel)
             holding += [(left, one.text)] if left < min(_SQUARE, square / 4) else []
     rounded = []
     for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
         for form in ("bfloat16", "float16"):
-            left = _mean_square(problem, got, kernel._replace(states=FORMATS[form], run=size))
+            left = _mean_square(right, got, kernel._replace(states=FORMATS[form], run=size))
             where = f"chunks of about {size} tokens" if size > 1 else "tokens"
             rounded.append((left, f"the state is kept in {form} between {where}"))
     best = min(rounded, key=lambda x: abs(math.log(max(x[0], 1e-300))))
@@ -237,12 +303,26 @@ def explain_states(
         off, text = min(near)
         share = 1 - _FAR_LEFT * off / most
         yield as_suspect(f"agrees in part if {text}", share, "convention in part")
+    if not near and not holding:
+        yield from _list_factors(problem, got, most)
 
 
-def _mean_square(problem: Problem, got: Mapping[Index, Doubles], kernel: Roundings) -> float:
+def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -> Iterator[Suspect]:
+    """Say that each row has a factor of its own, as of queries that are longer or shorter."""
+    exact = [give(problem.read, x, problem.scale, problem.of) for x in got]
+    x, y = np.concatenate([*got.values()]), np.concatenate(exact)
+    factors = by_row(x, y)
+    share = 1 - _FAR_LEFT * float(np.sum(np.square(x - factors[:, None] * y))) / most
+    if share > _MOST_BY_FACTORS and np.min(factors) > 0:
+        low, high = np.min(factors), np.max(factors)
+        text = f"each row is the exact row times a number, {low:.4g} to {high:.4g}: look at the "
+        yield as_suspect(f"{text}length of q", share, "seen")
+
+
+def _mean_square(one: Cause, got: Mapping[Index, Doubles], kernel: Roundings) -> float:
     """Return the mean square of z of some heads."""
     squares = []
     for index, out in got.items():
-        rows = problem.recurrence(index, kernel).rows
-        squares.append(np.mean(np.square(rows.errors(out) / rows.std)))
+        rows = one.problem.recurrence(index, kernel).rows.take(one.rows)
+        squares.append(np.mean(np.square(rows.errors(one.view(out)) / rows.std)))
     return float(np.mean(squares)) if np.all(np.isfinite(squares)) else math.inf

@@ -82,3 +82,11 @@ def wrong(*index):
 )
 def test_places_in_words(where, words):
     assert describe_places(where).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [(-1, "every token, head 1 (1 of 2)"), (0, "every head"), (-2, "token 1 (1 of 2), every colu")],
+)
+def test_places_of_gates_that_have_no_columns(tokens, words):
+    assert describe_places(np.array([[False] * 3, [True] * 3]), tokens).startswith(words)

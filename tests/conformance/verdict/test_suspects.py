@@ -11,7 +11,15 @@ from refattn.conformance import check
 from refattn.conformance.checks import recovery
 from refattn.conformance.checks.trials import CheckRun
 from refattn.conformance.verdict import runner, suspects
-from tests.conformance.candidates import BY_NAME, catalogued, entry, failures, of, wide
+from tests.conformance.candidates import (
+    BY_NAME,
+    catalogued,
+    entry,
+    failures,
+    of,
+    wide,
+    wrong_at_zero,
+)
 
 
 def named(report):
@@ -54,6 +62,13 @@ def test_a_wrong_norm_of_keys_is_named_without_frequencies(name):
     assert any(s.startswith(f"{name} (the same weights of long") for s in named(report))
     trial = CheckRun(of(wide, "rfa"), "diagnosis", 0)
     assert suspects.weighing_keys_alike(trial) == []  # right
+
+
+def test_right_numbers_are_like_no_bug():
+    """Where others that they should be equal to are wrong, many bugs give the right ones too."""
+    candidate = of(wrong_at_zero, "gated-delta-rule", "initial_state")
+    report = check(candidate, checks=["state_handed_over"], rng=0)
+    assert (report.verdict, named(report)) == ("FAIL", [])
 
 
 def own_performer(norm=True, half=True):
