@@ -417,10 +417,12 @@ def explain_output(
     dtype: str,
     failed: str,
     where: Index,
+    sized: bool = False,
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
-    What `failed` is `out`, `lse` or `both`; `where` is the worst element.
+    What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
+    not tried on an error that is `sized`: explained by a defect of a fitted size.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
@@ -454,7 +456,7 @@ def explain_output(
             explained = map(trials.explain, trials.list_fitted(numbers))
             fitted = [trials.judge(x, profiles, dtype) for x in explained]
             found = trials.keep_apart([x for x in fitted if x.holds]) or found
-        if not any(x.holds for x in found):
+        if not (sized or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:

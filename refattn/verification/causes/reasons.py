@@ -66,7 +66,7 @@ def explain(
         return verdict._replace(suspects=[*found, *fits])
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where
+    rest = verdict.dtype, failed, where, bool(fits)
     found, sample = explain_output(problem, numbers, profiles, *rest)
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
