@@ -27,8 +27,9 @@ _NO_REST = 1e-6  # the same of what is no tile, if there is no such
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_HALF, _SURE, _LEAST_ERROR = 0.5, 0.05, 2e-3  # of a weight: lost or not; how sure, at most
+_HALF, _SURE, _LEAST_ERROR = 0.5, 0.12, 2e-3  # of a weight: lost or not; how sure, at most
 _LEAST_FACTOR = 1.04  # of weights that are kept
+_AS_NEAR = 0.8  # of what one factor for all leaves, at least, that is left by one for each row
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
 _TIMES = {0: "are left out", 2: "count twice"} | {
     x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
@@ -244,11 +245,14 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     """Say that weights are 0 or a number too large, at random, as those of dropout.
 
     It is one number, and no sum without those that are lost, by which each row would be divided.
+    Some key is lost in one row and kept in another.
     """
-    found = [_fit_weights(problem, x.take(x.wrong)) for x in sample.heads if x.wrong.any()]
-    times, errors, divided = np.concatenate([np.zeros((3, 0)), *found], -1)
+    found = [
+        _fit_weights(problem, x.take(x.wrong), sample.unit) for x in sample.heads if x.wrong.any()
+    ]
+    times, errors, divided, key = np.concatenate([np.zeros((4, 0)), *found], -1)
     kept = times > _HALF
-    if len(times) < _FEWEST_WEIGHTS or kept.all() or not kept.any():
+    if len(times) < _FEWEST_WEIGHTS or not np.any(np.isin(key[~kept], key[kept])):
         return []
     factor, share = float(np.median(times[kept])), float(np.mean(kept))
     off = 4 * math.sqrt(share * (1 - share) / len(times))
@@ -256,34 +260,37 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
         return []
     z = (times - np.where(kept, factor, 0.0)) / np.hypot(errors, _LEAST_ERROR)
     other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
-    if np.mean(z * z) > _LEFT or np.mean(other * other) < _LEFT * np.mean(z * z):
+    if np.mean(z * z) > _LEFT or np.mean(other * other) < _AS_NEAR * np.mean(z * z):
         return []
     words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
     text = f"agrees if dropout is on: {words} times as large"
     return [Suspect("convention", math.nan, math.nan, math.nan, math.nan, text)]
 
 
-def _fit_weights(problem: Problem, x: Sampled) -> Doubles:
-    """Return by what large weights are multiplied, where it is known; (3, weights).
+def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
+    """Return by what weights are multiplied, where it is known; (4, weights).
 
-    With it are its standard deviation, and the number if the sum of the weights that are kept is 1.
-    Half as many as there are columns are fitted, the largest; the others are taken as they are.
+    With it are its standard deviation, the number if the sum of the weights that are kept is 1,
+    and that of the key. What is wrong in other weights is a random error, as are roundings.
     """
     head = Alternative("", problem).head(x.rows)
-    exact = attend(head)
+    exact, v = attend(head), head.v[: head.keys]
     every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
-    found = [np.zeros((3, 0))]
-    for w, got, out in zip(every, x.got, exact.out, strict=True):
-        some = np.argsort(-w)[: len(got) // 2]
-        columns = (w[some, None] * head.v[some]).T
-        rest = got - out + np.sum(columns, -1)
-        if not np.all(np.isfinite(rest)):
-            continue
-        times, *_ = np.linalg.lstsq(columns, rest, rcond=None)
-        noise = np.sum(np.square(rest - columns @ times)) / max(len(got) - len(some), 1)
-        errors = np.sqrt(noise * np.diag(np.linalg.pinv(columns.T @ columns)))
+    wrong, noise = x.got - exact.out, np.square(unit * row_sizes(exact.out))
+    some = np.isfinite(exact.lse) & np.all(np.isfinite(wrong), -1)
+    every, wrong, noise = every[some], wrong[some], noise[some]
+    size = max(float(np.sum(np.square(every) @ np.square(v))), 1e-300)
+    c = np.sum(wrong * wrong) / size  # variance of the factors
+    keys = problem.number(x.rows.at) * head.keys + np.arange(head.keys)
+    found = [np.zeros((4, 0))]
+    for w, error, small in zip(every, wrong, noise, strict=True):
+        columns = w[:, None] * v
+        inverse = np.linalg.pinv(c * columns.T @ columns + np.diag(small), hermitian=True)
+        known = np.maximum(c * np.sum(columns @ inverse * columns, -1), 1e-300)  # a share
+        times = 1 + c * (columns @ inverse @ error) / known
+        errors = np.sqrt(c * np.maximum(1 - known, 0.0) / known)
         sure = errors < _SURE
-        lost = np.sum(w[some][sure & (times < _HALF)])
-        divided = np.full(len(times), 1 / max(1 - lost, w[some[0]]))
-        found.append(np.stack([times, errors, divided])[:, sure])
+        lost = np.sum(w[sure & (times < _HALF)]) + c / (1 + c) * np.sum(w[~sure])
+        divided = np.full(len(w), 1 / max(1 - lost, 1e-3))
+        found.append(np.stack([times, errors, divided, keys])[:, sure])
     return np.concatenate(found, -1)
