@@ -16,6 +16,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ..findings import Numbers, Suspect, describe_span, place
+from .heads import MOST_SCORE
 from .sampled import Alternative, Place, attend
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
@@ -138,6 +139,87 @@ def _describe_counts(
     least, most = (f({c for x in counts.values() for c in x.tolist()}) for f in (min, max))
     what = " or ".join(["are lost"] * (least == 0) + ["count more than once"] * (most > 1))
     return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
+
+
+def list_mixed(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List the kernel that reads other blocks of the cache: of wrong batch members, all of them."""
+    packed, m = problem.packed, problem.shape[1]
+    if packed is None or packed.queries.ndim == 1 or "bias" in problem.first:
+        return
+    if packed.causal or packed.window != (None, None):  # then the order of blocks matters
+        return
+    lengths = (packed.keys[:, 1] - packed.keys[:, 0]).tolist()
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
+        pool = [(c, t) for c, length in enumerate(lengths) for t in range(-(-length // size))]
+        read: dict[int, list[tuple[int, int]]] = {}
+        for member in sorted({x.rows.at[0] for x in wrong}):
+            heads, part = [x for x in wrong if x.rows.at[0] == member], lengths[member] % size
+            if 2 * len(pool) > sum(x.got.size for x in heads):  # too few numbers to tell
+                break
+            columns = [_sum_blocks(problem, unit, x, pool, size, part) for x in heads]
+            counts = _count(np.concatenate(columns))
+            if counts is None:
+                break
+            full, last = np.split(
+                np.repeat(np.arange(len(counts)), counts), [sum(counts[: len(pool)])]
+            )
+            read[member] = [pool[x % len(pool)] for x in (*full, *last)]
+            if (len(full), len(last)) != (lengths[member] // size, int(part > 0)):
+                break
+        else:
+            put = (partial(_put_blocks, problem, x, size, read) for x in "kv")
+            moved = problem.replaced("k", next(put)).replaced("v", next(put))
+            yield Alternative(_describe_blocks(read, size), moved)
+            return
+
+
+def _sum_blocks(
+    problem: Problem,
+    unit: float,
+    x: Sampled,
+    pool: Sequence[tuple[int, int]],
+    size: int,
+    part: int,
+) -> Doubles:
+    """Sum over blocks, and parts of each, what it adds to an output, as `sum_by_tiles` does."""
+    at, lse = x.rows.at, attend(Alternative("", problem).head(x.rows)).lse
+    sums: list[list[Doubles]] = [[], []]
+    for member in sorted({c for c, _ in pool}):
+        theirs = problem.with_arrays_of("kv", {at: (member, *at[1:])}.__getitem__)
+        head = Alternative("", theirs).head(x.rows)._replace(mask=None)
+        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], MOST_SCORE))
+        for start in (t * size for c, t in pool if c == member):
+            for found, count in zip(sums, (size, part) if part else (size,), strict=False):
+                j = slice(start, start + count)
+                found.append(w[:, j] @ head.v[j] - np.sum(w[:, j], -1, keepdims=True) * x.got)
+    rest = 0 * x.got if head.sink is None else -np.exp(head.sink - lse)[:, None] * x.got
+    both = np.stack([*sums[0], *sums[1], rest], -1)
+    return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
+
+
+def _put_blocks(
+    problem: Problem,
+    name: str,
+    size: int,
+    read: Mapping[int, Sequence[tuple[int, int]]],
+    at: Index,
+    x: Any,
+) -> Any:
+    blocks = [problem.read((c, *at[1:]))[name][t * size :][:size] for c, t in read.get(at[0], ())]
+    new = np.concatenate([*blocks, x[:0]])[: len(x)]
+    return np.concatenate([new, x[len(new) :]])
+
+
+def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -> str:
+    """Say which blocks of the first member are others."""
+    member, found = next(iter(read.items()))
+    own = [(member, t) for t in range(len(found))]
+    lost, others = ([x for x in a if x not in b] for a, b in ((own, found), (found, own)))
+    named = ", ".join(f"{t * size} to {t * size + size - 1}" for _, t in lost)
+    there = ", ".join(f"{t * size} to {t * size + size - 1} of member {c}" for c, t in others)
+    more = f" (and in {len(read) - 1} more members)" if len(read) > 1 else ""
+    where = f"not keys {named} of member {member}, but keys {there}{more}"
+    return f"blocks of {size} keys are read from elsewhere: {where}"
 
 
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:

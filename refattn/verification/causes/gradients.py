@@ -416,7 +416,8 @@ def list_solved(
     back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
 ) -> Iterator[Candidate]:
     """List the backward pass with another D in some rows, those of dq that one number explains."""
-    if "dq" not in failed or math.prod(back.gradients[of].forward.shape[:2]) > _PAIRS:
+    n, m, _ = back.gradients[of].forward.shape
+    if "dq" not in failed or n * m > _PAIRS or parts["dq"].problem.shape[2] < _FEWEST_ROWS:
         return
     part, found = parts["dq"], {}
     for x in list_wrong(part.problem, part.numbers, back.samples["dq"].wrong):

@@ -26,7 +26,7 @@ from ...rounding.softmax import analyse_softmax
 from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, name_number, place
 from .alternatives import list_added, list_alternatives, list_families
-from .fitted import list_counted, sum_by_tiles
+from .fitted import list_counted, list_mixed, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_queries, list_pages
 from .normalisers import Normalisers, list_exchanged_normalisers
 from .places import list_places
@@ -187,6 +187,7 @@ class Trials:
         columns, length = partial(sum_by_tiles, self.problem, self.sample.unit), find_tiles(wrong)
         every = list_wrong(self.problem, numbers, wrong)
         yield from list_counted(self.problem, every, columns, length)
+        yield from list_mixed(self.problem, every, self.sample.unit)
         yield from list_pages(self.problem, self.sample)
         yield from list_other_queries(self.problem, self.sample)
         for x, own in zip(self.first, self.given_first, strict=True) if length else ():
