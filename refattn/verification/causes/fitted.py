@@ -30,7 +30,7 @@ _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is 
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.12, 2e-3  # of a weight: lost or not; how sure, at most
 _LEAST_FACTOR = 1.04  # of weights that are kept
-_AS_NEAR = 0.8  # of what one factor for all leaves, at least, that is left by one for each row
+_AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row does, at least
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
 _TIMES = {0: "are left out", 2: "count twice"} | {
     x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
@@ -342,10 +342,12 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
         return []
     z = (times - np.where(kept, factor, 0.0)) / np.hypot(errors, _LEAST_ERROR)
     other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
-    if np.mean(z * z) > _LEFT or np.mean(other * other) < _AS_NEAR * np.mean(z * z):
+    ratio = np.mean(other * other) / np.mean(z * z)
+    if np.mean(z * z) > _LEFT or ratio < _AS_NEAR:
         return []
     words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
-    text = f"agrees if dropout is on: {words} times as large"
+    or_hidden = " or keys are hidden at random" * bool(ratio < _APART)
+    text = f"agrees if dropout is on{or_hidden}: {words} times as large"
     return [Suspect("convention", math.nan, math.nan, math.nan, math.nan, text)]
 
 
