@@ -425,6 +425,8 @@ def list_solved(
         if not np.all(np.isfinite(errors)):
             return
         found[x.rows.at] = x.rows.queries, values
+    if sum(len(rows) for rows, _ in found.values()) < _FEWEST_MOVED:
+        return
     where = ", ".join(list_places(part.problem, back.samples["dq"]))
     text = f"D = d_out . out is another number in {where or 'all rows'}"
     yield Candidate(text, read=partial(_read_solved, found))
