@@ -109,8 +109,8 @@ def test_queries_from_elsewhere():
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["dropout", "hidden", "the same keys", "noise"])
 def test_dropout_of_many_small_weights(how):
-    """It is named if each row has zeros of its own and no factor of its own."""
-    q, k, v, _ = draw(35, heads=4, n=128, d=64)
+    """It is named if each row has zeros of its own; alone, if no row has a factor of its own."""
+    q, k, v, _ = draw(35, heads=4, n=128, d=32)
     w = np.exp(scores(q, k))
     w = w / np.sum(w, -1, keepdims=True)
     rng = np.random.default_rng(6)
@@ -120,7 +120,9 @@ def test_dropout_of_many_small_weights(how):
     total = np.sum(w * kept, -1, keepdims=True) if how == "hidden" else 0.9
     found = judged({"q": q, "k": k, "v": v, "out": BF16(w * kept / total @ v)})
     words = [x.text.partition(":")[0] for x in found.suspects if "dropout" in x.text]
-    assert words == ["agrees if dropout is on"] * (how == "dropout")
+    text = "agrees if dropout is on"
+    named = {"dropout": [text], "hidden": [f"{text} or keys are hidden at random"]}
+    assert words == named.get(how, [])
 
 
 @pytest.mark.long
