@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from ..arrays.library import Doubles
 from ..rounding.problems import Index, Problem
 
 WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
+LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that are forgotten
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
 
@@ -190,6 +192,12 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
             residues = describe_span(some)
             return f"{first} to {last}, those i of which i % {size} is {residues}"
     return f"among {first} to {last}"
+
+
+def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS) -> str:
+    """Name a factor that is known by its errors, or is near enough; "" if it is none."""
+    near = max(4 * error, 1e-3 * abs(c))
+    return next((x for x, y in known.items() if abs(y - c) < near and y != 1), "")
 
 
 def weaken(blind: Sequence[str]) -> list[str]:

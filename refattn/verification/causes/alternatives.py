@@ -45,19 +45,21 @@ _WITHOUT = {  # an option that was given
 def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
     """List what the numbers show without a law."""
     zero, nan, rows, first = True, 0, 0, ""
-    held: set[int] = set()
+    held, columns = np.zeros(0, int), np.zeros(problem.shape[2], bool)
     for index in np.ndindex(problem.lead):
         got = read(index)
         zero = zero and not np.any(got)
         strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
         if strange.size and not first:
             first = place((*index, int(strange[0])))
-        nan, rows, held = nan + strange.size, rows + got.shape[0], {*held, *strange.tolist()}
+        nan, rows, held = nan + strange.size, rows + got.shape[0], np.union1d(held, strange)
+        columns |= ~np.all(np.isfinite(got), 0)
     if zero and rows:
         yield f"{problem.result} is 0 everywhere"
     if nan:
-        span = describe_span(np.array(sorted(held)))
-        where = f" ({problem.rows} {span})" if len(held) > 1 else ""
+        parts = [f"{problem.rows} {describe_span(held)}"] * (len(held) > 1)
+        parts += [f"columns {describe_span(np.flatnonzero(columns))}"] * (not columns.all())
+        where = f" ({', '.join(parts)})" if parts else ""
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}{where}"
 
 
@@ -115,6 +117,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         sinks: Mapping[str, Callable[[Any, Any], Any]] = {
             "is also multiplied by the scale": lambda _, x: problem.scale * x,
             "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
+            "is multiplied by ln(2) (log2(e) is left out)": lambda _, x: x / _LOG2E,
             "counts twice": lambda _, x: x + math.log(2),
             "is read from the next head": lambda index, _: _sink_of_next(problem, index),
         }
@@ -339,8 +342,8 @@ def list_families(
     n, m, _ = problem.shape
     log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
 
-    def multiply(factors: Any) -> Alternative:
-        return Alternative("", problem.replaced("q", lambda _, q: factors * q))
+    def multiply(factors: Any, name: str = "q") -> Alternative:
+        return Alternative("", problem.replaced(name, lambda _, x: factors * x))
 
     if problem.packed is None:
         text = "scores are multiplied by {} times the log of the position of the query, from 1"
@@ -353,8 +356,10 @@ def list_families(
         caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
     yield "the soft cap is {}", cap, caps
     if "bias" in problem.first:
-        starts = (-1.0, 0.5, 1.0, 2.0, 4.0)
-        yield "the bias is multiplied by {}", count_bias, starts
+        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.5, 1.0, 2.0, 4.0)
+    if problem.has_sinks:
+        starts = (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+        yield "each sink is multiplied by {}", lambda c: multiply(c, "sinks"), starts
 
 
 def _pad(head: SoftmaxHead, count: float) -> Result:

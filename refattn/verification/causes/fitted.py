@@ -16,6 +16,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ..findings import Numbers, Suspect, describe_span, place
+from .heads import MOST_SCORE
 from .sampled import Alternative, Place, attend
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
@@ -27,8 +28,9 @@ _NO_REST = 1e-6  # the same of what is no tile, if there is no such
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_HALF, _SURE, _LEAST_ERROR = 0.5, 0.05, 2e-3  # of a weight: lost or not; how sure, at most
+_HALF, _SURE, _LEAST_ERROR = 0.5, 0.12, 2e-3  # of a weight: lost or not; how sure, at most
 _LEAST_FACTOR = 1.04  # of weights that are kept
+_AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row does, at least
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
 _TIMES = {0: "are left out", 2: "count twice"} | {
     x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
@@ -139,6 +141,87 @@ def _describe_counts(
     return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
 
 
+def list_mixed(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List the kernel that reads other blocks of the cache: of wrong batch members, all of them."""
+    packed, m = problem.packed, problem.shape[1]
+    if packed is None or packed.queries.ndim == 1 or "bias" in problem.first:
+        return
+    if packed.causal or packed.window != (None, None):  # then the order of blocks matters
+        return
+    lengths = (packed.keys[:, 1] - packed.keys[:, 0]).tolist()
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
+        pool = [(c, t) for c, length in enumerate(lengths) for t in range(-(-length // size))]
+        read: dict[int, list[tuple[int, int]]] = {}
+        for member in sorted({x.rows.at[0] for x in wrong}):
+            heads, part = [x for x in wrong if x.rows.at[0] == member], lengths[member] % size
+            if 2 * len(pool) > sum(x.got.size for x in heads):  # too few numbers to tell
+                break
+            columns = [_sum_blocks(problem, unit, x, pool, size, part) for x in heads]
+            counts = _count(np.concatenate(columns))
+            if counts is None:
+                break
+            full, last = np.split(
+                np.repeat(np.arange(len(counts)), counts), [sum(counts[: len(pool)])]
+            )
+            read[member] = [pool[x % len(pool)] for x in (*full, *last)]
+            if (len(full), len(last)) != (lengths[member] // size, int(part > 0)):
+                break
+        else:
+            put = (partial(_put_blocks, problem, x, size, read) for x in "kv")
+            moved = problem.replaced("k", next(put)).replaced("v", next(put))
+            yield Alternative(_describe_blocks(read, size), moved)
+            return
+
+
+def _sum_blocks(
+    problem: Problem,
+    unit: float,
+    x: Sampled,
+    pool: Sequence[tuple[int, int]],
+    size: int,
+    part: int,
+) -> Doubles:
+    """Sum over blocks, and parts of each, what it adds to an output, as `sum_by_tiles` does."""
+    at, lse = x.rows.at, attend(Alternative("", problem).head(x.rows)).lse
+    sums: list[list[Doubles]] = [[], []]
+    for member in sorted({c for c, _ in pool}):
+        theirs = problem.with_arrays_of("kv", {at: (member, *at[1:])}.__getitem__)
+        head = Alternative("", theirs).head(x.rows)._replace(mask=None)
+        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], MOST_SCORE))
+        for start in (t * size for c, t in pool if c == member):
+            for found, count in zip(sums, (size, part) if part else (size,), strict=False):
+                j = slice(start, start + count)
+                found.append(w[:, j] @ head.v[j] - np.sum(w[:, j], -1, keepdims=True) * x.got)
+    rest = 0 * x.got if head.sink is None else -np.exp(head.sink - lse)[:, None] * x.got
+    both = np.stack([*sums[0], *sums[1], rest], -1)
+    return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
+
+
+def _put_blocks(
+    problem: Problem,
+    name: str,
+    size: int,
+    read: Mapping[int, Sequence[tuple[int, int]]],
+    at: Index,
+    x: Any,
+) -> Any:
+    blocks = [problem.read((c, *at[1:]))[name][t * size :][:size] for c, t in read.get(at[0], ())]
+    new = np.concatenate([*blocks, x[:0]])[: len(x)]
+    return np.concatenate([new, x[len(new) :]])
+
+
+def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -> str:
+    """Say which blocks of the first member are others."""
+    member, found = next(iter(read.items()))
+    own = [(member, t) for t in range(len(found))]
+    lost, others = ([x for x in a if x not in b] for a, b in ((own, found), (found, own)))
+    named = ", ".join(f"{t * size} to {t * size + size - 1}" for _, t in lost)
+    there = ", ".join(f"{t * size} to {t * size + size - 1} of member {c}" for c, t in others)
+    more = f" (and in {len(read) - 1} more members)" if len(read) > 1 else ""
+    where = f"not keys {named} of member {member}, but keys {there}{more}"
+    return f"blocks of {size} keys are read from elsewhere: {where}"
+
+
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
     """Sum over tiles of keys what each adds to an output, less its weight in the result."""
     head = Alternative("", problem).head(x.rows)
@@ -244,11 +327,14 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     """Say that weights are 0 or a number too large, at random, as those of dropout.
 
     It is one number, and no sum without those that are lost, by which each row would be divided.
+    Some key is lost in one row and kept in another.
     """
-    found = [_fit_weights(problem, x.take(x.wrong)) for x in sample.heads if x.wrong.any()]
-    times, errors, divided = np.concatenate([np.zeros((3, 0)), *found], -1)
+    found = [
+        _fit_weights(problem, x.take(x.wrong), sample.unit) for x in sample.heads if x.wrong.any()
+    ]
+    times, errors, divided, key = np.concatenate([np.zeros((4, 0)), *found], -1)
     kept = times > _HALF
-    if len(times) < _FEWEST_WEIGHTS or kept.all() or not kept.any():
+    if len(times) < _FEWEST_WEIGHTS or not np.any(np.isin(key[~kept], key[kept])):
         return []
     factor, share = float(np.median(times[kept])), float(np.mean(kept))
     off = 4 * math.sqrt(share * (1 - share) / len(times))
@@ -256,34 +342,39 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
         return []
     z = (times - np.where(kept, factor, 0.0)) / np.hypot(errors, _LEAST_ERROR)
     other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
-    if np.mean(z * z) > _LEFT or np.mean(other * other) < _LEFT * np.mean(z * z):
+    ratio = np.mean(other * other) / np.mean(z * z)
+    if np.mean(z * z) > _LEFT or ratio < _AS_NEAR:
         return []
     words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
-    text = f"agrees if dropout is on: {words} times as large"
+    or_hidden = " or keys are hidden at random" * bool(ratio < _APART)
+    text = f"agrees if dropout is on{or_hidden}: {words} times as large"
     return [Suspect("convention", math.nan, math.nan, math.nan, math.nan, text)]
 
 
-def _fit_weights(problem: Problem, x: Sampled) -> Doubles:
-    """Return by what large weights are multiplied, where it is known; (3, weights).
+def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
+    """Return by what weights are multiplied, where it is known; (4, weights).
 
-    With it are its standard deviation, and the number if the sum of the weights that are kept is 1.
-    Half as many as there are columns are fitted, the largest; the others are taken as they are.
+    With it are its standard deviation, the number if the sum of the weights that are kept is 1,
+    and that of the key. What is wrong in other weights is a random error, as are roundings.
     """
     head = Alternative("", problem).head(x.rows)
-    exact = attend(head)
+    exact, v = attend(head), head.v[: head.keys]
     every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
-    found = [np.zeros((3, 0))]
-    for w, got, out in zip(every, x.got, exact.out, strict=True):
-        some = np.argsort(-w)[: len(got) // 2]
-        columns = (w[some, None] * head.v[some]).T
-        rest = got - out + np.sum(columns, -1)
-        if not np.all(np.isfinite(rest)):
-            continue
-        times, *_ = np.linalg.lstsq(columns, rest, rcond=None)
-        noise = np.sum(np.square(rest - columns @ times)) / max(len(got) - len(some), 1)
-        errors = np.sqrt(noise * np.diag(np.linalg.pinv(columns.T @ columns)))
+    wrong, noise = x.got - exact.out, np.square(unit * row_sizes(exact.out))
+    some = np.isfinite(exact.lse) & np.all(np.isfinite(wrong), -1)
+    every, wrong, noise = every[some], wrong[some], noise[some]
+    size = max(float(np.sum(np.square(every) @ np.square(v))), 1e-300)
+    c = np.sum(wrong * wrong) / size  # variance of the factors
+    keys = problem.number(x.rows.at) * head.keys + np.arange(head.keys)
+    found = [np.zeros((4, 0))]
+    for w, error, small in zip(every, wrong, noise, strict=True):
+        columns = w[:, None] * v
+        inverse = np.linalg.pinv(c * columns.T @ columns + np.diag(small), hermitian=True)
+        known = np.maximum(c * np.sum(columns @ inverse * columns, -1), 1e-300)  # a share
+        times = 1 + c * (columns @ inverse @ error) / known
+        errors = np.sqrt(c * np.maximum(1 - known, 0.0) / known)
         sure = errors < _SURE
-        lost = np.sum(w[some][sure & (times < _HALF)])
-        divided = np.full(len(times), 1 / max(1 - lost, w[some[0]]))
-        found.append(np.stack([times, errors, divided])[:, sure])
+        lost = np.sum(w[sure & (times < _HALF)]) + c / (1 + c) * np.sum(w[~sure])
+        divided = np.full(len(w), 1 / max(1 - lost, 1e-3))
+        found.append(np.stack([times, errors, divided, keys])[:, sure])
     return np.concatenate(found, -1)

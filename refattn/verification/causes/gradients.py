@@ -412,4 +412,43 @@ def _round_scores(to: Format, by: float, scores: Doubles) -> Doubles:
     return np.asarray(by * to.round(scores / by))
 
 
-_LISTINGS = (list_moved, list_other_strides, list_rounded_scores, list_weighed, list_added_rows)
+def list_solved(
+    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List the backward pass with another D in some rows, those of dq that one number explains."""
+    n, m, _ = back.gradients[of].forward.shape
+    if "dq" not in failed or n * m > _PAIRS or parts["dq"].problem.shape[2] < _FEWEST_ROWS:
+        return
+    part, found = parts["dq"], {}
+    for x in list_wrong(part.problem, part.numbers, back.samples["dq"].wrong):
+        values, errors = _solve_for(back, "delta", x)
+        if not np.all(np.isfinite(errors)):
+            return
+        found[x.rows.at] = x.rows.queries, values
+    if sum(len(rows) for rows, _ in found.values()) < _FEWEST_MOVED:
+        return
+    where = ", ".join(list_places(part.problem, back.samples["dq"]))
+    text = f"D = d_out . out is another number in {where or 'all rows'}"
+    yield Candidate(text, read=partial(_read_solved, found))
+
+
+def _read_solved(
+    found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index
+) -> tuple[BackwardHead, Kept]:
+    """Take D of some rows."""
+    back, kept = look(at)
+    delta = kept.delta.copy()
+    if at in found:
+        rows, values = found[at]
+        delta[rows] = values
+    return back, kept._replace(delta=delta)
+
+
+_LISTINGS = (
+    list_moved,
+    list_other_strides,
+    list_rounded_scores,
+    list_weighed,
+    list_added_rows,
+    list_solved,
+)

@@ -13,14 +13,15 @@ from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ..findings import place
-from .sampled import Alternative
+from .sampled import Alternative, attend
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
 _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
-_MOST_TILES, _MOST_SCORE = 64, 300.0  # of keys, and score beside those of the head, at most
+_MOST_TILES = 64  # of keys, at most
+MOST_SCORE = 300.0  # beside those of the head, at most
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
@@ -146,6 +147,38 @@ def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         yield Alternative(text, moved)
 
 
+def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List the kernel that takes queries from elsewhere: of each wrong head, from one place on."""
+    n, m, _ = problem.shape
+    heads = sorted(np.ndindex(problem.lead), key=lambda x: x[::-1])  # members one after another
+    if not problem.lead or len(heads) * n * m > _COMPARED_PAIRS:
+        return
+    every = np.concatenate([problem.read(x)["q"] for x in heads])
+    first: dict[Index, int] = {}  # place of the query in row 0, among all of them
+    for x in (x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()):
+        head = Alternative("", problem).head(x.rows)
+        places = set()
+        for row, (i, got) in enumerate(zip(x.rows.queries.tolist(), x.got, strict=True)):
+            bias, mask = (y if y is None else y[row] for y in (head.bias, head.mask))
+            of_row = [y if y is None else np.broadcast_to(y, (len(every), m)) for y in (bias, mask)]
+            out = attend(head._replace(q=every, bias=of_row[0], mask=of_row[1])).out
+            places.add(int(np.argmin(np.sum(np.square(out - got), -1))) - i)
+        if len(places) > 1:
+            return
+        first[x.rows.at] = places.pop()
+    words = []
+    for at, start in first.items():
+        source, by = divmod(max(start, 0), n)
+        words.append(f"head {place(at)} from query {by} of head {place(heads[source])} on")
+
+    def change(at: Index, q: Any) -> Any:
+        start = first.get(at, heads.index(at) * n)
+        return every[np.clip(start + np.arange(n), 0, len(every) - 1)]
+
+    text = f"queries are read from elsewhere: {', '.join(words)}"
+    yield Alternative(text, problem.replaced("q", change))
+
+
 def _turn_page(
     problem: Problem,
     name: str,
@@ -201,6 +234,6 @@ class Pages(NamedTuple):
         """Sum weights over tiles, with values and 1: (tiles, rows, columns + 1)."""
         taken = self.problem.with_arrays_of(self.names, lambda _: at)
         head = Alternative("", taken).head(x.rows)
-        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], _MOST_SCORE))
+        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], MOST_SCORE))
         values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
         return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])

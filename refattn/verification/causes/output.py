@@ -24,10 +24,10 @@ from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ..empty_rows import fit_convention
-from ..findings import Numbers, Suspect, place
+from ..findings import Numbers, Suspect, name_number, place
 from .alternatives import list_added, list_alternatives, list_families
-from .fitted import list_counted, sum_by_tiles
-from .heads import describe_numbers, list_exchanged, list_of_heads, list_pages
+from .fitted import list_counted, list_mixed, sum_by_tiles
+from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_queries, list_pages
 from .normalisers import Normalisers, list_exchanged_normalisers
 from .places import list_places
 from .reach import list_cuts, list_reaches
@@ -187,7 +187,9 @@ class Trials:
         columns, length = partial(sum_by_tiles, self.problem, self.sample.unit), find_tiles(wrong)
         every = list_wrong(self.problem, numbers, wrong)
         yield from list_counted(self.problem, every, columns, length)
+        yield from list_mixed(self.problem, every, self.sample.unit)
         yield from list_pages(self.problem, self.sample)
+        yield from list_other_queries(self.problem, self.sample)
         for x, own in zip(self.first, self.given_first, strict=True) if length else ():
             some = self.problem, x, self.sample.unit * row_sizes(own)
             yield from list_reaches(*some, lambda y: wrong[self.problem.number(y.at), y.i])
@@ -250,7 +252,8 @@ class Trials:
         if fitted is not None and fitted[1] < abs(fitted[0]):  # that is not 0
             c, error = fitted
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
-            words = text.format(f"{c:.{digits}f} ± {error:.1g}")
+            known = name_number(c, error)
+            words = text.format(f"{c:.{digits}f} ± {error:.1g}" + f" ({known})" * bool(known))
             yield self.explain(family(c)._replace(text=words))
 
     def fit_number(
@@ -341,7 +344,8 @@ class Trials:
         texts: dict[str, str] = {}  # by what overflows, in whatever tiles or type
         for one in (*kept[:1], *holding):
             text = one.alternative.text
-            texts.setdefault(text.split(" overflows ")[0], text.split(" (tiles of ")[0])
+            text = text.split(" (tiles of ")[0]
+            texts.setdefault(text.split(" overflows ")[0], text)
         if len(texts) == 1:
             return kept
         text = f"{', or '.join([*texts.values()][:_JOINED])} (NaN does not tell which)"
@@ -417,14 +421,18 @@ def explain_output(
     dtype: str,
     failed: str,
     where: Index,
+    sized: bool = False,
+    strange_alone: bool = False,
 ) -> tuple[list[Suspect], Sample]:
     """Return alternatives that explain an output and its log normalisers, and the sample.
 
-    What `failed` is `out`, `lse` or `both`; `where` is the worst element.
+    What `failed` is `out`, `lse` or `both`; `where` is the worst element. Coarse roundings are
+    not tried on an error that is `sized`: explained by a defect of a fitted size. Rows with NaN
+    or infinity may be the only ones that are looked at.
     """
     profile = next(iter(profiles.values()))
     problem = problem.read_by(profile)
-    sample = draw_sample(problem, numbers, profile, dtype, where)
+    sample = draw_sample(problem, numbers, profile, dtype, where, strange_alone)
     if sample.remarks and not sample.wrong.any():
         words = " and ".join(sample.remarks)
         return [as_suspect(f"agrees if {words}")], sample
@@ -454,7 +462,7 @@ def explain_output(
             explained = map(trials.explain, trials.list_fitted(numbers))
             fitted = [trials.judge(x, profiles, dtype) for x in explained]
             found = trials.keep_apart([x for x in fitted if x.holds]) or found
-        if not any(x.holds for x in found):
+        if not (sized or any(x.holds for x in found)):
             found = [*trials.list_rounded(profile, dtype), *found]
     suspects = []
     for one in found:

@@ -12,7 +12,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
 from ..empty_rows import find_empty
-from ..findings import Finding, Numbers, Part, Suspect
+from ..findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
 from ..verdict import Verdict
 from ..worst import find_worst
 from ..z_scores import mean_square
@@ -67,8 +67,11 @@ def explain(
         return verdict._replace(suspects=[*found, *fits])
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
-    rest = verdict.dtype, failed, where
+    rest = verdict.dtype, failed, where, bool(fits)
     found, sample = explain_output(problem, numbers, profiles, *rest)
+    if sample.apart and not any(x.name == _CAUSE for x in found):
+        alone = explain_output(problem, numbers, profiles, *rest, strange_alone=True)
+        found, sample = alone if alone[0] else ([], sample)
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
@@ -267,7 +270,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
 
 def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
     """Say what a factor is that has a name: of the scale, of logarithms, or of head counts."""
-    known, named = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}, []
+    known, named = {**LOGARITHMS}, []
     if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
         known |= {
             "the scale is used twice": problem.scale,
@@ -278,9 +281,8 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
         known["the number of query heads of a key head"] = share
         known["1 / the number of query heads of a key head"] = 1 / share
     for x in fits:
-        near = max(4 * x.error, 1e-3 * abs(1 + x.estimate))
-        words = [w for w, c in known.items() if abs(c - 1 - x.estimate) < near and c != 1]
-        text = f"{x.text}: {words[0]}" if x.name == "factor" and words else x.text
+        words = name_number(1 + x.estimate, x.error, known)
+        text = f"{x.text}: {words}" if x.name == "factor" and words else x.text
         named.append(x._replace(text=text))
     return named
 

@@ -283,18 +283,25 @@ def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
 
 
 def list_hidden(problem: Problem) -> Iterator[Alternative]:
-    """List kernels in which what the mask hides is NaN, or that hide queries by a mask of keys."""
+    """List kernels in which what is hidden is NaN, or that hide queries by a mask of keys."""
     if problem.packed is None and "mask" in problem.first:
         text = "keys or values that the mask hides are NaN, and 0 times NaN is NaN"
         yield Alternative(text, problem, answer=partial(_spoil, problem))
         text = "the mask of keys also hides queries, whose rows are 0"
         yield Alternative(text, problem, answer=partial(_hide_queries, problem))
+    if problem.packed is not None and problem.packed.queries.ndim > 1:
+        for size in TILE_SIZES:
+            text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
+            yield Alternative(text, problem, answer=partial(_spoil, problem, size=size))
 
 
-def _spoil(problem: Problem, rows: Rows) -> Result:
-    """Return NaN for queries that do not see all keys by the mask."""
-    x, seen = attend(take_rows(problem, rows)), problem.read(rows.at)["mask"][rows.queries]
-    lost = ~np.all(seen, -1)
+def _spoil(problem: Problem, rows: Rows, size: int = 0) -> Result:
+    """Return NaN for queries that do not see all keys by the mask, or of a last tile."""
+    x = attend(take_rows(problem, rows))
+    if size:
+        lost = _count_visible(problem, rows) % size > 0
+    else:
+        lost = ~np.all(problem.read(rows.at)["mask"][rows.queries], -1)
     out, lse = np.where(lost[:, None], np.nan, x.out), np.where(lost, np.nan, x.lse)
     return x._replace(out=out, lse=lse)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
 _ODD_TILES = (48, 96, 1)  # the same, more seldom
 PARTS = (2, 3, 4, 6, 8, 16)
 LOST_TILES = TILE_SIZES[::-1]
+_LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
 _ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
 _LOG_OF_ZERO = math.log(2.0**-149)  # the exponential of what is below is 0 in float32
 _LOG_OF_MOST = math.log(FORMATS["float32"].largest)  # and infinite above
@@ -47,11 +49,27 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
         text = f"weights over the maximum of earlier tiles ({size} keys) are clipped at 448 / 2^8"
         yield Alternative(text, problem, compute=partial(_cut_weights, size=size, most=448 / 2**8))
+        for bits in _LAGS:
+            old = f"the old maximum is kept if it grows by {bits} bits or less ({size} keys), "
+            text = f"{old}and weights over it are clipped at 448 / 2^8"
+            cut = partial(_cut_weights, size=size, most=448 / 2**8, bits=bits)
+            yield Alternative(text, problem, compute=cut)
+            text = f"{old}but weights are over the new one"
+            yield Alternative(text, problem, compute=partial(_keep_maximum, size=size, bits=bits))
+        text = f"the output overflows float16 before it is divided (tiles of {size} keys)"
+        yield Alternative(text, problem, compute=partial(_overflow_in_tiles, size=size))
     for called, edges in _list_parts(problem):
         for words, weigh in (_MERGES | _SUMS).items():
             merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in _MERGES)
             yield Alternative(f"{called} are merged {words}", problem, compute=merge)
     before = "-5e4 for q . k before the scale"
+    banded = problem.causal or problem.window != (None, None) or "mask" in problem.first
+    sizes = [x for x in TILE_SIZES if x < keys and banded]
+    for size, turn, name in product(sizes, (1, -1), ("bfloat16", "float16")):
+        text = "the running maximum is 0 after a first tile that is hidden, so small weights vanish"
+        text += f" (tiles of {size} keys{', the last first' * (turn < 0)}; weights in {name})"
+        start = partial(_start_if_hidden, size=size, turn=turn, to=FORMATS[name])
+        yield Alternative(text, problem, compute=start)
     for words, least in (("0", 0.0), ("-5e4", -5e4), (before, -5e4 * problem.scale)):
         text = f"the running maximum starts at {words}, so small weights vanish"
         yield Alternative(text, problem, compute=partial(attend_from, least=least))
@@ -171,11 +189,30 @@ def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
     )
 
 
-def _cut_weights(head: SoftmaxHead, size: int, most: float) -> Result:
-    """Cut weights over a maximum that is one tile late, in the output alone."""
+def _keep_tops(tops: Doubles, bits: float) -> tuple[Doubles, Doubles]:
+    """Return the running maximum of each tile, and that which is kept if it grows by a few bits."""
+    new, kept = tops.copy(), tops.copy()
+    for t in range(1, tops.shape[-1]):
+        new[:, t] = np.maximum(kept[:, t - 1], tops[:, t])
+        grown = new[:, t] > kept[:, t - 1] + bits * math.log(2)
+        kept[:, t] = np.where(grown, new[:, t], kept[:, t - 1])
+    return new, kept
+
+
+def _keep_maximum(head: SoftmaxHead, size: int, bits: float) -> Result:
+    """Sum in tiles of keys over a maximum that is kept; weights are over the new one."""
+    s = score_all(head)
+    new, kept = _keep_tops(_find_tops(s, size), bits)
+    w = _over(s + _of_keys(finite(kept - new), s, size), kept[:, -1])
+    return _result(w @ head.v, np.sum(w, -1), kept[:, -1])
+
+
+def _cut_weights(head: SoftmaxHead, size: int, most: float, bits: float | None = None) -> Result:
+    """Cut weights over a maximum that is one tile late, or kept, in the output alone."""
     s = score_all(head)
     tops = np.maximum.accumulate(_find_tops(s, size), -1)
     late = np.concatenate([tops[:, :1], tops[:, :-1]], -1)
+    late = late if bits is None else _keep_tops(_find_tops(s, size), bits)[1]
     limit = _of_keys(late, s, size) + math.log(most)
     limit = np.where(np.isfinite(limit), limit, math.inf)
     out = _over(np.minimum(s, limit), tops[:, -1]) @ head.v
@@ -258,6 +295,14 @@ def attend_from(head: SoftmaxHead, least: float, to: Format | None = None) -> Re
     return _result(kept @ head.v, np.sum(w, -1), top)
 
 
+def _start_if_hidden(head: SoftmaxHead, size: int, turn: int, to: Format) -> Result:
+    """Start the maximum at 0 where a query does not see the first tile."""
+    hidden = np.isneginf(_find_tops(score_all(head), size)[:, ::turn][:, 0])
+    x, low = attend(head), attend_from(head, 0.0, to)
+    out = np.where(hidden[:, None], low.out, x.out)
+    return x._replace(out=out, lse=np.where(hidden, low.lse, x.lse))
+
+
 def attend_plainly(head: SoftmaxHead, to: Format) -> Result:
     """Subtract no maximum."""
     s = score_all(head)
@@ -291,6 +336,20 @@ def _overflow(head: SoftmaxHead) -> Result:
     most: Doubles = np.max(np.abs(products), -1, keepdims=True, initial=0.0)
     beyond = np.asarray(most > FORMATS["float16"].largest)
     return exact._replace(out=np.where(beyond, math.nan, exact.out))
+
+
+def _overflow_in_tiles(head: SoftmaxHead, size: int) -> Result:
+    """Sum the output in float16, by tiles of keys, and divide it by the sum of the weights."""
+    exact, to = attend(head), FORMATS["float16"]
+    if np.max(np.abs(head.v), initial=0.0) * len(head.k) <= to.largest:
+        return exact
+    s = score_all(head)
+    tops = np.maximum.accumulate(_find_tops(s, size), -1)
+    out, last = 0 * exact.out, tops[:, :1]
+    for j, top in zip(blocks(0, s.shape[-1], size), tops.T[..., None], strict=True):
+        out = to.round(out * np.exp(finite(last - top)) + _over(s[:, j], top) @ head.v[j])
+        last = top
+    return exact._replace(out=np.where(np.isfinite(out), exact.out, out))
 
 
 def _leave_sink_out(head: SoftmaxHead) -> Result:

@@ -55,6 +55,7 @@ class Sample(NamedTuple):
     columns: npt.NDArray[np.bool_]  # (d_v,): columns that are wrong
     looked: int  # rows that were looked at
     remarks: Sequence[str] = ()  # of a convention for rows without keys, which are not taken
+    apart: bool = False  # whether rows with NaN or infinity are left out
 
 
 def divide(error: Doubles, std: Doubles) -> Doubles:
@@ -86,9 +87,17 @@ def row_sizes(x: Doubles) -> Doubles:
 
 
 def draw_sample(
-    problem: Problem, numbers: Numbers, profile: Profile, dtype: str, where: Index
+    problem: Problem,
+    numbers: Numbers,
+    profile: Profile,
+    dtype: str,
+    where: Index,
+    strange_alone: bool = False,
 ) -> Sample:
-    """Find wrong rows, among them that of the worst element, and take some of them with others."""
+    """Find wrong rows, among them that of the worst element, and take some of them with others.
+
+    Those with NaN or infinity are left out if others are wrong, or are the only ones.
+    """
     n, m, d_v = problem.shape
     heads = math.prod(problem.lead)
     far, columns = np.full((heads, n), np.nan), np.zeros((2, d_v), bool)
@@ -127,6 +136,9 @@ def draw_sample(
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
         far[empty] = np.nan
+    looked = int(np.sum(~np.isnan(far) | empty | strange | cleared))
+    if strange_alone:
+        far, columns[0] = np.where(strange | (far <= FAR), far, np.nan), False
     far, of_others = set_apart(far, strange, columns)
     wrong = far > FAR
     near = find_near(wrong, problem)
@@ -150,8 +162,8 @@ def draw_sample(
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
-    looked = int(np.sum(~np.isnan(far) | empty | strange | cleared))
-    return Sample(taken, unit, wrong, of_others, looked, conventions)
+    apart = bool(np.any(strange & ~wrong))
+    return Sample(taken, unit, wrong, of_others, looked, conventions, apart)
 
 
 def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -92,6 +92,40 @@ def test_pages_are_counted(keys, words):
 
 
 @pytest.mark.long
+def test_queries_from_elsewhere():
+    """A member starts one query after another; not where each row is of another place."""
+    q, k, v = BATCH
+    flat = np.swapaxes(q, 0, 1).reshape(2, -1, 16)
+    out = fused(scores(np.stack([flat[:, :N], flat[:, 1 : N + 1]]), k), v)[0]
+    text = judged(dict(zip("qkv", BATCH, strict=True)) | {"out": out}).suspects[0].text
+    of_heads = (f"head (1, {h}) from query 1 of head (0, {h}) on" for h in (0, 1))
+    assert text == f"agrees if queries are read from elsewhere: {', '.join(of_heads)}"
+    mixed = flat[:, np.random.default_rng(4).permutation(N)]
+    out = fused(scores(np.stack([flat[:, :N], mixed]), k), v)[0]
+    found = judged(dict(zip("qkv", BATCH, strict=True)) | {"out": out})
+    assert not any("elsewhere" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["dropout", "hidden", "the same keys", "noise"])
+def test_dropout_of_many_small_weights(how):
+    """It is named if each row has zeros of its own; alone, if no row has a factor of its own."""
+    q, k, v, _ = draw(35, heads=4, n=128, d=32)
+    w = np.exp(scores(q, k))
+    w = w / np.sum(w, -1, keepdims=True)
+    rng = np.random.default_rng(6)
+    kept = rng.random((4, 1 if how == "the same keys" else 128, 128)) >= 0.1
+    if how == "noise":
+        kept = 0.9 + 0.3 * rng.standard_normal(w.shape)
+    total = np.sum(w * kept, -1, keepdims=True) if how == "hidden" else 0.9
+    found = judged({"q": q, "k": k, "v": v, "out": BF16(w * kept / total @ v)})
+    words = [x.text.partition(":")[0] for x in found.suspects if "dropout" in x.text]
+    text = "agrees if dropout is on"
+    named = {"dropout": [text], "hidden": [f"{text} or keys are hidden at random"]}
+    assert words == named.get(how, [])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_is_named(p):
     text = judged(dropped(p)).suspects[0].text

@@ -109,6 +109,17 @@ def test_numbers_of_rows_that_are_read_with_other_strides(name, called, part, wo
     assert "strides" not in cause(arrays, part)
 
 
+def test_numbers_of_rows_that_are_others():
+    """D of some queries is of nowhere, and so are dq and dk; not where rows have other errors."""
+    other = np.zeros((4, 40, 1))
+    other[[0, 2], 8:16] = NOISE((2, 8, 1))
+    arrays = backward(*SAME, delta=lambda x: x + other)
+    text = "agrees if D = d_out . out is another number in heads 0, 2, queries 8 to 15"
+    assert [cause(arrays, x) for x in ("dq", "dk")] == [text, text]
+    arrays["dq"] = BF16(arrays["dq"] + 0.1 * other * NOISE(16))
+    assert "another number" not in cause(arrays, "dq")
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_scores_that_are_rounded_in_the_backward_pass_alone(name):
     q, k, v, g = LARGE

@@ -32,6 +32,7 @@ BIAS = BF16(np.random.default_rng(9).standard_normal((N, N)))
 MASK = np.arange(N) < 40
 BATCH = [BF16(np.stack([x, x[::-1]])) for x in (Q, K, V)]
 LENGTHS = np.arange(N) < np.array([50, 30])[:, None, None, None]
+SINKS_OF_FOUR = np.array([1.0, 2.0, -1.5, 3.0])
 SINKS = np.array([1.5, 2.5])
 FAR = ahead(N, N)
 ROW, J = np.arange(N)[:, None], np.arange(N)
@@ -282,6 +283,10 @@ CASES = {
     "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
         "head 0 from head 2, head 2 from head 3, head 3 from head 0"),
     "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
+    "sinks in base 2": (lambda: sinking_four(np.log(2) * SINKS_OF_FOUR, SINKS_OF_FOUR),
+        "the sink is multiplied by ln(2) (log2(e) is left out)"),
+    "sinks times a number": (lambda: sinking_four(1.7 * SINKS_OF_FOUR, SINKS_OF_FOUR),
+        "each sink is multiplied by 1."),
     "padded": (lambda: given(sinking(scores(*FEW[:2]), FEW[2], math.log(16))[0], FEW),
         "keys are padded to a multiple of 32 with scores of 0"),
     "padded lengths": (lambda: given(sinking(S[..., :37], V[:, :37], math.log(11))[0],
@@ -309,6 +314,15 @@ CASES = {
     "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is too large by 0.01"),
 }  # fmt: skip
 FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
+
+
+@pytest.mark.long
+def test_a_factor_of_the_bias_has_a_name():
+    """Where it is one that is forgotten."""
+    for factor, named in ((math.log(2), True), (0.71, False)):
+        text = judged(attention(S + factor * BIAS, bias=BIAS)).suspects[0].text
+        assert text.startswith(f"agrees if the bias is multiplied by {factor:.2}")
+        assert text.endswith(" (ln(2))") == named
 
 
 def some(names):

@@ -320,20 +320,39 @@ BLOCKS = {
     "padded": ({"level": FULL, "padded": 16}, False, "of each sequence are padded to a"),
     "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL}, False,
         "keys and values are read from the batch member before"),
+    "mixed blocks": ({"table": np.array([[4, 1, 0], [4, 7, 6], [6, 0, 0]]), "level": FULL}, False,
+        "blocks of 16 keys are read from elsewhere: not keys 0 to 15, 32 to 47 of member 1, but "
+        "keys 0 to 15 of member 0, 0 to 15 of member 2"),
 }  # fmt: skip
+
+
+def judge_blocks(path, out, causal=False, lengths=LENGTHS):
+    arrays = dict(zip("qkv", in_blocks(), strict=True)) | {"out": out}
+    arrays = {x: y.astype(np.float32) for x, y in arrays.items()}
+    np.savez(path / "x.npz", **arrays, block_table=TABLE, cache_seqlens=lengths)
+    tensors = open_tensors(path / "x.npz", dtype="bfloat16")
+    parts = read_parts(tensors, pose_tensors(tensors, causal=causal))
+    return judge_all(parts, "bfloat16", "flash", 1e-6, False, None)
 
 
 @pytest.mark.long(*(x for x in BLOCKS if x not in ("right", "whole blocks")))
 @pytest.mark.parametrize("name", BLOCKS)
 def test_causes_with_keys_in_blocks(tmp_path, name):
     how, causal, words = BLOCKS[name]
-    arrays = dict(zip("qkv", in_blocks(), strict=True)) | {"out": attend_blocks(**how)}
-    arrays = {x: y.astype(np.float32) for x, y in arrays.items()}
-    np.savez(tmp_path / "x.npz", **arrays, block_table=TABLE, cache_seqlens=LENGTHS)
-    tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
-    parts = read_parts(tensors, pose_tensors(tensors, causal=causal))
-    found = judge_all(parts, "bfloat16", "flash", 1e-6, False, None)
+    found = judge_blocks(tmp_path, attend_blocks(**how), causal)
     assert (found.verdict == "FAIL") == bool(words)
     if words:
         assert found.suspects[0].text.startswith("agrees if ")
         assert words in found.suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("lost", "named"), [([0, 2], True), ([0, 1], False)])
+def test_unused_slots_that_are_nan(tmp_path, lost, named):
+    """In sequences of which the last block is not full."""
+    lengths = np.array([21, 48, 11])
+    out = attend_blocks(lengths=lengths, level=FULL)
+    out[lost] = np.nan
+    texts = [x.text for x in judge_blocks(tmp_path, out, lengths=lengths).suspects]
+    text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
+    assert (f"agrees if {text}" in texts) == named
