@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, reduce
+from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -72,16 +72,6 @@ def tiles(shape: tuple[int, ...], size: int) -> Iterator[tuple[slice, ...]]:
         steps.append(max(1, min(length, size)))
         size //= steps[-1]
     yield from product(*(blocks(0, n, s) for n, s in zip(shape, reversed(steps), strict=True)))
-
-
-def pairwise(merge: Callable[[Any, Any], Any], parts: Iterable[Any], nothing: Any) -> Any:
-    """Merge as a balanced tree: rounding errors grow with the log of the number of parts."""
-    waiting: list[Any] = []
-    for count, merged in enumerate(parts, 1):
-        for _ in range((count & -count).bit_length() - 1):
-            merged = merge(waiting.pop(), merged)
-        waiting.append(merged)
-    return reduce(lambda late, early: merge(early, late), reversed(waiting)) if waiting else nothing
 
 
 def part(x: Array, index: tuple[slice, ...]) -> Array:

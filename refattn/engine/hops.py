@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import Array, array_namespace, as_written, device, square_norm
+from ..arrays.library import Array, array_namespace, as_written, device
 from .kernel import Attended, attend
 
 

@@ -10,41 +10,32 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import (
-    WHOLE,
-    block_shape,
-    blocks,
-    buffers,
-    most_threads,
-    pairwise,
-    part,
-    put,
-    tiles,
-)
-from ..arrays.heads import broadcast_lead
-from ..arrays.library import (
-    Array,
+from ..arrays.arithmetic import (
+    UNCUT,
     Workspace,
     add,
-    array_namespace,
-    as_written,
     broadcast_shapes,
     clip,
-    device,
     exp,
     exp_less,
-    is_cupy_array,
-    is_numpy_array,
-    rescale,
-    times,
-    workspace,
-)
-from ..arrays.products import (
-    UNCUT,
     multiply,
+    pairwise,
+    rescale,
     sum_of_products,
     sum_of_rows,
     sums_of_exponentials,
+    times,
+    workspace,
+)
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
+from ..arrays.heads import broadcast_lead
+from ..arrays.library import (
+    Array,
+    array_namespace,
+    as_written,
+    device,
+    is_cupy_array,
+    is_numpy_array,
 )
 from ..arrays.shown import held
 from ..arrays.threads import Tree, available, for_each

@@ -9,19 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import Workspace, add, exp, flush_small, multiply, sum_of_products, times
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
-from ..arrays.library import (
-    Array,
-    Workspace,
-    add,
-    as_written,
-    device,
-    exp,
-    flush_small,
-    is_numpy_array,
-    times,
-)
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, as_written, device, is_numpy_array
 from .causal import Arithmetic, causal_attention, whole_leaves
 from .halves import log_kernel
 from .hops import Keys, Samples, concatenate, joined, read, sample

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.arithmetic import add, exp, flush_small, multiply, square_norm, sum_of_products, times
 from ..arrays.blocks import WHOLE, block_shape, blocks, part
-from ..arrays.library import Array, add, exp, flush_small, is_numpy_array, square_norm, times
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, is_numpy_array
 from . import halves
 from .kernel import finite
 from .signed_back import Mapped, TakenByTokens

@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import exp, flush_small
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.library import (
     Array,
     as_written,
     device,
-    exp,
-    flush_small,
     is_dask_array,
     is_numpy_array,
     loop,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..arrays.arithmetic import times
 from ..arrays.blocks import WHOLE, part
-from ..arrays.library import Array, device, is_numpy_array, times
+from ..arrays.library import Array, device, is_numpy_array
 
 Reach = tuple[int | None, int | None]
 

@@ -12,29 +12,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import (
+    Workspace,
+    multiply,
+    pairwise,
+    rescale,
+    sum_of_products,
+    times,
+    workspace,
+)
 from ..arrays.blocks import (
     WHOLE,
     block_shape,
     blocks,
     buffers,
     most_threads,
-    pairwise,
     part,
     put,
     put_quotient,
 )
-from ..arrays.library import (
-    Array,
-    Workspace,
-    array_namespace,
-    as_written,
-    device,
-    is_numpy_array,
-    rescale,
-    times,
-    workspace,
-)
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
 from ..features import Features
 from .causal import (

@@ -21,17 +21,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..arrays.arithmetic import multiply, sum_of_products, times
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.library import (
-    Array,
-    array_namespace,
-    as_written,
-    device,
-    is_numpy_array,
-    own_copy,
-    times,
-)
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, own_copy
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import multiply
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.library import (
     Array,
@@ -22,7 +23,6 @@ from ..arrays.library import (
     to_host,
     widest,
 )
-from ..arrays.products import multiply
 from .kernel import attend
 from .scores import causal_mask
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
+from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
@@ -18,7 +19,6 @@ from ..arrays.library import (
     is_numpy_array,
     reverse,
     root_scale,
-    square_norm,
     take_rows,
     widest,
 )

@@ -11,6 +11,7 @@ import math
 from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
+from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
@@ -22,7 +23,6 @@ from ..arrays.library import (
     first_rows,
     is_numpy_array,
     root_scale,
-    square_norm,
     take_flat,
     take_rows,
     widest,

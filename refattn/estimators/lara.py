@@ -13,18 +13,10 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies
+from ..arrays.arithmetic import multiply, square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
 from ..arrays.heads import group_with_lead
-from ..arrays.library import (
-    Array,
-    as_written,
-    constant,
-    device,
-    is_numpy_array,
-    root_scale,
-    square_norm,
-)
-from ..arrays.products import multiply
+from ..arrays.library import Array, as_written, constant, device, is_numpy_array, root_scale
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, log_sum_exp

@@ -15,9 +15,10 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
+from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, part
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, device, reverse, root_scale, square_norm
+from ..arrays.library import Array, as_written, constant, device, reverse, root_scale
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample
 from ..engine.kernel import Attended, attend, merge

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from .. import features, sampling
 from ..arrays import checks, qkv
+from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, root_scale, square_norm
+from ..arrays.library import Array, as_written, constant, root_scale
 from ..engine import signed
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, attend, finite

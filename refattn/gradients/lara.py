@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import multiply, square_norm, sum_of_products
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, part, sum_to, tiles
-from ..arrays.library import Array, as_written, constant, device, square_norm
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, as_written, constant, device
 from ..engine import hops_back, kernel_back
 from ..engine.hops import Samples, sample
 from ..engine.kernel import Attended
