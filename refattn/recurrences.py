@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import qkv, tokens
+from .arrays.heads import grouped_lead
 from .arrays.library import Array, array_namespace, as_written
 from .estimators.recurrent import recurrent_attention
 from .typing import ArrayT, Recurrent
@@ -266,7 +267,7 @@ def delta(
 def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     """Take the log of a number for each head of keys, with an axis of tokens."""
     xp, _ = qkv.check(q, k, v)
-    lead = qkv.lead(k, k, v)
+    lead = grouped_lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
     has_values = isinstance(decay, Real | np.ndarray)
     if has_values and np.any(decay < 0):

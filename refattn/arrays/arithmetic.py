@@ -50,6 +50,22 @@ def workspace(like: Array, product: int = 0) -> Workspace | None:
     return memory
 
 
+def join_column(x: Array, column: Any, memory: Workspace, name: str) -> Array:
+    """Write rows with one more number each, on NumPy, in the memory of that name."""
+    rows = broadcast_shapes(x.shape[:-1], np.shape(column))
+    joined = memory.room(name, (*rows, x.shape[-1] + 1), x.dtype)
+    joined[..., :-1], joined[..., -1] = x, column
+    return joined
+
+
+def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
+    """Join values and ones to [v_j, 1], whose sums hold the mass."""
+    if memory is not None:
+        return join_column(v, 1.0, memory, "ones")
+    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
+    return xp.concat([v, xp.ones_like(like)], axis=-1)
+
+
 def add(x: Array, y: Array) -> Array:
     """Add to our own temporary `x`."""
     return _in_place(operator.add, np.add, x, y)
@@ -247,6 +263,43 @@ def sum_of_products(
     if is_cupy_array(x) and x.strides[-2] < x.strides[-1] and x.size > y.size:
         return xp.matrix_transpose(sum_of_products(xp.matrix_transpose(y), xp.matrix_transpose(x)))
     return _sum_of_cut(_cut_terms(x, xp), _cut_rows(y, xp), xp)
+
+
+def sum_of_visible(
+    weights: Array,
+    v: Array,
+    visible: Array | None,
+    xp: Any,
+    memory: Workspace | None = None,
+    *,
+    signed: bool = False,
+) -> Array:
+    """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
+
+    All are visible if that is None. No weight is negative unless `signed`.
+    """
+    if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
+        return sum_of_products(weights, v, memory)
+    total = sum_of_products(weights, xp.where(xp.isfinite(v), v, 0.0))
+    if signed:
+        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0), xp)
+        visible = visible & (weights >= 0)
+    return total + _sum_of_infinite(weights, v, visible, xp)
+
+
+def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array:
+    """Sum what visible infinities and nan add to finite values: 0, inf, -inf or nan.
+
+    They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
+    """
+    many, d_v, one = 2.0 * v.shape[-2], v.shape[-1], xp.ones((), dtype=v.dtype, device=device(v))
+    seen = xp.where(weights > 0, one, xp.where(visible, many * one, 0.0))
+    infinite = xp.concat([~(v < math.inf), ~(v > -math.inf)], axis=-1)
+    counts = seen @ xp.astype(infinite, v.dtype)
+    some, spoilt = counts > 0, counts >= many
+    up, down = some[..., :d_v], some[..., d_v:]
+    total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(one)))
+    return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
 
 
 def _cut_terms(x: Array, xp: Any) -> Array:

@@ -9,6 +9,7 @@ import numpy as np
 
 from . import checks, qkv
 from .checks import shape_of
+from .heads import grouped_lead
 from .library import Array, array_namespace, constant, device
 
 _GATES = ("log_decay", "removal", "write", "initial_state")
@@ -65,7 +66,7 @@ def check(
         raise ValueError(f"`k` and what goes with it must broadcast, got {shapes}.") from None
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
-    qkv.lead(q, k, v)
+    grouped_lead(q, k, v)
     return k, Gates(g, a, b, write, state), constant(d, q) ** -0.5 if scale is None else scale, xp
 
 

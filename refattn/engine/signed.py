@@ -18,7 +18,9 @@ from ..arrays.arithmetic import (
     pairwise,
     rescale,
     sum_of_products,
+    sum_of_visible,
     times,
+    with_ones,
     workspace,
 )
 from ..arrays.blocks import (
@@ -45,16 +47,7 @@ from .causal import (
     whole_leaves,
 )
 from .hops import Keys
-from .kernel import (
-    Attended,
-    Sums,
-    base_of,
-    combine,
-    finite,
-    split_ones,
-    sum_of_visible,
-    with_ones,
-)
+from .kernel import Attended, Sums, base_of, combine, finite, split_ones
 from .scores import causal_mask
 
 # Of tokens, the other arrays of their heads, and where features may be written on NumPy. A scale of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.arithmetic import square_norm
+from ..arrays.arithmetic import square_norm, with_ones
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
@@ -22,7 +22,7 @@ from ..arrays.library import (
     take_rows,
     widest,
 )
-from ..engine.kernel import Attended, attend, finite, merge, with_ones
+from ..engine.kernel import Attended, attend, finite, merge
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import check_call, exactly_one, in_heads
