@@ -83,6 +83,11 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     return x[(..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))]
 
 
+def some_heads(x: Array | None, head: tuple[slice, ...]) -> Any:
+    """Take some heads of matrices, if there are any."""
+    return None if x is None else part(x, (*head, WHOLE, WHOLE))
+
+
 def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> tuple[Array, Array]:
     """Make room for the results of attention, (..., n, d_v) and (..., n)."""
     shape, d_v, options = (*lead, q.shape[-2]), v.shape[-1], {"dtype": q.dtype, "device": device(q)}

@@ -36,13 +36,12 @@ def grouped_lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
     """Check the leading axes of q, k and v, and broadcast them, grouped heads included."""
     heads, groups = head_counts(q, k, v)
     shared = heads != groups and 1 not in (heads, groups)
+    one = all(x.ndim < 3 or x.shape[-3] in (1, groups) for x in (k, v))
+    fits = not shared or (one and groups > 0 and heads % groups == 0)
     try:
         lead = broadcast_lead(q, k, v, core=3 if shared else 2)
     except ValueError:
         fits = False
-    else:
-        one = all(x.ndim < 3 or x.shape[-3] in (1, groups) for x in (k, v))
-        fits = not shared or bool(one and groups and heads % groups == 0)
     if not fits:
         raise ValueError(
             "`q`, `k` and `v` must have leading axes that broadcast, or a head axis (the third "

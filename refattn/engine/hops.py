@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays.arithmetic import square_norm
-from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, tiles
+from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, some_heads, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, as_written, device
 from .kernel import Attended, attend
@@ -36,9 +36,7 @@ class Keys(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> Keys:
         """Take some heads."""
-        box = (*head, WHOLE, WHOLE)
-        mask = None if self.mask is None else part(self.mask, box)
-        return Keys(part(self.k, box), part(self.v, box), mask, self.half)
+        return Keys(*(some_heads(x, head) for x in self[:3]), self.half)
 
     def tokens(self, start: int, stop: int) -> Keys:
         """Take the tokens from `start` to `stop`, as far as these are not negative."""

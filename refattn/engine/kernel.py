@@ -12,6 +12,7 @@ import numpy as np
 
 from ..arrays.arithmetic import (
     UNCUT,
+    Tree,
     Workspace,
     add,
     clip,
@@ -39,7 +40,7 @@ from ..arrays.library import (
     is_numpy_array,
 )
 from ..arrays.shown import held
-from ..arrays.threads import Tree, available, for_each
+from ..arrays.threads import available, for_each
 from ..typing import ArrayT
 from .scores import NO_OPTIONS, Options, cap_scores
 

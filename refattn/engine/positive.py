@@ -19,7 +19,7 @@ from ..arrays.arithmetic import (
     times,
     with_ones,
 )
-from ..arrays.blocks import WHOLE, block_shape, blocks, part
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.library import Array, as_written, device, is_numpy_array
 from .causal import Arithmetic, causal_attention, whole_leaves
 from .halves import log_kernel
@@ -104,8 +104,8 @@ class Positive(Arithmetic):
 
     def part(self, head: tuple[slice, ...]) -> Positive:
         """Take some heads."""
-        box, some = (*head, WHOLE, WHOLE), copy(self)
-        some.samples = some.arrays = Samples(*(part(x, box) for x in self.samples))
+        some = copy(self)
+        some.samples = some.arrays = Samples(*(some_heads(x, head) for x in self.samples))
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:

@@ -29,9 +29,9 @@ from ..arrays.blocks import (
     blocks,
     buffers,
     most_threads,
-    part,
     put,
     put_quotient,
+    some_heads,
 )
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
@@ -81,7 +81,7 @@ class Signed(Arithmetic):
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
         some = copy(self)
-        some.arrays = tuple(part(x, (*head, WHOLE, WHOLE)) for x in self.arrays)
+        some.arrays = tuple(some_heads(x, head) for x in self.arrays)
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
@@ -255,7 +255,7 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
         nonlocal out
         features, keys_h = mine.part(head), keys.part(head)
-        q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h, size)
+        q_h, state = some_heads(q, head), features.start(keys_h, size)
         for i in blocks(0, n, size):
             (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
             out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))
