@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     return x[(..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))]
 
 
-def some_heads(x: Array | None, head: tuple[slice, ...]) -> Any:
+def some_heads(x: Array | None, head: Sequence[slice]) -> Any:
     """Take some heads of matrices, if there are any."""
     return None if x is None else part(x, (*head, WHOLE, WHOLE))
 

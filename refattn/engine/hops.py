@@ -36,7 +36,8 @@ class Keys(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> Keys:
         """Take some heads."""
-        return Keys(*(some_heads(x, head) for x in self[:3]), self.half)
+        k, v, mask = (some_heads(x, head) for x in self[:3])
+        return Keys(k, v, mask, self.half)
 
     def tokens(self, start: int, stop: int) -> Keys:
         """Take the tokens from `start` to `stop`, as far as these are not negative."""

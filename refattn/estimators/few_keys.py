@@ -149,7 +149,8 @@ class _CoresetInputs(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> _CoresetInputs:
         """Take some heads."""
-        return _CoresetInputs(*(some_heads(x, head) for x in self[:5]), *self[5:])
+        q, k, v, mask, indices = (some_heads(x, head) for x in self[:5])
+        return self._replace(q=q, k=k, v=v, mask=mask, indices=indices)
 
 
 def _attend_by_coreset(inputs: _CoresetInputs) -> Array:
