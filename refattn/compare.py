@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .arrays import checks, qkv
+from .arrays.heads import grouped_lead
 from .arrays.library import Floats
 from .arrays.shown import held
 from .arrays.tables import Column, Table, digits, two_digits, write_head
@@ -304,7 +305,7 @@ def places(count: int, most: int) -> npt.NDArray[np.intp]:
 
 def few_queries(q: Floats, k: Floats) -> int | None:
     """Choose how many queries of each head to take for what takes n m S; None for all, if few."""
-    heads = math.prod(qkv.lead(q, k, k))
+    heads = math.prod(grouped_lead(q, k, k))
     most = max(QUADRATIC_QUERIES, QUADRATIC_PAIRS // max(1, heads * k.shape[-2]))
     return most if most < q.shape[-2] else None
 

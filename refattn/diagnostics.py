@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from .arrays import checks, frequencies, qkv
+from .arrays.arithmetic import multiply
 from .arrays.heads import group_heads
 from .arrays.library import Array, array_namespace, as_written, is_numpy_array, root_scale
-from .arrays.products import multiply
 from .engine.hops import Keys, Samples, sample
 from .engine.kernel import finite, log_sum_exp, nonzero
 

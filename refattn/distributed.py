@@ -25,6 +25,7 @@ import numpy as np
 
 from . import attention, sampling
 from .arrays import checks, qkv
+from .arrays.heads import grouped_lead
 from .arrays.library import Array, array_namespace, device, is_numpy_array
 from .attention import Alibi, Attended
 from .engine.scores import Band
@@ -193,7 +194,7 @@ def random_feature_attention(
     scale = checks.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
         raise ValueError(f"`proposal` must be one for all heads, got a batch of shape {heads}.")
-    q, k = change_gauge(q, k, proposal, qkv.lead(q, k, v))
+    q, k = change_gauge(q, k, proposal, grouped_lead(q, k, v))
     like = np.empty((0, q.shape[-1]), q.dtype)
     delayed = _dask("delayed").delayed
     drawn = choose_frequencies(options, "num_features", like, ())

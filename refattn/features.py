@@ -15,19 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arrays import checks, frequencies, qkv
-from .arrays.library import (
-    Array,
-    Workspace,
-    add,
-    as_written,
-    clip,
-    constant,
-    device,
-    exp,
-    host_dtype,
-    square_norm,
-)
-from .arrays.products import multiply
+from .arrays.arithmetic import Workspace, add, clip, exp, multiply, square_norm
+from .arrays.library import Array, as_written, constant, device, host_dtype
 from .arrays.shown import held
 
 __all__ = [

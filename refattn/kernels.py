@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from .arrays import checks, frequencies
-from .arrays.library import Array, as_written, constant, square_norm
-from .arrays.products import multiply
+from .arrays.arithmetic import multiply, square_norm
+from .arrays.library import Array, as_written, constant
 from .engine.kernel import attend, finite
 from .typing import Features
 

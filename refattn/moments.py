@@ -21,15 +21,8 @@ import numpy as np
 from scipy.special import entr
 
 from .arrays import checks, rows
-from .arrays.library import (
-    Array,
-    array_namespace,
-    as_written,
-    constant,
-    device,
-    square_norm,
-    to_host,
-)
+from .arrays.arithmetic import square_norm
+from .arrays.library import Array, array_namespace, as_written, constant, device, to_host
 from .arrays.shown import held
 from .engine.kernel import nonzero
 from .engine.scatter import Scatter, fold_rows, join_scatters

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol, get_args
 import numpy as np
 
 from .arrays import checks, frequencies, matrices, qkv
+from .arrays.arithmetic import multiply
 from .arrays.heads import group_with_lead, head_counts
 from .arrays.library import Array, Doubles, as_written, constant
-from .arrays.products import multiply
 from .arrays.shown import held
 from .engine.targets import Targets
 from .typing import Coupling

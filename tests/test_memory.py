@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.arrays import blocks, products
+from refattn.arrays import arithmetic, blocks
 from refattn.engine import causal, kernel
 
 OMEGA = np.random.default_rng(1).standard_normal((16, 8)).astype("f")
@@ -40,7 +40,7 @@ SMALL = {
     blocks: {"_OTHER_BLOCK": (256, 256), "_NUMPY_ROWS": 64, "_NUMPY_ROW_BYTES": 1024},
     causal: {"_CHUNK_BYTES": 2**15, "_LEAF": 32, "_LEAVES": 4},
     kernel: {"_SHARED_BITS": 2**18},
-    products: {"_CACHE_BYTES": 2**15},
+    arithmetic: {"_CACHE_BYTES": 2**15},
 }
 
 

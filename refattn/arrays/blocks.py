@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, reduce
+from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -74,16 +74,6 @@ def tiles(shape: tuple[int, ...], size: int) -> Iterator[tuple[slice, ...]]:
     yield from product(*(blocks(0, n, s) for n, s in zip(shape, reversed(steps), strict=True)))
 
 
-def pairwise(merge: Callable[[Any, Any], Any], parts: Iterable[Any], nothing: Any) -> Any:
-    """Merge as a balanced tree: rounding errors grow with the log of the number of parts."""
-    waiting: list[Any] = []
-    for count, merged in enumerate(parts, 1):
-        for _ in range((count & -count).bit_length() - 1):
-            merged = merge(waiting.pop(), merged)
-        waiting.append(merged)
-    return reduce(lambda late, early: merge(early, late), reversed(waiting)) if waiting else nothing
-
-
 def part(x: Array, index: tuple[slice, ...]) -> Array:
     """Take `index` of the last axes of `x`, as if axes of length 1 were broadcast."""
     index = index[max(0, len(index) - x.ndim) :]
@@ -91,6 +81,11 @@ def part(x: Array, index: tuple[slice, ...]) -> Array:
     if 1 not in shape:
         return x[(..., *index)]
     return x[(..., *(WHOLE if n == 1 else i for n, i in zip(shape, index, strict=True)))]
+
+
+def some_heads(x: Array | None, head: Sequence[slice]) -> Any:
+    """Take some heads of matrices, if there are any."""
+    return None if x is None else part(x, (*head, WHOLE, WHOLE))
 
 
 def buffers(q: Array, v: Array, lead: tuple[int, ...], xp: Any) -> tuple[Array, Array]:

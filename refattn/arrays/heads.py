@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import checks
+from .checks import shape_of
 from .library import Array, array_namespace
 
 
@@ -28,6 +30,29 @@ def broadcast_lead(*arrays: Array | None, core: int = 2) -> tuple[int, ...]:
     """Broadcast the axes before the last `core` of every array given."""
     shapes = {tuple(x.shape[: max(0, x.ndim - core)]) for x in arrays if x is not None}
     return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
+
+
+def grouped_lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
+    """Check the leading axes of q, k and v, and broadcast them, grouped heads included."""
+    heads, groups = head_counts(q, k, v)
+    shared = heads != groups and 1 not in (heads, groups)
+    one = all(x.ndim < 3 or x.shape[-3] in (1, groups) for x in (k, v))
+    fits = not shared or (one and groups > 0 and heads % groups == 0)
+    try:
+        lead = broadcast_lead(q, k, v, core=3 if shared else 2)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            "`q`, `k` and `v` must have leading axes that broadcast, or a head axis (the third "
+            "from the end) whose length in `k` and `v` divides that in `q`, "
+            f"got shapes {shape_of(q)}, {shape_of(k)} and {shape_of(v)}."
+        )
+    if not shared:
+        return lead
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        checks.is_array(name, x, 30)  # shared keys take an axis of their own
+    return (*lead, heads)
 
 
 def group_heads(q: Array, k: Array, v: Array, *more: Array | None) -> tuple[list[Array], Any]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from . import checks, qkv
+from . import checks
 from .checks import shape_of
-from .heads import head_counts
+from .heads import grouped_lead, head_counts
 from .library import Array, array_namespace, device, host_values, is_numpy_array
 
 
@@ -19,7 +19,7 @@ def check_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: boo
     theirs: then (..., n or 1, S).
     """
     checks.whole("indices", indices)
-    xp, m, outer = array_namespace(k), k.shape[-2], qkv.lead(q, k, v)
+    xp, m, outer = array_namespace(k), k.shape[-2], grouped_lead(q, k, v)
     at = checks.as_array("indices", indices, "(..., S)")
     if not checks.is_of(at, "integral"):
         raise TypeError(

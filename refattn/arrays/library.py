@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import cache, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import array_api_compat
@@ -86,13 +85,6 @@ def is_numpy_array(x: Any) -> bool:
     return type(x) is np.ndarray or bool(array_api_compat.is_numpy_array(x))
 
 
-def broadcast_shapes(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
-    """Broadcast two shapes, as NumPy does, at once where one ends with the other."""
-    if a[max(0, len(a) - len(b)) :] == b:
-        return a
-    return b if b[max(0, len(b) - len(a)) :] == a else np.broadcast_shapes(a, b)
-
-
 def constant(value: Any, like: Array) -> Array:
     """Move host data (a number or a NumPy array) to the dtype and device of `like`."""
     xp = array_namespace(like)
@@ -141,16 +133,6 @@ def has_float64(like: Array, xp: Any) -> bool:
 def widest(x: Array, xp: Any) -> Any:
     """Return float64 for an array of float32 where the device has it, or the array's dtype."""
     return xp.float64 if x.dtype == xp.float32 and has_float64(x, xp) else x.dtype
-
-
-_FEW_TERMS = 128  # of which BLAS adds so few in turn that errors stay small
-
-
-def square_norm(x: Array) -> Array:
-    """|x|^2 along the last axis, or nan where it overflows: a bias of -inf would hide the key."""
-    few = is_numpy_array(x) and x.shape[-1] <= _FEW_TERMS
-    square = np.vecdot(x, x) if few else array_namespace(x).sum(x * x, axis=-1)
-    return square + 0.0 * square
 
 
 def centred(k: Array, mask: Array | None, xp: Any) -> Array:
@@ -229,154 +211,6 @@ def add_rows(x: Array, indices: Array, count: int, xp: Any) -> Array:
 def root_scale(scale: float | None, q: Array) -> Array:
     """Take the square root of the scale, the factor to kernel coordinates, in the dtype of `q`."""
     return constant(q.shape[-1], q) ** -0.25 if scale is None else constant(scale, q) ** 0.5
-
-
-class Workspace:
-    """Memory that is written again and again, for NumPy: new memory takes time to be mapped."""
-
-    def __init__(self) -> None:
-        self._held: dict[str, Array] = {}
-
-    def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array in the memory of that name, which is read no more once it is asked for again."""
-        size = math.prod(shape)
-        held = self._held.get(name)
-        if held is None or held.size < size or held.dtype != dtype:
-            held = self._held[name] = np.empty(size, dtype=dtype)
-        return held[:size].reshape(shape)
-
-
-def workspace(like: Array, product: int = 0) -> Workspace | None:
-    """A workspace, where there is use for it, with room for a product of so many numbers."""
-    if not is_numpy_array(like):
-        return None
-    memory = Workspace()
-    if product:
-        memory.room("product", (product,), like.dtype)
-    return memory
-
-
-def add(x: Array, y: Array) -> Array:
-    """Add to our own temporary `x`."""
-    return _in_place(operator.add, np.add, x, y)
-
-
-def less(x: Array, y: Array) -> Array:
-    """Subtract from our own temporary `x`."""
-    return _in_place(operator.sub, np.subtract, x, y)
-
-
-def times(x: Array, y: Array) -> Array:
-    """Multiply our own temporary `x`."""
-    return _in_place(operator.mul, np.multiply, x, y)
-
-
-def _in_place(compute: Callable[[Any, Any], Any], of_numpy: Any, x: Array, y: Array) -> Array:
-    """Compute in place on NumPy, which saves the time of new memory."""
-    if is_numpy_array(x) and broadcast_shapes(x.shape, y.shape) == x.shape:
-        return of_numpy(x, y, out=x)
-    return compute(x, y)
-
-
-def clip(x: Array, low: float, high: float, xp: Any, out: Array | None = None) -> Array:
-    """Bound numbers, in memory that nothing else uses if there is any."""
-    if is_numpy_array(x):
-        out = np.empty_like(x) if out is None else out
-        if low != -math.inf and high != math.inf:
-            return np.clip(x, low, high, out=out)
-        # With a bound for each number, half the time of one for all.
-        out.fill(low if high == math.inf else high)
-        return (np.maximum if high == math.inf else np.minimum)(x, out, out=out)
-    x = x if low == -math.inf else xp.maximum(x, low)
-    return x if high == math.inf else xp.minimum(x, high)
-
-
-def rescale(x: Array, factor: Array) -> Array:
-    """Multiply by factors most of which are 1: on NumPy, `x` itself where all are."""
-    if is_numpy_array(x) and np.all(factor == 1):
-        return x
-    return x * factor
-
-
-def exp(x: Array, xp: Any) -> Array:
-    """Exponentiate our own temporary `x`; in place on NumPy."""
-    return np.exp(x, out=x) if is_numpy_array(x) else xp.exp(x)
-
-
-def exp_less(x: Array, y: Array, xp: Any, most: float = math.inf, flush: bool = False) -> Array:
-    """Evaluate e^min(x - y, most) of our own temporary `x`: in place on NumPy, at once on CuPy.
-
-    What is small may be flushed, as `flush_small` does.
-    """
-    kernel = _cupy_kernel("exp_less") if is_cupy_array(x) else None
-    if kernel is not None:
-        return kernel(x, y, most)
-    x = less(x, y)
-    x = x if most == math.inf else xp.minimum(x, most)
-    return exp(flush_small(x, xp) if flush else x, xp)
-
-
-def sum_pieces(x: Array, xp: Any) -> Array:
-    """Sum (..., count, n, w) over `count`, in eights: libraries may add all in turn.
-
-    CuPy would take twice the time of one pass.
-    """
-    *lead, count, n, w = x.shape
-    if count == 1:
-        return x[..., 0, :, :]
-    kernel = _cupy_kernel("sum_pieces") if is_cupy_array(x) and count <= _MOST_PIECES else None
-    if kernel is not None:
-        return kernel(x, count, n * w, xp.empty((*lead, n, w), dtype=x.dtype, device=device(x)))
-    if count <= 8:
-        return xp.sum(x, axis=-3)
-    if rest := count % 8:
-        last = xp.sum(x[..., count - rest :, :, :], axis=-3)
-        return sum_pieces(x[..., : count - rest, :, :], xp) + last
-    return sum_pieces(xp.sum(xp.reshape(x, (*lead, count // 8, 8, n, w)), axis=-3), xp)
-
-
-_MOST_PIECES = 512  # which are added in eights, as are these sums, and theirs
-_CUPY_KERNELS = {  # parameters, results, and what is done for each number i of these
-    "exp_less": ("T x, T y, T most", "T z", "T less = x - y; z = exp(less > most ? most : less)"),
-    "sum_pieces": (
-        "raw T x, int64 count, int64 size",
-        "T z",
-        """
-        const long long first = i / size * size * count + i % size;
-        T sum = 0, more = 0, few = 0;
-        for (long long piece = 0; piece < count; ++piece) {
-            few += x[first + piece * size];
-            if (piece % 8 == 7) { more += few; few = 0; }
-            if (piece % 64 == 63) { sum += more; more = 0; }
-        }
-        z = sum + (more + few);
-        """,
-    ),
-}
-
-
-@cache
-def _cupy_kernel(name: str) -> Any:
-    """Make a kernel of CuPy; None of a stand-in for it that compiles nothing."""
-    make = getattr(sys.modules["cupy"], "ElementwiseKernel", None)
-    return make and make(*_CUPY_KERNELS[name], "refattn_" + name)
-
-
-def flush_small(x: Array, xp: Any) -> Array:
-    """Replace logs of subnormal numbers by -inf in our own temporary `x`; in place on NumPy.
-
-    Products with subnormal numbers take up to a hundred times as long. In longdouble they stay, and
-    on GPUs, where they cost nothing.
-    """
-    tiny = float(xp.finfo(x.dtype).smallest_normal)
-    if tiny == 0 or is_cupy_array(x):  # 0 of longdouble, as a float
-        return x
-    floor = math.log(tiny)
-    if is_numpy_array(x):
-        if not x.min() >= floor:  # also where there is a nan
-            np.copyto(x, -math.inf, where=x < floor)
-        return x
-    return xp.where(x < floor, -math.inf, x)
 
 
 def on_whole_rows(

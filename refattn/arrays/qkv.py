@@ -10,7 +10,7 @@ import numpy as np
 
 from . import checks
 from .checks import shape_of
-from .heads import broadcast_lead, head_counts
+from .heads import grouped_lead
 from .library import Array, array_namespace, is_numpy_array
 
 
@@ -38,7 +38,7 @@ def check(
             "`k` and `v` must have next-to-last axes of one length, the number of keys m, "
             f"got shapes {shape_of(k)} and {shape_of(v)}."
         )
-    outer = lead(q, k, v)
+    outer = grouped_lead(q, k, v)
     scores = (*outer, q.shape[-2], k.shape[-2])
     for name, x in (("bias", bias), ("dropout", dropout)):
         if x is not None:
@@ -57,28 +57,6 @@ def keys_and_values(k: Array, v: Array) -> None:
     if k.shape[-1] == 0:
         raise ValueError(f"`k` must have a head size d of at least 1, got shape {shape_of(k)}.")
     check(k, k, v)
-
-
-def lead(q: Array, k: Array, v: Array) -> tuple[int, ...]:
-    """Return the broadcast leading axes of q, k and v, grouped heads included."""
-    heads, groups = head_counts(q, k, v)
-    shared = heads != groups and 1 not in (heads, groups)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        checks.is_array(name, x, 30 if shared else 31)  # shared keys take an axis of their own
-    try:
-        outer = broadcast_lead(q, k, v, core=3 if shared else 2)
-        if not shared:
-            return outer
-        one = all(x.ndim < 3 or x.shape[-3] in (1, groups) for x in (k, v))
-        if one and groups and heads % groups == 0:
-            return (*outer, heads)
-    except ValueError:
-        pass
-    raise ValueError(
-        "`q`, `k` and `v` must have leading axes that broadcast, or a head axis (the third from "
-        "the end) whose length in `k` and `v` divides that in `q`, "
-        f"got shapes {shape_of(q)}, {shape_of(k)} and {shape_of(v)}."
-    )
 
 
 def window(value: Any) -> tuple[int | None, int | None]:
@@ -105,7 +83,7 @@ def cut_evenly(name: str, size: Any, q: Array, k: Array) -> tuple[int, int]:
 def of_heads(name: str, x: Array, q: Array, k: Array, v: Array) -> Array:
     """Check a number for each head, (..., heads), and give it axes of queries and keys."""
     checks.arrays(0, q=q, **{name: x})
-    checks.broadcasts(name, x, lead(q, k, v), "(..., heads)")
+    checks.broadcasts(name, x, grouped_lead(q, k, v), "(..., heads)")
     return x[..., None, None]
 
 

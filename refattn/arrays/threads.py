@@ -96,35 +96,6 @@ class Sequencer:
                 self._next += 1
 
 
-class Tree:
-    """Merge the values of places 0 ... count - 1 as a balanced tree, whichever threads bring them.
-
-    What is merged with what, and in which order, does not depend on threads.
-    """
-
-    def __init__(self, merge: Callable[[Any, Any], Any], count: int) -> None:
-        self._merge, self._count = merge, count
-        self._waiting: dict[tuple[int, int], tuple[int, Any]] = {}
-
-    def add(self, place: int, value: Any) -> Any:
-        """Merge with neighbours that are there; return the value of all, or None if some are not.
-
-        No thread waits: of two neighbours, the one that comes first is left for the other.
-        """
-        count = self._count
-        while count > 1:
-            if place + 1 < count or place % 2:  # not the last of an odd number
-                pair, mine = (count, place // 2), (place, value)
-                other = self._waiting.setdefault(pair, mine)  # one step, whatever threads do
-                if other is mine:
-                    return None
-                del self._waiting[pair]
-                early, late = sorted((mine, other), key=lambda x: x[0])
-                value = self._merge(early[1], late[1])
-            place, count = place // 2, -(-count // 2)
-        return value
-
-
 class _Control:
     """How many calls hold BLAS to one thread, and what its libraries had before the first."""
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from . import checks, qkv
 from .checks import shape_of
+from .heads import grouped_lead
 from .library import Array, array_namespace, constant, device
 
 _GATES = ("log_decay", "removal", "write", "initial_state")
@@ -67,7 +68,7 @@ def check(
         raise ValueError(f"`k` and what goes with it must broadcast, got {shapes}.") from None
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
-    qkv.lead(q, k, v)
+    grouped_lead(q, k, v)
     scale = constant(d, q) ** -0.5 if scale is None else scale
     return q, k, Gates(g, a, b, write, state), scale, xp
 
@@ -129,7 +130,7 @@ def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     """Take the log of a number for each head of keys, with an axis of tokens."""
     q, k = share_heads(q, k, v)
     xp, _ = qkv.check(q, k, v)
-    lead = qkv.lead(k, k, v)
+    lead = grouped_lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
     has_values = isinstance(decay, Real | np.ndarray)
     if has_values and np.any(decay < 0):

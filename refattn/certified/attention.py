@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..arrays import checks, frequencies, qkv
-from ..arrays.heads import Alibi, group_heads
+from ..arrays.heads import Alibi, group_heads, grouped_lead
 from ..arrays.library import Array, as_written
 from .assumptions import require
 from .backward import pull_back_with_bounds, sum_bounds_to
@@ -204,7 +204,7 @@ def softmax_gradients(
     checks.same_home("d_out", g1, "q", q1)
     checks.arrays(2, d_out=g1)
     check_double(g1, "d_out")
-    shape = (*qkv.lead(q1, k1, v1), q1.shape[-2], v1.shape[-1])
+    shape = (*grouped_lead(q1, k1, v1), q1.shape[-2], v1.shape[-1])
     if tuple(g1.shape) != shape:
         raise ValueError(
             f"`d_out` must have the shape of the output, {shape}, got {tuple(g1.shape)}."

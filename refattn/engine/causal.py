@@ -10,17 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import Workspace, workspace
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
-from ..arrays.library import (
-    Array,
-    Workspace,
-    as_written,
-    device,
-    is_numpy_array,
-    loop,
-    traced_once,
-    workspace,
-)
+from ..arrays.library import Array, as_written, device, is_numpy_array, loop, traced_once
 from ..arrays.threads import available, for_each
 from .hops import Keys, concatenate, joined
 from .kernel import Attended, Sums, combine

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, part
+from ..arrays.blocks import WHOLE, part, some_heads
 from ..arrays.library import Array, array_namespace, device, is_numpy_array
 from .kernel import Attended, attend
 from .scores import Options
@@ -51,7 +51,7 @@ class Chunks(NamedTuple):
 
         (k, v, mask), names = self.near_keys, ("q", "k", "v", "mask", "size")
         parts = {name: some(getattr(self, name)) for name in names}
-        parts["mean_query"] = part(self.mean_query, (*head, WHOLE, WHOLE))
+        parts["mean_query"] = some_heads(self.mean_query, head)
         return self._replace(near_keys=(some(k), some(v), some(mask)), **parts)
 
     def seen(self, x: Array) -> Array:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..arrays.library import Array, device, exp_less, times, traced_once
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.arithmetic import exp_less, multiply, sum_of_products, times
+from ..arrays.library import Array, device, traced_once
 from .kernel import finite, log_sum_exp
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`

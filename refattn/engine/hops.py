@@ -13,14 +13,17 @@ be representable, and `Signed` for those of any feature map.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, part
+from ..arrays.arithmetic import square_norm
+from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, some_heads, tiles
 from ..arrays.heads import broadcast_lead
-from ..arrays.library import Array, array_namespace, as_written, device, square_norm
+from ..arrays.library import Array, as_written, device
 from .kernel import Attended, attend
+from .scores import causal_mask
 
 
 class Keys(NamedTuple):
@@ -33,9 +36,8 @@ class Keys(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> Keys:
         """Take some heads."""
-        box = (*head, WHOLE, WHOLE)
-        mask = None if self.mask is None else part(self.mask, box)
-        return Keys(part(self.k, box), part(self.v, box), mask, self.half)
+        k, v, mask = (some_heads(x, head) for x in self[:3])
+        return Keys(k, v, mask, self.half)
 
     def tokens(self, start: int, stop: int) -> Keys:
         """Take the tokens from `start` to `stop`, as far as these are not negative."""
@@ -67,11 +69,6 @@ class Samples(NamedTuple):
 @as_written
 def sample(omega: Array, keys: Keys) -> Attended:
     """Let samples attend to keys, the first hop: f_s and log Z_s."""
-    if keys.k.shape[-2] == 0:  # as `attend` says, in far fewer operations
-        xp, options = array_namespace(omega), {"dtype": omega.dtype, "device": device(omega)}
-        shape = (*keys.lead(omega), omega.shape[-2])
-        out = xp.zeros((*shape, keys.v.shape[-1]), **options)
-        return Attended(out, xp.full(shape, -math.inf, **options))
     bias = None if keys.half is None else keys.bias
     return attend(omega, keys.k, keys.v, mask=keys.mask, key_bias=bias)
 
@@ -81,6 +78,60 @@ def read(q: Array, samples: Samples, states: Attended) -> Attended:
     """Let queries attend to samples, the second hop."""
     bias = states.lse[..., None, :] + samples.log_weight
     return attend(q, samples.omega, states.out, bias=bias)
+
+
+def per_query(
+    read: Callable[[Array, Samples, Attended], Attended],
+    q: Array,
+    samples: Samples,
+    keys: Keys,
+    causal: bool,
+    xp: Any,
+) -> Attended:
+    """Make the first hop with samples or keys of each query's own, then `read`."""
+    lead, num_samples = lead_of_each(q, samples, keys), samples.omega.shape[-2]
+    out, lse = buffers(q, keys.v, lead, xp)
+    for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
+        f, log_z = sample(flat, seen)
+        shape = (box[-1].stop - box[-1].start, num_samples)
+        f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
+        log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
+        done = read(part(q, (*box, WHOLE)), some, Attended(f, log_z))
+        out = put(out, (*box, WHOLE), done.out)
+        lse = put(lse, box, done.lse)
+    return Attended(out, lse)
+
+
+def lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
+    """Broadcast the leading axes of queries with samples of their own."""
+    return keys.lead(q, samples.omega[..., 0, :], samples.log_weight)
+
+
+def tiles_of_queries(
+    q: Array, samples: Samples, keys: Keys, causal: bool, lead: tuple[int, ...], xp: Any
+) -> Iterator[tuple[tuple[slice, ...], Samples, Array, Keys]]:
+    """Cut queries with samples or keys of their own into tiles.
+
+    Yields which queries, their samples, the frequencies of all of these in one row, and the keys
+    that each of the row sees.
+    """
+    omega, log_weight = samples
+    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
+    num_samples, d = omega.shape[-2:]
+    width = max(1, d_v, m if causal or keys.mask is not None else 1)
+    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
+        c, box = i.stop - i.start, (*head, i)
+        some = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
+        k, v, _, half = keys.part(tuple(head))
+        seen = None if keys.mask is None else part(keys.mask, (*box, WHOLE))
+        if causal:
+            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
+            seen = past if seen is None else seen & past
+        if seen is not None and c > 1:  # the rows of a query's samples
+            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
+            seen = joined(seen, xp)
+        of_each = xp.broadcast_to(some.omega, (*some.omega.shape[:-3], c, num_samples, d))
+        yield box, some, joined(of_each, xp), Keys(k, v, seen, half)
 
 
 def joined(x: Array, xp: Any) -> Array:

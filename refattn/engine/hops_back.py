@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 from ..arrays.blocks import WHOLE, add_part, part, sum_to
 from ..arrays.library import Array, array_namespace, as_written
 from . import kernel_back
-from .hops import Keys, Samples, joined, sample
+from .hops import Keys, Samples, joined, lead_of_each, sample, tiles_of_queries
 from .kernel import Attended
 from .kernel_back import Cotangents, zeros_of
-from .positive import lead_of_each, tiles_of_queries
 from .positive_back import PositiveBack
 from .signed_back import pull_linear
 

@@ -10,44 +10,37 @@ from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import (
-    WHOLE,
-    block_shape,
-    blocks,
-    buffers,
-    most_threads,
+from ..arrays.arithmetic import (
+    UNCUT,
+    Tree,
+    Workspace,
+    add,
+    clip,
+    exp,
+    exp_less,
+    join_column,
+    multiply,
     pairwise,
-    part,
-    put,
-    tiles,
+    rescale,
+    sum_of_rows,
+    sum_of_visible,
+    sums_of_exponentials,
+    times,
+    with_ones,
+    workspace,
 )
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import (
     Array,
-    Workspace,
-    add,
     array_namespace,
     as_written,
-    broadcast_shapes,
-    clip,
     device,
-    exp,
-    exp_less,
     is_cupy_array,
     is_numpy_array,
-    rescale,
-    times,
-    workspace,
-)
-from ..arrays.products import (
-    UNCUT,
-    multiply,
-    sum_of_products,
-    sum_of_rows,
-    sums_of_exponentials,
 )
 from ..arrays.shown import held
-from ..arrays.threads import Tree, available, for_each
+from ..arrays.threads import available, for_each
 from ..typing import ArrayT
 from .scores import NO_OPTIONS, Options, cap_scores
 
@@ -106,6 +99,10 @@ def attend(
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     outer = broadcast_lead(k, v, bias if of_keys else None)
     own = len(lead) - len(outer)
+    if m == 0 and sinks is None:
+        none: dict[str, Any] = {"dtype": q.dtype, "device": device(q)}
+        out = xp.zeros((*lead, n, d_v), **none)
+        return Attended(out, xp.full((*lead, n), -math.inf, **none))
     out, lse = buffers(q, v, lead, xp)
     budget = math.prod(block or block_shape(q))
     rows, columns = block or block_shape(q, n, m)
@@ -141,7 +138,7 @@ def attend(
                 bias_j = key_bias(k_j)[..., None, :]
             k_of = k_j
             if joined and memory:  # the bias is one more term of products with [q_i, 1]
-                k_of = _join_column(k_j, bias_j[..., 0, :], memory, "keys")
+                k_of = join_column(k_j, bias_j[..., 0, :], memory, "keys")
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
             if softcap is not None:
                 scores = cap_scores(scores, softcap, xp)
@@ -217,14 +214,6 @@ def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
     return list(blocks(0, m, columns)) or [slice(0, 0)]
 
 
-def _join_column(x: Array, column: Any, memory: Workspace, name: str) -> Array:
-    """Write rows with one more number each, on NumPy, in the memory of that name."""
-    rows = broadcast_shapes(x.shape[:-1], np.shape(column))
-    joined = memory.room(name, (*rows, x.shape[-1] + 1), x.dtype)
-    joined[..., :-1], joined[..., -1] = x, column
-    return joined
-
-
 def weigh(
     scores: Array, visible: Array | None, m: int, xp: Any, bounded: Array | None = None
 ) -> tuple[Array, Array]:
@@ -275,14 +264,6 @@ def sum_values(
         weights, kept = times(weights, dropout), dropout != 0
         visible = kept if visible is None else visible & kept
     return Sums(sum_of_visible(weights, v, visible, xp, memory), mass, base)
-
-
-def with_ones(v: Array, xp: Any, memory: Workspace | None = None) -> Array:
-    """Join values and ones to [v_j, 1], whose sums hold the mass."""
-    if memory is not None:
-        return _join_column(v, 1.0, memory, "ones")
-    like = v[..., :1] if v.shape[-1] else xp.sum(v, axis=-1, keepdims=True)
-    return xp.concat([v, xp.ones_like(like)], axis=-1)
 
 
 def split_ones(totals: Array, base: Array) -> Sums:
@@ -349,43 +330,6 @@ def _largest_of_columns(v: Array, xp: Any) -> Array:
     rows = math.gcd(b, 32)  # taken as one: NumPy needs as long for short rows as for long ones
     largest = xp.max(xp.reshape(xp.abs(v), (*lead, b // rows, rows * d_v)), axis=-2)
     return xp.max(xp.reshape(largest, (*lead, rows, d_v)), axis=-2, keepdims=True)
-
-
-def sum_of_visible(
-    weights: Array,
-    v: Array,
-    visible: Array | None,
-    xp: Any,
-    memory: Workspace | None = None,
-    *,
-    signed: bool = False,
-) -> Array:
-    """Sum weights, 0 where hidden, times values: neither 0 * inf nor 0 * nan hidden reach it.
-
-    All are visible if that is None. No weight is negative unless `signed`.
-    """
-    if visible is None or (is_numpy_array(v) and xp.isfinite(v).all()):
-        return sum_of_products(weights, v, memory)
-    total = sum_of_products(weights, xp.where(xp.isfinite(v), v, 0.0))
-    if signed:
-        total = total + _sum_of_infinite(-weights, -v, visible & (weights < 0), xp)
-        visible = visible & (weights >= 0)
-    return total + _sum_of_infinite(weights, v, visible, xp)
-
-
-def _sum_of_infinite(weights: Array, v: Array, visible: Array, xp: Any) -> Array:
-    """Sum what visible infinities and nan add to finite values: 0, inf, -inf or nan.
-
-    They are counted in matrix products: a nan as both infinities, any with weight 0 as very many.
-    """
-    many, d_v, one = 2.0 * v.shape[-2], v.shape[-1], xp.ones((), dtype=v.dtype, device=device(v))
-    seen = xp.where(weights > 0, one, xp.where(visible, many * one, 0.0))
-    infinite = xp.concat([~(v < math.inf), ~(v > -math.inf)], axis=-1)
-    counts = seen @ xp.astype(infinite, v.dtype)
-    some, spoilt = counts > 0, counts >= many
-    up, down = some[..., :d_v], some[..., d_v:]
-    total = xp.where(up, math.inf, xp.where(down, -math.inf, xp.zeros_like(one)))
-    return xp.where((up & down) | spoilt[..., :d_v] | spoilt[..., d_v:], math.nan, total)
 
 
 def base_of(some: Array, like: Array) -> Array:

@@ -18,24 +18,21 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.library import (
-    Array,
+from ..arrays.arithmetic import (
     Workspace,
     add,
-    array_namespace,
-    as_written,
-    device,
     exp_less,
     less,
-    own_copy,
+    multiply,
     square_norm,
+    sum_of_visible,
     times,
     workspace,
 )
-from ..arrays.products import multiply
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.library import Array, array_namespace, as_written, device, own_copy
 from ..arrays.threads import Sequencer, for_each
-from .kernel import Attended, finite, sum_of_visible
+from .kernel import Attended, finite
 from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
 
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result

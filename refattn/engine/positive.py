@@ -9,22 +9,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
-from ..arrays.library import (
-    Array,
+from ..arrays.arithmetic import (
     Workspace,
     add,
-    as_written,
-    device,
     exp,
     flush_small,
-    is_numpy_array,
+    multiply,
+    sum_of_products,
     times,
+    with_ones,
 )
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
+from ..arrays.library import Array, as_written, device, is_numpy_array
 from .causal import Arithmetic, causal_attention, whole_leaves
 from .halves import log_kernel
-from .hops import Keys, Samples, concatenate, joined, read, sample
+from .hops import Keys, Samples, concatenate, per_query, read, sample
 from .kernel import (
     Attended,
     Sums,
@@ -35,7 +34,6 @@ from .kernel import (
     normalise,
     split_ones,
     sum_scores,
-    with_ones,
 )
 from .scores import causal_mask
 
@@ -57,60 +55,6 @@ def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool, xp: Any) -> A
     if causal:
         return causal_attention(q, keys, Positive(samples, xp))
     return read(q, samples, sample(samples.omega, keys))
-
-
-def per_query(
-    read: Callable[[Array, Samples, Attended], Attended],
-    q: Array,
-    samples: Samples,
-    keys: Keys,
-    causal: bool,
-    xp: Any,
-) -> Attended:
-    """Make the first hop with samples or keys of each query's own, then `read`."""
-    lead, num_samples = lead_of_each(q, samples, keys), samples.omega.shape[-2]
-    out, lse = buffers(q, keys.v, lead, xp)
-    for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
-        f, log_z = sample(flat, seen)
-        shape = (box[-1].stop - box[-1].start, num_samples)
-        f = xp.reshape(f, (*f.shape[:-2], *shape, f.shape[-1]))
-        log_z = xp.reshape(log_z, (*log_z.shape[:-1], *shape))
-        done = read(part(q, (*box, WHOLE)), some, Attended(f, log_z))
-        out = put(out, (*box, WHOLE), done.out)
-        lse = put(lse, box, done.lse)
-    return Attended(out, lse)
-
-
-def lead_of_each(q: Array, samples: Samples, keys: Keys) -> tuple[int, ...]:
-    """Broadcast the leading axes of queries with samples of their own."""
-    return keys.lead(q, samples.omega[..., 0, :], samples.log_weight)
-
-
-def tiles_of_queries(
-    q: Array, samples: Samples, keys: Keys, causal: bool, lead: tuple[int, ...], xp: Any
-) -> Iterator[tuple[tuple[slice, ...], Samples, Array, Keys]]:
-    """Cut queries with samples or keys of their own into tiles.
-
-    Yields which queries, their samples, the frequencies of all of these in one row, and the keys
-    that each of the row sees.
-    """
-    omega, log_weight = samples
-    n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
-    num_samples, d = omega.shape[-2:]
-    width = max(1, d_v, m if causal or keys.mask is not None else 1)
-    for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
-        c, box = i.stop - i.start, (*head, i)
-        some = Samples(part(omega, (*box, WHOLE, WHOLE)), part(log_weight, (*box, WHOLE)))
-        k, v, _, half = keys.part(tuple(head))
-        seen = None if keys.mask is None else part(keys.mask, (*box, WHOLE))
-        if causal:
-            past = causal_mask(i, slice(0, m), m - n, device(q), xp)
-            seen = past if seen is None else seen & past
-        if seen is not None and c > 1:  # the rows of a query's samples
-            seen = xp.broadcast_to(seen[..., None, :], (*seen.shape[:-2], c, num_samples, m))
-            seen = joined(seen, xp)
-        of_each = xp.broadcast_to(some.omega, (*some.omega.shape[:-3], c, num_samples, d))
-        yield box, some, joined(of_each, xp), Keys(k, v, seen, half)
 
 
 class _Exponents(NamedTuple):
@@ -160,8 +104,8 @@ class Positive(Arithmetic):
 
     def part(self, head: tuple[slice, ...]) -> Positive:
         """Take some heads."""
-        box, some = (*head, WHOLE, WHOLE), copy(self)
-        some.samples = some.arrays = Samples(*(part(x, box) for x in self.samples))
+        some = copy(self)
+        some.samples = some.arrays = Samples(*(some_heads(x, head) for x in self.samples))
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, part
-from ..arrays.library import Array, add, exp, flush_small, is_numpy_array, square_norm, times
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.arithmetic import add, exp, flush_small, multiply, square_norm, sum_of_products, times
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
+from ..arrays.library import Array, is_numpy_array
 from . import halves
 from .kernel import finite
 from .signed_back import Mapped, TakenByTokens
@@ -34,7 +34,7 @@ class PositiveBack:
 
     def queries(self, q: Array, head: tuple[slice, ...], i: slice, xp: Any) -> Mapped:
         """Make features of queries."""
-        omega = part(self.omega, (*head, WHOLE, WHOLE))
+        omega = some_heads(self.omega, head)
         lse = part(self.lse, (*head, i))[..., None]
         log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
         log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
@@ -55,7 +55,7 @@ class PositiveBack:
 
     def keys(self, k: Array, head: tuple[slice, ...], xp: Any) -> Mapped:
         """Make features of keys."""
-        omega = part(self.omega, (*head, WHOLE, WHOLE))
+        omega = some_heads(self.omega, head)
         log = multiply(k, xp.matrix_transpose(omega))
         if self.half is not None:
             log = add(log, -self.half * square_norm(k)[..., None])

@@ -24,13 +24,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
+from ..arrays.arithmetic import exp, flush_small
+from ..arrays.blocks import WHOLE, blocks, most_threads, put, some_heads, tiles
 from ..arrays.library import (
     Array,
     as_written,
     device,
-    exp,
-    flush_small,
     is_dask_array,
     is_numpy_array,
     loop,
@@ -298,14 +297,13 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
 
     def of_heads(head: tuple[slice, ...]) -> None:
         nonlocal out, last
-        heads = (*head, WHOLE, WHOLE)
-        mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
+        mine, now = x.map(lambda y: some_heads(y, head)), some_heads(state, head)
         for i in parts:
             chunks = chunk(mine.rows(i).cut(size, xp), before, xp)
             states, now = carry(chunks, now, xp)
             rows = together(chunks.reads @ states + chunks.out, xp)
             out = put(out, (*head, i, WHOLE), rows[..., : i.stop - i.start, :])
-        last = put(last, heads, now)
+        last = put(last, (*head, WHOLE, WHOLE), now)
 
     over_heads(of_heads, lead, q, d + d_v)
     if bad is None:

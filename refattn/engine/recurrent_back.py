@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, part, put
+from ..arrays.blocks import WHOLE, put, some_heads
 from ..arrays.library import Array, as_written, device, is_dask_array, on_whole_rows, reverse
 from .recurrent import (
     Chunk,
@@ -101,8 +101,7 @@ def pull_finite(
 
     def of_heads(head: tuple[slice, ...]) -> None:
         nonlocal pulled, first
-        heads = (*head, WHOLE, WHOLE)
-        mine, now = x.map(lambda y: part(y, heads)), part(state, heads)
+        mine, now = x.map(lambda y: some_heads(y, head)), some_heads(state, head)
 
         def made(i: slice) -> tuple[Steps, Chunk]:
             some = mine.rows(i).cut(size, xp)
@@ -111,16 +110,16 @@ def pull_finite(
         starts = [now]  # of each span
         for i in parts[:-1]:
             starts.append(carry(made(i)[1], starts[-1], xp)[1])
-        d_now = part(d_last, heads)
+        d_now = some_heads(d_last, head)
         for i, now in reversed(list(zip(parts, starts, strict=False))):
-            (some, chunks), d_rows = made(i), cut_rows(part(d_out, heads)[..., i, :], size, xp)
+            (some, chunks), d_rows = made(i), cut_rows(some_heads(d_out, head)[..., i, :], size, xp)
             taken, d_now = pull_span(some, chunks, before, now, d_rows, d_now, xp)
             for name, y in zip(Steps._fields, taken, strict=True):
                 if y is not None:
                     rows = together(y, xp)[..., : i.stop - i.start, :]
                     whole = put(getattr(pulled, name), (*head, i, WHOLE), rows)
                     pulled = pulled._replace(**{name: whole})
-        first = put(first, heads, d_now)
+        first = put(first, (*head, WHOLE, WHOLE), d_now)
 
     over_heads(of_heads, lead, x.q, state.shape[-2] + state.shape[-1])
     return pulled, first

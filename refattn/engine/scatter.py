@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, rows
-from ..arrays.blocks import WHOLE, block_shape, pairwise, part, tiles
-from ..arrays.library import Array, add, array_namespace, as_written, constant, device
-from ..arrays.products import sum_of_products
+from ..arrays.arithmetic import add, pairwise, sum_of_products
+from ..arrays.blocks import WHOLE, block_shape, part, tiles
+from ..arrays.library import Array, array_namespace, as_written, constant, device
 
 
 class Scatter(NamedTuple):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..arrays.blocks import WHOLE, part
-from ..arrays.library import Array, device, is_numpy_array, times
+from ..arrays.arithmetic import times
+from ..arrays.blocks import some_heads
+from ..arrays.library import Array, device, is_numpy_array
 
 Reach = tuple[int | None, int | None]
 
@@ -91,7 +92,7 @@ class Band(NamedTuple):
 
     def alibi(self, slopes: Array, box: tuple[slice, ...], j: slice, xp: Any) -> Array:
         """Compute the bias of `Alibi` for a box of heads and queries."""
-        return -part(slopes, (*box[:-1], WHOLE, WHOLE)) * self.distances(box[-1], j, slopes, xp)
+        return -some_heads(slopes, box[:-1]) * self.distances(box[-1], j, slopes, xp)
 
 
 def causal_mask(i: slice, j: slice, shift: int, device: Any, xp: Any) -> Array:

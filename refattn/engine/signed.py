@@ -12,29 +12,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.arithmetic import (
+    Workspace,
+    multiply,
+    pairwise,
+    rescale,
+    sum_of_products,
+    sum_of_visible,
+    times,
+    with_ones,
+    workspace,
+)
 from ..arrays.blocks import (
     WHOLE,
     block_shape,
     blocks,
     buffers,
     most_threads,
-    pairwise,
-    part,
     put,
     put_quotient,
+    some_heads,
 )
-from ..arrays.library import (
-    Array,
-    Workspace,
-    array_namespace,
-    as_written,
-    device,
-    is_numpy_array,
-    rescale,
-    times,
-    workspace,
-)
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
 from ..features import Features
 from .causal import (
@@ -48,16 +47,7 @@ from .causal import (
     whole_leaves,
 )
 from .hops import Keys
-from .kernel import (
-    Attended,
-    Sums,
-    base_of,
-    combine,
-    finite,
-    split_ones,
-    sum_of_visible,
-    with_ones,
-)
+from .kernel import Attended, Sums, base_of, combine, finite, split_ones
 from .scores import causal_mask
 
 # Of tokens, the other arrays of their heads, and where features may be written on NumPy. A scale of
@@ -91,7 +81,7 @@ class Signed(Arithmetic):
     def part(self, head: tuple[slice, ...]) -> Signed:
         """Take some heads."""
         some = copy(self)
-        some.arrays = tuple(part(x, (*head, WHOLE, WHOLE)) for x in self.arrays)
+        some.arrays = tuple(some_heads(x, head) for x in self.arrays)
         return some
 
     def step(self, q: Array, lead: tuple[int, ...]) -> tuple[int, int]:
@@ -265,7 +255,7 @@ def linear_attention(q: Array, keys: Keys, arithmetic: Signed, causal: bool) -> 
     def attend_head(mine: Signed, head: tuple[slice, ...]) -> None:
         nonlocal out
         features, keys_h = mine.part(head), keys.part(head)
-        q_h, state = part(q, (*head, WHOLE, WHOLE)), features.start(keys_h, size)
+        q_h, state = some_heads(q, head), features.start(keys_h, size)
         for i in blocks(0, n, size):
             (sums,) = features.read(features.queries(q_h[..., i, :], i), state)
             out = put_quotient(out, (*head, i, WHOLE), sums.total, features.normaliser(sums))

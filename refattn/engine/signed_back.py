@@ -21,22 +21,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..arrays.arithmetic import multiply, sum_of_products, sum_of_visible, times, with_ones
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
-from ..arrays.library import (
-    Array,
-    array_namespace,
-    as_written,
-    device,
-    is_numpy_array,
-    own_copy,
-    times,
-)
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, own_copy
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves
 from .hops import Keys, joined
-from .kernel import finite, sum_of_visible, with_ones
+from .kernel import finite
 from .kernel_back import pull_normaliser, zeros_of
 from .scores import causal_mask
 from .signed import Totals, merge_totals

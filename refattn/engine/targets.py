@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
+from ..arrays.arithmetic import multiply
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
 from ..arrays.library import (
     Array,
     Doubles,
@@ -22,7 +23,6 @@ from ..arrays.library import (
     to_host,
     widest,
 )
-from ..arrays.products import multiply
 from .kernel import attend
 from .scores import causal_mask
 
@@ -48,8 +48,7 @@ class Targets(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> Targets:
         """Take some heads."""
-        box = (*head, WHOLE, WHOLE)
-        q, k, mask = (None if x is None else part(x, box) for x in self[:3])
+        q, k, mask = (some_heads(x, head) for x in self[:3])
         return self._replace(q=q, k=k, mask=mask, u=self.u[head])
 
     def draw(self) -> Array:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ..arrays import checks, key_samples, qkv
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
+from ..arrays.arithmetic import square_norm, with_ones
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
 from ..arrays.heads import broadcast_lead, group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -18,11 +19,10 @@ from ..arrays.library import (
     is_numpy_array,
     reverse,
     root_scale,
-    square_norm,
     take_rows,
     widest,
 )
-from ..engine.kernel import Attended, attend, finite, merge, with_ones
+from ..engine.kernel import Attended, attend, finite, merge
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import check_call, exactly_one, in_heads
@@ -149,8 +149,7 @@ class _CoresetInputs(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> _CoresetInputs:
         """Take some heads."""
-        box = (*head, WHOLE, WHOLE)
-        q, k, v, mask, indices = (None if x is None else part(x, box) for x in self[:5])
+        q, k, v, mask, indices = (some_heads(x, head) for x in self[:5])
         return self._replace(q=q, k=k, v=v, mask=mask, indices=indices)
 
 
@@ -379,8 +378,8 @@ class SampledKeyInputs(NamedTuple):
         size = max(1, indices.shape[-1] * (q.shape[-1] + v.shape[-1]))
         most = max(at_least, math.prod(block_shape(q)) // size)
         for box in tiles((*self.lead, q.shape[-2]), most):
-            rows, head = (*box, WHOLE), (*box[:-1], WHOLE, WHOLE)
-            k_h, v_h = (part(x, head)[..., None, :, :] for x in (k, v))
+            rows = (*box, WHOLE)
+            k_h, v_h = (some_heads(x, box[:-1])[..., None, :, :] for x in (k, v))
             seen = None if mask is None else part(mask, rows)[..., None, :]
             at, of_at = (part(x, rows)[..., None, :] for x in (indices, log_p))
             q_i = part(q, rows)[..., None, :]

@@ -11,7 +11,8 @@ import math
 from typing import Any, NamedTuple, get_args
 
 from ..arrays import checks, qkv
-from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, tiles
+from ..arrays.arithmetic import square_norm
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, put, some_heads, tiles
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import (
     Array,
@@ -22,7 +23,6 @@ from ..arrays.library import (
     first_rows,
     is_numpy_array,
     root_scale,
-    square_norm,
     take_flat,
     take_rows,
     widest,
@@ -308,7 +308,7 @@ def _draw_from_softmax(
     below_one = 1 - xp.finfo(wide).eps
     for *head, i in tiles((*lead, n), max(1, math.prod(block_shape(q)) // (m * size))):
         box = (*head, i, WHOLE)
-        q_i, k_h = xp.astype(part(q, box), wide), xp.astype(part(k, (*head, WHOLE, WHOLE)), wide)
+        q_i, k_h = xp.astype(part(q, box), wide), xp.astype(some_heads(k, head), wide)
         seen = None if mask is None else part(mask, box)
         lse = attend(q_i, k_h, k_h[..., :1], mask=seen, scale=scale).lse[..., None]
         scores = (q_i * scale) @ xp.matrix_transpose(k_h)

@@ -13,18 +13,10 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies
-from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, tiles
+from ..arrays.arithmetic import multiply, square_norm
+from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
 from ..arrays.heads import group_with_lead
-from ..arrays.library import (
-    Array,
-    as_written,
-    constant,
-    device,
-    is_numpy_array,
-    root_scale,
-    square_norm,
-)
-from ..arrays.products import multiply
+from ..arrays.library import Array, as_written, constant, device, is_numpy_array, root_scale
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.kernel import Attended, attend, log_sum_exp
@@ -368,7 +360,7 @@ class QueryWeights(NamedTuple):
     def part(self, head: tuple[slice, ...]) -> QueryWeights:
         """Take some heads."""
         balance, log_own = (part(x, (*head, WHOLE)) for x in (self.balance, self.log_own))
-        q_mean = part(self.q_mean, (*head, WHOLE, WHOLE))
+        q_mean = some_heads(self.q_mean, head)
         return self._replace(q_mean=q_mean, balance=balance, log_own=log_own)
 
 
@@ -382,15 +374,15 @@ def query_weighted(inputs: LaraInputs, omega: Array, weights: QueryWeights) -> A
     out, lse = buffers(q, keys.v, inputs.lead, inputs.xp)
     most = math.prod(block_shape(q)) // omega.shape[-2]
     for *head, i in tiles((*inputs.lead, q.shape[-2]), most):
-        box, q_i = (*head, WHOLE, WHOLE), part(q, (*head, i, WHOLE))
+        q_i = part(q, (*head, i, WHOLE))
         weights_h = weights.part(tuple(head))
-        t = weights_h.softmax(root * q_i, None if norm is None else part(norm, box))
-        samples = Samples(part(omega, box), weights_h.log(weights_h.of(t)))
+        t = weights_h.softmax(root * q_i, some_heads(norm, head))
+        samples = Samples(some_heads(omega, head), weights_h.log(weights_h.of(t)))
         if states is None:
             seen = keys.part(tuple(head))._replace(mask=part(keys.mask, (*head, i, WHOLE)))
             done = two_hops(q_i, samples, seen, False, inputs.xp)
         else:
-            f = Attended(part(states.out, box), part(states.lse, (*head, WHOLE)))
+            f = Attended(some_heads(states.out, head), part(states.lse, (*head, WHOLE)))
             done = read(q_i, samples, f)
         out = put(out, (*head, i, WHOLE), done.out)
         lse = put(lse, (*head, i), done.lse)
@@ -417,11 +409,9 @@ class _GrowingSamples(Positive):
 
     def part(self, head: tuple[slice, ...]) -> _GrowingSamples:
         """Take some heads, and draw their samples."""
-        some, inputs, box = copy(self), self.inputs, (*head, WHOLE, WHOLE)
-        omega, noise = (None if x is None else part(x, box) for x in (inputs.omega, inputs.noise))
-        some.inputs = inputs._replace(
-            q=part(inputs.q, box), keys=inputs.keys.part(head), omega=omega, noise=noise
-        )
+        some, inputs = copy(self), self.inputs
+        q, omega, noise = (some_heads(x, head) for x in (inputs.q, inputs.omega, inputs.noise))
+        some.inputs = inputs._replace(q=q, keys=inputs.keys.part(head), omega=omega, noise=noise)
         some.centres, some.omega = past_proposals(some.inputs)
         log_own = _log_own(some.omega, some.centres, self.options.repeats, inputs.xp)
         log_weight = -log_own[..., None, :]

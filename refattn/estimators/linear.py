@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
+from ..arrays.arithmetic import Workspace
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, Workspace, as_written, is_numpy_array
+from ..arrays.library import Array, as_written, is_numpy_array
 from ..engine import signed
 from ..engine.hops import Keys
 from ..features import Features, elu, elu_features, relu, relu_features

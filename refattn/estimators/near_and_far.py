@@ -15,9 +15,10 @@ import numpy as np
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
-from ..arrays.blocks import WHOLE, block_shape, blocks, part
+from ..arrays.arithmetic import square_norm
+from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, device, reverse, root_scale, square_norm
+from ..arrays.library import Array, as_written, constant, device, reverse, root_scale
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample
 from ..engine.kernel import Attended, attend, merge
@@ -136,7 +137,7 @@ class EvaInputs(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> EvaInputs:
         """Take some heads."""
-        mean, omega = (part(x, (*head, WHOLE, WHOLE)) for x in (self.mean, self.omega))
+        mean, omega = (some_heads(x, head) for x in (self.mean, self.omega))
         bias, chunks = part(self.bias, (*head, WHOLE)), self.chunks.part(head)
         return self._replace(chunks=chunks, mean=mean, omega=omega, bias=bias)
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 from .. import features, sampling
 from ..arrays import checks, qkv
-from ..arrays.blocks import WHOLE, part
+from ..arrays.arithmetic import square_norm
+from ..arrays.blocks import some_heads
 from ..arrays.heads import group_heads
-from ..arrays.library import Array, as_written, constant, root_scale, square_norm
+from ..arrays.library import Array, as_written, constant, root_scale
 from ..engine import signed
 from ..engine.hops import Keys, Samples
 from ..engine.kernel import Attended, attend, finite
@@ -168,7 +169,7 @@ class RfaInputs(NamedTuple):
 
     def part(self, head: tuple[slice, ...]) -> RfaInputs:
         """Take some heads."""
-        q, *samples = (part(x, (*head, WHOLE, WHOLE)) for x in (self.q, *self.samples))
+        q, *samples = (some_heads(x, head) for x in (self.q, *self.samples))
         return self._replace(q=q, keys=self.keys.part(head), samples=Samples(*samples))
 
 

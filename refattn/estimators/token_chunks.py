@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.arithmetic import sum_of_products
 from ..arrays.blocks import block_shape, blocks, most_threads, put
 from ..arrays.library import Array, as_written, constant, device, is_numpy_array
-from ..arrays.products import sum_of_products
 from ..arrays.threads import for_each
 from ..engine.hops import Keys
 

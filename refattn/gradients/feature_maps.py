@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks
+from ..arrays.arithmetic import multiply
 from ..arrays.blocks import WHOLE, part
 from ..arrays.library import Array, as_written, constant, device, host_dtype
-from ..arrays.products import multiply
 from ..engine.signed import Signed
 from ..engine.signed_back import SignedBack
 from ..estimators.linear import check_features

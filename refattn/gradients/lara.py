@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, part, sum_to, tiles
-from ..arrays.library import Array, as_written, constant, device, square_norm
-from ..arrays.products import multiply, sum_of_products
+from ..arrays.arithmetic import multiply, square_norm, sum_of_products
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, part, some_heads, sum_to, tiles
+from ..arrays.library import Array, as_written, constant, device
 from ..engine import hops_back, kernel_back
 from ..engine.hops import Samples, sample
 from ..engine.kernel import Attended
@@ -281,7 +281,7 @@ class _KnownSamples(PositiveBack):
 
     def weights(self, head: tuple[slice, ...], i: slice) -> Array:
         """Log weights of the samples for some queries."""
-        rows = part(self.log_weight, (*head, WHOLE, WHOLE))
+        rows = some_heads(self.log_weight, head)
         return self.xp.take(rows, self.xp.asarray(self.chunk[i], device=device(rows)), axis=-2)
 
     def taken(self, i: slice, cotangent: Array) -> list[Any]:

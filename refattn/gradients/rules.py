@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from .. import attention, sampling
 from ..arrays import checks
+from ..arrays.arithmetic import multiply
 from ..arrays.blocks import WHOLE, part, sum_to
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, own_copy
-from ..arrays.products import multiply
 from ..arrays.shown import held
 from ..arrays.words import check_keywords, keyword_names
 from ..engine import hops_back, kernel, kernel_back

@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast, get_args
 
 from ..arrays import checks, frequencies, key_samples, qkv, tokens
-from ..arrays.heads import Alibi, group_heads
+from ..arrays.heads import Alibi, group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, is_array_api_obj
 from ..typing import Features, Recurrent, Weighting
 from .terms import distances, of_library
@@ -106,13 +106,13 @@ def shared_frequencies(
     q: Array, k: Array, v: Array, omega: Any, log_weight: Any = None, **_: Any
 ) -> dict[str, Any]:
     """Frequencies (..., S, d) with log weights (..., 1, S)."""
-    omega, log_weight = frequencies.shared(omega, log_weight, q, qkv.lead(q, k, v))
+    omega, log_weight = frequencies.shared(omega, log_weight, q, grouped_lead(q, k, v))
     return {"omega": omega, "log_weight": log_weight[..., None, :]}
 
 
 def query_frequencies(q: Array, k: Array, v: Array, omega: Any, **_: Any) -> dict[str, Any]:
     """Frequencies of each query, (..., n, S d): heads are the third axis from the end."""
-    omega = frequencies.of_queries(omega, q, qkv.lead(q, k, v))
+    omega = frequencies.of_queries(omega, q, grouped_lead(q, k, v))
     rows = (*omega.shape[:-2], math.prod(omega.shape[-2:]))
     return {"omega": array_namespace(omega).reshape(omega, rows)}
 
@@ -133,7 +133,7 @@ def proposals(
     """Proposals of LARA and their weights."""
     checks.choice("weighting", weighting, get_args(Weighting))
     beta = checks.real("beta", beta, like=q)
-    outer, mask = qkv.lead(q, k, v), qkv.key_rows(mask, k)
+    outer, mask = grouped_lead(q, k, v), qkv.key_rows(mask, k)
     omega, _ = frequencies.shared(omega, None, q, outer)
     if causal:
         frequencies.causal_proposals(centres, weighting, mask)
@@ -155,7 +155,7 @@ def chunks(
     checks.flag("log_size", more.get("log_size", True))
     mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     if omega is not None:
-        omega = frequencies.of_chunks(omega, count, q, qkv.lead(q, k, v))
+        omega = frequencies.of_chunks(omega, count, q, grouped_lead(q, k, v))
     return {"window": window, "mask": mask, "omega": omega}
 
 

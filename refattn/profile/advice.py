@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import adapt, moments, theory
 from ..arrays import checks, qkv
-from ..arrays.heads import group_with_lead
+from ..arrays.heads import group_with_lead, grouped_lead
 from ..arrays.library import Floats
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, count, digits, write_head
@@ -312,7 +312,7 @@ def foreseen(q: Floats, k: Floats, v: Floats | None = None, *, scale: float | No
     0.0
     """
     n, m = q.shape[-2], k.shape[-2]
-    heads = math.prod(qkv.lead(q, k, k))
+    heads = math.prod(grouped_lead(q, k, k))
     if heads * n * m <= _LITTLE:
         return 0.0
     head = [x[(0,) * (x.ndim - 2)] for x in (q, k, v) if x is not None]
@@ -337,7 +337,7 @@ def split_heads(
     q: Floats, k: Floats, v: Floats
 ) -> tuple[tuple[int, ...], list[tuple[tuple[int, ...], Floats, Floats, Floats]]]:
     """Return the shape of the heads, and views (index, q, k, v) of each, even of shared keys."""
-    lead = qkv.lead(q, k, v)
+    lead = grouped_lead(q, k, v)
     grouped, inner, _ = group_with_lead(q, k, v)
     if 0 in (*lead, q.shape[-2], k.shape[-2]):
         raise ValueError(

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays.arithmetic import flush_small
 from ..arrays.blocks import blocks
-from ..arrays.library import Doubles, flush_small
+from ..arrays.library import Doubles
 from ..certified.forward import Arguments, Bounded, attend_with_bounds
 from ..certified.pairs import Pair
 from ..engine.kernel import Sums, combine, finite, normalise, sum_values

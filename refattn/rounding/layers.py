@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import qkv, tokens
+from ..arrays import tokens
+from ..arrays.heads import grouped_lead
 from ..arrays.library import Doubles
 from .formats import widen
 from .problems import Index, Problem, take_head
@@ -38,7 +39,7 @@ def pose_recurrence(
         rest = (scale, True, (None, None), None)
         return Problem(lead, (n, n, d_v), read, *rest, kind="recurrent", record=record)
 
-    problem = pose(qkv.lead(*arrays), numbers)
+    problem = pose(grouped_lead(*arrays), numbers)
     of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
     found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
     simple = "a" not in numbers and g.shape[-1] == 1

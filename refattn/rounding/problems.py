@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import WHOLE, blocks
+from ..arrays.heads import grouped_lead
 from ..arrays.library import Doubles, to_host
 from ..arrays.threads import Sequencer, for_each
 from ..engine.scores import Band
@@ -489,7 +490,7 @@ def pose_arrays(
     check_mask_of_keys(() if mask is None else mask.shape, kind)
     window = qkv.window(window)
     band = Band.of(m - n, causal, window)
-    lead = qkv.lead(q, k, v)
+    lead = grouped_lead(q, k, v)
 
     @lru_cache(maxsize=_READ_HEADS)  # every block of queries reads its head
     def read(index: Index) -> Mapping[str, Any]:

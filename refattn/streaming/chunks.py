@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arrays import checks, frequencies, qkv
 from ..arrays.blocks import block_shape, blocks
-from ..arrays.heads import group_heads
+from ..arrays.heads import group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
 from ..arrays.shown import held
 from ..engine.chunks import Chunks, cut_chunks, slice_rows
@@ -99,7 +99,7 @@ class SecondOrderState(_ChunkState):
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
         d, d_v = k.shape[-1], v.shape[-1]
         far_k = _zeros(k, tuple(k.shape[:-2]), d + d * d)
-        far_v = _zeros(v, qkv.lead(k, k, v), d_v + d * d_v)
+        far_v = _zeros(v, grouped_lead(k, k, v), d_v + d * d_v)
         empty = cls(k[..., :0, :], v[..., :0, :], int(window), scale, far_k, far_v)
         return empty.update(k, v)
 
@@ -226,15 +226,15 @@ class EvaState(_ChunkState):
         checks.flag("sampled", sampled)
         checks.flag("log_size", log_size)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
-        total, lead = None, qkv.lead(k, k, v)
+        total, lead = None, grouped_lead(k, k, v)
         if omega is not None:
             omega, _ = frequencies.shared(omega, None, k)
-            lead, omega, rng = qkv.lead(omega, k, v), copy_array(omega), None
+            lead, omega, rng = grouped_lead(omega, k, v), copy_array(omega), None
         else:
             if q is not None:
                 check_queries(q, k, v)
                 total = _zeros(q, tuple(q.shape[:-2]), q.shape[-1], 1)
-                lead = qkv.lead(q, k, v)
+                lead = grouped_lead(q, k, v)
             rng = copy.deepcopy(checks.generator(rng)) if sampled else None
         mean, f = _zeros(k, tuple(k.shape[:-2]), k.shape[-1]), _zeros(v, lead, v.shape[-1])
         of_chunks = (mean, f, omega, total, 0, rng, log_size)
@@ -273,7 +273,7 @@ class EvaState(_ChunkState):
                 f"{tuple(self.total_query.shape[:-2])}, got shape {tuple(q.shape)}."
             )
         if self.omega is not None:
-            outer = qkv.lead(q, self.k, self.v)
+            outer = grouped_lead(q, self.k, self.v)
             shape = (*outer, *self.omega.shape[-2:])
             checks.broadcasts("omega", self.omega, shape, "(..., C, d)")
 

@@ -9,7 +9,7 @@ from typing import Any
 from .. import features
 from ..arrays import checks, qkv
 from ..arrays.blocks import WHOLE
-from ..arrays.heads import broadcast_lead, group_heads
+from ..arrays.heads import broadcast_lead, group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, device
 from ..arrays.shown import held
 from ..engine.hops import Keys
@@ -83,7 +83,7 @@ class LinearState:
                 f"`q` must have the last axis of the state, {self.d}, got {q.shape[-1]}."
             )
         total, xp = self.sums.total, array_namespace(q)
-        shape = (*qkv.lead(q, total, total), q.shape[-2])
+        shape = (*grouped_lead(q, total, total), q.shape[-2])
         if 0 in shape:  # Dask finds no maximum of no rows
             return xp.zeros((*shape, total.shape[-1] - 1), dtype=q.dtype, device=device(q))
         (q, *parts), ungroup = group_heads(q, *self.sums)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..arrays import checks, frequencies, qkv
-from ..arrays.heads import group_heads
+from ..arrays.heads import group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, root_scale
 from ..arrays.shown import held
 from ..engine.causal import causal_attention
@@ -61,7 +61,7 @@ class PositiveState:
         """
         qkv.keys_and_values(k, v)
         scale = checks.real("scale", scale, positive=True, optional=True, like=k)
-        omega_of_keys, _ = frequencies.shared(omega, log_weight, k, qkv.lead(k, k, v))
+        omega_of_keys, _ = frequencies.shared(omega, log_weight, k, grouped_lead(k, k, v))
         if log_weight is None:
             log_weight = np.zeros(omega.shape[-2])
         samples = _attend_from_frequencies(omega_of_keys, k, v, scale)

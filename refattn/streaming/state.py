@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import checks, qkv
+from ..arrays.heads import grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, is_array_api_obj, is_numpy_array
 
 
@@ -20,7 +21,7 @@ class KeysAndValues:
     @property
     def lead(self) -> tuple[int, ...]:
         """Leading axes of the keys and values."""
-        return qkv.lead(self.k, self.k, self.v)
+        return grouped_lead(self.k, self.k, self.v)
 
     @property
     def d(self) -> int:
@@ -79,7 +80,7 @@ def check_keys(state: Any, k: Array, v: Array) -> None:
     """Check more keys and values of a state: a token axis left out would read heads as tokens."""
     qkv.keys_and_values(k, v)
     checks.arrays(2, k=k, state=state._totals)
-    if qkv.lead(k, k, v) != state.lead:
+    if grouped_lead(k, k, v) != state.lead:
         raise ValueError(
             f"`k` and `v` must have the leading axes of the state, {state.lead}, "
             f"got shapes {tuple(k.shape)} and {tuple(v.shape)}."

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import checks, frequencies, matrices, qkv
 from ..arrays.blocks import block_shape, blocks
-from ..arrays.heads import group_with_lead, head_counts
+from ..arrays.heads import group_with_lead, grouped_lead, head_counts
 from ..arrays.library import Doubles
 from ..attention import attend
 from ..sampling import Gaussian
@@ -57,7 +57,7 @@ class KernelAttention:
         if isinstance(proposal, Gaussian):
             frequencies.batch("proposal", proposal.lead, lead)
             q, k = proposal.change_gauge(q, k)
-        self.root, self.lead = root, qkv.lead(q, k, v)
+        self.root, self.lead = root, grouped_lead(q, k, v)
         q, k = q * root, k * root
         matrices.squares("q", q)  # then scores are finite, and those of -inf hidden keys
         matrices.squares("k", k)

@@ -14,7 +14,8 @@ from threadpoolctl import threadpool_limits
 
 import refattn
 from refattn.arrays import threads as arrays_threads
-from refattn.arrays.threads import Sequencer, Tree, _blas, for_each
+from refattn.arrays.arithmetic import Tree
+from refattn.arrays.threads import Sequencer, _blas, for_each
 from refattn.engine import causal as engine_causal
 from refattn.engine import kernel
 from refattn.rounding import problems

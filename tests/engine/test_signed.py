@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refattn import linear_attention, naive, random_feature_attention
-from refattn.arrays.library import Workspace
+from refattn.arrays.arithmetic import Workspace
 from refattn.engine import signed
 from refattn.features import relu_features
 from tests.problems import draw

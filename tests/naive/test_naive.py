@@ -98,6 +98,7 @@ def test_formulas_share_nothing_with_the_engine():
             "Features",
             "Weighting",
             "group_heads",
+            "grouped_lead",
             "constant",
         ),
         *("array_namespace", "as_written", "broadcast_lead", "device", "is_array_api_obj"),

@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ....arrays.heads import group_heads
+from ....arrays.heads import group_heads, grouped_lead
 from ....arrays.library import Array
-from ....arrays.qkv import lead as qkv_lead
 from ....naive.softmax import softmax_attention
 from ....naive.terms import hide, of_library, products, softmax, visible
 from .draws import gathered
@@ -31,7 +30,7 @@ def call(
     causal: bool = False,
 ) -> Any:
     """Return (out, dq, dk, dv), or out alone."""
-    rng, shape = np.random.default_rng(seed), (*qkv_lead(q, k, v), q.shape[-2], k.shape[-2])
+    rng, shape = np.random.default_rng(seed), (*grouped_lead(q, k, v), q.shape[-2], k.shape[-2])
     r = factors(uniform(rng, shape), dropout).astype(q.dtype)
     if d_out is None:
         return softmax_attention(q, k, v, mask=mask, causal=causal, dropout=r)

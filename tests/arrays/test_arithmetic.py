@@ -1,15 +1,71 @@
-"""Kernels that are written for CuPy, compiled for the host: what they do needs no GPU."""
+"""Sums of products: exact where every order of summation is, in bounded memory.
+
+Kernels that are written for CuPy are compiled for the host: what they do needs no GPU.
+"""
 
 import ctypes
 import shutil
 import subprocess
+import tracemalloc
 from functools import cache
 
 import numpy as np
 import pytest
 
 import refattn
-from refattn.arrays import library
+from refattn.arrays import arithmetic
+from refattn.arrays.arithmetic import Workspace, multiply, sum_of_products
+from refattn.arrays.blocks import Sizes
+from refattn.arrays.library import array_namespace, as_written
+
+TERMS = [48, 64, 65, 128, 129, 511, 1023, 1024, 1025, 4096, 4097, 8193]
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [n if n in (48, 129, 1025) else pytest.param(n, marks=pytest.mark.long) for n in TERMS],
+)
+@pytest.mark.long("lead0", "lead2", "lead3", "lead4")
+@pytest.mark.parametrize("lead", [((), ()), ((2, 1), (3,)), ((), (3,)), ((3,), ()), ((40,), (40,))])
+def test_every_part_of_a_product(terms, lead):
+    rng = np.random.default_rng(0)
+    for n, columns in ((1, 513), (64, 257), (65, 256), (129, 1), (130, 300), (0, 3), (3, 0)):
+        if n * columns * terms * np.prod(lead[0] + lead[1]) > 10**8:
+            n = 3
+        x = rng.integers(-8, 9, (*lead[0], n, terms)).astype(np.float32)
+        y = rng.integers(-8, 9, (*lead[1], terms, columns)).astype(np.float32)
+        want = x.astype(np.float64) @ y.astype(np.float64)
+        memory = Workspace()
+        again = (f(x, y, memory) for f in (multiply, multiply, sum_of_products))
+        for got in (multiply(x, y), *again, sum_of_products(x, y)):
+            np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_tile_of_a_product(dtype, monkeypatch):
+    monkeypatch.setattr(arithmetic, "cache_sizes", lambda: Sizes(512, 10**6))
+    rng, memory = np.random.default_rng(0), Workspace()
+    for n, columns in ((256, 192), (512, 512), (300, 64), (257, 128), (256, 65), (64, 64)):
+        x, y = (rng.integers(-8, 9, (2, m, 48)).astype(dtype) for m in (n, columns))
+        for some in (y, y[:1]):
+            for right in (some.mT, np.ascontiguousarray(some.mT)):
+                np.testing.assert_array_equal(multiply(x, right, memory), x @ right)
+
+
+@pytest.mark.long("shape0", "shape1")
+@pytest.mark.parametrize("shape", [(64, 64, 4096), (256, 64, 1024), (2000, 1, 4096), (1, 64, 4096)])
+def test_memory_of_a_product_does_not_depend_on_heads(shape):
+    x, y = np.ones(shape), np.ones((shape[-1], 64))
+    out = np.empty((*shape[:-1], 64))
+    tracemalloc.start()
+    try:
+        sum_of_products(x, y, None, out)
+        assert tracemalloc.get_traced_memory()[1] < 4e6
+    finally:
+        tracemalloc.stop()
+
+
+# --- kernels of CuPy ------------------------------------------------------------------------------
 
 COMPILER = shutil.which("c++")
 compiles = pytest.mark.skipif(COMPILER is None, reason="there is no compiler of C++")
@@ -79,7 +135,7 @@ def kernel(tmp_path):
 def test_exponentials_of_differences(kernel, dtype):
     x = np.array([[0.0, 1.0, -200.0, np.nan], [-np.inf, np.inf, 2.0, 3.0]], dtype)
     y = np.array([[1.0], [0.5]], dtype)
-    call = kernel(*library._CUPY_KERNELS["exp_less"], "exp_less")
+    call = kernel(*arithmetic._CUPY_KERNELS["exp_less"], "exp_less")
     for most in (np.inf, 0.0):
         want = np.exp(np.minimum(x - y, most))
         np.testing.assert_allclose(call(x, y, most), want, rtol=4 * np.finfo(dtype).eps)
@@ -89,7 +145,7 @@ def test_exponentials_of_differences(kernel, dtype):
 @compiles
 @pytest.mark.parametrize("dtype", NUMBERS)
 def test_sums_of_pieces(kernel, dtype):
-    call = kernel(*library._CUPY_KERNELS["sum_pieces"], "sum_pieces")
+    call = kernel(*arithmetic._CUPY_KERNELS["sum_pieces"], "sum_pieces")
     for count in (1, 7, 8, 64, 65, 130, 512):
         x = np.random.default_rng(0).integers(-8, 9, (3, 2, count, 5, 4)).astype(dtype)
         got = call(x, count, 20, np.empty((3, 2, 5, 4), dtype))
@@ -112,7 +168,7 @@ def test_functions_on_cupy_call_them(kernel, monkeypatch):
         return lambda *args: called.append(names[-1]) or cupy.asarray(call(*args))
 
     monkeypatch.setattr(cupy, "ElementwiseKernel", make, raising=False)
-    monkeypatch.setattr(library, "_cupy_kernel", cache(library._cupy_kernel.__wrapped__))
+    monkeypatch.setattr(arithmetic, "_cupy_kernel", cache(arithmetic._cupy_kernel.__wrapped__))
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, w)) for n, w in ((9, 3), (200, 3), (200, 70)))
     omega = rng.standard_normal((130, 3))
@@ -135,9 +191,9 @@ def test_functions_on_cupy_call_them(kernel, monkeypatch):
 def test_pieces_are_added_in_eights(backend, count):
     x = np.full((2, count, 3, 1), 0.7)  # rounding errors of one sign
 
-    @library.as_written
+    @as_written
     def total(x):
-        return library.sum_pieces(x, library.array_namespace(x))
+        return arithmetic.sum_pieces(x, array_namespace(x))
 
     got = backend.call(total, x)
     np.testing.assert_allclose(got / count, x[:, 0], rtol=4 * np.finfo(float).eps)
