@@ -35,7 +35,7 @@ SENTENCES: Mapping[str, str] = {
     "lost sink": "the sink counts {rest} times in the sum of the weights",
     "delta": "D = sum d_out * out is multiplied by {more}",
     "cap": "the slope of the cap is 1 - {rest} tanh^2, not 1 - tanh^2",
-    "edge+1": "a query also sees the next key, at {size} of its weight",
+    "edge+1": "a query also sees the next key: {size} of its weight counts",
     "edge-1": "a query does not see its last key: {size} of its weight is missing",
 }
 

@@ -422,7 +422,7 @@ def test_what_is_not_seen(defect):
 def test_remarks():
     out = run()
     found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan))
-    text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6)"
+    text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6, columns 3)"
     assert found.remarks == [text]
     assert judged(0 * out).remarks == ["the output is 0 everywhere"]
     causes = [[x.text for x in judged(x * out).suspects] for x in (0.0, np.nan)]
@@ -736,7 +736,7 @@ def test_a_cause_is_said_once_and_where_it_is():
     found = judge(refattn.softmax_attention(*given.values(), mask=seen), causal=True)
     assert [x.name for x in found.suspects] == ["convention", "edge+1"]  # in words, and measured
     short, every = found.write(), found.write(verbose=True)
-    assert "cause: agrees if a query also sees the next key (explains 100 %" in short
+    assert "cause: a query also sees the next key (explains 100 %" in short
     assert "or: " not in short
     assert "or: a query also sees the next key: 1 ± " in every
     stale = refattn.softmax_attention(*given.values())

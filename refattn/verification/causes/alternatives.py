@@ -417,10 +417,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
 
         yield Alternative(f"each row holds the output of {words}", problem, move=of_query)
     for size in (x for x in _WRAPS if x < max(n, m)):
-        for text, names in (
-            (f"row i % {size} of q is used for query i", "q"),
-            (f"row j % {size} of k and v is used for key j", "kv"),
-        ):
+        for names, key in (("q", "query i"), ("kv", "key j")):
+            text = f"row {key[-1]} % {size} of {' and '.join(names)} is used for {key}"
             wrapped = problem
             for name in names:
                 wrapped = wrapped.replaced(name, partial(_start_again, size=size))
