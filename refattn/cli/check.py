@@ -96,12 +96,10 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
 def _describe_estimator(record: Estimator) -> str:
     """Describe an estimator in the words of its formula, and list its capabilities."""
     from ..conformance.candidate.tags import possible
+    from ..conformance.verdict.explanations import summarise
 
     able = possible(record)
-    formula = getattr(record.naive, "func", record.naive)
-    fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
-    summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
-    summary += "".join(f" {name} = {value}." for name, value in fixed.items())
+    summary = summarise(record)
     return f"{summary} Capabilities: {', '.join(able)}." if able else summary
 
 

@@ -63,7 +63,7 @@ def linear_randomized_attention(
     q, k, v, rng, scale
         As in `random_feature_attention`.
     num_proposals : int, optional
-        Number C of chunks, at most n and m. Give it or `centres`, or `omega` for C = S.
+        Number C of chunks, at most n and m. Pass it or `centres`; with `omega` alone, C = S.
     centres : array, shape (..., C, d), or a sequence of C sampling.Gaussian, optional
         Means mu_c of the proposals N(mu_c, I), in kernel coordinates, or the proposals.
     omega : array, shape (..., S, d), optional

@@ -54,47 +54,38 @@ def _importance_sampled(
     return rfa.importance_sampled_attention(q, k, v, **options)
 
 
-def _adapted(fn: Callable[..., Array], fit: str) -> Callable[..., Array]:
+def _adapted(
+    fn: Callable[..., Array],
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    fitted_by: str,
+    rng: Any = None,
+    scale: float | None = None,
+    **options: Any,
+) -> Array:
     """The estimator with its proposal fitted first, by a function of `adapt`."""
+    from .. import adapt  # it imports SciPy
 
-    def run(
-        q: Array, k: Array, v: Array, *, rng: Any = None, scale: float | None = None, **options: Any
-    ) -> Array:
-        from .. import adapt  # it imports SciPy
-
-        if options.get("causal") or options.get("mask") is not None:
-            raise ValueError(
-                "`mask` and `causal` must not be given: the moments are of all queries and keys."
-            )
-        proposal = getattr(adapt, fit)(q, k, scale=scale)
-        return fn(q, k, v, proposal=proposal, rng=rng, scale=scale, **options)
-
-    return run
-
-
-def _sampled(law: KeyLaw) -> Callable[..., Array]:
-    """Attention to a sample of keys, given or drawn first."""
-
-    def run(
-        q: Array,
-        k: Array,
-        v: Array,
-        *,
-        num_keys: int = 1,
-        indices: Any = None,
-        log_probability: Any = None,
-        rng: Any = None,
-        **options: Any,
-    ) -> Array:
-        if indices is None:
-            indices, log_probability = key_sampling.draw_keys(
-                q, k, v, num_keys=num_keys, law=law, rng=rng, **options
-            )
-        return few_keys.sampled_key_attention(
-            q, k, v, indices=indices, log_probability=log_probability, **options
+    if options.get("causal") or options.get("mask") is not None:
+        raise ValueError(
+            "`mask` and `causal` must not be given: the moments are of all queries and keys."
         )
+    proposal = getattr(adapt, fitted_by)(q, k, scale=scale)
+    return fn(q, k, v, proposal=proposal, rng=rng, scale=scale, **options)
 
-    return run
+
+def _sampled(
+    q: Array, k: Array, v: Array, *, law: KeyLaw, num_keys: int = 1, rng: Any = None, **options: Any
+) -> Array:
+    """Attention to a sample of keys, given or drawn first."""
+    if options.get("indices") is None:
+        options = {x: y for x, y in options.items() if x not in ("indices", "log_probability")}
+        options["indices"], options["log_probability"] = key_sampling.draw_keys(
+            q, k, v, num_keys=num_keys, law=law, rng=rng, **options
+        )
+    return few_keys.sampled_key_attention(q, k, v, **options)
 
 
 _RFA = Estimator(
@@ -173,7 +164,7 @@ def _fitted(name: str, record: Estimator, fit: str = "fit") -> Estimator:
     return _variant(
         record,
         name,
-        fn=_adapted(record.fn, fit),
+        fn=partial(_adapted, record.fn, fitted_by=fit),
         options=("scale",),
         traits=(*_MEAN, *_DRAWS, *({"unlimited-size"} & set(record.traits))),
         state=None,
@@ -269,7 +260,7 @@ for _record in (
     *(
         Estimator(
             f"sampled-{law}",
-            _sampled(law),
+            partial(_sampled, law=law),
             naive.sampled_key_attention,
             size="num_keys",
             # Norms of values make samples jump where values move.

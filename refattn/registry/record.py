@@ -31,7 +31,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "unordered-keys": "the order of the keys does not matter, if the frequencies are the same",
         "queries-apart": "the result of a query does not depend on the other queries",
         "local": "treats near and far keys differently, so the order of tokens matters",
-        "chunked": "its size is the length of a chunk of far keys, and size 1 is exact",
+        "chunked": "its size is the length of a chunk; size 1 and a single chunk are exact",
         "exponential": "weights of keys are exponentials of inner products, which may be large",
         "quadratic": "its time grows with the product of the numbers of queries and keys",
         "unlimited-size": "its size may exceed the number of tokens",

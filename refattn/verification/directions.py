@@ -29,7 +29,7 @@ SENTENCES: Mapping[str, str] = {
     "slope": "scores {way} by {amount} with each key, as with ALiBi",
     "lse": "lse is too {side} by {amount}",
     "factor": "{result} is {factor} times what it should be",
-    "truncated": "{result} is truncated, not rounded ({size} of the expected shift)",
+    "truncated": "{result} is truncated, not rounded ({size} times the expected shift)",
     "epsilon": "{size} is added to the sum of e^(score - largest score)",
     "sink": "{size} is added to the sum of e^score",
     "lost sink": "the sink counts {rest} times in the sum of the weights",

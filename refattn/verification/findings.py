@@ -200,6 +200,12 @@ def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS)
     return next((x for x, y in known.items() if abs(y - c) < near and y != 1), "")
 
 
+def name_span(kind: str, numbers: npt.NDArray[Any]) -> str:
+    """Name one or several of the `queries`, `keys` or `columns` of these numbers."""
+    one = "query" if kind == "queries" else kind[:-1]
+    return f"{one if len(numbers) == 1 else kind} {describe_span(numbers)}"
+
+
 def weaken(blind: Sequence[str]) -> list[str]:
     """List what passes as well and must not."""
     return [x for x in blind if x in WITHOUT_POWER or x.startswith(IGNORES)]

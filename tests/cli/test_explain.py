@@ -46,6 +46,7 @@ def test_every_name_is_in_one_group():
         ("frequency_law", "look first at: how the function draws"),
         ("mask", "look first at: the element"),
         ("softmax-scale-missing", "what to do: use the lines marked -"),
+        ("softmax-sink-capped", "what to do: leave out the lines marked +"),
         ("softmax-gqa-interleaved", "what to do: compare yours with `python -m refattn.naive`"),
         ("performer", "test yours: refattn check MODULE:CALLABLE --estimator performer"),
         ("law", "severity law, of a failure: random draws have the wrong distribution."),

@@ -236,8 +236,8 @@ def frequency_pairs(t: CheckRun) -> None:
         p = stats.ks(total.ravel(), special.ndtr, error=delta)
         keep_p(t, "sums", p, n, stats.ks)
         p = stats.ks(np.abs(gap).ravel(), laws.halfnorm.cdf, error=2 * delta)
-        keep_p(t, "gaps", p, n, stats.ks)
-        for name, x in (("scale of sums", total), ("scale of gaps", gap)):
+        keep_p(t, "differences", p, n, stats.ks)
+        for name, x in (("scale of sums", total), ("scale of differences", gap)):
             keep_p(t, name, p_of_scale(x, 1.5 * recovery_error(t, d, c)), n, stats.normal_scale)
 
 

@@ -162,7 +162,7 @@ def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
         rows = z[: n // (2 * lag) * 2 * lag].reshape(-1, 2, lag, d)
         apart.append(p_of_scale((rows[:, 0] + rows[:, 1]) / math.sqrt(2), 1.5 * error))
     p = min(1.0, len(apart) * min(apart))
-    keep_p(t, f"{label}seeds apart", p, n * d // 4, stats.normal_scale, tries=len(apart))
+    keep_p(t, f"{label}pairs of seeds", p, n * d // 4, stats.normal_scale, tries=len(apart))
 
 
 def note_moments(t: CheckRun, label: str, moments: Iterable[Moment]) -> None:

@@ -39,7 +39,8 @@ class _LargeSize(NamedTuple):
         return self.n * self.m * math.prod(self.lead)
 
     def __str__(self) -> str:
-        words = f"n = {self.n}, m = {self.m}, d = {self.d}, S = {self.samples}"
+        words = f"n = {self.n}, m = {self.m}, d = {self.d}"
+        words += f", S = {self.samples}" if self.samples else ""
         heads = f", leading axes {self.lead}" if self.lead else ""
         heads += f", {self.groups} key heads" if self.groups else ""
         return words + heads + (", causal" if self.causal else "")
@@ -121,7 +122,7 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
         samples = min(samples, max(2, 2**16 // size.n))
     lead = t.adapter.lead(*size.lead)
     n, m, d = t.fit(size.n, size.m, size.d)
-    size = size._replace(n=n, m=m, d=d)
+    size = size._replace(n=n, m=m, d=d, samples=samples if t.adapter.record.size else 0)
     groups = size.groups if len(lead) == len(size.lead) else None
     arrays, options = t.problem(n, m, d, samples, lead=lead, groups=groups)
     asked = options | ({"causal": True} if size.causal else {})

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from ...arrays.words import close
-from ...registry import ESTIMATORS, TRAITS
+from ...registry import ESTIMATORS, TRAITS, Estimator
 from ...rounding.hardware import UNITS
 from ...rounding.profiles import PROFILES, Profile
 from ...verification.directions import SENTENCES
@@ -212,18 +212,28 @@ def _explain_bugs(name: str) -> Iterator[str]:
         for line in "\n\n".join(right.values()).splitlines():
             yield f"    {line}".rstrip()
         how = f"compare yours with {'the lines above' if right else '`python -m refattn.naive`'}"
-        yield f"  what to do: {'use the lines marked -' if change else how}"
+        if change:
+            lines = [line.strip() for line in change.splitlines()]
+            removed = any(line.startswith("- ") for line in lines)
+            how = "use the lines marked -" if removed else "leave out the lines marked +"
+        yield f"  what to do: {how}"
         failed = dict.fromkeys(c for bugs in kills().values() for c in bugs.get(name, ()))
         if failed:
             yield f"  detected by: {', '.join(failed)}"
 
 
+def summarise(record: Estimator) -> str:
+    """Describe an estimator: the first line of its formula, and the options that it fixes."""
+    formula = getattr(record.naive, "func", record.naive)
+    fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
+    summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
+    return summary + "".join(f" {name} = {value}." for name, value in fixed.items())
+
+
 def _explain_estimator(name: str) -> Iterator[str]:
     """Yield the formula of an estimator in words, and its other names."""
     record = ESTIMATORS[name]
-    formula = getattr(record.naive, "func", record.naive)
-    summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
-    yield f"estimator {', '.join((record.name, *record.aliases))}: {summary}"
+    yield f"estimator {', '.join((record.name, *record.aliases))}: {summarise(record)}"
     yield from (f"  {trait}: {TRAITS[trait]}" for trait in record.traits)
     drawn = [f"{record.size}="] * (record.size is not None) + ["seed="] * record.has("random")
     drawn += [f"{gate}=" for gate in record.gates]

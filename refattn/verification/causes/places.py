@@ -13,7 +13,7 @@ from ...arrays.library import Doubles
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ...rounding.profiles import Profile
-from ..findings import Numbers, Suspect, describe_span, place
+from ..findings import Numbers, Suspect, describe_span, name_span, place
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
 from .wrong_rows import Sample, differ, divide, find_tiles, number_sequences
@@ -69,10 +69,10 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
             of = place(problem.index_of(head))
             yield f"{count} tiles of {size} {problem.rows}, the first: {at} of head {of}"
     elif 0 < len(rows) < wrong.shape[1]:
-        yield f"{problem.rows} {describe_span(rows)}{_name_sequences(problem, rows)}"
+        yield name_span(problem.rows, rows) + _name_sequences(problem, rows)
     columns = np.flatnonzero(sample.columns)
     if 0 < len(columns) < len(sample.columns):
-        yield f"columns {describe_span(columns)}"
+        yield name_span("columns", columns)
 
 
 def _name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
@@ -285,7 +285,7 @@ def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
     if rows:
         what = "not finite" if len(np.unique(found)) > 1 else str(found[0])
         what = f"normaliser is {what}" if len(rows) == 1 else f"normalisers are {what}"
-        where = f"of queries {describe_span(np.unique(rows))}"
+        where = f"of {name_span('queries', np.unique(rows))}"
         some = np.unique(heads)
         if len(some) < math.prod(problem.lead):
             where += f", head{'s' * (len(some) > 1)} {_name_heads(problem, some)}"

@@ -403,9 +403,9 @@ def test_a_lse_that_fails_alone_is_explained_alone():
     lse = LSE.copy()
     lse[1, 7] = -np.inf
     found = judged(attention(lse=lse))
-    words = "1 log normaliser is -inf, of queries 7, head 1"
+    words = "1 log normaliser is -inf, of query 7, head 1"
     assert (found.verdict, [x.text for x in found.suspects]) == ("FAIL", [words])
-    assert "head 1, queries 7" in found.place
+    assert "head 1, query 7" in found.place
     assert found.worst[:4] == ("lse", (1, 7), -math.inf, pytest.approx(LSE[1, 7]))
 
 
