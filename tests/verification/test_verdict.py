@@ -422,7 +422,7 @@ def test_what_is_not_seen(defect):
 def test_remarks():
     out = run()
     found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan))
-    text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6, columns 3)"
+    text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6, column 3)"
     assert found.remarks == [text]
     assert judged(0 * out).remarks == ["the output is 0 everywhere"]
     causes = [[x.text for x in judged(x * out).suspects] for x in (0.0, np.nan)]

@@ -15,7 +15,7 @@ from ...arrays.stored import NARROW
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..findings import describe_span, place
+from ..findings import name_span, place
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
 from .sequences import list_packed, one_sequence, pad_sum, within_sequences
 
@@ -57,8 +57,8 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
     if zero and rows:
         yield f"{problem.result} is 0 everywhere"
     if nan:
-        parts = [f"{problem.rows} {describe_span(held)}"] * (len(held) > 1)
-        parts += [f"columns {describe_span(np.flatnonzero(columns))}"] * (not columns.all())
+        parts = [name_span(problem.rows, held)] * (len(held) > 1)
+        parts += [name_span("columns", np.flatnonzero(columns))] * (not columns.all())
         where = f" ({', '.join(parts)})" if parts else ""
         yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}{where}"
 

@@ -15,7 +15,7 @@ from ...arrays.library import Doubles
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
-from ..findings import Numbers, Suspect, describe_span, place
+from ..findings import Numbers, Suspect, name_span, place
 from .heads import MOST_SCORE
 from .sampled import Alternative, Place, attend
 from .slips import TILE_SIZES, score_all
@@ -315,8 +315,8 @@ def _describe_copies(
         to, of = (np.unique(x) for x in zip(*pairs, strict=True))
         whose = "" if source == name else f" of {source}"
         first = f" ({pairs[0][0]} holds {pairs[0][1]})" if np.array_equal(to, of) else ""
-        source = f"{what} {describe_span(of)}{whose}{first}"
-        words.append(f"{what} {describe_span(to)} hold the numbers of {source}")
+        source = f"{name_span(what, of)}{whose}{first}"
+        words.append(f"{name_span(what, to)} hold{'s' * (len(to) == 1)} the numbers of {source}")
         count += len(pairs)
     times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
     zero = f", and {len(empty)} {what} are 0" if empty and words else ""
