@@ -133,7 +133,8 @@ def _describe_counts(
         text += " (used instead)"
     if all(np.array_equal(x, first) for x in counts.values()) and length == n:
         return text
-    rows = f"queries {at * length} to {min(at * length + length, n) - 1} of head {place(index)}"
+    queries = name_span("queries", np.arange(n)[at * length :][:length])
+    rows = f"{queries} of head {place(index)}"
     kind = "heads" if length == n else "tiles of rows"
     more = f" (and keys in {len(counts) - 1} more {kind})" if len(counts) > 1 else ""
     least, most = (f({c for x in counts.values() for c in x.tolist()}) for f in (min, max))
