@@ -11,7 +11,17 @@ from typing import NamedTuple
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from .findings import Finding, Suspect, Worst, Z, as_cause, place, weaken
+from .findings import (
+    SAME_KEYS,
+    SAME_VALUES,
+    Finding,
+    Suspect,
+    Worst,
+    Z,
+    as_cause,
+    place,
+    weaken,
+)
 
 _PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
 _DEFECTS = {
@@ -21,7 +31,6 @@ _DEFECTS = {
     "epsilon": "an epsilon in the normaliser of",
 }
 
-_LARGER = "give larger q or k, or numbers with more digits"
 _NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
@@ -141,6 +150,11 @@ class Verdict(NamedTuple):
         if self.verdict == "UNDERPOWERED":
             text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
+
+    def with_remark(self, text: str) -> Verdict:
+        """Put a remark first, also in the part that is written in full."""
+        parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
+        return self._replace(remarks=[text, *self.remarks], parts=parts)
 
     def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
@@ -286,7 +300,8 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
-        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {_LARGER}"
+        advice = f"give {_name_stronger(verdict)}"
+        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {advice}"
     if verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
@@ -304,7 +319,9 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
         return "more sequences: each has a last state for each head"
     if verdict.verdict == "UNDERPOWERED":
-        return f"more rows, or {_LARGER.removeprefix('give ')}"
+        return (
+            f"{'' if SAME_VALUES in verdict.remarks else 'more rows, or '}{_name_stronger(verdict)}"
+        )
     if not verdict.suspects:
         return "compare the rows above with exact attention; --plot draws the worst head"
     if verdict.suspects[0].name == "layout":
@@ -312,6 +329,15 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.suspects[0].name == "convention":
         return "find this cause in the kernel; if it is intended, make options and inputs match it"
     return "find this cause in the kernel; --verbose lists all failed tests"
+
+
+def _name_stronger(verdict: Verdict) -> str:
+    """Name inputs on which fewer wrong outputs would pass."""
+    if SAME_VALUES in verdict.remarks:
+        return "values that differ from key to key"
+    if any(x.endswith(SAME_KEYS) for x in verdict.blind):
+        return "keys that differ"
+    return "larger q or k, or numbers with more digits"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:
