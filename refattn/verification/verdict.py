@@ -211,14 +211,16 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if verdict.worst is not None:
         yield f"  worst: {_write_worst(verdict)}"
     there = f" at {place(verdict.z.where)}" if verdict.z.where else ""
-    yield (
-        f"  error / standard deviation: rms {verdict.z.rms:.3g}, "
-        f"largest {verdict.z.largest:.3g}{there}"
-    )
+    if not failed or verdict.z.largest:  # no number is finite, else
+        yield (
+            f"  error / standard deviation: rms {verdict.z.rms:.3g}, "
+            f"largest {verdict.z.largest:.3g}{there}"
+        )
     if failed:
         yield from _write_tests(verdict, verbose)
     said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
-    others = [x for x in verdict.remarks if x not in said]
+    texts = tuple(x.text for x in verdict.suspects)
+    others = [x for x in verdict.remarks if x not in said and not x.startswith(texts)]
     if not verbose and any(x.explained > _NEARLY_ALL for x in verdict.suspects[:1]):
         others = [x for x in others if "precision is lost" not in x]  # the cause is another
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
@@ -323,7 +325,7 @@ def _say_what_next(verdict: Verdict) -> str:
             f"{'' if SAME_VALUES in verdict.remarks else 'more rows, or '}{_name_stronger(verdict)}"
         )
     if not verdict.suspects:
-        return "compare the rows above with exact attention; --plot draws the worst head"
+        return "compare the wrong rows with the exact result; --plot draws the worst head"
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":

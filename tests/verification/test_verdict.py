@@ -429,6 +429,9 @@ def test_remarks():
     assert judged(0 * out).remarks == ["the output is 0 everywhere"]
     causes = [[x.text for x in judged(x * out).suspects] for x in (0.0, np.nan)]
     assert causes == [["the output is 0 everywhere"], ["256 of 256 rows hold NaN or infinity"]]
+    text = str(judged(np.nan * out))
+    assert text.count("rows hold NaN") == 1
+    assert "standard deviation" not in text
 
 
 def test_the_gradient_of_the_output_alone_is_not_used():

@@ -11,7 +11,7 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
-from ..empty_rows import find_empty
+from ..empty_rows import find_empty, say_how_to_accept
 from ..findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
 from ..verdict import Verdict
 from ..worst import find_worst
@@ -211,7 +211,7 @@ def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[
     got = np.concatenate([numbers.out(x)[i] for x, i in zip(heads, wrong, strict=True)])
     what = "NaN" if np.all(np.isnan(got)) else "not 0"
     option = "nan" if what == "NaN" else "any"
-    text = f"dq of queries that see no key is {what} (to accept it: empty_rows={option!r})"
+    text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
     return [as_suspect(f"agrees if {text}")]
 
 
