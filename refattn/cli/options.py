@@ -200,7 +200,7 @@ def many_heads(heads: int, tokens: int, layout: str) -> None:
         other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
         notice(
             f"warning: {heads} heads of {tokens} tokens in layout {layout} "
-            f"looks transposed; if so, pass --layout {other}"
+            f"look transposed; if so, pass --layout {other}"
         )
 
 

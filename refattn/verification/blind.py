@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..rounding.head import SoftmaxHead, exact_rows
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import RowErrors
-from .findings import IGNORES, Numbers
+from .findings import IGNORES, SAME_KEYS, SAME_VALUES, Numbers
 from .head_sums import HeadSums, row_weights
 from .trial import passes
 from .z_scores import mean_square
@@ -96,8 +96,15 @@ def mark_right_mean(problem: Problem, blind: Sequence[str]) -> list[str]:
         "bias" not in x and np.any(x["q"]) and np.any(x["k"]) and np.all(x["k"] == x["k"][:1])
         for x in heads
     )
-    right = f"{_MEAN_OF_V} (right: all keys are the same)"
+    right = f"{_MEAN_OF_V} {SAME_KEYS}"
     return [right if is_right and x == _MEAN_OF_V else x for x in blind]
+
+
+def remark_same_values(problem: Problem, blind: Sequence[str]) -> Iterator[str]:
+    """Say that no weights can be judged, where the mean of v passes because v is constant."""
+    heads = (problem.read(index)["v"] for index in np.ndindex(problem.lead))
+    if _MEAN_OF_V in blind and problem.shape[1] > 1 and all(np.all(v == v[:1]) for v in heads):
+        yield SAME_VALUES
 
 
 def list_ignored(

@@ -19,6 +19,7 @@ from ..rounding.profiles import Profile, check_hardware
 from ..typing import Features
 from .choice import ProfileChoice
 from .empty_rows import EMPTY_ROWS, settle
+from .findings import UNUSED_D_OUT
 from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
 from .judging import judge_all
 from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_options
@@ -256,6 +257,8 @@ def verify(
         scaled = any(x is not None for x in scales.values())
         names = name_profiles(inputs.types, storage, scaled, bool(gradients))
     verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+    if "d_out" in got and not gradients:
+        verdict = verdict.with_remark(UNUSED_D_OUT)
 
     def judge_in(other: str) -> Verdict:
         return verify(**arguments | {"layout": other})

@@ -119,7 +119,7 @@ def list_conventions(
     words = {"nan": "NaN", "mean": "the mean of v"}
     for name, called in words.items():
         if fits[name] and not fits["zero"]:
-            yield f"rows that see no key are {called} (to accept it: empty_rows={name!r})"
+            yield f"rows that see no key are {called} {say_how_to_accept(name)}"
     if normalisers:
         lse = np.concatenate(normalisers)
         for called, same in (
@@ -129,8 +129,13 @@ def list_conventions(
             ("finite", np.isfinite(lse)),
         ):
             if np.all(same):
-                yield f"lse of rows that see no key is {called} (to accept it: empty_rows='any')"
+                yield f"lse of rows that see no key is {called} {say_how_to_accept('any')}"
                 return
+
+
+def say_how_to_accept(convention: str) -> str:
+    """Name the option, in Python and of the command, by which such rows pass."""
+    return f"(to accept it: empty_rows={convention!r}, or --empty-rows {convention})"
 
 
 def describe_idle(

@@ -47,7 +47,7 @@ import numpy as np
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .blind import list_blind, list_ignored, mark_right_mean
+from .blind import list_blind, list_ignored, mark_right_mean, remark_same_values
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
 from .causes.states import find_coarse_state
@@ -262,7 +262,7 @@ class _Case:
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
-            remarks += _remark_idle(best.idle)
+            remarks += [*remark_same_values(problem, blind), *_remark_idle(best.idle)]
             by = self.profiles[name]
             remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
             if problem.kind == "recurrent" and by.states is not None:

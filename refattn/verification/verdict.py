@@ -11,7 +11,17 @@ from typing import NamedTuple
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
-from .findings import Finding, Suspect, Worst, Z, as_cause, place, weaken
+from .findings import (
+    SAME_KEYS,
+    SAME_VALUES,
+    Finding,
+    Suspect,
+    Worst,
+    Z,
+    as_cause,
+    place,
+    weaken,
+)
 
 _PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
 _DEFECTS = {
@@ -21,7 +31,6 @@ _DEFECTS = {
     "epsilon": "an epsilon in the normaliser of",
 }
 
-_LARGER = "give larger q or k, or numbers with more digits"
 _NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
@@ -142,6 +151,11 @@ class Verdict(NamedTuple):
             text = f"these numbers are not enough to judge the kernel: {self}"
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
+    def with_remark(self, text: str) -> Verdict:
+        """Put a remark first, also in the part that is written in full."""
+        parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
+        return self._replace(remarks=[text, *self.remarks], parts=parts)
+
     def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
         share = 1.0
@@ -197,14 +211,16 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if verdict.worst is not None:
         yield f"  worst: {_write_worst(verdict)}"
     there = f" at {place(verdict.z.where)}" if verdict.z.where else ""
-    yield (
-        f"  error / standard deviation: rms {verdict.z.rms:.3g}, "
-        f"largest {verdict.z.largest:.3g}{there}"
-    )
+    if not failed or verdict.z.largest:  # no number is finite, else
+        yield (
+            f"  error / standard deviation: rms {verdict.z.rms:.3g}, "
+            f"largest {verdict.z.largest:.3g}{there}"
+        )
     if failed:
         yield from _write_tests(verdict, verbose)
     said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
-    others = [x for x in verdict.remarks if x not in said]
+    texts = tuple(x.text for x in verdict.suspects)
+    others = [x for x in verdict.remarks if x not in said and not x.startswith(texts)]
     if not verbose and any(x.explained > _NEARLY_ALL for x in verdict.suspects[:1]):
         others = [x for x in others if "precision is lost" not in x]  # the cause is another
     yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
@@ -286,7 +302,8 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
-        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {_LARGER}"
+        advice = f"give {_name_stronger(verdict)}"
+        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {advice}"
     if verdict.known:
         sizes = [
             f"{_DEFECTS[x].format(one)} {size:.2g}"
@@ -304,14 +321,25 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
         return "more sequences: each has a last state for each head"
     if verdict.verdict == "UNDERPOWERED":
-        return f"more rows, or {_LARGER.removeprefix('give ')}"
+        return (
+            f"{'' if SAME_VALUES in verdict.remarks else 'more rows, or '}{_name_stronger(verdict)}"
+        )
     if not verdict.suspects:
-        return "compare the rows above with exact attention; --plot draws the worst head"
+        return "compare the wrong rows with the exact result; --plot draws the worst head"
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":
         return "find this cause in the kernel; if it is intended, make options and inputs match it"
     return "find this cause in the kernel; --verbose lists all failed tests"
+
+
+def _name_stronger(verdict: Verdict) -> str:
+    """Name inputs on which fewer wrong outputs would pass."""
+    if SAME_VALUES in verdict.remarks:
+        return "values that differ from key to key"
+    if any(x.endswith(SAME_KEYS) for x in verdict.blind):
+        return "keys that differ"
+    return "larger q or k, or numbers with more digits"
 
 
 def _say_what_is_missing(verdict: Verdict, one: str) -> str:

@@ -317,7 +317,7 @@ def test_layouts(line, key):
         assert got[key] == expected[key]
     if key in ("results", "z"):
         assert (
-            "warning: 24 heads of 2 tokens in layout bhnd looks transposed; if so, pass "
+            "warning: 24 heads of 2 tokens in layout bhnd look transposed; if so, pass "
             "--layout bnhd\n"
         ) in run(*swapped).stderr
 

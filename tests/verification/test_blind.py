@@ -42,6 +42,7 @@ def test_the_mean_of_values_is_right_where_keys_are_the_same(size):
     found = judged(q, size * k[:, :1].repeat(k.shape[1], 1), v)
     assert found.verdict == ("PASS" if size else "UNDERPOWERED")
     assert ("mean of v (right: all keys are the same)" in found.blind) == bool(size)
+    assert f"also pass: give {'keys that differ' if size else 'larger q or k'}" in str(found)
 
 
 def test_zeros_where_values_are_0():
@@ -49,6 +50,15 @@ def test_zeros_where_values_are_0():
     found = judged(q, k, 0 * v)
     assert {"zeros", "mean of v"} <= {*found.blind}
     assert found.verdict == "UNDERPOWERED"
+
+
+def test_larger_queries_are_no_advice_where_all_values_are_the_same():
+    q, k, v = sample([0])
+    found = str(judged(q, k, v[:, :1].repeat(v.shape[1], 1)))
+    assert "  v is the same for all keys: any weights give the same output\n" in found
+    assert "would also pass: give values that differ from key to key\n" in found
+    assert "  next: values that differ from key to key" in found
+    assert "larger q" not in found
 
 
 @pytest.mark.parametrize(

@@ -424,9 +424,28 @@ def test_remarks():
     found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan))
     text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6, column 3)"
     assert found.remarks == [text]
+    found = judged(changed(out, np.s_[1, 5, 3], lambda x: math.nan))
+    assert found.remarks == ["1 of 256 rows holds NaN or infinity, at (1, 5) (column 3)"]
     assert judged(0 * out).remarks == ["the output is 0 everywhere"]
     causes = [[x.text for x in judged(x * out).suspects] for x in (0.0, np.nan)]
     assert causes == [["the output is 0 everywhere"], ["256 of 256 rows hold NaN or infinity"]]
+    text = str(judged(np.nan * out))
+    assert text.count("rows hold NaN") == 1
+    assert "standard deviation" not in text
+
+
+def test_the_gradient_of_the_output_alone_is_not_used():
+    q, k, v = sample([0])
+    out = refattn.naive.softmax_attention(q, k, v)
+    text = "d_out is not used: there is no dq, dk or dv"
+    found = verify(q=q, k=k, v=v, out=out, d_out=v, dtype="float64")
+    assert text in found.remarks
+    assert text in str(found)
+    k = k / np.linalg.norm(k, axis=-1, keepdims=True)
+    rest = {"beta": np.full(q.shape[:-1], 0.5), "estimator": "delta-rule", "dtype": "float64"}
+    out, state = refattn.naive.delta_rule(q, k, v, beta=rest["beta"])
+    found = verify(q=q, k=k, v=v, out=out, state=state, d_out=v, **rest)
+    assert text in str(found)
 
 
 def test_verdicts_can_be_pickled():

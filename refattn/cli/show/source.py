@@ -42,11 +42,10 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     if (stored := tensors.stored["q"]) != tensors.dtypes["q"]:
         rounded = f" ({stored} arrays that hold {tensors.dtypes['q']} numbers){rounded}"
     band = problem if problem.packed is None else problem.packed
-    said = [
-        problem.called,
-        f"scale {problem.scale:.6g}",
-        "causal" if band.causal else "not causal",
-    ]
+    said = [problem.called]
+    if problem.kind != "map":  # linear attention has no scale
+        said.append(f"scale {problem.scale:.6g}")
+    said.append("causal" if band.causal else "not causal")
     if band.window != (None, None):
         said.append(f"window {','.join('' if x is None else str(x) for x in band.window)}")
     if problem.softcap is not None:

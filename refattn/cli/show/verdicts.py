@@ -9,7 +9,7 @@ from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.tensors import Tensors
 from ...rounding.problems import Problem
-from ...verification.findings import Part
+from ...verification.findings import UNUSED_D_OUT, Part
 from ...verification.verdict import Verdict
 from .page import Page
 from .source import introduction, source_of
@@ -27,7 +27,7 @@ class Verified(NamedTuple):
         """Yield what the file holds that was not judged or not used, a line each."""
         shapes = self.tensors.shapes
         if "d_out" in shapes and not {"dq", "dk", "dv"} & {*shapes}:
-            yield "d_out is not used: there is no dq, dk or dv"
+            yield UNUSED_D_OUT
         if "omega" in shapes and self.problem.kind != "frequencies":
             yield "omega is not used: it is for --estimator rfa"
         if "lse" in shapes and ("out" not in shapes or self.parts["out"].numbers.lse is None):

@@ -50,8 +50,7 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         got = read(index)
         zero = zero and not np.any(got)
         strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
-        if strange.size and not first:
-            first = place((*index, int(strange[0])))
+        first = first or (place((*index, int(strange[0]))) if strange.size else "")
         nan, rows, held = nan + strange.size, rows + got.shape[0], np.union1d(held, strange)
         columns |= ~np.all(np.isfinite(got), 0)
     if zero and rows:
@@ -60,7 +59,8 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         parts = [name_span(problem.rows, held)] * (len(held) > 1)
         parts += [name_span("columns", np.flatnonzero(columns))] * (not columns.all())
         where = f" ({', '.join(parts)})" if parts else ""
-        yield f"{nan} of {rows} rows hold NaN or infinity, the first is {first}{where}"
+        hold, there = ("holds", "at") if nan == 1 else ("hold", "the first is")
+        yield f"{nan} of {rows} rows {hold} NaN or infinity, {there} {first}{where}"
 
 
 def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:

@@ -139,7 +139,12 @@ def _name(
     named: dict[str, list[Suspect]] = {}
     for of in failed:
         for x in [x for x in order if of in x.parts][:1]:
-            only = [] if x.everywhere or len(parts) == 1 else [" and ".join(sorted(x.parts))]
+            named_by_text = x.candidate.text.startswith(f"{of} is ")
+            only = (
+                []
+                if x.everywhere or len(parts) == 1 or named_by_text
+                else [" and ".join(sorted(x.parts))]
+            )
             only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
             alone = ", but only in " * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")

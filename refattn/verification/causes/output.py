@@ -381,7 +381,8 @@ class Trials:
                 continue
             if square > _RMS**2:
                 text += (
-                    f" (or sums of q . k are: errors are {math.sqrt(square):.2g} times as large)"
+                    f" (errors are {math.sqrt(square):.2g} times as large: "
+                    "perhaps sums of q . k are rounded too)"
                 )
             spread = float(np.std(np.log(np.maximum(rows, 1e-9))))
             if spread < (1.2 if many > 1 else 1.0):  # all rows are as far

@@ -46,7 +46,7 @@ def describe_place(problem: Problem, sample: Sample) -> str:
     looked = " that were tested" if sample.looked < wrong.size else ""
     count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
     if wrong.sum() == sample.looked:
-        count = f"all {sample.looked:,} rows{looked}"
+        count = f"all {sample.looked:,} rows{looked}" if sample.looked > 1 else "the only row"
     lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
     everywhere = {f"{name} among 0 to {n - 1}" for name, n in lengths.items()}
     return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
@@ -115,6 +115,8 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
         yield from _describe_rows("all rows", got, right)
     elif not np.any(got):
         yield f"{where}: all numbers are 0, as if they were never computed"
+    elif got.size == 1:
+        return  # a number by itself is like any other
     elif np.all(got == got.flat[0]):
         yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
     elif _correlate(got, right) < _UNLIKE < _correlate(*_take_means(heads)):
@@ -251,7 +253,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
             basis = np.linalg.qr(w[:, j])[0]
             left = error - basis @ (basis.T @ error)
             if np.sum(left * left) < _LEFT * np.sum(error * error):
-                yield f"the kernel used other values for keys {j.start} to {j.stop - 1}"
+                yield f"other values for keys {j.start} to {j.stop - 1} would explain the error"
                 return
 
 

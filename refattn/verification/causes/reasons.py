@@ -11,7 +11,7 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
-from ..empty_rows import find_empty
+from ..empty_rows import find_empty, say_how_to_accept
 from ..findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
 from ..verdict import Verdict
 from ..worst import find_worst
@@ -37,7 +37,7 @@ _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _FACTS = re.compile(  # that say what numbers are
-    r"all numbers are|times as large|exact row times a number|hold NaN|see no key|log normaliser|"
+    r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
 )
 _CAUSE = "convention"  # name of a suspect that holds
@@ -194,9 +194,9 @@ def _explain_rescaled(
 def name_trivial(verdict: Verdict) -> list[Suspect]:
     """Name what is the cause if no other is known: results that are all 0, or NaN in every row."""
     found = (
-        re.match(r".* is 0 everywhere|(\d+) of \1 rows hold NaN.*", x) for x in verdict.remarks
+        re.match(r".* is 0 everywhere|(\d+) of \1 rows holds? NaN.*", x) for x in verdict.remarks
     )
-    return [as_suspect(x.group().partition(", the first")[0], 1.0, "trivial") for x in found if x]
+    return [as_suspect(x.group().partition(", ")[0], 1.0, "trivial") for x in found if x]
 
 
 def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[Suspect]:
@@ -211,7 +211,7 @@ def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[
     got = np.concatenate([numbers.out(x)[i] for x, i in zip(heads, wrong, strict=True)])
     what = "NaN" if np.all(np.isnan(got)) else "not 0"
     option = "nan" if what == "NaN" else "any"
-    text = f"dq of queries that see no key is {what} (to accept it: empty_rows={option!r})"
+    text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
     return [as_suspect(f"agrees if {text}")]
 
 
