@@ -31,6 +31,7 @@ from .arrays.library import (
     host_dtype,
     to_host,
 )
+from .arrays.words import with_known_keywords
 from .estimators.rfa import random_feature_attention
 from .moments import Moments
 from .sampling import Gaussian
@@ -285,6 +286,7 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
     return Gaussian(np.zeros_like(mean), best_covariance(second))
 
 
+@with_known_keywords
 def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) -> Gaussian:
     r"""Fit a diagonal gauge and, in it, the isotropic proposal to queries and keys (SADERF).
 
@@ -460,6 +462,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
     return Centred(q - a, k - b, ungroup(row @ xp.matrix_transpose(keys)))
 
 
+@with_known_keywords
 def assess(
     q: Array,
     k: Array,

@@ -27,6 +27,7 @@ from . import attention, sampling
 from .arrays import checks, qkv
 from .arrays.heads import grouped_lead
 from .arrays.library import Array, array_namespace, device, is_numpy_array
+from .arrays.words import with_known_keywords
 from .attention import Alibi, Attended
 from .engine.scores import Band
 from .estimators.inputs import arguments, change_gauge, choose_frequencies
@@ -42,6 +43,7 @@ Heads = list[Any]  # what chunks of query heads that share keys read
 _FAN_IN = 8  # partial results that one task merges
 
 
+@with_known_keywords
 def attend(
     q: Array,
     k: Array,
@@ -99,6 +101,7 @@ def attend(
     )  # fmt: skip
 
 
+@with_known_keywords
 def softmax_attention(
     q: Array,
     k: Array,
@@ -142,6 +145,7 @@ def softmax_attention(
     ).out  # fmt: skip
 
 
+@with_known_keywords
 def random_feature_attention(
     q: Array,
     k: Array,

@@ -21,6 +21,7 @@ from .arrays.arithmetic import multiply
 from .arrays.heads import group_with_lead, head_counts
 from .arrays.library import Array, Doubles, as_written, constant
 from .arrays.shown import held
+from .arrays.words import with_known_keywords
 from .engine.targets import Targets
 from .typing import Coupling
 
@@ -292,6 +293,7 @@ class Mixture:
         return any(c.has_finite_variance() for c, w in pairs if w > 0)
 
 
+@with_known_keywords
 def draw(
     num_samples: int,
     d: int,

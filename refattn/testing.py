@@ -24,7 +24,7 @@ import numpy as np
 
 from .arrays import checks
 from .arrays.library import Floats
-from .arrays.words import check_keywords
+from .arrays.words import check_keywords, with_known_keywords
 from .audit import Audit, audit
 from .files.sample import load_sample
 from .rounding.formats import FORMATS
@@ -127,6 +127,7 @@ def _verify_actual(**arguments: Any) -> Verdict:
         raise type(error)(str(error).replace("`out`", "`actual`")) from None
 
 
+@with_known_keywords
 def draw_qkv(
     case: Case = "sample",
     *,

@@ -68,6 +68,7 @@ def check(
         raise ValueError(f"`k` and what goes with it must broadcast, got {shapes}.") from None
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
+    b = None if b is None else xp.broadcast_to(b, (*lead, n, d))
     grouped_lead(q, k, v)
     scale = constant(d, q) ** -0.5 if scale is None else scale
     return q, k, Gates(g, a, b, write, state), scale, xp

@@ -164,7 +164,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
         names = ", ".join(sorted({getattr(x, "__name__", repr(x)) for x in pulled}))
         said = f"`{fn.__name__}`, which has no pullback" if record else checks.describe(fn)
         raise TypeError(f"`fn` must be one of {names}, got {said}.")
-    check_keywords(fn.__name__, options, keyword_names(fn) or [*options])
+    check_keywords(fn.__name__, fixed | options, keyword_names(fn) or [*fixed, *options])
     call = signature(fn).bind(q, k, v, **{**fixed, **options})
     call.apply_defaults()
     out, pullback = rule(*call.args, **call.kwargs)

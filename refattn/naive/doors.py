@@ -29,8 +29,8 @@ def formula(
     def decorate(equation: _Equation) -> _Equation:
         signature, run = inspect.signature(equation), of_library(equation)
 
-        @wraps(equation)
         @as_written
+        @wraps(equation)
         def door(*args: Any, **kwargs: Any) -> Any:
             call = signature.bind(*args, **kwargs)
             call.apply_defaults()

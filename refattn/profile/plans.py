@@ -12,6 +12,7 @@ from ..arrays import checks, qkv
 from ..arrays.library import Floats
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, digits, two_digits
+from ..arrays.words import with_known_keywords
 from ..compare import (
     QUADRATIC_QUERIES,
     REFUSALS,
@@ -171,6 +172,7 @@ class Search(NamedTuple):
         }
 
 
+@with_known_keywords
 def plan(
     q: Floats,
     k: Floats,

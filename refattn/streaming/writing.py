@@ -7,9 +7,11 @@ import numpy as np
 from ..arrays import checks, qkv
 from ..arrays.blocks import blocks
 from ..arrays.library import Array
+from ..arrays.words import with_known_keywords
 from .positive import PositiveState
 
 
+@with_known_keywords
 def write_random_feature_attention(
     out: Array,
     q: Array,

@@ -10,6 +10,7 @@ import numpy as np
 from ..arrays import checks
 from ..arrays.library import Doubles
 from ..arrays.shown import held
+from ..arrays.words import with_known_keywords
 from ..sampling import Gaussian
 from .elementary import quotient
 from .second_moments import KernelAttention, PairSums, sum_pairs, unit_of
@@ -55,6 +56,7 @@ class ExactLaw(Law):
         return np.ones(self.ess.shape, dtype=bool)
 
 
+@with_known_keywords
 def attention_law(
     q: Any,
     k: Any,
@@ -131,6 +133,7 @@ def first_order(sums: PairSums, num_features: int) -> Law:
     return Law(bias, variance, num_features / sums.weight)
 
 
+@with_known_keywords
 def importance_sampling_law(
     q: Any,
     k: Any,
@@ -180,6 +183,7 @@ def importance_sampling_law(
     return law.in_units(sums.unit)
 
 
+@with_known_keywords
 def randomized_attention_law(
     q: Any,
     k: Any,
@@ -235,6 +239,7 @@ def randomized_attention_law(
     return law.in_units(problem.unit)
 
 
+@with_known_keywords
 def num_features_for(
     target_error: float,
     q: Any,

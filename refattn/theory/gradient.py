@@ -9,11 +9,13 @@ import numpy as np
 
 from ..arrays import checks
 from ..arrays.library import Doubles
+from ..arrays.words import with_known_keywords
 from ..sampling import Gaussian
 from .attention import Law
 from .second_moments import KernelAttention, PairWeights, factor_pairs, scaled_exp, times_exp
 
 
+@with_known_keywords
 def gradient_law(
     q: Any,
     k: Any,

@@ -8,11 +8,13 @@ import numpy as np
 
 from ..arrays import checks, qkv
 from ..arrays.library import Doubles
+from ..arrays.words import with_known_keywords
 from ..typing import KEY_LAWS, KeyLaw
 from .attention import ExactLaw, Law
 from .second_moments import KernelAttention
 
 
+@with_known_keywords
 def sampled_keys_law(
     q: Any,
     k: Any,

@@ -146,17 +146,20 @@ def test_the_pullback_is_the_derivative_of_the_formula(layer, n):
     assert abs(got - want) <= 1e-12 * size
 
 
+@pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("layer", LAYERS)
-def test_heads_of_values_share_a_head_of_queries_and_keys(layer):
+def test_heads_of_values_share_a_head_of_queries_and_keys(layer, heads):
     """As if it were repeated for consecutive ones; gradients are summed over these."""
-    (q, k, v), gates = inputs(layer, 9, heads=(2, 4))
+    (q, k, v), gates = inputs(layer, 9, heads=(heads, 4))
     gates["initial_state"] = draw(np.random.default_rng(2), 4, 4, 3)
-    few, many = (q, k[:2], v), (np.repeat(q, 2, 0), np.repeat(k[:2], 2, 0), v)
+    few, times = (q, k[:heads], v), 4 // heads
+    many = (*(np.repeat(x, times, 0) for x in few[:2]), v)
     want = run(recurrences, layer, *many, **gates)
     for home, arrays in ((recurrences, few), (recurrences, (many[0], *few[1:])), (naive, few)):
         assert largest_error(run(home, layer, *arrays, **gates), want) <= 20 * eps(q)
     got, want = (pull(layer, *x, **gates) for x in (few, many))
-    want = want._replace(**{x: np.reshape(getattr(want, x), (2, 2, 9, 4)).sum(1) for x in "qk"})
+    shared = {x: np.reshape(getattr(want, x), (heads, times, 9, 4)).sum(1) for x in "qk"}
+    want = want._replace(**shared)
     for x, y in ((x, y) for x, y in zip(got, want, strict=True) if y is not None):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-13)
 

@@ -99,6 +99,7 @@ CAUSES = {
     "decays are read from other heads": {"log_decay": lambda x: np.roll(x, 1, 0)},
     "each token uses the decay of the next token": {"log_decay": lambda x: np.roll(x, -1, -1)},
     "the initial state is ignored": {"initial_state": np.zeros_like},
+    "k is read from other heads": {"k": lambda x: x[[1, 0, 2]]},
     "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
     "each row is the exact row times a number": {"q": longer},
     "the scale is 1": {"q": lambda x: 4 * x},
@@ -112,14 +113,56 @@ def test_what_a_right_kernel_is_given_instead_is_named(cause):
     arrays, changes = made("float32", n=70), dict(CAUSES[cause])
     if "k" in changes and "q and k are n" in cause:
         arrays["k"] = np.float32(1.2 * arrays["k"])
-    given = arrays | {x: np.float32(f(arrays[x])) for x, f in changes.items() if x in arrays}
-    names = ("q", "k", "v", "log_decay", "beta", "initial_state")
-    results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
-    arrays["out"], arrays["state"] = (np.stack(x) for x in zip(*results, strict=True))
+    arrays |= of_other_arrays(arrays, changes)
     arrays |= {x: f(arrays[x]) for x, f in changes.items() if x in ("out", "state")}
     part = verify(**arrays).parts["state" if "state" in changes else "out"]
     assert part.verdict == "FAIL"
     assert cause in part.suspects[0].text, part.suspects
+
+
+def of_other_arrays(arrays, changes):
+    """What a right kernel gives for changed arrays."""
+    given = arrays | {x: np.float32(f(arrays[x])) for x, f in changes.items() if x in arrays}
+    names = ("q", "k", "v", "log_decay", "beta", "initial_state")
+    results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
+    return dict(zip(("out", "state"), map(np.stack, zip(*results, strict=True)), strict=True))
+
+
+@pytest.mark.parametrize("cause", [x for x in CAUSES if "initial" in x or "to base 2" in x])
+def test_causes_that_the_first_head_does_not_show(cause):
+    """It has no decay, and starts from 0."""
+    arrays = made("float32", n=70)
+    arrays["log_decay"][0], arrays["initial_state"][0] = 0, 0
+    arrays |= of_other_arrays(arrays, CAUSES[cause])
+    assert cause in verify(**arrays).parts["out"].suspects[0].text
+
+
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [
+        (1, "no state is passed on between chunks of 64"),
+        (0, "neither the initial state is used nor those between chunks of 64"),
+    ],
+)
+def test_chunks_that_start_with_no_state(first, cause):
+    """The first one with its own, or not."""
+    arrays, parts = made("float32", n=70), []
+    for i in (slice(0, 64), slice(64, 70)):
+        names = ("q", "k", "v", "log_decay", "beta")
+        some = arrays | {x: arrays[x][:, i] for x in names}
+        some["initial_state"] = (first > i.start) * some["initial_state"]
+        parts.append(of_other_arrays(some, {}))
+    arrays |= {"out": np.concatenate([x["out"] for x in parts], 1), "state": parts[1]["state"]}
+    assert verify(**arrays).parts["out"].suspects[0].text == f"agrees if {cause}"
+
+
+def test_heads_of_several_members_are_told_apart():
+    """Of one of two members, two heads are exchanged."""
+    one = made("float32", n=70)
+    arrays = {x: np.stack([y, y]) if isinstance(y, np.ndarray) else y for x, y in one.items()}
+    arrays["out"][1] = one["out"][[1, 0, 2]]
+    text = verify(**arrays).parts["out"].suspects[0].text
+    assert text.endswith("other heads: head (1, 0) from head (1, 1), head (1, 1) from head (1, 0)")
 
 
 DEFECTS = {

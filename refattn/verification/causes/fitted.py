@@ -219,6 +219,11 @@ def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -
     named = ", ".join(f"{t * size} to {t * size + size - 1}" for _, t in lost)
     there = ", ".join(f"{t * size} to {t * size + size - 1} of member {c}" for c, t in others)
     more = f" (and in {len(read) - 1} more members)" if len(read) > 1 else ""
+    if not lost:  # the order matters as the last is not full
+        t = found[-1][1] * size
+        return (
+            f"the last block of {size} keys of member {member} is keys {t} to {t + size - 1}{more}"
+        )
     where = f"not keys {named} of member {member}, but keys {there}{more}"
     return f"blocks of {size} keys are read from elsewhere: {where}"
 

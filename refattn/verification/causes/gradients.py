@@ -93,7 +93,8 @@ def explain_backward(
     n, m, _ = first.forward.shape
     lists = [partial(back.list_counted, parts[x]) for x in ("dq",) if x in failed]
     lists += [partial(x, back, parts, first.of, [*failed]) for x in _LISTINGS]
-    lost = (x for listing in lists if not found for x in listing() if not found)
+    some = (x for x in lists if all(y.local for y in found))
+    lost = (x for listing in some for x in listing() if all(y.local for y in found))
     for one in chain(list_candidates(first, own), lost):
         if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
             continue
@@ -424,17 +425,30 @@ def list_solved(
     n, m, _ = back.gradients[of].forward.shape
     if "dq" not in failed or n * m > _PAIRS or parts["dq"].problem.shape[2] < _FEWEST_ROWS:
         return
-    part, found = parts["dq"], {}
+    part, found, solved = parts["dq"], {}, [np.zeros((5, 0))]
     for x in list_wrong(part.problem, part.numbers, back.samples["dq"].wrong):
         values, errors = _solve_for(back, "delta", x)
-        if not np.all(np.isfinite(errors)):
-            return
         found[x.rows.at] = x.rows.queries, values
-    if sum(len(rows) for rows, _ in found.values()) < _FEWEST_MOVED:
+        delta = back.keep("dq", x.rows.at)[1].delta
+        near = [np.roll(delta, by)[x.rows.queries] for by in (0, 1, -1)]
+        solved.append(np.stack([values, errors, *near]))
+    values, errors, *near = np.concatenate(solved, -1)
+    if len(values) < _FEWEST_MOVED or not np.all(np.isfinite(errors)):
         return
     where = ", ".join(list_places(part.problem, back.samples["dq"]))
-    text = f"D = d_out . out is another number in {where or 'all rows'}"
+    text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
     yield Candidate(text, read=partial(_read_solved, found))
+
+
+def _relate(values: Doubles, near: Doubles) -> str:
+    """Say if numbers are the right ones times one number, or those of queries beside theirs."""
+    factor = float(np.sum(near[0] * values) / max(np.sum(near[0] * near[0]), 1e-300))
+    times = f"multiplied by {factor:.3g}" if abs(factor) > _OFF_TIMES else "left out"
+    names = (times, "that of the query before", "that of the next query")
+    for name, x in zip(names, (factor * near[0], *near[1:]), strict=True):
+        if np.mean(np.square(values - x)) < _SQUARE:
+            return name
+    return "another number"
 
 
 def _read_solved(

@@ -14,7 +14,7 @@ from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
-from ..findings import Finding, Numbers, Suspect
+from ..findings import Finding, Numbers, Suspect, place
 from .output import as_suspect
 from .places import by_row
 
@@ -85,9 +85,10 @@ def _leave_out(x: TokenArrays, size: int) -> dict[str, Any]:
     return {name: np.where(kept, x[name], 0.0) for name in names if name in x}
 
 
-def _hand_nothing_on(x: TokenArrays, size: int) -> dict[str, Any]:
-    """Start each chunk with an empty state."""
-    first = np.arange(len(x["q"]))[:, None] % size == 0
+def _hand_nothing_on(x: TokenArrays, size: int, start: int = 1) -> dict[str, Any]:
+    """Start each chunk with an empty state, those from this token on."""
+    i = np.arange(len(x["q"]))[:, None]
+    first = (i % size == 0) & (i >= start)
     removed = {"b": np.where(first, 0.0, x["b"])} if "b" in x else {}
     return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | removed
 
@@ -115,7 +116,15 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             for words, names in (("q is", "q"), ("k is", "k"), ("q and k are", "qk"))
         },
     },
-    "state": {"the initial state is ignored": partial(_scale, initial_state=0.0)},
+    "state": {
+        "the initial state is ignored": partial(_scale, initial_state=0.0),
+        **{
+            f"neither the initial state is used nor those between chunks of {c}": partial(
+                _hand_nothing_on, size=c, start=0
+            )
+            for c in _CHUNK_SIZES
+        },
+    },
     "square": {
         "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T}
     },
@@ -167,6 +176,7 @@ _OF_HEADS: Mapping[str, Callable[[TokenArrays, TokenArrays], dict[str, Any]]] = 
     "decays are": lambda x, y: {"log_decay": y["log_decay"]},
     "factors are": lambda x, y: _take_factors(x, y["write"]),
     "q is": lambda x, y: {"q": y["q"]},
+    "k is": lambda x, y: _take_keys(x, y["k"]),
     "q and k are": lambda x, y: {"q": y["q"], **_take_keys(x, y["k"])},
     "v is": lambda x, y: {"v": y["v"]},
 }
@@ -174,16 +184,18 @@ _OF_HEADS: Mapping[str, Callable[[TokenArrays, TokenArrays], dict[str, Any]]] = 
 
 def list_states(problem: Problem) -> Iterator[Cause]:
     """List recurrences that this one may be taken for, the plainest first."""
-    x, decays = problem.first, np.any(problem.first["log_decay"])
+    x, heads = problem.first, [problem.read(x) for x in np.ndindex(problem.lead)]
     d, d_v = x["initial_state"].shape
-    starts = np.any(x["initial_state"])
+    decays, starts = (any(np.any(y[z]) for y in heads) for z in ("log_decay", "initial_state"))
     there = {"tokens": True, "decay": decays, "late": decays and x.get("late"), "state": starts}
     there |= {"square": starts and d == d_v, "removal": "a" in x, "delta": is_delta(x)}
-    there |= {"write": np.any(x["write"] != 1)}
+    there |= {"write": any(np.any(y["write"] != 1) for y in heads)}
     for needed in (y for y in _CAUSES if there[y]):
         for text, change in _CAUSES[needed].items():
             size = getattr(change, "keywords", {}).get("size", 0)
-            if needed != "tokens" or size < len(x["q"]):  # one chunk passes nothing on
+            if needed not in ("tokens", "state") or size < len(
+                x["q"]
+            ):  # one chunk passes nothing on
                 read = partial(_read_changed, problem.read, change)
                 yield Cause(text, problem._replace(read=read))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
@@ -217,7 +229,9 @@ def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[
                 for x in others
             ]
             heads[index] = others[int(np.argmin(far))]
-        moved = [f"head {x[-1]} from head {y[-1]}" for x, y in sorted(heads.items()) if x != y]
+        moved = [
+            f"head {place(x)} from head {place(y)}" for x, y in sorted(heads.items()) if x != y
+        ]
         if moved:
             text = f"{words} read from other heads: {', '.join(moved)}"
             yield Cause(text, _take_from(problem, take, heads))

@@ -133,7 +133,7 @@ CASES = {
     "lost tiles": (lambda: backward(*SAME) | {"dq": backward(*SAME, seen_back=CROSSING)["dq"]}, {},
         "dq", "tiles of 16 keys are lost: for queries 0 to 15"),
     "delta of tiles": (lambda: backward(*SAME, delta=lambda x: x * IN_TILES), {}, "dq",
-        "D = d_out . out is left out, but only in dq, 3 tiles of 16 queries, the first: 1"),
+        "D = d_out . out is left out in 3 tiles of 16 queries, the first: 1"),
     "rows of query heads": (of_query_heads, {}, "dk", "in head 0, keys 0 to 38 in steps of 2 "
         "hold the numbers of keys 0 to 19 of query head 0, keys 1 to 39 in steps of 2 hold the"),
     "weights not divided": (with_weights_over_the_largest, {}, "dv",

@@ -120,6 +120,32 @@ def test_numbers_of_rows_that_are_others():
     assert "another number" not in cause(arrays, "dq")
 
 
+@pytest.mark.parametrize(
+    ("rows", "change", "words"),
+    [
+        (slice(8, 16), lambda x: 0 * x, "left out in queries 8 to 15"),
+        (slice(None), lambda x: 2 * x, "multiplied by 2 in all rows"),
+        (
+            slice(3, None, 5),
+            lambda x: 1.5 * x,
+            "multiplied by 1.5 in queries 3 to 38 in steps of 5",
+        ),
+        (slice(9, 30), lambda x: np.roll(x, 1, 1), "that of the query before in queries"),
+    ],
+)
+def test_numbers_of_rows_that_are_right_but_for_one_number(rows, change, words):
+    """In dq and dk: neither is said to be alone, nor that the numbers are others."""
+
+    def changed(delta):
+        mixed = delta.copy()
+        mixed[:, rows] = change(delta)[:, rows]
+        return mixed
+
+    arrays = backward(*SAME, delta=changed)
+    for of in ("dq", "dk"):
+        assert cause(arrays, of).startswith(f"agrees if D = d_out . out is {words}")
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_scores_that_are_rounded_in_the_backward_pass_alone(name):
     q, k, v, g = LARGE
