@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -31,6 +32,7 @@ _DEFECTS = {
     "epsilon": "an epsilon in the normaliser of",
 }
 
+_NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
 _NEARLY_ALL = 0.99  # of the error
 _CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
 _OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
@@ -257,7 +259,12 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
     shown = verdict.suspects
     if not verbose:  # and not what says the first again, with a number
         first = [f"{x.text.removeprefix('agrees if ')}:" for x in shown[:1]]
-        shown = [x for x in shown if not x.text.startswith(tuple(first))][:_CAUSES]
+        words = {_NUMBER.sub("", x.text.removeprefix("agrees if ")) for x in shown[:1]}
+        again = [
+            x for x in shown[1:] if x.name != "convention" and _NUMBER.sub("", x.text) in words
+        ]
+        shown = [x for x in shown if not x.text.startswith(tuple(first)) and x not in again]
+        shown = shown[:_CAUSES]
     for number, x in enumerate(shown):
         start = "cause" if number == 0 else "or"
         explained = min(x.explained, 0.999) if "in part" in x.text else x.explained

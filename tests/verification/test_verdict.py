@@ -434,6 +434,15 @@ def test_remarks():
     assert "standard deviation" not in text
 
 
+def test_one_cause_is_not_printed_with_two_numbers():
+    q, k, v = (x.astype(np.float32) for x in sample([0]))
+    out = refattn.softmax_attention(q, k, v, scale=0.2)
+    found = verify(q=q, k=k, v=v, out=out)
+    times = "times the declared scale"
+    assert sum(times in x.text for x in found.suspects) > 1
+    assert [times in x for x in str(found).splitlines()].count(True) == 1
+
+
 def test_the_gradient_of_the_output_alone_is_not_used():
     q, k, v = sample([0])
     out = refattn.naive.softmax_attention(q, k, v)
