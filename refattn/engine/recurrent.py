@@ -41,7 +41,7 @@ from ..arrays.library import (
 from ..arrays.threads import for_each
 
 _CHUNK = 64  # tokens
-_SPAN, _OTHER_SPAN = 16, 64  # chunks that are made at once, on NumPy and elsewhere
+_SPAN, _OTHER_SPAN = 256, 64  # chunks that are made at once, times the bytes of a number on NumPy
 _NUMPY_NUMBERS = 2**17  # of tokens of some heads
 
 
@@ -271,7 +271,7 @@ def cut_rows(x: Array, size: int, xp: Any) -> Array:
 def spans(n: int, like: Array) -> tuple[int, list[slice]]:
     """Say how many tokens a chunk has, a power of 2, and which tokens are made at once."""
     size = min(_CHUNK, 1 << max(n - 1, 0).bit_length())
-    count = _SPAN if is_numpy_array(like) else _OTHER_SPAN
+    count = _SPAN // like.dtype.itemsize if is_numpy_array(like) else _OTHER_SPAN
     count = -(-max(n, 1) // size) if traced_once(like) else count
     return size, list(blocks(0, n, size * count))
 
@@ -340,7 +340,9 @@ def spoilt_states(bad: Steps, xp: Any) -> Array:
 def over_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, width: int) -> None:
     """Call a function for some heads at a time, on threads on NumPy."""
     count, n = math.prod(lead), q.shape[-2]
-    held = max(1, min(n, _CHUNK * _SPAN)) * width
-    heads = list(tiles(lead, _NUMPY_NUMBERS // held if is_numpy_array(q) else count))
+    most = count
+    if is_numpy_array(q):
+        most = _NUMPY_NUMBERS // (max(1, min(n, _CHUNK * _SPAN // q.dtype.itemsize)) * width)
+    heads = list(tiles(lead, most))
     threads = most_threads(q, count * n * _CHUNK) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)

@@ -1,12 +1,13 @@
 """Recurrences: engine, formula, pullback, decoding state and packed sequences say the same."""
 
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 
 from refattn import naive, packed, recurrences, recurrent_attention, vjp
+from refattn.engine import recurrent as engine
 from refattn.streaming import RecurrentState
 from tests.problems import draw, eps, with_norm
 
@@ -20,7 +21,7 @@ GATES = {  # of each layer
     "rwkv7": ("logs", "a", "b"),
 }
 LAYERS = sorted(GATES)
-# Sizes up to and past a chunk (64), and past the chunks that NumPy makes at once (1024).
+# Sizes up to and past a chunk (64), and past 16 chunks that are made at once (1024).
 SIZES = [0, 1, 5, 64, 100]
 
 
@@ -75,14 +76,25 @@ def test_chunks_are_the_formula_on_every_library(backend, dtype, layer, home, n)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (1, 3)])
 @pytest.mark.parametrize("n", [3, 1100])
-def test_past_spans_and_in_groups_of_heads(layer, heads, n):
+def test_past_spans_and_in_groups_of_heads(layer, heads, n, monkeypatch):
     """Memory of n tokens only where nothing decays: the delta rule."""
+    monkeypatch.setattr(engine, "_SPAN", 16 * 8)  # chunks of float64
     arrays, gates = inputs(layer, n, heads=heads)
     state = draw(np.random.default_rng(1), heads[1], 4, 3)
     got, want = (run(x, layer, *arrays, **gates, initial_state=state) for x in (recurrences, naive))
     assert got.out.shape == want.out.shape
     assert got.state.shape == want.state.shape
     assert largest_error(got, want) <= 100 * eps(arrays[0])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_spans_change_no_bit(layer, monkeypatch):
+    arrays, gates = inputs(layer, 300)
+    want = run(recurrences, layer, *arrays, **gates), pull(layer, *arrays, **gates)
+    monkeypatch.setattr(engine, "_SPAN", 2 * 8)  # two chunks of float64
+    got = run(recurrences, layer, *arrays, **gates), pull(layer, *arrays, **gates)
+    for x, y in zip(chain(*got), chain(*want), strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def as_recurrence(layer, k, gates):
