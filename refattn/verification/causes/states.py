@@ -193,9 +193,7 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     for needed in (y for y in _CAUSES if there[y]):
         for text, change in _CAUSES[needed].items():
             size = getattr(change, "keywords", {}).get("size", 0)
-            if needed not in ("tokens", "state") or size < len(
-                x["q"]
-            ):  # one chunk passes nothing on
+            if size < len(x["q"]) or needed not in ("tokens", "state"):  # a chunk passes nothing on
                 read = partial(_read_changed, problem.read, change)
                 yield Cause(text, problem._replace(read=read))
     for words, scale in (("1", 1.0), (f"1 / sqrt({d})", d**-0.5), (f"1 / {d}", 1 / d)):
