@@ -125,8 +125,8 @@ def compare(
     that take n m S products are left out at S above 100 unless --estimators names them.
 
     With --target the command recommends an estimator instead. It predicts errors from the moments
-    of q and k (v may be missing), without random numbers; --measure measures them. If there are
-    many queries or heads, an evenly spaced sample is used; the output names it.
+    of q and k, without random numbers; --measure measures them. Without v it predicts no
+    errors. With many queries or heads, an evenly spaced sample is used; the output names it.
     """
     from ..arrays import checks
     from ..files.arrays import find_sample

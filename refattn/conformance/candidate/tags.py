@@ -99,8 +99,8 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
         )
     if "vjp" in capabilities and any(tags[x] != DEFAULTS[x] for x in OF_RECURRENCES):
         raise ValueError(
-            "`capabilities` must leave out 'vjp', of which there is no reference, with one of "
-            f"the tags {', '.join(OF_RECURRENCES)}."
+            "`capabilities` must leave out 'vjp' with one of the tags "
+            f"{', '.join(OF_RECURRENCES)}: there are no reference gradients."
         )
     if tags["causal_only"] and not record.takes("causal"):
         raise ValueError(f"`tags['causal_only']` must be left out for {record.name}.")

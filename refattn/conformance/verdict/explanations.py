@@ -51,7 +51,8 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "rms": "root mean square of the errors divided by their standard deviations: about 1 if right",
     "profiles ruled out": "profiles (which steps of a kernel round) that a test of verify rejects",
     "unknown cause": "no known bug that verify tries explains most of the error",
-    "PASS": "a verdict: no test failed, and larger errors than the report names would have failed",
+    "PASS": "a verdict: no test failed, and errors larger than those that the report names would "
+    "have been detected",
     "FAIL": "a verdict: a correct implementation gives such results with probability alpha at most",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
     "p": "the probability that a correct implementation gives a result as extreme as this one",
