@@ -1,6 +1,7 @@
 """The plan of the package: what may import what, how large a thing may be, what a name may be."""
 
 import ast
+import gc
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -89,11 +90,15 @@ class Module:
 def plan():
     """Modules of the package by name."""
     modules = {}
-    for path in sorted(ROOT.rglob("*.py")):
-        parts = ("refattn", *path.relative_to(ROOT).with_suffix("").parts)
-        package = parts[-1] == "__init__"
-        name = ".".join(parts[:-1] if package else parts)
-        modules[name] = Module(path.read_text("utf-8"), package)
+    gc.disable()  # which would take as long as all else: trees are no garbage
+    try:
+        for path in sorted(ROOT.rglob("*.py")):
+            parts = ("refattn", *path.relative_to(ROOT).with_suffix("").parts)
+            package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if package else parts)
+            modules[name] = Module(path.read_text("utf-8"), package)
+    finally:
+        gc.enable()
     return modules
 
 
