@@ -35,7 +35,7 @@ class Workspace:
         self._held: dict[str, Array] = {}
 
     def room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array in the memory of that name, which is read no more once it is asked for again."""
+        """Return an array in the memory of that name; the next call with the name overwrites it."""
         size = math.prod(shape)
         held = self._held.get(name)
         if held is None or held.size < size or held.dtype != dtype:

@@ -216,7 +216,7 @@ class EvaState(_ChunkState):
     ) -> EvaState:
         """Make a state of the first keys (..., m, d) and values (..., m, d_v); m may be 0.
 
-        The queries `q`, shape (..., n, d), are those of the last n of these tokens; n may be 0.
+        `q`, shape (..., n, d), has the queries of the last n of these tokens; n may be 0.
         `omega`, shape (..., C, d), may have more chunks than there are yet; with it `q` is not
         needed. The other options are as in `refattn.eva_attention`. The state copies a generator
         `rng`, so that the same frequencies are drawn after every step.

@@ -257,19 +257,20 @@ def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if not verdict.suspects:
         yield "  unknown cause: nothing that was tried explains most of the error"
     shown = verdict.suspects
-    if not verbose:  # and not what says the first again, with a number
-        first = [f"{x.text.removeprefix('agrees if ')}:" for x in shown[:1]]
-        words = {_NUMBER.sub("", x.text.removeprefix("agrees if ")) for x in shown[:1]}
-        again = [
-            x for x in shown[1:] if x.name != "convention" and _NUMBER.sub("", x.text) in words
-        ]
-        shown = [x for x in shown if not x.text.startswith(tuple(first)) and x not in again]
-        shown = shown[:_CAUSES]
+    if not verbose:
+        shown = [x for i, x in enumerate(shown) if i == 0 or not _repeats(x, shown[0])][:_CAUSES]
     for number, x in enumerate(shown):
         start = "cause" if number == 0 else "or"
         explained = min(x.explained, 0.999) if "in part" in x.text else x.explained
         share = f" (explains {_write_share(explained)} of the error)"
         yield f"  {start}: {as_cause(x.text)}{'' if math.isnan(explained) else share}"
+
+
+def _repeats(one: Suspect, first: Suspect) -> bool:
+    """Tell whether a cause is the first with a number, or with another number."""
+    words = first.text.removeprefix("agrees if ")
+    same = one.name != "convention" and _NUMBER.sub("", one.text) == _NUMBER.sub("", words)
+    return same or one.text.startswith(f"{words}:")
 
 
 def _write_share(share: float) -> str:

@@ -85,7 +85,7 @@ def normal(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
-# What a right kernel is given in place of the arrays, or what becomes of what it gives.
+# By cause: changes to the inputs, or to the results, of a right kernel.
 CAUSES = {
     "all arrays are read from other heads": {"out": lambda x: x[[1, 2, 0]]},
     "each row holds the output of the token before": {"out": lambda x: np.roll(x, 1, -2)},

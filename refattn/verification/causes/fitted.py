@@ -16,7 +16,7 @@ from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ..findings import Numbers, Suspect, name_span, place
-from .heads import MOST_SCORE
+from .heads import weigh_keys
 from .sampled import Alternative, Place, attend
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
@@ -188,7 +188,7 @@ def _sum_blocks(
     for member in sorted({c for c, _ in pool}):
         theirs = problem.with_arrays_of("kv", {at: (member, *at[1:])}.__getitem__)
         head = Alternative("", theirs).head(x.rows)._replace(mask=None)
-        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], MOST_SCORE))
+        w = weigh_keys(head, lse)
         for start in (t * size for c, t in pool if c == member):
             for found, count in zip(sums, (size, part) if part else (size,), strict=False):
                 j = slice(start, start + count)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..findings import place
 from .sampled import Alternative, attend
@@ -21,7 +22,7 @@ _HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
 _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MOST_TILES = 64  # of keys, at most
-MOST_SCORE = 300.0  # beside those of the head, at most
+_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
@@ -234,6 +235,11 @@ class Pages(NamedTuple):
         """Sum weights over tiles, with values and 1: (tiles, rows, columns + 1)."""
         taken = self.problem.with_arrays_of(self.names, lambda _: at)
         head = Alternative("", taken).head(x.rows)
-        w = np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], MOST_SCORE))
+        w = weigh_keys(head, lse)
         values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
         return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])
+
+
+def weigh_keys(head: SoftmaxHead, lse: Doubles) -> Doubles:
+    """Compute weights of a head's keys, (queries, keys), with log normalisers of another head."""
+    return np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], _MOST_SCORE))

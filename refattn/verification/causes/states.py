@@ -320,7 +320,7 @@ def explain_states(
 
 
 def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -> Iterator[Suspect]:
-    """Say that each row has a factor of its own, as of queries that are longer or shorter."""
+    """Say that each row is the exact row times a number, as if lengths of queries differ."""
     exact = [give(problem.read, x, problem.scale, problem.of) for x in got]
     x, y = np.concatenate([*got.values()]), np.concatenate(exact)
     factors = by_row(x, y)

@@ -109,7 +109,7 @@ def test_queries_from_elsewhere():
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["dropout", "hidden", "the same keys", "noise"])
 def test_dropout_of_many_small_weights(how):
-    """It is named if each row has zeros of its own; alone, if no row has a factor of its own."""
+    """It is named if rows lose different keys, and alone if all rows have the same factor."""
     q, k, v, _ = draw(35, heads=4, n=128, d=32)
     w = np.exp(scores(q, k))
     w = w / np.sum(w, -1, keepdims=True)

@@ -134,7 +134,7 @@ def test_numbers_of_rows_that_are_others():
     ],
 )
 def test_numbers_of_rows_that_are_right_but_for_one_number(rows, change, words):
-    """In dq and dk: neither is said to be alone, nor that the numbers are others."""
+    """Both dq and dk have the same cause, without `but only in`."""
 
     def changed(delta):
         mixed = delta.copy()
