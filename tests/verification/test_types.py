@@ -149,26 +149,40 @@ def test_a_cache_that_is_given_in_float32(as_float32):
     assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "bfloat16")
 
 
-@pytest.mark.parametrize("wide", [np.float32, pytest.param(np.float64, marks=pytest.mark.long)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, dtype, wide):
-    """Unless one of them holds others, or the type is given."""
+WIDE = pytest.mark.parametrize("wide", [f32, pytest.param(np.float64, marks=pytest.mark.long)])
+NARROW = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+
+
+def wide_arrays(dtype, wide):
+    """Arrays of a wide type that hold numbers of a narrow one."""
     rng, to = np.random.default_rng(1), FORMATS[dtype].round
     q, k, v = (to(x) for x in rng.standard_normal((3, 2, M, 16)))
-    out = kernel("flash", q, k, v, dtype)
-    given = {x: y.astype(wide) for x, y in {"q": q, "k": k, "v": v, "out": out}.items()}
+    arrays = {"q": q, "k": k, "v": v, "out": kernel("flash", q, k, v, dtype)}
+    return {x: y.astype(wide) for x, y in arrays.items()}
+
+
+@WIDE
+@NARROW
+def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, dtype, wide):
+    """Unless the type is given."""
+    given, own = wide_arrays(dtype, wide), np.dtype(wide).name
     np.savez(tmp_path / "file.npz", **given)
     tensors = open_tensors(tmp_path / "file.npz")
     assert {*tensors.dtypes.values()} == {tensors.dtype} == {dtype}
-    assert {*tensors.stored.values()} == {np.dtype(wide).name}
+    assert {*tensors.stored.values()} == {own}
     found = verify(**given)
     assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", dtype)
-    own = np.dtype(wide).name
     assert verify(**given, dtype=own).dtype == own
-    for name in given:
-        other = given | {name: given[name] * wide(1.01)}
-        np.savez(tmp_path / "other.npz", **other)
-        assert open_tensors(tmp_path / "other.npz").dtype == verify(**other).dtype == own
+
+
+@WIDE
+@NARROW
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_arrays_of_which_one_holds_wide_numbers_are_of_the_wide_type(tmp_path, dtype, wide, name):
+    given, own = wide_arrays(dtype, wide), np.dtype(wide).name
+    given[name] = given[name] * wide(1.01)
+    np.savez(tmp_path / "other.npz", **given)
+    assert open_tensors(tmp_path / "other.npz").dtype == verify(**given).dtype == own
 
 
 def test_queries_in_float32_beside_keys_in_float16():
