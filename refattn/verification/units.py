@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice
 from typing import NamedTuple
@@ -13,8 +13,9 @@ import numpy as np
 
 from ..arrays.library import Doubles
 from ..rounding.hardware import IEEE, SLACK, UNITS, Unit, allow, name_units
-from ..rounding.problems import Index, Problem
+from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile, profile_of
+from ..rounding.roundings import RowErrors
 from .evidence import log_chernoff
 from .findings import Numbers
 from .looks import choose_compared
@@ -50,19 +51,26 @@ def compare_shift(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile, rows_of_block: int = _ROWS
 ) -> ShiftFit | None:
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
-    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
+    kernel = profile.kernel(dtype)
     sums: dict[Index, Doubles] = defaultdict(lambda: np.zeros(8))  # by head
     some = choose_compared(problem).items()  # of gradients, in the heads that are known best
-    for index, i in problem.few_items(_BLOCKS) if problem.gradient is None else some:
-        i = slice(i.start, min(i.stop, i.start + rows_of_block))
-        with np.errstate(all="ignore"):
-            x = problem.analyse(index, kernel, i)
-            errors = x.errors(numbers.out(index)[i])
-            known = np.isfinite(x.std) & np.isfinite(errors)
-            e, s, out = (np.where(known, y / x.std, 0.0) for y in (errors, x.shift, x.out))
-            z = np.where(known, subtract_rounding(errors, x) / x.worst, 0.0)
+    rows_of = problem.few_items(_BLOCKS) if problem.gradient is None else some
+    cut = ((index, slice(i.start, min(i.stop, i.start + rows_of_block))) for index, i in rows_of)
+
+    def add(index: Index, i: slice, x: RowErrors) -> Callable[[], None]:
+        errors = x.errors(numbers.out(index)[i])
+        known = np.isfinite(x.std) & np.isfinite(errors)
+        e, s, out = (np.where(known, y / x.std, 0.0) for y in (errors, x.shift, x.out))
+        z = np.where(known, subtract_rounding(errors, x) / x.worst, 0.0)
         products = (e * s, s * s, e * e, e * out, s * out, out * out, z * z)
-        sums[index] += [*map(np.sum, products), len(out)]
+        found = np.array([*map(np.sum, products), len(out)])
+
+        def add_head() -> None:
+            sums[index] += found
+
+        return add_head
+
+    sweep(problem._replace(blocks=tuple(cut)), dtype, profile, add)
 
     def share(of: Doubles) -> tuple[float, float]:
         """Return the part of the shift, and its standard error."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -121,21 +121,26 @@ class Trials:
         self.first = [x.take(some) for x in sample.heads[at : at + 1]]
         self.given_first = [x.out[some] for x in self.given[at : at + 1]]
 
-    def is_worse(self, out: Callable[[Sampled], Doubles]) -> bool:
-        """Tell whether an alternative is surely farther from some wrong rows of a head."""
-        outs = [out(x) for x in self.first]
-        x = compare_outputs(self.sample._replace(heads=self.first), outs, self.given_first)
-        return x.changed and x.likeness < 0
+    def find_better(self, outs: Iterable[Doubles]) -> list[int]:
+        """Find the results for some wrong rows of a head that are not surely farther from them."""
+        (x,), (own,), found = self.first, self.given_first, np.stack([*outs])
+        size = self.sample.unit * np.maximum(row_sizes(own), row_sizes(found))
+        errors = differ(x.got, own), differ(x.got, found), differ(found, own)
+        before, after, moved = (np.sum(np.square(divide(y, size)), (-2, -1)) for y in errors)
+        return np.flatnonzero((moved < POWER) | ~(after > before)).tolist()
 
-    def explain(
-        self, alternative: Alternative, results: Sequence[Result] | None = None
-    ) -> Explained:
+    def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
+        """Say what each of the alternatives explains that may explain something."""
+        every = [*alternatives]
+        some = [*range(len(every))]
+        if self.first and every:
+            some = self.find_better(x.result(self.first[0].rows).out for x in every)
+        yield from map(self.explain, (every[x] for x in some))
+
+    def explain(self, alternative: Alternative) -> Explained:
         """Say what an alternative explains."""
         heads = self.sample.heads
-        if results is None:
-            if self.is_worse(lambda x: alternative.result(x.rows).out):
-                return Explained(alternative, share=0.0, likeness=0.0, holds=False)
-            results = [alternative.result(x.rows) for x in heads]
+        results = [alternative.result(x.rows) for x in heads]
         empty = self._find_empty(alternative, results)
         lost = sum(int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True))
         if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
@@ -156,10 +161,11 @@ class Trials:
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
         listings = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
-        yield from map(self.explain, chain(*(x(self.problem) for x in listings)))
+        alternatives = [*chain(*(x(self.problem) for x in listings))]
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
-            yield self.explain(Alternative(text, self.problem, answer=self._transposed))
+            alternatives.append(Alternative(text, self.problem, answer=self._transposed))
+        yield from self.explain_all(alternatives)
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
         for text, fill in list_fills(self.problem):
@@ -167,19 +173,12 @@ class Trials:
         yield from self.explain_heads()
         for x, own in zip(self.first, self.given_first, strict=True):
             some = self.problem, x, self.sample.unit * row_sizes(own)
-            yield from map(self.explain, chain(list_cuts(*some), list_reaches(*some)))
-        given = Alternative("", self.problem)
-        few, tiles = (
-            {x.rows.at: list(sum_tiles(given.head(x.rows))) for x in heads}
-            for heads in (self.first, self.sample.heads)
-        )
-        for number, alternative in enumerate(list_lost_tiles(self.problem)):
-
-            def lose(x: Sampled, number: int = number) -> Doubles:
-                return few[x.rows.at][number].out
-
-            if not self.is_worse(lose):
-                yield self.explain(alternative, [x[number] for x in tiles.values()])
+            yield from self.explain_all(chain(list_cuts(*some), list_reaches(*some)))
+        lost = [*list_lost_tiles(self.problem)]
+        for x in self.first if lost else ():
+            tiles = sum_tiles(Alternative("", self.problem).head(x.rows))
+            for number in self.find_better(y.out for y in tiles):
+                yield self.explain(lost[number])
 
     def list_fitted(self, numbers: Numbers) -> Iterator[Alternative]:
         """List what is fitted to wrong rows: tiles of keys, and limits in tiles of rows alone."""
@@ -232,8 +231,7 @@ class Trials:
         """List what explains the heads by others, or by a number for each."""
         if not math.prod(self.problem.lead) > 1:
             return
-        for alternative in list_exchanged(self.problem, self.sample, self.sizes):
-            yield self.explain(alternative)
+        yield from self.explain_all(list_exchanged(self.problem, self.sample, self.sizes))
         for text, family, starts in list_of_heads(self.problem):
             found: dict[Index, float] = {}
             for number, x in enumerate(self.sample.heads):
@@ -242,7 +240,8 @@ class Trials:
                     fitted = self.fit_number(partial(_of_head, family, at), starts, [number])
                     if fitted is not None:
                         found[at] = fitted[0]
-            yield self.explain(family(found)._replace(text=describe_numbers(text, found)))
+            text = describe_numbers(text, found)
+            yield from self.explain_all([family(found)._replace(text=text)])
 
     def fit(
         self, text: str, family: Callable[[float], Alternative], starts: Sequence[float]
@@ -254,7 +253,7 @@ class Trials:
             digits = min(max(0, -math.floor(math.log10(max(error, 1e-12)))), 9)
             known = name_number(c, error)
             words = text.format(f"{c:.{digits}f} ± {error:.1g}" + f" ({known})" * bool(known))
-            yield self.explain(family(c)._replace(text=words))
+            yield from self.explain_all([family(c)._replace(text=words)])
 
     def fit_number(
         self,
@@ -460,7 +459,7 @@ def explain_output(
             holding.sort(key=lambda x: named(x, numbers, profile, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
         if not any(x.holds for x in found):
-            explained = map(trials.explain, trials.list_fitted(numbers))
+            explained = trials.explain_all(trials.list_fitted(numbers))
             fitted = [trials.judge(x, profiles, dtype) for x in explained]
             found = trials.keep_apart([x for x in fitted if x.holds]) or found
         if not (sized or any(x.holds for x in found)):

@@ -82,7 +82,7 @@ def row_sizes(x: Doubles) -> Doubles:
     """Return what errors go with: |x| and the root mean square of its row, and a part of all."""
     x = finite(x)
     mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
-    all_rows = math.sqrt(float(np.mean(mean))) if mean.size else 0.0
+    all_rows = np.sqrt(np.mean(mean, (-2, -1), keepdims=True)) if mean.size else 0.0
     return np.maximum(np.abs(x) + np.sqrt(mean) + _ALL_ROWS * all_rows, 1e-30)
 
 
