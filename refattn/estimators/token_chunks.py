@@ -18,7 +18,7 @@ from ..engine.hops import Keys
 def mean_of_chunks(x: Array, count: int, seen: Array | None, xp: Any) -> Array:
     """Average `count` contiguous chunks with equal numbers of seen rows: (..., count, d)."""
     (n, d), size, home = x.shape[-2:], block_shape(x)[1], device(x)
-    if seen is None and not is_numpy_array(x):
+    if seen is None and n > 0 and not is_numpy_array(x):
         return _means_of_rows(x, count, xp)
     if seen is None:
         chunk = xp.asarray(chunk_of(n, count), device=home)

@@ -21,3 +21,8 @@ def test_means_of_chunks(backend, n, count, monkeypatch):
     edges = [-(-c * n // count) for c in range(count + 1)]
     want = [np.mean(x[:, i:j], axis=1) for i, j in pairwise(edges)]
     np.testing.assert_allclose(got, np.stack(want, axis=1), rtol=0, atol=1e-14)
+
+
+def test_means_of_no_rows_are_0(backend):
+    got = backend.call(lambda x: mean_of_chunks(x, 2, None, array_namespace(x)), np.ones((2, 0, 3)))
+    assert np.array_equal(got, np.zeros((2, 2, 3)))
