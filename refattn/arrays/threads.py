@@ -49,7 +49,7 @@ def for_each(
 
     if most == 0:
         return work()
-    with _blas_threads() as count:
+    with _take_threads() as count:
         count = min(count, most)
         if count == 1:
             return work()
@@ -71,6 +71,9 @@ def for_each(
 
 def available() -> int:
     """Say how many threads the next `for_each` may have; 1 within one."""
+    control = _find_control()
+    if control.calls and not control.taken:
+        return max(control.before, default=1)
     return max((library.num_threads or 1 for library in _blas().lib_controllers), default=1)
 
 
@@ -101,6 +104,7 @@ class _Control:
 
     calls = 0
     before: Sequence[int] = ()
+    taken = False  # whether a `for_each` has the threads
 
 
 class _ControlOfThread(local, _Control):
@@ -115,6 +119,7 @@ def _after_fork() -> None:
     global _lock
     _lock = Lock()
     for control in (_of_process, _of_thread):
+        control.taken = False
         if control.calls:
             control.calls = 0
             _set_blas_threads(control.before)
@@ -124,26 +129,44 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def _find_control() -> _Control:
+    """Return the control of the process or, with OpenMP, of this thread."""
+    layers = (getattr(library, "threading_layer", "") for library in _blas().lib_controllers)
+    return _of_thread if "openmp" in layers else _of_process
+
+
 @contextmanager
-def _blas_threads() -> Iterator[int]:
-    """Take over the threads of BLAS: their number, or 1 while another call has them."""
-    libraries = _blas().lib_controllers
-    openmp = any(getattr(library, "threading_layer", "") == "openmp" for library in libraries)
-    control, count = _of_thread if openmp else _of_process, 1
+def one_blas_thread() -> Iterator[None]:
+    """Keep BLAS to one thread, for many small products; each `for_each` has the others."""
+    control = _find_control()
     with _lock:
         if control.calls == 0:
+            libraries = _blas().lib_controllers
             control.before = [library.num_threads or 1 for library in libraries]
-            count = max(control.before, default=1)
-            if count > 1:
+            if max(control.before, default=1) > 1:
                 _set_blas_threads([1] * len(libraries))
         control.calls += 1
     try:
-        yield count
+        yield
     finally:
         with _lock:
             control.calls -= 1
             if control.calls == 0 and max(control.before, default=1) > 1:
                 _set_blas_threads(control.before)
+
+
+@contextmanager
+def _take_threads() -> Iterator[int]:
+    """Take over the threads of BLAS: their number, or 1 while another call has them."""
+    with one_blas_thread():
+        control = _find_control()
+        with _lock:
+            others, control.taken = control.taken, True
+        try:
+            yield 1 if others else max(control.before, default=1)
+        finally:
+            if not others:
+                control.taken = False
 
 
 def _set_blas_threads(numbers: Sequence[int]) -> None:

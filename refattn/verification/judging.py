@@ -44,6 +44,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays.threads import one_blas_thread
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
@@ -317,6 +318,7 @@ class _Case:
         return found
 
 
+@one_blas_thread()
 def judge(
     problem: Problem,
     numbers: Numbers,
@@ -348,6 +350,7 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
         return explain(case.problem, part.numbers, verdict, asked.profile)
 
 
+@one_blas_thread()
 def judge_all(
     parts: Mapping[str, Part],
     dtype: str,

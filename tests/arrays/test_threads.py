@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 import refattn
 from refattn.arrays import threads as arrays_threads
 from refattn.arrays.arithmetic import Tree
-from refattn.arrays.threads import Sequencer, _blas, for_each
+from refattn.arrays.threads import Sequencer, _blas, available, for_each, one_blas_thread
 from refattn.engine import causal as engine_causal
 from refattn.engine import kernel
 from refattn.rounding import problems
@@ -53,6 +53,22 @@ def run(function, items, most=2):
 def test_items_run_at_the_same_time():
     both = threading.Barrier(2)
     run(lambda item: both.wait(timeout=30) and None, range(2))
+
+
+def test_threads_are_those_of_the_first_call_while_blas_has_one():
+    both, found = threading.Barrier(2), []
+
+    def work(item):
+        both.wait(timeout=30)
+        found.append((available(), blas_threads()))
+
+    with one_blas_thread():
+        one = [1] * len(blas_threads())
+        assert (available(), blas_threads()) == (2, one)
+        run(work, range(2))
+        assert found == 2 * [(1, one)]
+        assert (available(), blas_threads()) == (2, one)
+    assert (available(), blas_threads()) == (2, [2] * len(one))
 
 
 def test_functions_are_called_in_the_order_of_their_places():
