@@ -292,8 +292,8 @@ def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None
 
     .. math:: A = \mathrm{diag}(\Psi), \qquad \Psi_l = \left(E k_l^2 / E q_l^2\right)^{1/4}
 
-    which makes E|A q + A^{-1} k|^2 least among diagonal gauges if queries or keys have mean 0, then
-    `oprf`. Likhosherstov et al., arXiv:2302.00787.
+    Among diagonal gauges, this one minimises E|A q + A^{-1} k|^2 if queries or keys have mean 0. In
+    this gauge the proposal is that of `oprf`. Likhosherstov et al., arXiv:2302.00787.
 
     Parameters
     ----------

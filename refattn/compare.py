@@ -36,7 +36,7 @@ QUADRATIC_PAIRS = 2**19  # of query and key, for estimators that take n m S
 QUADRATIC_QUERIES = 32  # of a head, at least
 _TIMED_SIZE = 64  # times are estimated at S up to this, if there is any
 _TIMED_PAIRS = 2**20  # times are estimated on heads with at most so many, one at least
-SLOW = 100  # times the products of exact attention: what has more is left out unless named
+SLOW = 100  # times the multiply-adds of exact attention: more are left out unless named
 
 
 _Cases = list[tuple[Estimator, int | None]]
@@ -396,7 +396,7 @@ def measure(
         Number of queries of each head, evenly spaced, on which estimators are measured whose time
         grows with n m S and whose queries are independent of each other; all by default.
     slowest : int, optional
-        Skip estimators at S above this, if they take S times the products of exact attention.
+        Skip estimators at S above this, if they take S times the multiply-adds of exact attention.
     announce : callable, optional
         Called first with an estimate of the time in seconds.
     track : callable
@@ -434,7 +434,7 @@ def measure(
     _check_some(q, k, v)
     cases: _Cases = [(x, s) for x in chosen for s in (sizes if x.size else [None])]
     slow = [(x, s) for x, s in cases if slowest and x.has("quadratic") and (s or 0) > slowest]
-    words = f"over {slowest} times the products of exact attention"
+    words = f"over {slowest} times the multiply-adds of exact attention"
     skipped = [Skipped(x.name, s, words, words) for x, s in slow]
     cases = [x for x in cases if x not in slow]
     if announce is not None:

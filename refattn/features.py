@@ -284,7 +284,7 @@ def _rooms(memory: Workspace | None, x: Array) -> tuple[Array | None, Array | No
 def relu_features(x: Array) -> Array:
     r"""Map vectors to their positive parts, elementwise: phi(x) = max(x, 0).
 
-    Choromanski et al., arXiv:2009.14794, generalised attention. A query without a positive part
+    Choromanski et al., arXiv:2009.14794, generalised attention. A query without positive entries
     has normaliser 0, and its row of attention is nan.
 
     Parameters

@@ -173,8 +173,8 @@ def estimate_chunks(
     r"""Estimate the mean and the covariance of rows that come in several arrays.
 
     The formula of `estimate` over the rows of all arrays. They are read one at a time, and each is
-    released when the next arrives: data larger than memory may be generated, read or sliced from a
-    file on the way, and one buffer may serve for all.
+    released when the next arrives: so data may be larger than memory, and an iterator may reuse one
+    buffer for all arrays.
 
     Parameters
     ----------

@@ -311,8 +311,8 @@ def draw(
     d : int
         Length of a frequency, the head size, at least 1.
     coupling : str, default "iid"
-        How frequencies depend on each other. Each coupling but the last makes rows z of which each
-        is exactly N(0, I). A Gaussian proposal maps rows to mean + cov^{1/2} z.
+        How frequencies depend on each other. With every coupling but the last, each row z is
+        exactly N(0, I). A Gaussian proposal maps rows to mean + cov^{1/2} z.
 
         * ``"iid"``: independent.
         * ``"orthogonal"``: blocks of d mutually orthogonal rows, each block a Haar-distributed
@@ -351,8 +351,8 @@ def draw(
     Warns
     -----
     InfiniteVarianceWarning
-        If the importance weights have infinite variance, because the covariance is not above I/2,
-        or may have it, because that of no component of the mixture is.
+        If the importance weights have infinite variance, because the covariance is not above I/2;
+        or if they may have it, because no component of a mixture has a covariance above I/2.
 
     Examples
     --------

@@ -141,7 +141,7 @@ def test_what_is_slow_is_skipped(qkv):
     options = {"estimators": ["ra", "rfa"], "sizes": [2, 3, 5], "draws": 1}
     found = compare.measure(*qkv, **options, slowest=3)
     assert [(x.estimator, x.samples) for x in found.skipped] == [("ra", 5)]
-    assert "over 3 times the products of exact attention" in compare.listed(found.skipped)
+    assert "over 3 times the multiply-adds of exact attention" in compare.listed(found.skipped)
     assert [x.samples for x in found.rows[2:]] == [2, 3, 2, 3, 5]
     assert compare.measure(*qkv, **options).skipped == []
 

@@ -223,7 +223,7 @@ def generator(rng: Any, name: str = "rng") -> np.random.Generator:
         return np.random.default_rng(rng)
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"`{name}` must be None, a non-negative integer, a Generator or what else "
+            f"`{name}` must be None, a non-negative integer, a Generator or anything that "
             f"numpy.random.default_rng takes, got {describe(rng)}."
         ) from None
 
@@ -240,8 +240,8 @@ def positive_integers(name: str, values: Any) -> list[Any]:
             f"`{name}` must be a sequence of positive integers, got {describe(values)}."
         )
     listed = list(values)
-    for value in listed:
-        positive_integer(name, value)
+    for i, value in enumerate(listed):
+        positive_integer(f"{name}[{i}]", value)
     return listed
 
 

@@ -65,9 +65,9 @@ def window(value: Any) -> tuple[int | None, int | None]:
         return None, None
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise ValueError(f"`window` must be a pair (left, right) or None, got {value!r}.")
-    for side in value:
+    for i, side in enumerate(value):
         if side is not None:
-            checks.non_negative_integer("window", side)
+            checks.non_negative_integer(f"window[{i}]", side)
     left, right = (None if side is None else int(side) for side in value)
     return left, right
 

@@ -111,10 +111,12 @@ def of_tokens(
     wide = coordinates and x.ndim == axes
     got = shape_of(x)[-2:] if wide else shape_of(x)[-1:]
     if x.ndim != axes - (not wide) or got[0] not in (1, n) or got[1:] not in ((), (1,), (d,)):
-        rule = "(..., n) or (..., n, d)" if coordinates else "(..., n)"
+        rule = f"(..., n), with n = {n}"
+        if coordinates:
+            rule = f"(..., n) or (..., n, d), with n = {n}, d = {d}"
         raise ValueError(
-            f"`{name}` must have shape {rule} with n, d = {n, d} and with {axes - 2} axes before "
-            f"them, as many as `q`, `k` and `v` have at most, got {shape_of(x)}."
+            f"`{name}` must have shape {rule} and {axes - 2} leading axes, the most that `q`, `k` "
+            f"or `v` has, got {shape_of(x)}."
         )
     try:
         np.broadcast_shapes(shape_of(x)[: axes - 2], *(shape_of(y)[:-2] for y in qkv[1:]))

@@ -31,7 +31,7 @@ _LOWEST = -700.0  # below it, e^x is taken for 0
 
 @held()
 class Pair(NamedTuple):
-    """A number to twice the digits of its type: hi + lo.
+    """A number with twice the precision of its type (double-double for float64): hi + lo.
 
     Attributes
     ----------

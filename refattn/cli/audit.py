@@ -65,7 +65,7 @@ def audit_command(
     bug that passes is listed with its largest error: an atol below it, with rtol 0, would reject
     the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
     function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
-    the test accepts a trivial output, such as zeros. Control-C prints what was found until then.
+    the test accepts a trivial output, such as zeros. Control-C prints what was found so far.
     """
     from ..audit.runs import audit_test
     from ..audit.study import Interrupted

@@ -122,7 +122,7 @@ def compare(
     |estimate - exact| / |exact| in the Frobenius norm, averaged over the draws; exact attention
     is evaluated in float64. Seconds are the median for one evaluation of all heads. The last
     column is the mean error at which a sentence encoder still works with this estimator. Estimators
-    that take n m S products are left out at S above 100 unless --estimators names them.
+    whose time grows as n m S are left out at S above 100 unless --estimators names them.
 
     With --target the command recommends an estimator instead. It predicts errors from the moments
     of q and k, without random numbers; --measure measures them. Without v it predicts no

@@ -269,8 +269,8 @@ def _parse_window(
             raise ValueError
     except ValueError:
         raise Unusable(
-            f"--window must be LEFT,RIGHT, two numbers of keys of at least 0, or nothing for "
-            f"no limit (128,0 or 128,), got {value!r}."
+            f"--window must be LEFT,RIGHT, numbers of keys of at least 0; an empty side has no "
+            f"limit (128,0 or 128,). Got {value!r}."
         ) from None
     return left, right
 

@@ -89,16 +89,16 @@ def coreset_attention(
 
     Notes
     -----
-    W is the identity at the keys of J, and only its other columns need a linear system. With f and
-    log Z the attention of the samples J to the other keys,
+    W is the identity at the keys of J, and only its other columns need a linear system. If the keys
+    J attend to the other keys, with output f and log normaliser log Z, then
 
     .. math:: W v = v_J + h_{JJ}^{-1} (Z f)
 
-    by a Cholesky factor of the Gaussian kernel g = h / (a a'), a = e^{|k|^2 / 2}, whose diagonal is
-    1. Relative to the sum of the absolute terms the error is at most of the order of eps (1 +
-    largest exponent) S sqrt(cond g). Rounding cannot tell a key from those before it if the rest of
-    its diagonal entry is at most S eps. g is factored in float64 if the device has it, but f and Z
-    are in the dtype of `q`. For example, J may be 6 of 12 keys in 3 dimensions with coordinates of
+    This is solved by a Cholesky factor of the Gaussian kernel g = h / (a a'), a = e^{|k|^2 / 2},
+    whose diagonal is 1. Relative to the sum of the absolute terms the error is at most of the order
+    of eps (1 + largest exponent) S sqrt(cond g). Rounding cannot tell a key from those before it if
+    its pivot is at most S eps. g is factored in float64 if the device has it, but f and Z are in
+    the dtype of `q`. For example, J may be 6 of 12 keys in 3 dimensions with coordinates of
     size 0.1, 0.03, 0.01 or 0.003. In float32 the errors are then up to 2e-5, 2e-4, 1e-3 and 1e-2 of
     values of size 1; in float64, which such keys need, they are below 1e-10. Keys further apart
     than |k - k'|^2 / 2 = 708, or 87 without float64, are treated as orthogonal. `vjp` has no
@@ -299,12 +299,12 @@ def sampled_key_attention(
     q, k, v
         As in `attend`: shapes (..., n, d), (..., m, d), (..., m, d_v), all float32 or float64.
     indices : array of integers, shape (..., S) or (..., n, S)
-        Which keys are in the sample: the same for all queries, or for each query if there is one
-        more axis. A key may come several times. All must be from 0 to m - 1. This is checked except
-        in Dask and while JAX traces; the result of any other index is undefined.
+        Which keys are in the sample: the same for all queries, or a sample for each query if there
+        is one more axis. A key may appear several times. All must be from 0 to m - 1. This is
+        checked except in Dask and while JAX traces; the result of any other index is undefined.
     log_probability : array, shape of `indices`, optional
         log p: the expected number of times that a key is in the sample. It is the inclusion
-        probability if no key comes twice. By default it is the same for all keys.
+        probability if no key appears twice. By default it is the same for all keys.
     scale, mask
         As in `softmax_attention`.
 

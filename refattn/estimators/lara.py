@@ -97,7 +97,7 @@ def linear_randomized_attention(
         query sees), so that masking a key equals deleting it.
     causal : bool, default False
         Query i sees key j only if j <= i + m - n, and only proposals of earlier chunks: queries of
-        chunk t use N(0, I) and the chunks before t ("balance" and "own" only). So there are also C
+        chunk t use N(0, I) and the chunks before t ("balance" and "own" only). So there are again C
         proposals: N(0, I) and all chunks but the last. The cost stays linear. Zheng 2022 does
         not define causal LARA.
 
@@ -536,7 +536,7 @@ def _count_proposals(n: int, m: int, options: dict[str, Any]) -> tuple[int, int]
     if count < 1 or (centres is None and count > min(n, m)):
         raise ValueError(
             "The number of proposals, `num_proposals` or that of `omega`, must be at least 1 and "
-            f"at most the numbers of queries and keys, {n} and {m}, for chunks not to be empty, "
+            f"at most the numbers of queries and keys, {n} and {m}, so that no chunk is empty, "
             f"got {count}."
         )
     return int(count), repeats

@@ -97,7 +97,7 @@ def eva_attention(
     ------
     TypeError, ValueError
         As in `attend`; if `window` is not a positive integer, if the mask differs between queries,
-        or if `omega` has not one frequency for each chunk.
+        or if `omega` does not have one frequency for each chunk.
 
     Examples
     --------

@@ -137,7 +137,7 @@ def vjp(fn: Any, q: Array, k: Array, v: Array, **options: Any) -> tuple[Any, Pul
     `omega`.
 
     Where a derivative does not exist (at the kinks of ReLU features, and where
-    `linear_randomized_attention` drops weights) it is the derivative from the left.
+    `linear_randomized_attention` drops weights) the pullback uses the derivative from the left.
 
     Source: derived by the chain rule from the formulas of the references that `fn` names.
 

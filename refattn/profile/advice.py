@@ -139,7 +139,7 @@ class Advice(NamedTuple):
         """Return a table with a row for each head, and a table of predictions for each S.
 
         heads: the index `head`; `moments` in kernel coordinates (the fields of `moments.Summary`,
-        and quantiles of |q_i + k_j|^2 in percent); the `eigenvalues` of the covariances of q and k,
+        and quantiles of |q_i + k_j|^2); the `eigenvalues` of the covariances of q and k,
         largest first; `log_excess` by proposal. With values also, by estimator:
         `num_features_by_law` for the target and its `relative_standard_error`, because only some
         queries were used; `law_holds_from`, the S from which the formula is valid; and the

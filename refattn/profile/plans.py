@@ -279,7 +279,7 @@ def _count_draws(planned: Plan, record: Estimator) -> int:
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:
     """Find the smallest power of 2 at which the error of each estimator reaches the target.
 
-    Chunk sizes start near the root of the number of keys, where time is least.
+    Chunk sizes start near the square root of the number of keys, where time is least.
 
     The error is that of `compare.measure`, averaged over draws and heads.
 

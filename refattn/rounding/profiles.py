@@ -219,7 +219,7 @@ def profile_of(profile: Any) -> Profile:
         return CHUNKED[profile]
     if not isinstance(profile, str) or profile not in PROFILES:
         raise ValueError(
-            f"`profile` must be a Profile or of {', '.join(PROFILES)}, got {profile!r}."
+            f"`profile` must be a Profile or one of {', '.join(PROFILES)}, got {profile!r}."
         )
     return PROFILES[profile]
 

@@ -228,7 +228,7 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
 
 
 def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> float:
-    r"""Test the mean of a sample of finite variance, heavy tails allowed, by Catoni.
+    r"""Test the mean of a sample of finite variance, heavy tails allowed, by Catoni's bound.
 
     .. math::
         p = 2 \min_\pm \exp\Big( \mp \sum_i \phi(\lambda (x_i - \mu)) + \frac{n \lambda^2 v}{2}
@@ -253,7 +253,7 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     Returns
     -------
     float
-        The p-value. It is small if the mean differs, or if the variance exceeds the cap.
+        The p-value. It is small if the mean differs, or if the variance exceeds v.
 
     References
     ----------
@@ -279,11 +279,11 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
 
 
 def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
-    r"""Test that a sample has a continuous distribution, by Dvoretzky, Kiefer, Wolfowitz, Massart.
+    r"""Test that a sample has a continuous distribution, by the Dvoretzky-Kiefer-Wolfowitz bound.
 
     .. math:: p = 2 \exp(-2 n (D_n - \mathrm{error})_+^2), \qquad D_n = \sup_t |F_n(t) - F(t)|
 
-    Never below `ks`, up to rounding.
+    The p-value is never below that of `ks`, up to rounding.
 
     Parameters
     ----------

@@ -31,9 +31,9 @@ def gradient_law(
     r"""Bias and variance of gradients of RFA and SNIS in queries, to first order in 1/S.
 
     The derivative of the estimate is a covariance of frequencies and values, under weights that
-    estimate p_i / q and sum to 1; that of exact attention is the same under p_i. With
-    :math:`\bar g` the cotangent of the output, :math:`u_j = \bar g_i \cdot (v_j - \mu_i)` and
-    :math:`\bar q_i = \sum_j \pi_{ij} u_j k_j` the exact gradient,
+    estimate p_i / q and sum to 1; the gradient of exact attention is this covariance under p_i.
+    With :math:`\bar g` the cotangent of the output, :math:`u_j = \bar g_i \cdot (v_j - \mu_i)`
+    and :math:`\bar q_i = \sum_j \pi_{ij} u_j k_j` the exact gradient,
 
     .. math::
         \mathrm{Var}[\hat q_{ic}] \approx \frac1S \sum_{jj'} \frac{E_{ijj'}}{Z_i^2}

@@ -344,7 +344,8 @@ def log_norm_approximation_bias(
     `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
     and the estimate is of softmax_j(q . k_j + |k_j|^2 / 2), not of softmax_j(q . k_j). With
     trigonometric features the sign of the right side is the opposite. Where frequencies come from
-    a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the constants those of them.
+    a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the constants replace their
+    squared norms.
 
     Parameters
     ----------

@@ -34,8 +34,8 @@ class Finding(NamedTuple):
     adjusted : float
         The p-value after Holm's correction for all tests.
     statistic : float
-        Ratio to the bound, largest |z| or mean square of z, each at its least (see `Z`), or a sum
-        over its root mean square.
+        Ratio to the bound, largest |z| or mean square of z (these with the smallest z, see `Z`), or
+        a sum divided by its root mean square.
     where : str
         Where the largest deviation is, in words.
     """

@@ -24,6 +24,7 @@ from .looks import Look, choose_loud, choose_loudest
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
+_MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
 _LOUD = 1.2  # mean square of z from which on
 
 
@@ -328,7 +329,7 @@ def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
         called = "the sink" if key == errors.problem.shape[1] else f"key {key}"
         words = (
             f"{called} is missing: {give_error(value, error)} of its weight"
-            if value > 0
+            if 0 < value < _MOST_OF_A_WEIGHT
             else f"{called} counts {give_error(1 - value, error)} times"
         )
         where = f", {_name_head(errors.problem, head)}" if name != "key" else ""

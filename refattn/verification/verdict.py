@@ -214,8 +214,9 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         yield f"  worst: {_write_worst(verdict)}"
     there = f" at {place(verdict.z.where)}" if verdict.z.where else ""
     if not failed or verdict.z.largest:  # no number is finite, else
+        of_out = f" of {verdict.of}" * (verdict.worst is not None and verdict.worst[0] == "lse")
         yield (
-            f"  error / standard deviation: rms {verdict.z.rms:.3g}, "
+            f"  error / standard deviation{of_out}: rms {verdict.z.rms:.3g}, "
             f"largest {verdict.z.largest:.3g}{there}"
         )
     if failed:

@@ -139,7 +139,7 @@ def test_slow_estimators_are_left_out_unless_they_are_named(monkeypatch):
     monkeypatch.setattr(registry.own, "DEFAULT", ("ra", "rfa-iid"))
     monkeypatch.setattr(registry, "DEFAULT", ("ra", "rfa-iid"))
     words = ["compare", "qkv.npz", "--features", "100,101", "--draws", 1]
-    said = "skipped: S = 101 of ra (over 100 times the products of exact attention)"
+    said = "skipped: S = 101 of ra (over 100 times the multiply-adds of exact attention)"
     done = run(*words)
     assert done.stderr == f"{said}; --estimators all has them\n"
     assert "101" not in [x.split()[1] for x in done.stdout.splitlines() if x.startswith("ra ")]

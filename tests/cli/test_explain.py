@@ -58,7 +58,7 @@ def test_every_name_is_in_one_group():
         ("bound", "bound: a test of verify: no error exceeds its proven bound"),
         ("unknown cause", "unknown cause: no known bug that verify tries explains"),
         ("edge-1", "look like a known bug: a query does not see its last key"),
-        ("mean square of tiles of 16", "deviations, of a tile of 16 or more queries of a head."),
+        ("mean square of tiles of 16", "deviation, of a tile of 16 or more queries of a head."),
         ("UNDERPOWERED", "UNDERPOWERED: a verdict: no test failed, but"),
         ("performer", "estimator rfa-orthogonal, performer, favor: "),
         ("torch-sdpa", "spec torch-sdpa, conventions of a well-known function: library=torch "),

@@ -372,7 +372,7 @@ def test_the_type_of_the_file_and_its_mask(tmp_path, few):
     result = run(*(path, "--profile", "flash", "--window", "60,", "--softcap", "20", "--verbose"))
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].endswith("mask (128,) bool, float16")
+    assert lines[0].endswith("mask (128,) bool, others float16")
     assert lines[1] == "softmax, scale 0.176777, not causal, window 60,, softcap 20, with mask"
     for words in ("mask left out", "softcap left out", "window ends early, by 1"):
         assert any(" ".join(x.split()).startswith(f"{words} ") for x in lines)

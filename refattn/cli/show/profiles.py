@@ -29,8 +29,8 @@ def print_profile(
     heads, predicted = profile.tables()
     page.say(
         "\nmoments: in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
-        "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2 in "
-        "percent"
+        "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2 "
+        "(quantile_50 is the median)"
     )
     page.table(_summarised(heads.part("moments")))
     if max(profile.rows) > advice.QUANTILE_ROWS:

@@ -54,7 +54,8 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     if problem.packed is not None:
         said.append(f"{np.diff(problem.packed.queries).size} sequences, each by itself")
     name = click.format_filename(tensors.path.name)
-    return printable(f"{name}: {shapes}, {tensors.dtype}{rounded}\n{', '.join(said)}")
+    others = "others " * any(differing[x] for x in given if x in differing)
+    return printable(f"{name}: {shapes}, {others}{tensors.dtype}{rounded}\n{', '.join(said)}")
 
 
 def source_of(tensors: Tensors, problem: Problem) -> dict[str, Any]:

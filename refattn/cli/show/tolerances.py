@@ -38,8 +38,8 @@ def print_tolerance(
     fused = " fused" * tolerance.profile.startswith("flash")
     use = f"for a{fused} kernel (profile {tolerance.profile}): {_write_pair(tolerance.ours)}"
     if not verbose:
+        page.say(f"recommended {use}")
         page.say("--verbose: the atol of each head, and which known bugs the tolerance accepts")
-        page.say(use)
         return
     if of_heads := [x for x in needs.rows if x["head"] is not None]:
         page.say("\natol of each head (rtol 0), by profile")

@@ -115,15 +115,15 @@ def shrink(adapter: Any, q: Floats, k: Floats) -> float:
 
 
 def sizes(adapter: Any, arrays: Arrays) -> str:
-    """Describe how long queries and keys are.
+    """Give the largest norms of queries and keys.
 
     >>> from refattn.conformance import Adapter
     >>> arrays = np.ones((2, 4)), np.full((3, 4), 55.0)
     >>> sizes(Adapter(len, "rfa"), arrays) + leaving_out(Adapter(len, "rfa"), arrays)
-    'queries of length 2 and keys of length 110 (a tag max_logit=300 leaves them out)'
+    'queries of norm 2 and keys of norm 110 (a tag max_logit=300 leaves them out)'
     """
     words = [
-        f"{name} of length {_longest(np.asarray(x, float)):.3g}"
+        f"{name} of norm {_longest(np.asarray(x, float)):.3g}"
         for name, x in zip(("queries", "keys"), arrays, strict=False)
     ]
     return " and ".join(words)
@@ -141,7 +141,7 @@ def leaving_out(adapter: Any, arrays: Arrays) -> str:
 
 
 def _longest(x: Floats) -> float:
-    """Return the length of the longest vector without NaN."""
+    """Return the norm of the longest vector without NaN."""
     with np.errstate(all="ignore"):
         lengths = np.nan_to_num(np.linalg.norm(x, axis=-1), posinf=np.inf)
     return float(np.max(lengths, initial=0.0))

@@ -78,7 +78,8 @@ negative_normalisers | | attends given_keys linear-solve
   | negative weights are not clamped, nor is their sum
 large_sizes | | evaluated attends rows_alone
   | results are right for long sequences, large heads, many heads and many features
-large_estimates | pairs | evaluated | results are right for many features, and for long vectors
+large_estimates | pairs | evaluated
+  | results are right for many features, and for vectors of large norm
 many_rows | rows | dtype=float32/dtype=float64
   | moments of many rows are as accurate as moments of few rows
 heads_of_other_size | exponential | evaluated attends stabilised heads
@@ -113,7 +114,7 @@ later_tokens_unseen | recurrent | | later tokens have no effect on earlier resul
 packed_apart | recurrent | cuts
   | packed sequences give the same as each sequence alone
 state_handed_over | recurrent | initial_state | the state can be passed on after any token
-states | recurrent | initial_state | the first state is used, and the last matches the formula
+states | recurrent | initial_state | the initial state is used, and the last matches the formula
 grouped_values | recurrent | gva heads
   | consecutive value heads share a head of queries and keys
 extreme_decays | recurrent | decays | results are right if a state is kept, and if it is forgotten

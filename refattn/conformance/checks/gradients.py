@@ -204,7 +204,7 @@ def hides(adapter: Adapter) -> bool:
 
 @add_check
 def gradients_of_hidden(t: CheckRun) -> None:
-    """Test masked keys, future keys, and queries whose output has no cotangent.
+    """Test masked keys, future keys, and queries whose cotangent is 0.
 
     Rounding errors are allowed: a maximum over all keys may have a gradient, which then cancels.
     """

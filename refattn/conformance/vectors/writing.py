@@ -27,7 +27,7 @@ _SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
 def write(
     directory: str | os.PathLike[str], *, format: str = "json", estimator: str | None = None
 ) -> list[Path]:
-    """Write the golden vectors, a file an estimator and more, with schema, README and manifest.
+    """Write the golden vectors, at least a file for each estimator, with schema and manifest.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a s
 _FITTED = "a test of verify: the errors look like a known bug: "
 _EXAMPLES = dict.fromkeys(("size", "amount", "factor", "rest", "more"), "x")
 _EXAMPLES |= {"result": "the output", "side": "large or small", "way": "rise or fall"}
-_SQUARES = "a test of verify: the mean square of errors divided by standard deviations"
+_SQUARES = "a test of verify: the mean square of error / standard deviation"
 _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "bound": "a test of verify: no error exceeds its proven bound; the number is error / bound",
     "bound of lse": "a test of verify: no error of lse exceeds its proven bound; the number is "
@@ -53,7 +53,7 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "unknown cause": "no known bug that verify tries explains most of the error",
     "PASS": "a verdict: no test failed, and errors larger than those that the report names would "
     "have been detected",
-    "FAIL": "a verdict: a correct implementation gives such results with probability alpha at most",
+    "FAIL": "a verdict: a correct implementation gives such results with probability at most alpha",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
     "p": "the probability that a correct implementation gives a result as extreme as this one",
     "adjusted": "a p-value corrected for the number of tests (Holm's method)",
@@ -88,7 +88,7 @@ _VARIANTS = {  # by the other words of their names
     "eager": "weights are divided by their sum before they are rounded",
     "narrow": "every step of the softmax is rounded too",
     "roots": "queries and keys are multiplied by the square root of the scale first",
-    "truncated": "further digits are dropped, not rounded",
+    "truncated": "further bits are dropped, not rounded",
     "cast": "arrays in 8 bits are rounded to the storage type first",
     "head": "gradients of shared keys and values are rounded for each query head",
 }

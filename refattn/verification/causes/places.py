@@ -177,6 +177,12 @@ def by_row(got: Doubles, right: Doubles) -> Doubles:
     return np.asarray(np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300))
 
 
+def name_factors(factors: Doubles) -> str:
+    """Say that each row has a factor of its own, or all have one, to four digits."""
+    low, high = f"{np.min(factors):.4g}", f"{np.max(factors):.4g}"
+    return f"each row is the exact row times a number, {low if low == high else f'{low} to {high}'}"
+
+
 def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     """Say that each row has a factor of its own, or that errors are small and even."""
     factors = by_row(got, right)
@@ -187,11 +193,7 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         and np.min(factors) > 0
         and left < min(_ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got))
     ):
-        low, high = np.min(factors), np.max(factors)
-        yield (
-            f"{where}: each row is the exact row times a number, {low:.4g} to {high:.4g}: "
-            "the sum of the weights is wrong"
-        )
+        yield f"{where}: {name_factors(factors)}: the sum of the weights is wrong"
         return
     sizes = np.mean(np.square(got - right), -1) / np.maximum(np.mean(right * right, -1), 1e-300)
     coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)

@@ -16,7 +16,7 @@ from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ..findings import Finding, Numbers, Suspect, place
 from .output import as_suspect
-from .places import by_row
+from .places import by_row, name_factors
 
 _CHUNK_SIZES = (64, 16, 32, 128)
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
@@ -320,15 +320,13 @@ def explain_states(
 
 
 def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -> Iterator[Suspect]:
-    """Say that each row is the exact row times a number, as if lengths of queries differ."""
+    """Say that each row is the exact row times a number, as if norms of queries differ."""
     exact = [give(problem.read, x, problem.scale, problem.of) for x in got]
     x, y = np.concatenate([*got.values()]), np.concatenate(exact)
     factors = by_row(x, y)
     share = 1 - _FAR_LEFT * float(np.sum(np.square(x - factors[:, None] * y))) / most
     if share > _MOST_BY_FACTORS and np.min(factors) > 0:
-        low, high = np.min(factors), np.max(factors)
-        text = f"each row is the exact row times a number, {low:.4g} to {high:.4g}: look at the "
-        yield as_suspect(f"{text}length of q", share, "seen")
+        yield as_suspect(f"{name_factors(factors)}: look at the norm of q", share, "seen")
 
 
 def _mean_square(one: Cause, got: Mapping[Index, Doubles], kernel: Roundings) -> float:

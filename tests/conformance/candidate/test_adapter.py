@@ -203,7 +203,7 @@ def test_features_that_overflow_are_right_within_the_limit(estimator, dtype, mos
 def test_a_failure_at_extreme_inputs_says_how_long_they_are(estimator, dtype, most):
     wide = result(of(TEXTBOOK[estimator], estimator, "omega", dtype=dtype), "weighted_mean")
     assert (wide.status, wide.severity) == ("FAIL", "range")
-    length = float(re.search(r"keys of length ([\d.]+)", wide.got)[1])
+    length = float(re.search(r"keys of norm ([\d.]+)", wide.got)[1])
     assert length / 4**0.25 > math.sqrt(most)  # d is 4
 
 

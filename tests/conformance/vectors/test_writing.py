@@ -91,7 +91,7 @@ def test_one_estimator_alone(tmp_path, folders):
             assert path.read_bytes() == (folders["json"] / path.name).read_bytes()
     assert vectors.lint(tmp_path, fraction=0) == []
     assert {x.estimator for x in vectors.load(tmp_path)} == {"moments"}
-    assert "One file an estimator: moments. " in (tmp_path / "README.md").read_text()
+    assert "One file for each estimator: moments. " in (tmp_path / "README.md").read_text()
     (header,) = vectors.export(tmp_path / "c", format="c", estimator="moments")
     assert "softmax" not in header.read_text()
     (archive,) = vectors.pack(tmp_path / "one.zip", estimator="moments")

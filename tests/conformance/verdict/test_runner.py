@@ -357,7 +357,7 @@ def test_a_limit_is_suggested_only_where_no_formula_is_wrong_too():
     names = ["reference_values", "extreme_logits"]
     for off, suggested in ((0.0, True), (0.1, False)):
         results = check(clipping(off), checks=names, **SOFTMAX).results
-        assert "at queries of length" in results[1].got
+        assert "at queries of norm" in results[1].got
         assert ("max_logit" in results[1].got) is suggested
 
 

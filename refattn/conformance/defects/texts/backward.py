@@ -57,7 +57,7 @@ def pull(
     mask: Array | None,
     causal: bool,
 ) -> tuple[Array, Array, Array]:
-    """With weights p and t = g . v, pairs take p (t - g . out)."""
+    """With weights p and t = g . v, the derivatives of the scores are p (t - g . out)."""
     heads = [q, k, v, d_out, out, mask, omega]
     (q, k, v, d_out, out, mask, omega), ungroup = group_heads(*heads)
     seen = visible(q, k, mask=mask, causal=causal)
@@ -79,7 +79,7 @@ def softmax_logarithm(q: Array, k: Array, omega: Array) -> Array:
 
 
 def softmax_back(to_q: Array, to_k: Array, q: Array, k: Array, omega: Array) -> Pair:
-    """From pairs to queries and keys of exact attention."""
+    """Derivatives of q and k from those of the scores, of exact attention."""
     scale = q.shape[-1] ** -0.5
     dq = scale * (to_q @ k)
     dk = scale * (to_k.mT @ q)
@@ -99,7 +99,7 @@ def rfa_logarithm(q: Array, k: Array, omega: Array) -> Array:
 
 
 def rfa_back(to_q: Array, to_k: Array, q: Array, k: Array, omega: Array) -> Pair:
-    """From pairs to queries and keys of random feature attention."""
+    """Derivatives of q and k from those of the log kernel, of random feature attention."""
     root, share = q.shape[-1] ** -0.25, softmax(exponents(q, k, omega))
     of_q = np.sum(to_q[..., None] * share, axis=-2)
     of_k = np.sum(to_k[..., None] * share, axis=-3)
@@ -114,7 +114,7 @@ def linear_logarithm(q: Array, k: Array, omega: Array) -> Array:
 
 
 def linear_back(to_q: Array, to_k: Array, q: Array, k: Array, omega: Array) -> Pair:
-    """From pairs to queries and keys of linear attention."""
+    """Derivatives of q and k from those of the log kernel, of linear attention."""
     phi_q, phi_k = elu_plus_one(q), elu_plus_one(k)
     kernel = products(phi_q, phi_k)
     dq = slope(q) * ((to_q / kernel) @ phi_k)

@@ -48,7 +48,7 @@ def factors(u: Array, rate: float) -> Array:
 
 
 def back(r: Array, rng: Generator, rate: float) -> Array:
-    """The factors on the way back."""
+    """The factors in the backward pass."""
     return r
 
 
@@ -62,7 +62,7 @@ def pull(
     mask: Array | None,
     causal: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """With weights p, pairs take p (r g . v - g . out)."""
+    """With weights p, the derivatives of the scores are p (r g . v - g . out)."""
     out = softmax_attention(q, k, v, mask=mask, causal=causal, dropout=r)
     given = [q, k, v, d_out, out, r_back, mask]
     (q, k, v, d_out, o, r, mask), ungroup = group_heads(*given)
