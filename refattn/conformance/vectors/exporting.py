@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
+from ...arrays.words import with_known_keywords
 from ...registry import ESTIMATORS
 from ..conventions import CONVENTIONS, Library
 from .cases import INSTALL_VECTORS, Case, read_text
@@ -24,6 +25,7 @@ EXPORTS = ("c", "onnx")
 _OPSETS = (23, 25)  # the first with Attention, and the first with windows
 
 
+@with_known_keywords
 def export(
     directory: str | os.PathLike[str], *, format: str, estimator: str | None = None
 ) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
+from ...arrays.words import with_known_keywords
 from .cases import (
     DIGITS,
     FLAGS,
@@ -34,6 +35,7 @@ from .sources import libraries
 _SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
 
 
+@with_known_keywords
 def write(
     directory: str | os.PathLike[str], *, format: str = "json", estimator: str | None = None
 ) -> list[Path]:

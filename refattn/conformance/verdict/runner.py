@@ -319,6 +319,7 @@ def checks_of(adapter: Adapter) -> Iterator[Check]:
     return (item for item in CHECKS.values() if item.applies(adapter))
 
 
+@with_known_keywords
 def parametrize_with_checks(
     candidates: Iterable[Adapter],
     *,
