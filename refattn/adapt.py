@@ -96,6 +96,7 @@ class Assessment(NamedTuple):
         return self.ess >= LARGE_SAMPLE
 
 
+@with_known_keywords
 def fit(
     q: Array | Moments, k: Array | Moments, *, scale: float | None = None, floor: float = 1e-3
 ) -> Gaussian:
@@ -159,6 +160,7 @@ def fit(
     return Gaussian(best.mean, best.cov, gauge=a)
 
 
+@with_known_keywords
 def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
     r"""Find the gauge in which queries and keys vary least.
 

@@ -21,7 +21,7 @@ from .arrays.heads import grouped_lead
 from .arrays.library import Floats
 from .arrays.shown import held
 from .arrays.tables import Column, Table, digits, two_digits, write_head
-from .arrays.words import close
+from .arrays.words import close, with_known_keywords
 from .attention import softmax_attention
 from .files.tolerated import Tolerated, tolerated
 from .registry import DEFAULT, ESTIMATORS, Estimator
@@ -354,6 +354,7 @@ def names() -> list[str]:
     return [x.name for name, x in ESTIMATORS.items() if x.approximates and x.name == name]
 
 
+@with_known_keywords
 def measure(
     q: Floats,
     k: Floats,

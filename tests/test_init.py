@@ -56,6 +56,29 @@ def test_modules_list_their_public_functions():
         assert {name for name in callables if not get_args(getattr(module, name))} <= public
 
 
+def test_a_mistyped_keyword_gets_a_suggestion():
+    """From every public function, before it looks at its arguments."""
+    silent = []
+    for info in pkgutil.walk_packages(refattn.__path__, "refattn."):
+        if not {"cli", "__main__"}.isdisjoint(info.name.split(".")):
+            continue
+        module = importlib.import_module(info.name)
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if not inspect.isfunction(value):
+                continue
+            parameters = inspect.signature(value).parameters.values()
+            words = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY]
+            if not words or any(x.kind is x.VAR_KEYWORD for x in parameters):
+                continue
+            count = sum(x.default is x.empty and x.name not in words for x in parameters)
+            with pytest.raises((TypeError, ValueError)) as raised:
+                value(*[None] * count, **{max(words, key=len) + "s": None})
+            if "Did you mean " not in str(raised.value):
+                silent.append(f"{info.name}.{name}: {raised.value}")
+    assert not silent
+
+
 def test_dir_lists_public_names_only():
     """Modules that users name, and packages: what an interpreter offers after a dot."""
     for info in pkgutil.walk_packages(refattn.__path__, "refattn."):

@@ -33,13 +33,12 @@ def check(
 
     Keys and the state get the leading axes of all but the queries.
     """
-    q, k = share_heads(q, k, v)
-    xp, _ = qkv.check(q, k, v)
+    (q, k, xp), whole = _shared(q, k, v), (q, k, v)
     (n, d), d_v, given = k.shape[-2:], v.shape[-1], {x: options.get(x) for x in _GATES}
     if q.shape[-2] != n:
         raise ValueError(
             "`q` and `k` must have next-to-last axes of one length, the number of tokens n, "
-            f"got shapes {shape_of(q)} and {shape_of(k)}."
+            f"got shapes {shape_of(whole[0])} and {shape_of(whole[1])}."
         )
     checks.choice("read", options.get("read", "after"), ("after", "before"))
     scale = checks.real("scale", options.get("scale"), optional=True, like=q)
@@ -48,8 +47,8 @@ def check(
         raise TypeError(f"`removal` must be a pair (a, b) of arrays, got {checks.describe(pair)}.")
     a, b = (None, None) if pair is None else pair
     home = {"dtype": k.dtype, "device": device(k)}
-    g = xp.zeros((n, 1), **home) if g is None else of_tokens("log_decay", g, (q, k, v), True)
-    write = None if write is None else of_tokens("write", write, (q, k, v))
+    g = xp.zeros((n, 1), **home) if g is None else of_tokens("log_decay", g, whole, True)
+    write = None if write is None else of_tokens("write", write, whole)
     cores = [(f"removal[{i}]", x, "(..., n, d)", (n, d)) for i, x in enumerate(pair or ())]
     if state is not None:
         cores.append(("initial_state", state, "(..., d, d_v)", (d, d_v)))
@@ -63,9 +62,11 @@ def check(
         parts = (x for x in (k, v, g, a, b, write, state) if x is not None)
         lead = np.broadcast_shapes(*(shape_of(x)[:-2] for x in parts))
     except ValueError:
-        named = {"k": k, "v": v, **{x: y for x, y in given.items() if y is not None}}
+        named = {"k": whole[1], "v": v, **{x: y for x, y in given.items() if y is not None}}
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in named.items())
-        raise ValueError(f"`k` and what goes with it must broadcast, got {shapes}.") from None
+        raise ValueError(
+            f"`k` and what goes with it must broadcast, got {shapes}{_sharing(whole[1], v)}."
+        ) from None
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))
     b = None if b is None else xp.broadcast_to(b, (*lead, n, d))
@@ -74,20 +75,43 @@ def check(
     return q, k, Gates(g, a, b, write, state), scale, xp
 
 
+def _shared(q: Array, k: Array, v: Array) -> tuple[Array, Array, Any]:
+    """Check queries, keys and values; return queries and keys as `share_heads` does, and xp."""
+    queries, keys = share_heads(q, k, v)
+    try:
+        xp, _ = qkv.check(queries, keys, v)
+    except ValueError:
+        qkv.check(q, k, v)  # raises first, with the shapes that were given
+        raise
+    return queries, keys, xp
+
+
 def share_heads(q: Array, k: Array, v: Array) -> tuple[Array, Array]:
     """Repeat heads of keys, and of as many queries, that consecutive heads of values share."""
-    groups, heads = (x.shape[-3] if getattr(x, "ndim", 0) > 2 else 1 for x in (k, v))
-    if not 1 < groups < heads or heads % groups:
+    each = _sharers(k, v)
+    if each == 1:
         return q, k
+    groups = k.shape[-3]
 
     def repeat(x: Array) -> Array:
         if getattr(x, "ndim", 0) < 3 or x.shape[-3] != groups:
             return x
         xp, (*lead, _, n, d) = array_namespace(x), x.shape
-        each = xp.broadcast_to(x[..., None, :, :], (*lead, groups, heads // groups, n, d))
-        return xp.reshape(each, (*lead, heads, n, d))
+        copies = xp.broadcast_to(x[..., None, :, :], (*lead, groups, each, n, d))
+        return xp.reshape(copies, (*lead, groups * each, n, d))
 
     return repeat(q), repeat(k)
+
+
+def _sharers(k: Array, v: Array) -> int:
+    """Return how many heads of values share a head of keys."""
+    groups, heads = (x.shape[-3] if getattr(x, "ndim", 0) > 2 else 1 for x in (k, v))
+    return 1 if not 1 < groups < heads or heads % groups else heads // groups
+
+
+def _sharing(k: Array, v: Array) -> str:
+    each = _sharers(k, v)
+    return f", where {each} heads of `v` share one of `k`" if each > 1 else ""
 
 
 def one_of_each(states: Array, axes: int) -> tuple[Any, ...]:
@@ -118,12 +142,15 @@ def of_tokens(
             f"`{name}` must have shape {rule} and {axes - 2} leading axes, the most that `q`, `k` "
             f"or `v` has, got {shape_of(x)}."
         )
+    k, v = qkv[1:]
+    lead = shape_of(k)[:-2] if _sharers(k, v) == 1 else (*shape_of(k)[:-3], v.shape[-3])
     try:
-        np.broadcast_shapes(shape_of(x)[: axes - 2], *(shape_of(y)[:-2] for y in qkv[1:]))
+        np.broadcast_shapes(shape_of(x)[: axes - 2], lead, shape_of(v)[:-2])
     except ValueError:
-        shapes = ", ".join(map(str, map(shape_of, (x, *qkv[1:]))))
+        shapes = ", ".join(map(str, map(shape_of, (x, k, v))))
         raise ValueError(
-            f"`{name}`, `k` and `v` must have leading axes that broadcast, got shapes {shapes}."
+            f"`{name}`, `k` and `v` must have leading axes that broadcast, got shapes {shapes}"
+            f"{_sharing(k, v)}."
         ) from None
     x = x if wide else x[..., None]
     return array_namespace(x).broadcast_to(x, (*x.shape[:-2], n, x.shape[-1]))
@@ -131,8 +158,7 @@ def of_tokens(
 
 def log_decay_of_heads(q: Array, k: Array, v: Array, decay: Any) -> Array:
     """Take the log of a number for each head of keys, with an axis of tokens."""
-    q, k = share_heads(q, k, v)
-    xp, _ = qkv.check(q, k, v)
+    q, k, xp = _shared(q, k, v)
     lead = grouped_lead(k, k, v)
     gamma = qkv.per_head("decay", decay, xp.broadcast_to(k, (*lead, *k.shape[-2:])))
     has_values = isinstance(decay, Real | np.ndarray)
@@ -146,10 +172,9 @@ def delta_gates(
     q: Array, k: Array, v: Array, beta: Array, log_decay: Array | None = None
 ) -> dict[str, Any]:
     """Make the gates of a delta rule, which takes its error after the decay."""
-    q, k = share_heads(q, k, v)
-    xp, _ = qkv.check(q, k, v)
-    rate, later = of_tokens("beta", beta, (q, k, v)), k
+    (q, k, xp), whole = _shared(q, k, v), (q, k, v)
+    rate, later = of_tokens("beta", beta, whole), k
     if log_decay is not None:
-        g = of_tokens("log_decay", log_decay, (q, k, v), coordinates=True)
+        g = of_tokens("log_decay", log_decay, whole, coordinates=True)
         later = xp.exp(g) * k
     return {"removal": (-rate * k, later), "write": beta, "log_decay": log_decay}

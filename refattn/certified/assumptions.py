@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.library import Array, array_namespace, device, has_float64, to_host
+from ..arrays.words import with_known_keywords
 from .pairs import EXP_ROUNDING, ROUNDING, Pair, as_pair, exp_pair, two_product, two_sum
 from .slices import Slices, bits_of_slices, facing, side_by_side, sliced_error, sliced_products
 
@@ -43,6 +44,7 @@ def require(like: Array, xp: Any) -> None:
         )
 
 
+@with_known_keywords
 def self_test(like: Array | None = None, *, compiled: Any = None) -> list[str]:
     r"""Test whether the array library and the device meet the assumptions of the proof.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -223,6 +224,8 @@ def check(
         try:
             with kept(kind != "table"):
                 report = _run_checks(target, options)
+        except (TypeError, ValueError) as error:
+            raise ValueError(_ARGUMENTS.sub(_name_option, str(error))) from None
         except (KeyboardInterrupt, SystemExit) as error:
             raise Unusable(f"ended by {type(error).__name__}, without a verdict") from None
     try:
@@ -239,6 +242,16 @@ def check(
     except OSError as error:
         raise Unusable(f"cannot write the results: {error}") from None
     context.exit({"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3}[report.verdict])
+
+
+# Arguments of `conformance.check` in its messages, and the options that they come from.
+_ARGUMENTS = re.compile(r"`(capabilities|checks|estimator|tags)(?:\['(\w+)'\])?`")
+_OPTIONS = {"capabilities": "capability", "checks": "check", "tags": "tag"}
+
+
+def _name_option(match: re.Match[str]) -> str:
+    option, tag = _OPTIONS.get(match[1], match[1]), f" {match[2]}" if match[2] else ""
+    return f"`--{option}{tag}`"
 
 
 def _run_checks(target: str, options: dict[str, Any]) -> Any:

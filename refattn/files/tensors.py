@@ -166,6 +166,8 @@ def open_tensors(
         lead = _check_shapes(views, bool(also))
     except ValueError as error:
         hint = " (Shapes with heads before tokens.)" if layout == "bnhd" else ""
+        other = None if sequences is not None else fits_other_layout(arrays, layout, bool(also))
+        hint += f" These shapes fit --layout {other}." if other else ""
         raise ValueError(f"{error}{hint}") from None
     for name, x in (read | {x: arrays[x] for x in "qkv"}).items():  # no blocks that are not read
         _check_numbers(name, x)
@@ -289,6 +291,17 @@ def _check_shapes(views: Mapping[str, Floats], has_state: bool) -> _Shape:
                 f"`{name}` must have shape {shape}, {rule}, got shape {like[name].shape}."
             )
     return lead
+
+
+def fits_other_layout(
+    arrays: Mapping[str, Any], layout: str, has_state: bool = False
+) -> str | None:
+    """Return the layout that is not this one, if the shapes of arrays fit it."""
+    (other,) = {"bhnd", "bnhd"} - {layout}
+    with suppress(ValueError):
+        _check_shapes(view_heads_first(arrays, other), has_state)
+        return other
+    return None
 
 
 def _check_numbers(name: str, x: Floats) -> None:

@@ -177,14 +177,15 @@ def sampled_keys(
 
 def gates(q: Array, k: Array, v: Array, **options: Any) -> dict[str, Any]:
     """What tokens do, arrays (..., n, .), with a removal as [a, b], and the state before them."""
-    q, k, given, scale, xp = tokens.check(q, k, v, options)
+    whole = (q, k, v)
+    q, k, given, scale, xp = tokens.check(*whole, options)
     values = {"q": q, "k": k, "scale": scale}
     values |= {"log_decay": given.log_decay, "initial_state": given.state}
     pair = [xp.zeros_like(k) if x is None else x for x in (given.a, given.b)]
     values["removal"] = xp.concat(xp.broadcast_arrays(*pair), axis=-1)
     values["write"] = xp.ones_like(k[..., :1]) if given.write is None else given.write
     if "beta" in options:
-        values["beta"] = tokens.of_tokens("beta", options["beta"], (q, k, v))
+        values["beta"] = tokens.of_tokens("beta", options["beta"], whole)
     if "decay" in options:
         values["decay"] = qkv.per_head("decay", options["decay"], k)[..., None, None]
     return values

@@ -34,8 +34,8 @@ def of_library(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     name = next(iter(inspect.signature(function).parameters))
 
-    @wraps(function)
     @as_written
+    @wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         first: Any = args[0] if args else kwargs.get(name)
         checks.is_array(name, first)

@@ -17,6 +17,7 @@ from ..arrays.heads import group_with_lead, grouped_lead
 from ..arrays.library import Floats
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table, count, digits, write_head
+from ..arrays.words import with_known_keywords
 from ..attention import softmax_attention
 from ..compare import REFUSALS, exact_and_size, places
 from ..registry import ESTIMATORS
@@ -194,6 +195,7 @@ class _Question(NamedTuple):
     estimate: Callable[[Floats], moments.Moments]
 
 
+@with_known_keywords
 def study(
     q: Floats,
     k: Floats,

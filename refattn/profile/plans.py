@@ -276,6 +276,7 @@ def _count_draws(planned: Plan, record: Estimator) -> int:
     return planned.draws if record.has("random") else 1
 
 
+@with_known_keywords
 def search(planned: Plan, *, track: Callable[[Sequence[Any]], Iterable[Any]] = iter) -> Search:
     """Find the smallest power of 2 at which the error of each estimator reaches the target.
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..arrays import checks
-from ..arrays.words import said
+from ..arrays.words import close, said
 from ..estimators.inputs import open_partials
 
 GROUP = "refattn.estimators"
@@ -306,6 +306,10 @@ def _checked(record: Any) -> Estimator:
         for name in names:
             if not name.isidentifier():
                 raise ValueError(f"`{argument}` must be of keywords, got {name!r}.")
+    for name in options:  # what begins with d_ or ends with _only is about a keyword
+        hint = close(name, _KEYWORDS)
+        if hint and name.removeprefix("d_").removesuffix("_only") not in _KEYWORDS:
+            raise ValueError(f"`options` must have names of this package, got {name!r}.{hint}")
     for name in traits:
         checks.choice("traits", name, TRAITS)
     _check_traits(record.size, {*traits})

@@ -27,6 +27,7 @@ import numpy as np
 from scipy.special import rel_entr
 
 from ..arrays import checks
+from ..arrays.words import with_known_keywords
 from . import check
 from .exact import kolmogorov_distance
 
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 
+@with_known_keywords
 def hoeffding(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
     r"""Test the mean of a bounded sample, by Hoeffding.
 
@@ -108,6 +110,7 @@ def chernoff(x: Any, mean: float) -> float:
     return _two_sided(len(x) * bernoulli_divergence(float(np.mean(x)), mean))
 
 
+@with_known_keywords
 def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: float = 1.0) -> float:
     r"""Test the mean of a bounded sample with a cap on its variance, by Bernstein.
 
@@ -142,6 +145,7 @@ def bernstein(x: Any, mean: float, variance: float, low: float = 0.0, high: floa
     return _two_sided(len(x) * t * t / (2 * (v + t / 3)) if t > 0 else 0.0)
 
 
+@with_known_keywords
 def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
     r"""Test the mean of a bounded sample with its own variance, by Maurer and Pontil.
 
@@ -178,6 +182,7 @@ def empirical_bernstein(x: Any, mean: float, low: float = 0.0, high: float = 1.0
     return _two_sided(root * root, 4)
 
 
+@with_known_keywords
 def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
     r"""Test the mean of a sample in [0, 1] by betting against it, in the order given.
 
@@ -227,6 +232,7 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
     return math.exp(-max(0.0, wealth))
 
 
+@with_known_keywords
 def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> float:
     r"""Test the mean of a sample of finite variance, heavy tails allowed, by Catoni's bound.
 
@@ -278,6 +284,7 @@ def catoni(x: Any, mean: float, variance: float, *, level: float = 1e-6) -> floa
     return _two_sided(abs(float(np.sum(phi))) - len(x) * scale * scale * variance / 2)
 
 
+@with_known_keywords
 def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     r"""Test that a sample has a continuous distribution, by the Dvoretzky-Kiefer-Wolfowitz bound.
 
@@ -312,6 +319,7 @@ def dkwm(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     return _two_sided(2 * len(x) * distance**2)
 
 
+@with_known_keywords
 def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     r"""Test that two samples have the same distribution, by splitting the inequality of `dkwm`.
 
@@ -361,6 +369,7 @@ def dkwm_two_sample(x: Any, y: Any, *, error: float = 0.0) -> float:
     return _two_sided((gap / two_sample_unit(len(x), len(y))) ** 2, 4)
 
 
+@with_known_keywords
 def dkwm_mean(x: Any, mean: float, low: float = 0.0, high: float = 1.0) -> float:
     r"""Test the mean of a bounded sample by the distributions that `dkwm` does not reject.
 

@@ -18,6 +18,7 @@ import numpy as np
 from scipy import special
 
 from ..arrays import checks
+from ..arrays.words import with_known_keywords
 from . import check
 
 __all__ = [
@@ -36,6 +37,7 @@ CDF_ERROR = 1e-12
 _legendre = cache(np.polynomial.legendre.leggauss)
 
 
+@with_known_keywords
 def ks(x: Any, cdf: Callable[[Any], Any], *, error: float = 0.0) -> float:
     r"""Test that a sample has a continuous distribution, by Kolmogorov and Smirnov.
 
@@ -286,6 +288,7 @@ def lognormal_sum_cdf(t: Any, s: float) -> Any:
     return np.clip(out, 0, 1)
 
 
+@with_known_keywords
 def lognormal_pair(x: Any, s: float, *, error: float = 0.0) -> float:
     r"""Test that a sample is distributed as the mean of two lognormals of mean 1.
 

@@ -13,6 +13,7 @@ import numpy as np
 from scipy import special
 
 from ..arrays import checks, matrices
+from ..arrays.words import with_known_keywords
 from . import check
 from .exact import chi2_two_sided, ks, square_sum
 from .multiple import suite_p
@@ -96,6 +97,7 @@ def hotelling(x: Any, mean: Any) -> float:
     return float(special.fdtrc(d, n - d, n * (n - d) / d * float(y @ y)))
 
 
+@with_known_keywords
 def bartlett(
     means: Any, covs: Any, *, count: int, mean: Any, cov: Any, ddof: int = 1
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -154,6 +156,7 @@ def bartlett(
     return np.where(np.isnan(t[:, :1, 0]), 0.0, out)
 
 
+@with_known_keywords
 def gaussian_estimates(
     means: Any, covs: Any, *, count: int, mean: Any, cov: Any, ddof: int = 1
 ) -> GaussianEstimates:

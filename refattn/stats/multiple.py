@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import checks
+from ..arrays.words import with_known_keywords
 from . import check
 
 __all__ = ["Sequential", "clopper_pearson", "gandy_scott", "holm", "suite_p"]
@@ -106,6 +107,7 @@ def suite_p(p: Any) -> float:
     return float(min(1, len(p) * np.min(p)))
 
 
+@with_known_keywords
 def gandy_scott(
     pvalue: Callable[[int, np.random.Generator], float],
     *,
@@ -193,6 +195,7 @@ def gandy_scott(
     return Sequential(rejected, tuple(p_values), tuple(sizes), tuple(seeds))
 
 
+@with_known_keywords
 def clopper_pearson(successes: int, n: int, confidence: float = 0.99) -> tuple[float, float]:
     r"""Compute an exact confidence interval of a probability.
 

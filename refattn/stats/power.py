@@ -47,6 +47,7 @@ from typing import Any
 from scipy import special
 
 from ..arrays import checks
+from ..arrays.words import check_keywords, keyword_names
 from . import bounds, check, exact, gaussian
 
 __all__ = ["min_discrepancy", "min_samples"]
@@ -107,7 +108,9 @@ def min_discrepancy(
         names = ", ".join(f"`{f.__name__}`" for f in _DETECTABLE)
         got = getattr(test, "__name__", type(test).__name__)
         raise ValueError(f"`test` must be one of {names}, got `{got}`.")
-    return float(_DETECTABLE[test](int(n), alpha, beta, **parameters))
+    detectable = _DETECTABLE[test]
+    check_keywords("min_discrepancy", parameters, keyword_names(detectable) or [*parameters])
+    return float(detectable(int(n), alpha, beta, **parameters))
 
 
 def min_samples(

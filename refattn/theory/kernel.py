@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import checks
 from ..arrays.library import Doubles
+from ..arrays.words import with_known_keywords
 from ..kernels import FEATURES
 from ..sampling import Gaussian
 from ..typing import Features, KnownCoupling
@@ -16,6 +17,7 @@ from .elementary import inner_product
 from .kernel_law import KernelLaw, check_vectors
 
 
+@with_known_keywords
 def log_kernel_mean(
     x: Any,
     y: Any,
@@ -70,6 +72,7 @@ def log_kernel_mean(
     return np.where(sign > 0, pair.log_kappa + log_ratio, math.nan)
 
 
+@with_known_keywords
 def log_kernel_variance(
     x: Any,
     y: Any,
@@ -163,6 +166,7 @@ def log_kernel_variance(
     return 2 * pair.log_kappa + pair.log_variance(num_features)
 
 
+@with_known_keywords
 def log_kernel_mse(
     x: Any,
     y: Any,
@@ -200,6 +204,7 @@ def log_kernel_mse(
     return np.asarray(2 * pair.log_kappa + log_mse)
 
 
+@with_known_keywords
 def kernel_mean(
     x: Any,
     y: Any,
@@ -232,6 +237,7 @@ def kernel_mean(
         return np.asarray(sign * np.exp(pair.log_kappa + log_ratio))
 
 
+@with_known_keywords
 def kernel_variance(
     x: Any,
     y: Any,
@@ -264,9 +270,11 @@ def kernel_variance(
         x, y, features=features, coupling=coupling, num_features=num_features, proposal=proposal
     )
     with np.errstate(over="ignore"):
-        return np.exp(log_variance)
+        variance: Doubles = np.exp(log_variance)
+    return variance
 
 
+@with_known_keywords
 def kernel_mse(
     x: Any,
     y: Any,
@@ -299,7 +307,8 @@ def kernel_mse(
         x, y, features=features, coupling=coupling, num_features=num_features, proposal=proposal
     )
     with np.errstate(over="ignore"):
-        return np.exp(log_mse)
+        mse: Doubles = np.exp(log_mse)
+    return mse
 
 
 def log_second_moment(x: Any, y: Any) -> Doubles:
@@ -333,6 +342,7 @@ def log_second_moment(x: Any, y: Any) -> Doubles:
     return np.asarray(inner_product(x, x) + inner_product(y, y) + 4 * inner_product(x, y))
 
 
+@with_known_keywords
 def log_norm_approximation_bias(
     x: Any, y: Any, square_x: Any, square_y: Any, *, features: Features = "positive"
 ) -> Doubles:
@@ -382,6 +392,7 @@ def log_norm_approximation_bias(
     )
 
 
+@with_known_keywords
 def num_features_for_kernel(
     target_error: float,
     x: Any,

@@ -11,7 +11,7 @@ from ..arrays.library import Doubles
 from ..arrays.stored import mask_of_members
 from ..arrays.words import with_known_keywords
 from ..features import elu_features
-from ..files.tensors import JUDGED, view_heads_first
+from ..files.tensors import JUDGED, fits_other_layout, view_heads_first
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
 from ..rounding.problems import Problem, check_holds, pose_arrays
@@ -226,8 +226,11 @@ def verify(
         got[name] = widen(name, views[name])
         shape, of = shapes[name]
         if got[name].shape != shape:
+            given = {x: arguments[x] for x in ("q", "k", "v", *got)}
+            other = fits_other_layout(given, layout, kind == "recurrent")
             raise ValueError(
                 f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
+                + (f" These shapes fit layout={other!r}." if other else "")
             )
     check_holds(problem, inputs.unchecked)
     storage = inputs.storage

@@ -262,7 +262,7 @@ def row_weights(
         return np.ones((heads, n))
     if problem.kind == "recurrent":
         found = [problem.recurrence(index, kernel) for index in np.ndindex(problem.lead)]
-        same = [_mark_rows(x.rows.out.astype(np.float32)) for x in found]
+        same = [_mark_rows(_shorten(x.rows.out)) for x in found]
         states = [_mark_rows(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
         of_heads = _share_marks(np.stack(states)) / [[x.dependence] for x in found]
         return np.asarray(np.minimum(_share_marks(np.stack(same)), of_heads))
@@ -278,7 +278,7 @@ def row_weights(
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
             exact = _find_exact(problem, index, kernel, i, {} if known is None else known)
-        rows: list[Any] = [exact.astype(np.float32), *problem.list_sources(index, kernel, i)]
+        rows: list[Any] = [_shorten(exact), *problem.list_sources(index, kernel, i)]
         for number, x in enumerate(rows):
             equal[(number, *at)] = _mark_rows(x)
 
@@ -304,6 +304,13 @@ def _find_exact(
         size = max(4 * TILE_KEYS, 4 * CACHED_PAIRS // max(i.stop - i.start, 1))
         known[at] = attend_rows(problem.head(index), i, None, size)
     return known[at].out
+
+
+def _shorten(x: Doubles) -> Doubles:
+    """Round to float32 what is in its range."""
+    with np.errstate(over="ignore"):
+        short = x.astype(np.float32)
+    return np.where(np.isfinite(short), short, x)
 
 
 def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -85,6 +85,11 @@ def normal(x):
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
 
 
+def later(x):
+    """What the token before has, and 0 for the first."""
+    return np.concatenate([0 * x[:, :1], x[:, :-1]], 1)
+
+
 # By cause: changes to the inputs, or to the results, of a right kernel.
 CAUSES = {
     "all arrays are read from other heads": {"out": lambda x: x[[1, 2, 0]]},
@@ -101,6 +106,12 @@ CAUSES = {
     "the initial state is ignored": {"initial_state": np.zeros_like},
     "k is read from other heads": {"k": lambda x: x[[1, 0, 2]]},
     "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
+    "initial states are read from other heads": {"initial_state": lambda x: x[[1, 0, 2]]},
+    "each token uses the key of the token before": {"k": lambda x: later(x)},
+    "each token uses the key of the next token": {"k": lambda x: later(x[:, ::-1])[:, ::-1]},
+    "each token uses the value of the token before": {"v": lambda x: later(x)},
+    "each token uses the beta of the token before": {"beta": lambda x: later(x)},
+    "each token uses the beta of the next token": {"beta": lambda x: later(x[:, ::-1])[:, ::-1]},
     "each row is the exact row times a number": {"q": longer},
     "the scale is 1": {"q": lambda x: 4 * x},
 }

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from refattn import softmax_attention, verify
 from refattn.rounding import PROFILES, problems
 from refattn.rounding.backward import variance_along
 from refattn.rounding.formats import FORMATS
@@ -278,6 +279,20 @@ def test_rows_that_are_the_same_count_for_one():
     problem = problems.pose_arrays(q, k, v)
     of = problems.pose_gradients(problem, {"dv": v.shape}, q.__getitem__, None, "float64")["dv"]
     np.testing.assert_allclose(row_weights(of, kernel), np.full((2, 6), 1 / 2))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1e60, 1e300])
+def test_numbers_that_float32_cannot_hold(size):
+    """Rows that differ count each for themselves, and nothing overflows."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 6, 3))
+    v = size * v
+    weights = row_weights(problems.pose_arrays(q, k, v), PROFILES["math"].kernel("float64"))
+    np.testing.assert_array_equal(weights, np.ones((2, 6)))
+    out = softmax_attention(q, k, v)
+    assert verify(q=q, k=k, v=v, out=out).verdict != "FAIL"
+    out[0, 3] *= 1.0001
+    assert verify(q=q, k=k, v=v, out=out).verdict == "FAIL"
 
 
 @pytest.mark.parametrize(("name", "shared"), [("math", True), ("upcast", True), ("flash", False)])

@@ -7,6 +7,7 @@ SEVERITIES = {
     "law": "random draws have the wrong distribution",
     "contract": "wrong shape or dtype, an exception, or not reproducible",
     "range": "wrong at extreme inputs only",
+    "masked": "wrong where masked keys or values hold NaN, infinity or huge numbers",
 }
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ...arrays.words import with_known_keywords
 from .exporting import EXPORTS, export
 from .writing import write
 
@@ -37,6 +38,7 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).lower().endswith(SUFFIXES)
 
 
+@with_known_keywords
 def pack(
     path: str | os.PathLike[str], *, format: str = "json", estimator: str | None = None
 ) -> list[Path]:

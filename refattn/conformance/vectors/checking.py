@@ -13,6 +13,7 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
+from ...arrays.words import with_known_keywords
 from ..conventions import OPTIONS
 from .archives import SUMS, is_archive, unpacked, wrong_sums
 from .cases import (
@@ -37,6 +38,7 @@ _OF_PAIRS = ("bias", "dropout", "keep", "mask")  # of a query and a key
 _OF_SAMPLES = ("indices", "log_probability")
 
 
+@with_known_keywords
 def lint(
     directory: str | os.PathLike[str],
     *,

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
+from ...arrays.words import with_known_keywords
 from ...registry import ESTIMATORS
 from ..conventions import CONVENTIONS, Library
 from .cases import INSTALL_VECTORS, Case, read_text
 from .reading import cases_of
+from .recipes import estimators
 from .solving import documents, write_hex
 
 EXPORTS = ("c", "onnx")
@@ -23,6 +25,7 @@ EXPORTS = ("c", "onnx")
 _OPSETS = (23, 25)  # the first with Attention, and the first with windows
 
 
+@with_known_keywords
 def export(
     directory: str | os.PathLike[str], *, format: str, estimator: str | None = None
 ) -> list[Path]:
@@ -50,7 +53,7 @@ def export(
     Raises
     ------
     ValueError
-        If the format is unknown.
+        If the format is unknown, or has no case of the estimator.
     ModuleNotFoundError
         If mpmath, or for its format onnx, is not installed.
 
@@ -65,7 +68,13 @@ def export(
     if format not in EXPORTS:
         raise ValueError(f"`format` must be one of {', '.join(EXPORTS)}, got {format!r}.")
     cases = [case for document in documents(estimator).values() for case in cases_of(document)]
-    content = _c_header(cases) if format == "c" else _onnx_models(cases)
+    content = [*(_c_header(cases) if format == "c" else _onnx_models(cases))]
+    if not content:
+        exact = " or ".join(name for name in estimators() if ESTIMATORS[name].has("exact"))
+        raise ValueError(
+            f"`estimator` must be {exact} for format {format}, got {estimator!r}, which it cannot "
+            "express."
+        )
     paths = []
     for name, data in content:
         path = Path(directory, name)

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
+from ...arrays.words import with_known_keywords
 from ...files.safetensors import read_tensors
 from .cases import FORMATS, INSTALL_VECTORS, REALS, Case, Convention, check_format
 from .recipes import files
 
 
+@with_known_keywords
 def load(directory: str | os.PathLike[str], *, format: str | None = None) -> list[Case]:
     """Read the golden vectors of a directory.
 

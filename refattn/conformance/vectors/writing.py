@@ -15,15 +15,27 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Floats
-from .cases import DIGITS, FLAGS, GRADIENTS, SCHEMA, VERSION, check_format, read_text
-from .reading import cases_of, tests_of
-from .recipes import schema
+from ...arrays.words import with_known_keywords
+from .cases import (
+    DIGITS,
+    FLAGS,
+    FORMATS,
+    GRADIENTS,
+    SCHEMA,
+    VERSION,
+    check_format,
+    read_text,
+)
+from .reading import cases_of, files_in, parse, tests_of
+from .recipes import all_recipes, estimator_of, schema
 from .solving import documents
+from .sources import libraries
 
 # What the format calls each kind of numbers, and how it has them.
 _SAFETENSORS = {"b": ("BOOL", "?"), "f": ("F64", "<f8"), "i": ("I64", "<i8")}
 
 
+@with_known_keywords
 def write(
     directory: str | os.PathLike[str], *, format: str = "json", estimator: str | None = None
 ) -> list[Path]:
@@ -32,7 +44,8 @@ def write(
     Parameters
     ----------
     directory : path
-        Made if it is not there. Files of the same name are replaced, others left alone.
+        Made if it is not there. Files of the same name are replaced, others left alone. README and
+        manifests are of all vectors in it.
     format : {"json", "npz", "safetensors"}
         "json" has inputs as C99 hexadecimal floats and outputs as 34 digits; the others have
         float64 arrays, outputs as two of them whose sum has about 32 digits.
@@ -66,9 +79,18 @@ def write(
     encode = {"json": to_json, "npz": _to_npz, "safetensors": _to_safetensors}[format]
     written = documents(estimator)
     content = {f"{name}.{format}": encode(doc) for name, doc in written.items()}
-    content["README.md"] = _readme(written).encode()
-    content[SCHEMA.name] = (json.dumps(schema(), sort_keys=True, indent=2) + "\n").encode()
-    content[manifest_name(format)] = _manifest(content, written)
+    beside = {estimator_of(path.stem) for _, path in files_in(folder)}
+    readme = _readme(beside | {document["estimator"] for document in written.values()})
+    text = json.dumps(schema(), sort_keys=True, indent=2) + "\n"
+    shared = {"README.md": readme.encode(), SCHEMA.name: text.encode()}
+    content |= shared
+    manifests = {manifest_name(format): _manifest(folder, format, content, written)}
+    for kind in {*FORMATS} - {format}:
+        path = folder / manifest_name(kind)
+        made = _manifest(folder, kind, shared, written)
+        if path.is_file() and made != path.read_bytes():
+            manifests[path.name] = made
+    content |= manifests
     paths = [folder / name for name in sorted(content)]
     for path in paths:
         draft = path.with_name(f".{path.name}.part")
@@ -81,10 +103,19 @@ def manifest_name(format: str) -> str:
     return f"manifest-{format}.json"
 
 
-def _manifest(content: dict[str, bytes], written: dict[str, Any]) -> bytes:
+def _listed(manifest: Path) -> dict[str, Any]:
+    """Return the entries of a manifest whose files are still there; none if it cannot be read."""
+    try:
+        files = parse(manifest.read_text("ascii"))["files"]
+        return {name: entry for name, entry in files.items() if (manifest.parent / name).is_file()}
+    except Exception:  # anybody may have written it
+        return {}
+
+
+def _manifest(folder: Path, kind: str, content: dict[str, bytes], written: dict[str, Any]) -> bytes:
     """Return checksums of files by name, and the names of the cases in those of an estimator."""
     tests = {name: [test["id"] for test in tests_of(doc)] for name, doc in written.items()}
-    files = {}
+    files = _listed(folder / manifest_name(kind))
     for name, data in content.items():
         files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         if (file := name.partition(".")[0]) in tests:
@@ -155,14 +186,14 @@ def _to_safetensors(document: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text + body
 
 
-def _readme(written: dict[str, Any]) -> str:
+def _readme(names: set[str]) -> str:
     rows = (
         " | ".join(cell.replace("|", "\\|") for cell in (name, *FLAGS[name]))
         for name in sorted(FLAGS)
     )
     return Template(read_text("README.md.txt")).substitute(
-        estimators=", ".join(sorted({doc["estimator"] for doc in written.values()})),
-        conventions=_table_of_conventions(written),
+        estimators=", ".join(sorted(names)),
+        conventions=_table_of_conventions(names),
         digits=DIGITS,
         gradients=", ".join(f"`{name}`" for name in GRADIENTS.values()),
         read_npz=read_text("read_npz.py.txt"),
@@ -171,14 +202,10 @@ def _readme(written: dict[str, Any]) -> str:
     )
 
 
-def _table_of_conventions(written: dict[str, Any]) -> str:
-    groups = written.get("softmax-conventions", {"testGroups": []})["testGroups"]
-    conventions = (
-        (group["type"], group["convention"]) for group in groups if "convention" in group
-    )
+def _table_of_conventions(names: set[str]) -> str:
     rows = {
-        kind: (said["option"], said["value"], ", ".join(said["libraries"]))
-        for kind, said in conventions
-        if not kind.endswith("-gradients")
+        x.group: (*x.convention, ", ".join(libraries(x.convention)))
+        for x in all_recipes()
+        if x.estimator in names and x.convention and not x.group.endswith("-gradients")
     }
-    return "\n".join(f"| {' | '.join((kind, *row))} |" for kind, row in rows.items())
+    return "\n".join(f"| {' | '.join((kind, *rows[kind]))} |" for kind in sorted(rows))

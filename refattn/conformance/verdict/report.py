@@ -26,7 +26,7 @@ STOPS = (
 )
 LEFT_OUT = "not requested"  # of a check that applies
 # Severities, with causes before their consequences.
-_CAUSES_FIRST = ("contract", "formula", "range", "law", "")
+_CAUSES_FIRST = ("contract", "formula", "range", "masked", "law", "")
 EXPECTED, STALE = "EXPECTED FAILURE", "STALE"
 
 
@@ -51,7 +51,8 @@ class Result:
     severity : str
         Of a failure: ``"formula"``, wrong at ordinary inputs; ``"law"``, random draws have the
         wrong distribution; ``"contract"``, wrong shape or dtype, an exception, or not reproducible;
-        ``"range"``, wrong at inputs with large exponents only.
+        ``"range"``, wrong at inputs with large exponents only; ``"masked"``, wrong where what is
+        masked is NaN, infinite or huge.
     expected, got : str
         For a failure, or when time ran out, what was expected and what was received.
     error : float or None
@@ -434,7 +435,7 @@ class Report:
         for name, count in self.severities.items():
             yield f"{count} {name} failure{'s' * (count > 1)}: {SEVERITIES[name]}"
         failed = {r.severity for r in self.results if r.status in (FAIL, EXPECTED)}
-        if failed == {"range"} and self.counts[PASS]:
+        if failed and failed <= {"range", "masked"} and self.counts[PASS]:
             yield "right at all ordinary inputs that were tried"
         if stale := self.counts[STALE]:
             yield f"{stale} passed, though a failure was expected"

@@ -366,7 +366,9 @@ def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
     head = Alternative("", problem).head(x.rows)
     exact, v = attend(head), head.v[: head.keys]
     every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
-    wrong, noise = x.got - exact.out, np.square(unit * row_sizes(exact.out))
+    top = 2.0 ** (math.frexp(np.max(np.abs(v), initial=0.0))[1] - 1)  # squares overflow
+    v, wrong = v / top, (x.got - exact.out) / top
+    noise = np.square(unit * row_sizes(exact.out) / top)
     some = np.isfinite(exact.lse) & np.all(np.isfinite(wrong), -1)
     every, wrong, noise = every[some], wrong[some], noise[some]
     size = max(float(np.sum(np.square(every) @ np.square(v))), 1e-300)

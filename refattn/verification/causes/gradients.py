@@ -433,20 +433,25 @@ def list_solved(
         near = [np.roll(delta, by)[x.rows.queries] for by in (0, 1, -1)]
         solved.append(np.stack([values, errors, *near]))
     values, errors, *near = np.concatenate(solved, -1)
-    if len(values) < _FEWEST_MOVED or not np.all(np.isfinite(errors)):
+    if not len(values) or not np.all(np.isfinite(errors)):
         return
-    where = ", ".join(list_places(part.problem, back.samples["dq"]))
+    rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
+    where = ", ".join(list_places(part.problem, rows))
     text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
     yield Candidate(text, read=partial(_read_solved, found))
 
 
 def _relate(values: Doubles, near: Doubles) -> str:
-    """Say if numbers are the right ones times one number, or those of queries beside theirs."""
+    """Say if numbers are 0, those of queries beside theirs, or the right ones times one number."""
     factor = float(np.sum(near[0] * values) / max(np.sum(near[0] * near[0]), 1e-300))
-    times = f"multiplied by {factor:.3g}" if abs(factor) > _OFF_TIMES else "left out"
-    names = (times, "that of the query before", "that of the next query")
-    for name, x in zip(names, (factor * near[0], *near[1:]), strict=True):
-        if np.mean(np.square(values - x)) < _SQUARE:
+    related = {
+        "left out": 0 * values,
+        "that of the query before": near[1],
+        "that of the next query": near[2],
+        f"multiplied by {factor:.3g}": factor * near[0],
+    }
+    for name, x in related.items():
+        if np.mean(np.square(values - x)) < _SQUARE and name != "multiplied by 1":
             return name
     return "another number"
 

@@ -33,7 +33,7 @@ _COARSE = {  # what errors are at most, over numbers, for it to be named
 _TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that others leave, at most
 _MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
 _FACTOR_ALONE = 1e-4  # of the mean square of a gradient, at most, that a factor leaves
-_LEFT_BY_FACTOR = 2e-3  # of the mean square, at most, that a factor leaves
+_LEFT_BY_FACTOR, _LEFT_OF_ERRORS = 2e-3, 0.25  # of mean squares, at most, that a factor leaves
 _COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
 _ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
 
@@ -143,10 +143,13 @@ def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iter
     """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
     product, size = np.sum(got * right), np.sum(right * right)
     left = np.sum(np.square(got - product / size * right))
+    most = min(
+        _LEFT_BY_FACTOR * np.sum(got * got), _LEFT_OF_ERRORS * np.sum(np.square(got - right))
+    )
     by_rows = list(_describe_rows(where, got, right))
     if "each row" in "".join(by_rows) and np.std(by_row(got, right)) > _NEAR_ONE / 4:
         yield from by_rows
-    elif abs(product / size - 1) > _NEAR_ONE and left < _LEFT_BY_FACTOR * np.sum(got * got):
+    elif abs(product / size - 1) > _NEAR_ONE and left < most:
         yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
     elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
         tail_words = "the last tile was never written, or its queries were not read"

@@ -46,12 +46,6 @@ def _scale(x: TokenArrays, **factors: float) -> dict[str, Any]:
     return {name: factor * x[name] for name, factor in factors.items()}
 
 
-def _shift(x: TokenArrays, by: int) -> dict[str, Any]:
-    """Take the decays of other tokens."""
-    g = np.pad(x["log_decay"], ((1, 1), (0, 0)))
-    return {"log_decay": g[1 + by : len(g) - 1 + by]}
-
-
 def _take_keys(x: TokenArrays, k: Doubles) -> dict[str, Any]:
     """Take other keys, from which a delta rule also removes."""
     return {"k": k} | ({"a": -x["write"] * k, "b": k} if is_delta(x) else {})
@@ -60,6 +54,21 @@ def _take_keys(x: TokenArrays, k: Doubles) -> dict[str, Any]:
 def _take_factors(x: TokenArrays, write: Doubles) -> dict[str, Any]:
     """Take other factors on what is written and, by a delta rule, on what is removed."""
     return {"write": write} | ({"a": -write * x["k"]} if is_delta(x) else {})
+
+
+def _shift(x: TokenArrays, name: str, by: int, take: Any = None) -> dict[str, Any]:
+    """Take an array of other tokens, 0 beyond the ends."""
+    y = np.pad(x[name], ((1, 1), (0, 0)))
+    y = y[1 + by : len(y) - 1 + by]
+    return {name: y} if take is None else take(x, y)
+
+
+def _list_shifts(called: str, name: str, take: Any = None) -> dict[str, Change]:
+    beside = {"next token": 1, "token before": -1}.items()
+    return {
+        f"each token uses the {called} of the {words}": partial(_shift, name=name, by=y, take=take)
+        for words, y in beside
+    }
 
 
 def _normalise(x: TokenArrays, names: str) -> dict[str, Any]:
@@ -115,6 +124,8 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             f"{words} normalised to length 1": partial(_normalise, names=names)
             for words, names in (("q is", "q"), ("k is", "k"), ("q and k are", "qk"))
         },
+        **_list_shifts("key", "k", _take_keys),
+        **_list_shifts("value", "v"),
     },
     "state": {
         "the initial state is ignored": partial(_scale, initial_state=0.0),
@@ -129,8 +140,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "the initial state is transposed": lambda x: {"initial_state": x["initial_state"].T}
     },
     "decay": {
-        "each token uses the decay of the next token": partial(_shift, by=1),
-        "each token uses the decay of the token before": partial(_shift, by=-1),
+        **_list_shifts("decay", "log_decay"),
         "the decay of a token also applies to its own write": _decay_write,
         "the decay of a token also applies to its own value": lambda x: {
             "k": np.exp(x["log_decay"]) * x["k"]
@@ -161,9 +171,11 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
         "beta is doubled": partial(_scale, a=2.0, write=2.0),
         "beta is halved": partial(_scale, a=0.5, write=0.5),
+        **_list_shifts("beta", "write", _take_factors),
         "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     },
     "write": {
+        **_list_shifts("factor on v", "write"),
         "the factor on v is missing": lambda x: {"write": 1 + 0 * x["write"]},
         "the factor on v is used twice": lambda x: {"write": np.square(x["write"])},
     },
@@ -179,6 +191,7 @@ _OF_HEADS: Mapping[str, Callable[[TokenArrays, TokenArrays], dict[str, Any]]] = 
     "k is": lambda x, y: _take_keys(x, y["k"]),
     "q and k are": lambda x, y: {"q": y["q"], **_take_keys(x, y["k"])},
     "v is": lambda x, y: {"v": y["v"]},
+    "initial states are": lambda x, y: {"initial_state": y["initial_state"]},
 }
 
 

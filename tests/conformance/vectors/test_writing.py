@@ -98,6 +98,19 @@ def test_one_estimator_alone(tmp_path, folders):
     assert vectors.lint(archive, fraction=0) == []
 
 
+def test_estimators_one_after_another_in_one_folder(tmp_path):
+    """README and manifests are of all of them, in whatever formats; damage is still found."""
+    pytest.importorskip("jsonschema")
+    for name, kind in (("kernel", "json"), ("moments", "json"), ("ra", "npz")):
+        vectors.write(tmp_path, estimator=name, format=kind)
+    assert vectors.lint(tmp_path, fraction=0) == []
+    assert "an estimator: kernel, moments, ra. " in (tmp_path / "README.md").read_text()
+    path = tmp_path / "kernel.json"
+    path.write_text(path.read_text() + " ")
+    vectors.write(tmp_path, estimator="moments")
+    assert any(x.startswith("kernel.json: has ") for x in vectors.lint(tmp_path, fraction=0))
+
+
 @pytest.mark.long
 def test_command_line(tmp_path, monkeypatch, documents, command):
     out = tmp_path / "out"

@@ -238,6 +238,11 @@ def test_severity_and_what_was_not_tried():
     assert "right at all ordinary inputs that were tried" in str(report)
     assert report.not_tried["mask"] == "needs --capability mask"
     assert report.not_tried["mask_with_causal"] == "needs --capability causal and --capability mask"
+    summed = {**SOFTMAX, "capabilities": ["mask"]}
+    report = check(candidates.selecting, checks=[*FEW, "hidden_nonsense"], **summed)
+    assert report.severities.keys() == {"masked"}
+    assert "masked keys or values hold NaN" in str(report)
+    assert "max_logit" not in str(report)
     shifted = changed(after=lambda out, *_: out + 0.1)
     report = check(shifted, checks=[*FEW, "queries_apart"], **SOFTMAX)
     assert {r.severity for r in report.results if r.status == "PASS"} == {""}

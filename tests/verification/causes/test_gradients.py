@@ -146,6 +146,21 @@ def test_numbers_of_rows_that_are_right_but_for_one_number(rows, change, words):
         assert cause(arrays, of).startswith(f"agrees if D = d_out . out is {words}")
 
 
+@pytest.mark.parametrize(("factor", "words"), [(0.0, "left out"), (0.5, "multiplied by 0.5")])
+def test_a_number_of_one_row_that_is_another(factor, words):
+    """It explains all of the row of dq and what dk has of it, but no other error of a row."""
+    wrong = np.ones((4, 40, 1))
+    wrong[1, 20] = factor
+    arrays = backward(*SAME, delta=lambda x: wrong * x)
+    for of in ("dq", "dk"):
+        found = cause(arrays, of)
+        assert found.startswith(f"agrees if D = d_out . out is {words}")
+        assert found.endswith(" in head 1, query 20")
+    arrays = backward(*SAME)
+    arrays["dq"][1, 20] = BF16(arrays["dq"][1, 20] + 0.1 * NOISE(16))
+    assert "D = " not in cause(arrays, "dq")
+
+
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_scores_that_are_rounded_in_the_backward_pass_alone(name):
     q, k, v, g = LARGE

@@ -569,6 +569,11 @@ def test_what_wrong_numbers_of_a_place_are_is_said(name):
     assert words in judged(make()).remarks[0]
 
 
+def test_a_factor_that_leaves_much_of_the_errors_is_not_said():
+    factors = 1.03 + 0.03 * np.random.default_rng(0).standard_normal(V.shape[-2:])
+    assert "times as large" not in str(judged(unwritten(np.s_[1], factors)))
+
+
 def test_one_wrong_number_is_not_like_numbers_never_computed():
     text = str(judged(unwritten(np.s_[0, 5, 3], -30.0)))
     assert "unknown cause" in text
