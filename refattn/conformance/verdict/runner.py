@@ -210,11 +210,10 @@ def check(
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
-    only_range = {r.severity for r in results if r.status == FAIL} - {"masked"} == {"range"}
+    only_range = {r.severity for r in results if r.status == FAIL} <= {"range", "masked"}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
-            in_range = only_range and result.severity == "range"
-            if in_range and trial.case is not None and attends(adapter):
+            if only_range and result.severity == "range" and trial.case and attends(adapter):
                 result.got += leaving_out(adapter, trial.case.arrays)
             result.reproducer = reproducer(trial, result, again)
             if result.check in expected:
@@ -541,9 +540,8 @@ def _severity(item: Check, trial: CheckRun, error: BaseException | None) -> str:
         if trial.adapter.has("random-features"):  # e^(-|q|^2/2) cancels, but is in the features
             q = trial.adapter.root(case.arrays[0].shape[-1]) * case.arrays[0]
             exponent += float(np.max(np.sum(q * q, -1), initial=0.0)) / 2
-        if not exponent <= _ORDINARY + case.arrays[0].shape[-1]:
-            return "range"
-        if not all(np.max(np.abs(x), initial=0.0) < _LARGE for x in case.arrays):
+        small = all(np.max(np.abs(x), initial=0.0) < _LARGE for x in case.arrays)
+        if not (small and exponent <= _ORDINARY + case.arrays[0].shape[-1]):
             return "range"
     return "formula"
 
