@@ -105,7 +105,7 @@ def test_profiles_with_hardware():
     for wrong in ("flash@", "flash@tpu", Profile(accumulator="tpu")):
         with pytest.raises(ValueError, match="must name hardware of ieee, hopper"):
             profile_of(wrong)
-    with pytest.raises(ValueError, match="a Profile or of math"):
+    with pytest.raises(ValueError, match="a Profile or one of math"):
         profile_of("flush@hopper")
 
 

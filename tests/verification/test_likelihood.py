@@ -239,17 +239,26 @@ PAIRS = [  # forward, backward, and whether one kernel may do both
 ]  # fmt: skip
 
 
+def of_kernels(forward, backward):
+    """Inputs, the output of one kernel, and the gradients of another."""
+    draw = np.random.default_rng(13).standard_normal
+    q, k, v, g = (BF16(x * draw((2, 64, 32))) for x in (1.5, 1.5, 1, 1))
+    out, found = (made(x, q, k, v, g, "bfloat16") for x in (forward, backward))
+    return {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | found | {"out": out["out"]}
+
+
+@pytest.mark.long("upcast", "32", "narrow")
+@pytest.mark.parametrize("name", sorted({x for _, x, _ in PAIRS}))
+def test_output_and_gradients_of_one_kernel_pass(name):
+    assert verify(**of_kernels(name, name)).verdict == "PASS"
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "right"),
     [PAIRS[0], *(pytest.param(*x, marks=pytest.mark.long) for x in PAIRS[1:])],
 )
 def test_output_and_gradients_are_of_one_kernel(forward, backward, right):
-    draw = np.random.default_rng(13).standard_normal
-    q, k, v, g = (BF16(x * draw((2, 64, 32))) for x in (1.5, 1.5, 1, 1))
-    out, found = (made(x, q, k, v, g, "bfloat16") for x in (forward, backward))
-    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | found
-    assert verify(**given).verdict == "PASS"
-    found = verify(**given | {"out": out["out"]})
+    found = verify(**of_kernels(forward, backward))
     assert found.verdict == ("PASS" if right else "FAIL"), str(found)
     assert right or "no kernel has both" in str(found)
 

@@ -104,7 +104,7 @@ def test_estimators_one_after_another_in_one_folder(tmp_path):
     for name, kind in (("kernel", "json"), ("moments", "json"), ("ra", "npz")):
         vectors.write(tmp_path, estimator=name, format=kind)
     assert vectors.lint(tmp_path, fraction=0) == []
-    assert "an estimator: kernel, moments, ra. " in (tmp_path / "README.md").read_text()
+    assert " estimator: kernel, moments, ra. " in (tmp_path / "README.md").read_text()
     path = tmp_path / "kernel.json"
     path.write_text(path.read_text() + " ")
     vectors.write(tmp_path, estimator="moments")
