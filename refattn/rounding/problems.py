@@ -177,6 +177,16 @@ class Problem(NamedTuple):
         for index in np.ndindex(self.lead):
             yield from ((index, i) for i in blocks(0, self.shape[0], _BLOCK_ROWS))
 
+    def list_in_turn(self) -> list[tuple[int, tuple[Index, slice]]]:
+        """List `items` with their places; of gradients, those of two heads in turn.
+
+        Blocks of a head need what is saved of it: a thread would wait for the one that makes it.
+        """
+        found = [*enumerate(self.items())]
+        if self.gradient is not None and all(len(x) == 1 for x in self.gradient.heads.values()):
+            found.sort(key=lambda x: (self.number(x[1][0]) // 2, x[1][1].start))
+        return found
+
     def number(self, index: Index) -> int:
         """Return the number of a head."""
         return int(np.ravel_multi_index(index, self.lead)) if index else 0
@@ -577,7 +587,7 @@ def sweep(
             sums.add(place, rest or (lambda: None))
 
     most = math.prod(problem.lead) + problem.shape[0]
-    for_each(lambda: work, enumerate(problem.items()), most=most)
+    for_each(lambda: work, problem.list_in_turn(), most=most)
 
 
 def check_holds(problem: Problem, types: Mapping[str, str]) -> None:

@@ -273,8 +273,8 @@ def row_weights(
     apart = np.arange(heads * n).reshape(1, heads, n)
     equal = np.repeat(apart, 3, 0)  # numbers that are equal where rows are
 
-    def mark(item: tuple[Index, slice]) -> None:
-        index, i = item
+    def mark(item: tuple[int, tuple[Index, slice]]) -> None:
+        _, (index, i) = item
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
             exact = _find_exact(problem, index, kernel, i, {} if known is None else known)
@@ -282,7 +282,7 @@ def row_weights(
         for number, x in enumerate(rows):
             equal[(number, *at)] = _mark_rows(x)
 
-    for_each(lambda: mark, problem.items(), most=heads + n)
+    for_each(lambda: mark, problem.list_in_turn(), most=heads + n)
     return np.asarray(np.min([_share_marks(x) for x in equal], 0))
 
 

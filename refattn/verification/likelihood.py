@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..arrays.library import Doubles
+from ..arrays.threads import for_each
 from ..rounding.formats import Format
 from ..rounding.head import SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
@@ -116,7 +117,12 @@ def compare(
         return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
     known = weights or RowWeights(problem, dtype)
     distinct = dict.fromkeys(profiles.values())
-    looks = {y: _look(known, numbers, dtype, y) for y in distinct}
+    looks: dict[Profile, _Sample] = {}
+
+    def look(profile: Profile) -> None:
+        looks[profile] = _look(known, numbers, dtype, profile)
+
+    for_each(lambda: look, distinct, most=len(distinct))
     samples = {x: looks[y] for x, y in profiles.items()}
     fits: dict[str, Fit] = {}
     alike, doubt = ALIKE, _DOUBT
