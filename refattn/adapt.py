@@ -100,7 +100,7 @@ class Assessment(NamedTuple):
 def fit(
     q: Array | Moments, k: Array | Moments, *, scale: float | None = None, floor: float = 1e-3
 ) -> Gaussian:
-    r"""Fit a gauge and, in it, the optimal Gaussian proposal to queries and keys.
+    r"""Fit a gauge to queries and keys, and the optimal Gaussian proposal in this gauge.
 
     .. math::
         A = (\Sigma_q^{-1} \# \Sigma_k)^{1/2}, \qquad
@@ -177,9 +177,9 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
     q_cov, k_cov : array_like, shape (..., d, d)
         Covariances of queries and keys, symmetric positive semidefinite.
     floor : float, default 1e-3
-        Real covariances are nearly singular, and directions in which queries hardly vary would be
-        stretched without bound: eigenvalues of a covariance are raised to `floor` times their
-        mean. Where a covariance is 0, A = I.
+        Covariances of data are often nearly singular, and directions in which queries hardly vary
+        would be stretched without bound: eigenvalues of a covariance are raised to `floor` times
+        their mean. Where a covariance is 0, A = I.
 
     Returns
     -------
@@ -290,7 +290,7 @@ def sderf(q: Moments, k: Moments) -> Gaussian:
 
 @with_known_keywords
 def saderf(q: Array | Moments, k: Array | Moments, *, scale: float | None = None) -> Gaussian:
-    r"""Fit a diagonal gauge and, in it, the isotropic proposal to queries and keys (SADERF).
+    r"""Fit a diagonal gauge to queries and keys, and an isotropic proposal in this gauge (SADERF).
 
     .. math:: A = \mathrm{diag}(\Psi), \qquad \Psi_l = \left(E k_l^2 / E q_l^2\right)^{1/4}
 

@@ -175,7 +175,7 @@ def alibi(slopes: Array) -> Alibi:
 
     .. math:: \mathrm{bias}_{ij} = - \mathrm{slope} \; |i + m - n - j|
 
-    The last query is level with the last key. No array of shape (n, m) is made.
+    The last query is aligned with the last key. No array of shape (n, m) is made.
 
     Parameters
     ----------

@@ -126,8 +126,8 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
     square_norm : float or array, shape (...), optional
-        Replaces |x|^2, the same for all rows: Ye 2023, eqs. (14) and (15), has `moments.mean_only`
-        here and eq. (13) `moments.mean_plus_trace`.
+        Replaces |x|^2 by one number for all rows: `moments.mean_plus_trace` gives that of Ye 2023,
+        eq. (13), and `moments.mean_only` that of eqs. (14) and (15).
 
     Returns
     -------

@@ -306,9 +306,9 @@ def shrinkage_intensity(m: Moments) -> Array:
                {(n + 1 - 2/d) (\mathrm{tr}(\Sigma^2) - \mathrm{tr}^2(\Sigma) / d)}\Bigr),
         \qquad n = N - 1
 
-    Chen, Wiesel, Eldar and Hero, eq. (23). They take the mean to be known; of N rows whose mean is
-    estimated N - 1 degrees of freedom remain. The intensity does not depend on the scale of the
-    covariance, hence not on ddof.
+    Chen, Wiesel, Eldar and Hero, eq. (23). They assume that the mean is known. Here it is estimated
+    from the N rows, which leaves N - 1 degrees of freedom. The intensity does not depend on the
+    scale of the covariance, hence not on ddof.
 
     Parameters
     ----------
@@ -318,8 +318,8 @@ def shrinkage_intensity(m: Moments) -> Array:
     Returns
     -------
     array, shape (...)
-        From 0 to 1; 1 where the covariance is already a multiple of the identity, 0 included, and
-        nan where it is nan.
+        From 0 to 1; 1 where the covariance is 0 or another multiple of the identity, and nan where
+        it is nan.
 
     Raises
     ------
@@ -328,10 +328,11 @@ def shrinkage_intensity(m: Moments) -> Array:
 
     Notes
     -----
-    It needs the covariance and the count only, and so works on merged moments and on data that
-    are gone. The intensity of Ledoit and Wolf (2004) needs fourth moments of the rows. This
-    one is derived for Gaussian rows and lowers the mean squared error; where one direction
-    dominates, that gain is small and comes from few of the draws.
+    This intensity needs only the covariance and the count, so it works on merged moments, and when
+    the rows are no longer stored. The intensity of Ledoit and Wolf (2004) needs fourth moments of
+    the rows. This one is derived for Gaussian rows, and lowers the mean squared error of the
+    covariance. If one direction dominates, that error falls little, and only for a few sets of
+    rows.
 
     Examples
     --------
@@ -370,9 +371,9 @@ def summary(m: Moments) -> Summary:
 
     Notes
     -----
-    A covariance has no negative eigenvalues: negative ones from rounding are returned as 0. All
-    eigenvalues carry the rounding of the dtype of `m` times the largest one, so a condition above 1
-    / eps means no more than that.
+    A covariance has no negative eigenvalues: negative ones from rounding are returned as 0. The
+    error of each eigenvalue is about eps times the largest one. So a condition above 1 / eps only
+    tells that the true condition is large, not how large.
 
     Examples
     --------

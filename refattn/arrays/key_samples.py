@@ -39,7 +39,7 @@ def check_indices(indices: Any, q: Array, k: Array, v: Array, *, of_queries: boo
     values = host_values(at)
     if values is not None and values.size and (values.min() < 0 or values.max() >= m):
         raise ValueError(
-            f"`indices` must be of keys, from 0 to {m - 1}, got {values.min()} to {values.max()}."
+            f"`indices` must be from 0 to {m - 1}, got {values.min()} to {values.max()}."
         )
     if is_numpy_array(at):
         at = xp.asarray(at, dtype=xp.int32, device=device(k))

@@ -53,10 +53,10 @@ class Survivor(NamedTuple):
     kind : str
         Kind of the bug: scale, mask, head, block lost, normaliser, backward, or other.
     largest_error, rows : float
-        The largest error of an element, and the share of rows with one that a correct kernel's
-        tolerance does not allow.
+        The largest error of an element, and the share of rows that have an error above the
+        tolerance that a correct kernel needs.
     caught : bool
-        Whether that tolerance rejects it.
+        Whether that tolerance rejects the bug.
     effect : str
         Its effect in a sentence.
     """
@@ -97,15 +97,15 @@ class Audit(NamedTuple):
     sizes : dict
         The largest size of a bug that passes: a factor 1 + x on the output or on all scores, and
         the number of keys lost at the end or of rows of zeros. 0 if all are rejected, NaN if the
-        audit was interrupted before.
+        audit was interrupted before it tried them.
     needed : Allowance
-        The tolerance (atol, rtol) that the output of a correct kernel needs, in the type of the
+        The tolerance (atol, rtol) that the output of a correct kernel needs, in the dtype of the
         largest call.
     tolerances : dict
-        The same for all types, by type and by what is compared: "out" and, if the test computes
-        gradients, "dq", "dk" and "dv". Each is enough for all calls in that type.
+        For each dtype, a dict with the tolerance for "out" and, if the test computes gradients,
+        for "dq", "dk" and "dv". Each is enough for all calls in that dtype.
     estimator, dtype : str
-        What the kernel computes, and the type of its output.
+        What the kernel computes, and the dtype of its output.
     shapes : dict
         Shapes of q, k and v, of the largest call.
     conventions : str
@@ -237,19 +237,20 @@ def audit(
 ) -> Audit:
     """List the known bugs that a comparison of an output with the expected output accepts.
 
-    `compare` is called with the output of each known bug, with the roundings of a correct kernel,
-    and with the exact output.
+    `compare` is called for each known bug with two outputs: that of a kernel that has the bug
+    and otherwise rounds as a correct kernel does, and the exact output.
 
     Parameters
     ----------
     compare : callable
         ``compare(got, expected)`` returns whether the output passes, or raises an AssertionError
-        if it does not. `got` has the numbers of `dtype`, and the library of `q`; bfloat16 is
-        float32 in NumPy. `expected` is float32, or float64 for that dtype.
+        if it does not. `got` is rounded to `dtype`, an array of the library of `q`; in NumPy, which
+        has no bfloat16, such numbers are in float32. `expected` is float32, or float64 for that
+        dtype.
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Inputs of the kernel; they are rounded to `dtype` first.
     dtype : str, optional
-        The type of the kernel's arrays, that of `q` by default.
+        The dtype of the kernel's arrays, that of `q` by default.
     estimator : {"softmax", "rfa", "linear"}
         What the kernel computes.
     track : callable

@@ -38,7 +38,7 @@ def attend(
     softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Certified:
-    r"""Compute softmax attention and its log normaliser in pairs, with a proven error.
+    r"""Compute softmax attention and its log normaliser in pairs of float64, with a proven bound.
 
     .. math::
         s_{ij} = \mathrm{cap}(\mathrm{scale}\; q_i \cdot k_j) + \mathrm{bias}_{ij}, \qquad
@@ -108,7 +108,7 @@ def softmax_attention(
     softcap: float | None = None,
     sinks: Array | None = None,
 ) -> Certified:
-    r"""Compute exact softmax attention in pairs, with a proven error.
+    r"""Compute exact softmax attention in pairs of float64, with a proven error bound.
 
     .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j
 
@@ -158,7 +158,7 @@ def softmax_gradients(
     window: tuple[int | None, int | None] | None = None,
     sinks: Array | None = None,
 ) -> Gradients:
-    r"""Compute gradients of exact softmax attention in pairs, with proven errors.
+    r"""Compute gradients of exact softmax attention in pairs of float64, with proven error bounds.
 
     .. math::
         \bar v_j = \sum_i p_{ij} g_i, \qquad
@@ -228,7 +228,7 @@ def random_feature_attention(
     scale: float | None = None,
     mask: Array | None = None,
 ) -> Certified:
-    r"""Compute random-feature attention with positive features in pairs, with a proven error.
+    r"""Compute random-feature attention in pairs of float64, with a proven error bound.
 
     .. math::
         \mathrm{out}_i = \frac{\sum_s w_s \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s) \, v_j}

@@ -49,7 +49,7 @@ def recurrent_attention(
     scale: float | None = None,
     read: Literal["after", "before"] = "after",
 ) -> Recurrent:
-    r"""Compute a gated recurrence and its last state in pairs, with proven errors.
+    r"""Compute a gated recurrence and its last state in pairs of float64, with proven bounds.
 
     .. math::
         S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad

@@ -31,7 +31,7 @@ class Rounded(NamedTuple):
 @held()
 @dataclass(frozen=True)
 class Certified:
-    """Attention in pairs, with a proven bound on its error. It unpacks to (out, lse, error).
+    """Attention in pairs of float64, with a proven error bound. It unpacks to (out, lse, error).
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Certified:
 
 @held()
 class Bound(NamedTuple):
-    """Numbers in pairs, and a bound on their errors."""
+    """Numbers in pairs of float64, and a bound on their errors."""
 
     value: Pair
     error: Array
@@ -72,7 +72,7 @@ class Bound(NamedTuple):
 
 @held()
 class Gradients(NamedTuple):
-    """Gradients in pairs, with proven bounds on their errors.
+    """Gradients in pairs of float64, with proven bounds on their errors.
 
     Attributes
     ----------

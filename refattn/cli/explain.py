@@ -20,7 +20,7 @@ def explain(name: str) -> None:
 
     For a check, print what it tests and how, known bugs that it detects, and what to look at first.
     For a known bug, print what it does, the lines that it changes, and the checks that detect it.
-    Reports print these names; `refattn check --list` prints those of checks and options.
+    Reports print these names; `refattn check --list` prints the names of checks and options.
     """
     try:
         lines: list[str] = needed(_EXPLANATIONS).explain(name)

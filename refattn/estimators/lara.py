@@ -67,7 +67,7 @@ def linear_randomized_attention(
     centres : array, shape (..., C, d), or a sequence of C sampling.Gaussian, optional
         Means mu_c of the proposals N(mu_c, I), in kernel coordinates, or the proposals.
     omega : array, shape (..., S, d), optional
-        Frequencies, in kernel coordinates, S a multiple of C: consecutive groups of S/C belong to
+        Frequencies, in kernel coordinates, S a multiple of C: each S/C consecutive ones belong to
         one proposal. Drawn by default, one for each proposal, independently for each head. With
         Gaussian proposals given as a sequence, `omega` must be a NumPy array.
     weighting : {"balance", "own", "query", "query-over-queries"}

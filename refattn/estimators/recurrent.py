@@ -53,7 +53,8 @@ def recurrent_attention(
     scale : float, optional
         The c above, 1 / sqrt(d) by default.
     read : {"after", "before"}
-        Whether a query reads the state after the write of its own token, or before it.
+        Whether the query of token t reads S_t, or S_{t-1}, the state before the decay and write
+        of its own token.
 
     Returns
     -------

@@ -55,7 +55,7 @@ def linear_randomized_attention(
     q, k, v, scale
         As in `random_feature_attention`.
     omega : array, shape (..., S, d)
-        Frequencies, in kernel coordinates: consecutive groups of S / C belong to one proposal.
+        Frequencies, in kernel coordinates: each S / C consecutive ones belong to one proposal.
     num_proposals : int, optional
         Number C of proposals, S by default, or that of `centres`.
     centres : array, shape (..., C, d), optional

@@ -64,7 +64,8 @@ class Advice(NamedTuple):
     table : dict of arrays
         Moments in kernel coordinates, and quantiles of |q_i + k_j|^2.
     excess : dict of arrays
-        Expected log excess of the variance of a kernel estimate, by proposal; the least is 0.
+        Expected log of the second moment of a kernel estimate over the squared kernel, by proposal;
+        0 is best.
     queries : int
         Number of evenly spaced queries of each head for which the formulas were evaluated.
     error : dict of arrays, shape (S, ...)

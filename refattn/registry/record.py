@@ -94,19 +94,20 @@ class Estimator(NamedTuple):
     aliases : iterable of str
         Other names.
     certified : callable or None
-        The estimator in pairs, with a proven error, as in `refattn.certified`: candidates in
-        float64 are compared with it at sizes for which the formula is too slow.
+        The estimator in pairs of float64, with a proven error bound, as in `refattn.certified`:
+        candidates in float64 are compared with it at sizes for which the formula is too slow.
     vjp : callable, str or None
         Its pullback: ``vjp(q, k, v, **options)``, with all options of `fn`, returns the output and
         a function from the cotangent of the output to `refattn.Gradients`. `refattn.vjp` then takes
         `fn`. A string "package.module:name" says where it is; it is imported when it is used.
     evaluate : callable or None
-        The function within `fn` that takes what `fn` draws, where `fn` itself does not. `vjp` is
-        the pullback of this function.
+        If `fn` has no argument for what it draws: the function that `fn` calls with it. `vjp` is
+        then the pullback of this function.
     vectors : callable, str or None
-        Its golden vectors: called with its first alias, or name, it yields the recipes of cases,
-        as `refattn.conformance.vectors.recipes.usual` does; or where it is, as for `vjp`. `naive`
-        must be a formula of `refattn.naive`.
+        Its golden vectors: a function, or a string that says where it is, as for `vjp`. Called with
+        the first alias, or the name if there is none, it yields the recipes of cases, as
+        `refattn.conformance.vectors.recipes.usual` does. `naive` must be a formula of
+        `refattn.naive`.
     source : iterable of str
         Where its formula is from.
     gates : mapping of str
@@ -288,7 +289,9 @@ def _checked(record: Any) -> Estimator:
     for argument, names in (("name", (record.name,)), ("aliases", aliases)):
         for name in names:
             if not name.translate(_JOINTS).isalnum():
-                raise ValueError(f"`{argument}` must be of letters, digits, - and _, got {name!r}.")
+                raise ValueError(
+                    f"`{argument}` must consist of letters, digits, - and _, got {name!r}."
+                )
             if name in _COMMAND_WORDS:
                 raise ValueError(f"`{argument}` must not be {name!r}: it names no one estimator.")
     if len({record.name, *aliases}) <= len(aliases):
@@ -305,7 +308,7 @@ def _checked(record: Any) -> Estimator:
     for argument, names in (("size", (record.size or "S",)), ("options", options)):
         for name in names:
             if not name.isidentifier():
-                raise ValueError(f"`{argument}` must be of keywords, got {name!r}.")
+                raise ValueError(f"`{argument}` must consist of keywords, got {name!r}.")
     for name in options:  # what begins with d_ or ends with _only is about a keyword
         hint = close(name, _KEYWORDS)
         if hint and name.removeprefix("d_").removesuffix("_only") not in _KEYWORDS:
@@ -372,7 +375,7 @@ def register(record: Estimator) -> Estimator:
     Raises
     ------
     TypeError
-        If `record` is not an Estimator, or a field has another type than above.
+        If `record` is not an Estimator, or a field has another type than `Estimator` states.
     ValueError
         If a name exists already or has characters other than letters, digits, - and _; if a trait
         is unknown or needs another trait; if a function does not take the size, an option or, if it

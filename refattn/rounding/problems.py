@@ -538,7 +538,7 @@ def check_mask_of_keys(shape: tuple[int, ...], kind: str) -> None:
     """Check that a mask is the same for all queries, where weights are not of scores."""
     if kind != "scores" and (1, 1, *shape)[-2] != 1:
         raise ValueError(
-            f"`mask` must be of keys, (..., 1, m), for {CALLED[kind]}, got shape {shape}."
+            f"`mask` must have shape (..., 1, m) or (m,) for {CALLED[kind]}, got {shape}."
         )
 
 

@@ -56,8 +56,8 @@ class _ChunkState(KeysAndValues):
         m = self.k.shape[-2]
         if m % self.window:
             raise ValueError(
-                f"`other` must come after whole chunks, of {self.window} keys each, "
-                f"got one after {m} keys of a chunk."
+                f"`other` must come after whole chunks of {self.window} keys each, but the last "
+                f"chunk of this state has {m}."
             )
         check_states(k=(self.k, other.k), v=(self.v, other.v))
 

@@ -92,7 +92,7 @@ def attention_law(
     num_features : int
         Number S of independent frequencies.
     proposal : sampling.Gaussian, optional
-        Law of the frequencies, N(0, I) by default.
+        Distribution of the frequencies, N(0, I) by default.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default, positive.
     mask : array_like of bool, broadcasting to (..., n, m), optional

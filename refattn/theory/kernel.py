@@ -45,13 +45,13 @@ def log_kernel_mean(
     coupling : {"iid", "orthogonal", "simplex", "antithetic", "regularised"}
         See `sampling.draw`.
     proposal : sampling.Gaussian, optional
-        Law of the frequencies, N(0, I) by default.
+        Distribution of the frequencies, N(0, I) by default.
 
     Returns
     -------
     numpy.ndarray, shape (...), float64
-        Log of the mean; nan where the mean of regularised trigonometric features is negative,
-        which is known to rounding of e^{(|x|^2 + |y|^2)/2} only.
+        Log of the mean; nan where the mean of regularised trigonometric features is negative. That
+        mean has a rounding error of about e^{(|x|^2 + |y|^2)/2} eps.
 
     Raises
     ------

@@ -33,7 +33,7 @@ SENTENCES: Mapping[str, str] = {
     "epsilon": "{size} is added to the sum of e^(score - largest score)",
     "sink": "{size} is added to the sum of e^score",
     "lost sink": "the sink counts {rest} times in the sum of the weights",
-    "delta": "D = sum d_out * out is multiplied by {more}",
+    "delta": "D = d_out . out is multiplied by {more}",
     "cap": "the slope of the cap is 1 - x tanh^2 with x = {rest}, not 1",
     "edge+1": "a query also sees the next key: {size} of its weight counts",
     "edge-1": "a query does not see its last key: {size} of its weight is missing",

@@ -28,7 +28,7 @@ _PROVEN = "  The bound is proven. The other tests assume independent, symmetric 
 _DEFECTS = {
     "scale": "a scale wrong by a factor 1 +",
     "factor": "{} wrong by a factor 1 +",
-    "delta": "sum d_out * out wrong by a factor 1 +",
+    "delta": "D = d_out . out wrong by a factor 1 +",
     "epsilon": "an epsilon in the normaliser of",
 }
 

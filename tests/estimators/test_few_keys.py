@@ -216,7 +216,7 @@ def test_indices_that_are_not_of_keys(backend, bad):
     if backend.name == "dask":
         pytest.skip("has no values yet")
     x, indices = backend.array(X), backend.array(np.array(bad))
-    words = rf"`indices` must be of keys, from 0 to 4, got {min(bad)} to"
+    words = rf"`indices` must be from 0 to 4, got {min(bad)} to"
     for function in (coreset_attention, sampled_key_attention):
         with pytest.raises(ValueError, match=words):
             function(x, x, x, indices=indices)

@@ -164,7 +164,7 @@ def explain(name: str) -> list[str]:
         lines.append(f"{name}: {_OF_REPORTS[name]}.")
     if not lines:
         hint = close(name, names())
-        known = "reports print names; refattn check --list prints those of checks and options"
+        known = "reports print names; refattn check --list prints the names of checks and options"
         raise ValueError(f"nothing is named {name!r} ({known}).{hint}")
     return lines
 

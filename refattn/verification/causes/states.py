@@ -111,7 +111,7 @@ def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
 
 _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must have
     "tokens": {
-        "a query reads the state before its token is written": lambda x: {"before": True},
+        "a query reads the state before its token's decay and write": lambda x: {"before": True},
         **{
             f"{text} of {c}{more}": partial(change, size=c)
             for text, more, change in (
