@@ -102,7 +102,7 @@ def explain_backward(
             continue
         holding, harmless, off, local = set(), True, 0.0, False
         for of, sample in back.samples.items():
-            if one.of and (of != first.of or one.of == of):
+            if one.of and not one.text.startswith(f"{of} is "):
                 continue
             outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
             if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):

@@ -130,6 +130,13 @@ CASES = {
     "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
     "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
         "queries 32 to 39 are left out"),
+    "queries twice": (lambda: backward(*SAME) | {"dv": BF16(backward(*SAME)["dv"] + backward(
+        *SAME, seen_back=(np.arange(40) // 16 == 1)[:, None])["dv"])}, {}, "dv",
+        "queries 16 to 31 count twice, but only in dv"),
+    "dv is dk": (lambda: (lambda x: x | {"dk": x["dv"], "dv": x["dk"]})(backward(*SAME)), {}, "dv",
+        "dv is dk"),
+    "derivative of the next": (lambda: backward(*SAME) | {"dv": backward(*SAME[:3],
+        np.roll(SAME[3], -1, 1))["dv"]}, {}, "dv", "d_out is read from the next query"),
     "lost tiles": (lambda: backward(*SAME) | {"dq": backward(*SAME, seen_back=CROSSING)["dq"]}, {},
         "dq", "tiles of 16 keys are lost: for queries 0 to 15"),
     "delta of tiles": (lambda: backward(*SAME, delta=lambda x: x * IN_TILES), {}, "dq",
