@@ -182,6 +182,18 @@ def test_other_recurrences_are_named():
         assert words[name] in found.suspects[0].text
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_nothing_is_said_where_squares_are_beyond_float64(size):
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 40, 8))
+    arrays = {"q": q, "k": k, "v": size * v, "log_decay": -rng.exponential(size=(2, 40))}
+    out, state = state_space_duality(**arrays)
+    arrays["estimator"] = "state-space-duality"
+    for factor in (1, 1.01):
+        parts = verify(**arrays, out=factor * out, state=factor * state).parts
+        assert {x.verdict for x in parts.values()} == {"UNDERPOWERED"}
+
+
 def test_states_of_the_other_batch_member_are_no_rounding():
     rng = np.random.default_rng(5)
     q, k, v = rng.standard_normal((3, 2, 2, 50, 8)).astype("f4")

@@ -332,6 +332,8 @@ def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Ite
     got, rest = {x: every[x] for x in worst}, [x for x in every if x not in errors][:_WORST_HEADS]
     square = max(squares[x] for x in worst)
     most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
+    if not 0 < most < math.inf:  # squares of such numbers are beyond the range of float64
+        return
     causes = *list_states(problem), *_list_exchanged(problem, got), *_list_started(problem, got)
     for one in causes:
         off = 0.0
