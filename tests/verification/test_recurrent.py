@@ -126,6 +126,10 @@ CAUSES = {
     "beta is halved, but only in head 1": {
         "beta": lambda x: x * np.array([1, 0.5, 1], np.float32)[:, None]
     },
+    "the state stays the initial one": {"beta": np.zeros_like, "log_decay": np.zeros_like},
+    "6 of 210 rows, the first is (0, 68): each row is the exact row times a number, 0": {
+        "out": lambda x: x * (np.arange(70) < 68)[:, None]
+    },
     "each row is the exact row times a number": {"q": longer},
     "the scale is 1": {"q": lambda x: 4 * x},
 }

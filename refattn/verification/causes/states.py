@@ -44,7 +44,7 @@ class Cause(NamedTuple):
 
 
 def _scale(x: TokenArrays, **factors: float) -> dict[str, Any]:
-    return {name: factor * x[name] for name, factor in factors.items()}
+    return {name: factor * x[name] for name, factor in factors.items() if name in x}
 
 
 def _take_keys(x: TokenArrays, k: Doubles) -> dict[str, Any]:
@@ -57,21 +57,21 @@ def _take_factors(x: TokenArrays, write: Doubles) -> dict[str, Any]:
     return {"write": write} | ({"a": -write * x["k"]} if is_delta(x) else {})
 
 
-def _shift(x: TokenArrays, names: Sequence[str], by: int) -> dict[str, Any]:
-    """Take arrays of other tokens, 0 beyond the ends; a delta rule also removes by these."""
+def _shift(x: TokenArrays, names: Sequence[str], by: int, removes: bool = True) -> dict[str, Any]:
+    """Take arrays of other tokens, 0 beyond the ends; a delta rule may also remove by these."""
     wide = {name: np.pad(x[name], ((1, 1), (0, 0))) for name in names}
     moved = {name: y[1 + by : len(y) - 1 + by] for name, y in wide.items()}
-    if is_delta(x) and {"k", "write"} & moved.keys():
+    if removes and is_delta(x) and {"k", "write"} & moved.keys():
         y = {**x, **moved}
         moved |= {"a": -y["write"] * y["k"], "b": y["k"]}
     return moved
 
 
-def _list_shifts(called: str, *names: str) -> dict[str, Change]:
-    beside = {"next token": 1, "token before": -1}.items()
+def _list_shifts(called: str, *names: str, removes: bool = True) -> dict[str, Change]:
+    shift, beside = partial(_shift, names=names, removes=removes), ("next token", "token before")
     return {
-        f"each token uses the {called} of the {words}": partial(_shift, names=names, by=by)
-        for words, by in beside
+        f"each token uses the {called} of the {words}": partial(shift, by=by)
+        for words, by in zip(beside, (1, -1), strict=True)
     }
 
 
@@ -140,6 +140,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         **_list_shifts("key and value", "k", "v"),
     },
     "state": {
+        "the state stays the initial one": partial(_scale, log_decay=0.0, write=0.0, a=0.0),
         "the initial state is ignored": partial(_scale, initial_state=0.0),
         **{
             f"neither the initial state is used nor those between chunks of {c}": partial(
@@ -197,7 +198,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     },
     "write": {
-        **_list_shifts("factor on v", "write"),
+        **_list_shifts("factor on v", "write", removes=False),
         "log decays are multiplied by the factor on v": lambda x: {
             "log_decay": x["write"] * x["log_decay"]
         },
@@ -403,10 +404,20 @@ def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -
     exact = [give(problem.read, x, problem.scale, problem.of) for x in got]
     x, y = np.concatenate([*got.values()]), np.concatenate(exact)
     factors = by_row(x, y)
-    share = 1 - _FAR_LEFT * float(np.sum(np.square(x - factors[:, None] * y))) / most
-    if share > _MOST_BY_FACTORS and np.min(factors) > 0:
-        advice = ": look at the norm of q" * (problem.of == "out")
-        yield as_suspect(f"{name_factors(factors)}{advice}", share, "seen")
+    off = np.flatnonzero(np.abs(factors - 1) > _SMALL)
+    few = 2 * len(off) < len(factors)
+    used = np.where(np.abs(factors - 1) > _SMALL, factors, 1.0) if few else factors
+    share = 1 - _FAR_LEFT * float(np.sum(np.square(x - used[:, None] * y))) / most
+    if share < _MOST_BY_FACTORS or np.min(factors) < 0:
+        return
+    text = name_factors(factors[off] if few else factors)
+    if few:
+        rows = [(*index, i) for index, out in got.items() for i in range(len(out))]
+        first = place(min(rows[x] for x in off))
+        text = f"{len(off)} of {len(rows)} rows, the first is {first}: {text}"
+    elif problem.of == "out":
+        text += ": look at the norm of q"
+    yield as_suspect(text, share, "seen")
 
 
 def _mean_square(one: Cause, got: Mapping[Index, Doubles], kernel: Roundings) -> float:

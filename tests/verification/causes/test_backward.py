@@ -149,6 +149,8 @@ CASES = {
         "of (heads, rows), not (rows, heads)"),
     "another derivative": (of_another_derivative, {}, "dv",
         "d_out is read from the first head, but only in head 3"),
+    "no delta in a head": (lambda: backward(*SAME, delta=lambda x: x * np.array([1, 0])[:, None,
+        None]), {}, "dk", "D = d_out . out is left out in head 1"),
     "delta of others": (lambda: backward(*SAME, delta=later), {}, "dq",
         "of query i is read from another (0 beyond the last): in head 1 from query i +8 of he"),
     "no sink in lse": (without_sink, {"causal": True}, "dk",

@@ -180,6 +180,8 @@ CASES = {
     "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
         "the window of the last query"),
     "not causal": (lambda: attention(causal=True), "attention is not causal"),
+    "other triangle": (lambda: attention(hide(S, FAR >= 0), causal=True),
+        "a query sees its last key and those after it, not those before"),
     "first key": (lambda: given(
         fused(hide(scores(*FEW[:2]), np.tri(48, 80, dtype=bool)), FEW[2])[0], FEW, causal=True),
         "the causal mask is aligned to the first key"),
