@@ -139,18 +139,18 @@ def _find_control() -> _Control:
 def one_blas_thread() -> Iterator[None]:
     """Keep BLAS to one thread, for many small products; each `for_each` has the others."""
     control = _find_control()
-    with _lock:
-        if control.calls == 0:
-            libraries = _blas().lib_controllers
-            control.before = [library.num_threads or 1 for library in libraries]
-            if max(control.before, default=1) > 1:
-                _set_blas_threads([1] * len(libraries))
-        control.calls += 1
     try:
+        with _lock:
+            control.calls += 1
+            if control.calls == 1:
+                libraries = _blas().lib_controllers
+                control.before = [library.num_threads or 1 for library in libraries]
+                if max(control.before, default=1) > 1:
+                    _set_blas_threads([1] * len(libraries))
         yield
     finally:
         with _lock:
-            control.calls -= 1
+            control.calls = max(control.calls - 1, 0)  # 0 already in a process forked meanwhile
             if control.calls == 0 and max(control.before, default=1) > 1:
                 _set_blas_threads(control.before)
 
@@ -159,10 +159,10 @@ def one_blas_thread() -> Iterator[None]:
 def _take_threads() -> Iterator[int]:
     """Take over the threads of BLAS: their number, or 1 while another call has them."""
     with one_blas_thread():
-        control = _find_control()
-        with _lock:
-            others, control.taken = control.taken, True
+        control, others = _find_control(), True
         try:
+            with _lock:
+                others, control.taken = control.taken, True
             yield 1 if others else max(control.before, default=1)
         finally:
             if not others:

@@ -35,6 +35,7 @@ _ERASED = 1e-6  # share of what rows read of a state at which decays have erased
 _STEPS, _ABOVE = 12, 1.25  # of a power iteration, and a factor above what it finds
 _NOTHING_LEFT = 1e3  # sum of log decays at which nothing is left
 _BY_ITSELF = 24  # digits of sums above which the exact result needs more than float64
+_SMALLEST = 1e-260  # square of a number below which squares of its errors are lost
 
 _KNOWN: WeakKeyDictionary[ReadHead, Any] = WeakKeyDictionary()
 
@@ -150,6 +151,8 @@ def _write_rows(
         std, worst = (np.sqrt(y * y + spacing * spacing / 12) for y in (std, worst))
     bound = round_bound(kernel.out, out, bound)
     std, worst = (np.where(std > 0, y, math.inf) for y in (std, worst))
+    lost = ~(np.isfinite(terms) & (terms > _SMALLEST)) & (out != 0)  # as are squares of errors
+    std, worst, bound = (np.where(lost, math.inf, x) for x in (std, worst, bound))
     slack = (kernel.exp / 16 + 4) * kernel.accumulate.unit * np.sqrt(terms)
     none = np.zeros(len(out))
     return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})

@@ -319,6 +319,7 @@ class _Case:
 
 
 @one_blas_thread()
+@np.errstate(all="ignore")  # whatever the caller raises: small weights underflow
 def judge(
     problem: Problem,
     numbers: Numbers,
@@ -351,6 +352,7 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
 
 
 @one_blas_thread()
+@np.errstate(all="ignore")  # whatever the caller raises: small weights underflow
 def judge_all(
     parts: Mapping[str, Part],
     dtype: str,

@@ -362,6 +362,37 @@ def test_limits_are_set_while_no_other_call_reads_them(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="as of POSIX")
+def test_a_process_forked_in_a_call_ends_it_once():
+    code = """
+import os, numpy
+from refattn.arrays import threads
+
+with threads.one_blas_thread():
+    child = os.fork()
+if child == 0:
+    os._exit(threads._find_control().calls)
+print(os.waitpid(child, 0)[1], threads._find_control().calls)
+"""
+    assert output(code) == ("0 0\n", "")
+
+
+def test_an_interrupt_while_limits_are_set_leaves_none(monkeypatch):
+    before, set_threads = blas_threads(), arrays_threads._set_blas_threads
+
+    def interrupted(numbers):
+        set_threads(numbers)
+        monkeypatch.setattr(arrays_threads, "_set_blas_threads", set_threads)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(arrays_threads, "_set_blas_threads", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(lambda item: None, range(2))
+    assert blas_threads() == before
+    control = arrays_threads._find_control()
+    assert (control.calls, control.taken) == (0, False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="as of POSIX")
 def test_a_process_forked_during_a_call_has_its_threads():
     code = """
 import os, threading

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn import verify, vjp
-from refattn.recurrences import state_space_duality
+from refattn.recurrences import rwkv7, state_space_duality
 from refattn.rounding.formats import FORMATS
 from tests.cli.running import run
 
@@ -112,6 +112,24 @@ CAUSES = {
     "each token uses the value of the token before": {"v": lambda x: later(x)},
     "each token uses the beta of the token before": {"beta": lambda x: later(x)},
     "each token uses the beta of the next token": {"beta": lambda x: later(x[:, ::-1])[:, ::-1]},
+    "each token uses the query of the token before": {"q": lambda x: later(x)},
+    "each token uses the key and value of the token before": {
+        "k": lambda x: later(x),
+        "v": lambda x: later(x),
+    },
+    "log decays are doubled": {"log_decay": lambda x: 2 * x},
+    "beta is the sigmoid of beta": {"beta": lambda x: 1 / (1 + np.exp(-x))},
+    "the first token of each chunk of 32 does not decay the state": {
+        "log_decay": lambda x: x * (np.arange(x.shape[-1]) % 32 > 0)
+    },
+    "the initial state is multiplied by 3": {"initial_state": lambda x: 3 * x},
+    "beta is halved, but only in head 1": {
+        "beta": lambda x: x * np.array([1, 0.5, 1], np.float32)[:, None]
+    },
+    "the state stays the initial one": {"beta": np.zeros_like, "log_decay": np.zeros_like},
+    "6 of 210 rows, the first is (0, 68): each row is the exact row times a number, 0": {
+        "out": lambda x: x * (np.arange(70) < 68)[:, None]
+    },
     "each row is the exact row times a number": {"q": longer},
     "the scale is 1": {"q": lambda x: 4 * x},
 }
@@ -137,6 +155,62 @@ def of_other_arrays(arrays, changes):
     names = ("q", "k", "v", "log_decay", "beta", "initial_state")
     results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
     return dict(zip(("out", "state"), map(np.stack, zip(*results, strict=True)), strict=True))
+
+
+def test_other_recurrences_are_named():
+    """With a removal that is no delta rule, decays by coordinate, and factors on values."""
+    rng = np.random.default_rng(0)
+    q, k, a, b, v = rng.standard_normal((5, 2, 40, 8)).astype("f4")
+    a, g = 0.1 * a, -rng.exponential(size=(2, 40, 8)).astype("f4") / 8
+    write = rng.uniform(0.5, 1, (2, 40)).astype("f4")
+    same = {"a": (later(a), b, g, 1), "first": (a, b, g[..., :1] + 0 * g, 1)}
+    same |= {"mean": (a, b, np.mean(g, -1, keepdims=True) + 0 * g, 1)}
+    same |= {"factor": (a, b, g[..., :1] + 0 * g, write)}
+    words = {
+        "a": "each token uses the removal_a of the token before",
+        "first": "all coordinates have the decay of the first",
+        "mean": "all coordinates have their mean log decay",
+        "factor": "log decays are multiplied by the factor on v",
+    }
+    for name, (of_a, of_b, decay, by) in same.items():
+        given = {"q": q, "k": k, "v": v, "estimator": "rwkv7"}
+        given |= {"log_decay": g, "removal": (a, b)}
+        made = rwkv7(q, k, v, log_decay=decay, removal=(of_a, of_b)).out
+        if name == "factor":
+            given = {"q": q, "k": k, "v": v, "estimator": "state-space-duality"}
+            given |= {"log_decay": g[..., 0], "write": write}
+            decay = by * g[..., 0]
+            made = state_space_duality(q, k, v, log_decay=decay, write=write).out
+        found = verify(**given, out=made)
+        assert (found.verdict, name) == ("FAIL", name)
+        assert words[name] in found.suspects[0].text
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_nothing_is_said_where_squares_are_beyond_float64(size):
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 40, 8))
+    arrays = {"q": q, "k": k, "v": size * v, "log_decay": -rng.exponential(size=(2, 40))}
+    out, state = state_space_duality(**arrays)
+    arrays["estimator"] = "state-space-duality"
+    for factor in (1, 1.01):
+        parts = verify(**arrays, out=factor * out, state=factor * state).parts
+        assert {x.verdict for x in parts.values()} == {"UNDERPOWERED"}
+
+
+def test_states_of_the_other_batch_member_are_no_rounding():
+    rng = np.random.default_rng(5)
+    q, k, v = rng.standard_normal((3, 2, 2, 50, 8)).astype("f4")
+    first = rng.standard_normal((2, 2, 8, 8)).astype("f4")
+    arrays = {"q": q, "k": k, "v": v, "log_decay": -np.full((2, 2, 50), 0.15, "f4")}
+    out, state = state_space_duality(**arrays, initial_state=first[::-1])
+    given = {**arrays, "initial_state": first, "out": out, "state": state}
+    parts = verify(**given, estimator="state-space-duality").parts
+    for part in parts.values():
+        assert "initial states are read from other heads: head (0, " in part.suspects[0].text
+    state *= np.array([0.5, 0.9], "f4")[:, None, None]
+    part = verify(**{**given, "out": None}, estimator="state-space-duality")
+    assert "norm of q" not in str(part)
 
 
 @pytest.mark.parametrize("cause", [x for x in CAUSES if "initial" in x or "to base 2" in x])

@@ -788,3 +788,11 @@ def test_a_known_cause_leaves_no_guess_at_the_precision():
     assert guess not in failed.write()
     assert guess in failed.write(verbose=True)
     assert guess in failed._replace(suspects=[suspect._replace(explained=0.9)]).write()
+
+
+def test_a_caller_that_raises_underflow_gets_a_verdict():
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 60, 8)).astype("f4")
+    out = refattn.softmax_attention(q, k, v)
+    with np.errstate(all="raise"):
+        assert verify(q=q, k=k, v=v, out=out).verdict == "PASS"
+        assert verify(q=q, k=k, v=v, out=1.01 * out).verdict == "FAIL"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import permutations, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +108,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
             f"D = d_out . out is read from {words}", change=partial(_roll, name="delta", by=by)
         )
         yield Candidate(f"lse is read from {words}", change=partial(_roll, name="lse", by=by))
+        yield Candidate(f"d_out is read from {words}", change=partial(_roll_derivatives, by=by))
     for text, factor in (
         ("lse is in base 2, but weights are e^(score - lse)", math.log2(math.e)),
         ("lse is in base e, but weights are 2^(log2(e) score - lse)", math.log(2)),
@@ -124,7 +125,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     for (words, whose), name in product(list_other_heads(gradient.forward), called):
         text = f"{called[name]} is read from {words}"
         yield Candidate(text, read=partial(read_moved, name, partial(_move, whose)))
-    yield from _list_lost_queries(gradient)
+    yield from _list_weighed_queries(gradient)
     most = max(map(len, gradient.heads.values()), default=1)
     keys = gradient.forward.key_heads
     if most > 1 and keys is not None:
@@ -143,9 +144,8 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
                 weigh = partial(_weigh_heads, at=i, own=own_part, rest=rest)
                 yield Candidate(words, share=weigh)
     n, m, _ = gradient.forward.shape
-    for other in ("dq", "dk", "dv"):
-        if other != gradient.of and n == m and most == 1:
-            yield Candidate(f"{gradient.of} is {other}", of=other)
+    for one, other in permutations(("dq", "dk", "dv"), 2) if n == m and most == 1 else ():
+        yield Candidate(f"{one} is {other}", of=other)
 
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:
@@ -167,17 +167,18 @@ def _list_tiles(length: int) -> list[slice]:
     return tiles
 
 
-def _list_lost_queries(gradient: Gradient) -> Iterator[Candidate]:
+def _list_weighed_queries(gradient: Gradient) -> Iterator[Candidate]:
     if gradient.of != "dq":
         for i in _list_tiles(gradient.forward.shape[0]):
-            text = f"queries {i.start} to {i.stop - 1} are left out"
-            yield Candidate(text, change=partial(_lose_queries, tile=i))
+            for words, by in (("are left out", math.inf), ("count twice", -math.log(2))):
+                text = f"queries {i.start} to {i.stop - 1} {words}"
+                yield Candidate(text, change=partial(_weigh_queries, tile=i, by=by))
 
 
-def _lose_queries(x: BackwardHead, y: Kept, tile: slice) -> tuple[BackwardHead, Kept]:
-    kept = np.ones(len(y.lse), bool)
-    kept[tile] = False
-    lse = np.where(kept, y.lse, math.inf)
+def _weigh_queries(x: BackwardHead, y: Kept, tile: slice, by: float) -> tuple[BackwardHead, Kept]:
+    """Let queries count otherwise: e^-by times."""
+    lse = y.lse.copy()
+    lse[tile] += by
     return x, y._replace(lse=lse)
 
 
@@ -193,6 +194,12 @@ def _cut_delta(x: BackwardHead, y: Kept, width: int) -> tuple[BackwardHead, Kept
 
 def _roll(x: BackwardHead, y: Kept, name: str, by: int) -> tuple[BackwardHead, Kept]:
     return x, y._replace(**{name: np.roll(getattr(y, name), by)})
+
+
+def _roll_derivatives(x: BackwardHead, y: Kept, by: int) -> tuple[BackwardHead, Kept]:
+    d_out = np.roll(x.d_out, by, 0)
+    delta = y.delta if x.out is None else np.sum(d_out * x.out, -1)
+    return x._replace(d_out=d_out), y._replace(delta=delta)
 
 
 def _move(whose: Callable[[Index], Index], index: Index) -> tuple[Index, int]:

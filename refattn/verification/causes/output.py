@@ -469,6 +469,9 @@ def explain_output(
         words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
             of_lse = explain_normalisers(trials, one, numbers, profile)
+            if of_lse is None and failed == "lse":
+                one = one._replace(everywhere=False)
+                of_lse = explain_normalisers(trials, one, numbers, profile, others=False)
             if of_lse is None and failed != "both":
                 continue
             if of_lse is None:

@@ -57,7 +57,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
     wrong = sample.wrong
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
     if problem.lead and 0 < len(heads) < len(wrong):
-        yield f"head{'s' * (len(heads) > 1)} {_name_heads(problem, heads)}"
+        yield f"head{'s' * (len(heads) > 1)} {name_heads(problem, heads)}"
     if size := find_tiles(wrong):
         head, row = (int(x) for x in np.argwhere(wrong)[0])
         count = len(np.unique(np.argwhere(wrong) // [1, size], axis=0))
@@ -75,7 +75,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
         yield name_span("columns", columns)
 
 
-def _name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
+def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
     """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
     names = [place(problem.index_of(x)) for x in heads]
     axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
@@ -295,5 +295,5 @@ def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
         where = f"of {name_span('queries', np.unique(rows))}"
         some = np.unique(heads)
         if len(some) < math.prod(problem.lead):
-            where += f", head{'s' * (len(some) > 1)} {_name_heads(problem, some)}"
+            where += f", head{'s' * (len(some) > 1)} {name_heads(problem, some)}"
         yield f"{len(rows)} log {what}, {where}"

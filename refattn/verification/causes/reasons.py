@@ -60,7 +60,7 @@ def explain(
     fits = name_factors(problem, tidy_fits(verdict, failed))
     if problem.kind == "recurrent":
         kernel = by.kernel(verdict.dtype)
-        named = explain_states(problem, numbers, kernel, verdict.z.rms**2)
+        named = explain_states(problem, numbers, kernel)
         return verdict._replace(suspects=[*named, *fits])
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))

@@ -283,12 +283,15 @@ def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
 
 
 def list_hidden(problem: Problem) -> Iterator[Alternative]:
-    """List kernels in which what is hidden is NaN, or that hide queries by a mask of keys."""
+    """List kernels in which what is hidden is NaN, or that hide others than is said."""
     if problem.packed is None and "mask" in problem.first:
         text = "keys or values that the mask hides are NaN, and 0 times NaN is NaN"
         yield Alternative(text, problem, answer=partial(_spoil, problem))
         text = "the mask of keys also hides queries, whose rows are 0"
         yield Alternative(text, problem, answer=partial(_hide_queries, problem))
+    if problem.causal and problem.packed is None:
+        text = "a query sees its last key and those after it, not those before"
+        yield Alternative(text, problem, lambda x: x.ahead >= 0)
     if problem.packed is not None and problem.packed.queries.ndim > 1:
         for size in TILE_SIZES:
             text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"

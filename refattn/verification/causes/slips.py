@@ -108,6 +108,24 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             problem,
             compute=partial(_saturate, most=float(size)),
         )
+    yield from _list_beside(problem)
+
+
+def _list_beside(problem: Problem) -> Iterator[Alternative]:
+    """List kernels that take the keys or the values of the tokens beside."""
+    for (called, name), (words, by) in product((("key", "k"), ("value", "v")), _BESIDE.items()):
+        for ends, wraps in (("", False), (" (around the ends)", True)):
+            moved = problem.replaced(name, partial(_move_rows, by=by, wraps=wraps))
+            yield Alternative(f"key j has the {called} of {words}{ends}", moved)
+
+
+def _move_rows(_: Any, x: Doubles, by: int, wraps: bool) -> Doubles:
+    """Take the rows that stand so many places later, 0 beyond the ends or around these."""
+    at = np.arange(len(x)) + by
+    return np.where((wraps | (at >= 0) & (at < len(x)))[:, None], x[at % len(x)], 0.0)
+
+
+_BESIDE = {"key j + 1": 1, "key j - 1": -1}
 
 
 def _name_tiles(size: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ..findings import Finding, Numbers, Suspect, place
 from .output import as_suspect
-from .places import by_row, name_factors
+from .places import by_row, name_factors, name_heads
 
 _CHUNK_SIZES = (64, 16, 32, 128)
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
@@ -26,6 +26,7 @@ _FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
 _MOST_BY_FACTORS = 0.99  # of the squared error, at least, if each row has a factor
 _SURE = 1e-6  # p-value, at most, of digits that a cause is seen by
 _SQUARE = 4.0  # largest mean square of z if a cause holds
+_SMALL = 0.01  # a factor that is taken for 0
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
 
 _EARLY = {"late": False}  # removes from the state before its decay
@@ -43,7 +44,7 @@ class Cause(NamedTuple):
 
 
 def _scale(x: TokenArrays, **factors: float) -> dict[str, Any]:
-    return {name: factor * x[name] for name, factor in factors.items()}
+    return {name: factor * x[name] for name, factor in factors.items() if name in x}
 
 
 def _take_keys(x: TokenArrays, k: Doubles) -> dict[str, Any]:
@@ -56,18 +57,21 @@ def _take_factors(x: TokenArrays, write: Doubles) -> dict[str, Any]:
     return {"write": write} | ({"a": -write * x["k"]} if is_delta(x) else {})
 
 
-def _shift(x: TokenArrays, name: str, by: int, take: Any = None) -> dict[str, Any]:
-    """Take an array of other tokens, 0 beyond the ends."""
-    y = np.pad(x[name], ((1, 1), (0, 0)))
-    y = y[1 + by : len(y) - 1 + by]
-    return {name: y} if take is None else take(x, y)
+def _shift(x: TokenArrays, names: Sequence[str], by: int, removes: bool = True) -> dict[str, Any]:
+    """Take arrays of other tokens, 0 beyond the ends; a delta rule may also remove by these."""
+    wide = {name: np.pad(x[name], ((1, 1), (0, 0))) for name in names}
+    moved = {name: y[1 + by : len(y) - 1 + by] for name, y in wide.items()}
+    if removes and is_delta(x) and {"k", "write"} & moved.keys():
+        y = {**x, **moved}
+        moved |= {"a": -y["write"] * y["k"], "b": y["k"]}
+    return moved
 
 
-def _list_shifts(called: str, name: str, take: Any = None) -> dict[str, Change]:
-    beside = {"next token": 1, "token before": -1}.items()
+def _list_shifts(called: str, *names: str, removes: bool = True) -> dict[str, Change]:
+    shift, beside = partial(_shift, names=names, removes=removes), ("next token", "token before")
     return {
-        f"each token uses the {called} of the {words}": partial(_shift, name=name, by=y, take=take)
-        for words, y in beside
+        f"each token uses the {called} of the {words}": partial(shift, by=by)
+        for words, by in zip(beside, (1, -1), strict=True)
     }
 
 
@@ -102,6 +106,11 @@ def _hand_nothing_on(x: TokenArrays, size: int, start: int = 1) -> dict[str, Any
     return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | removed
 
 
+def _keep_at_chunks(x: TokenArrays, size: int) -> dict[str, Any]:
+    first = np.arange(len(x["q"]))[:, None] % size == 0
+    return {"log_decay": np.where(first, 0.0, x["log_decay"])}
+
+
 def _clip(x: TokenArrays, size: int, most: float) -> dict[str, Any]:
     """Divide keys by decays from the start of a chunk, of which none is below e^-most."""
     g = x["log_decay"]
@@ -117,6 +126,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             for text, more, change in (
                 ("the last chunk", " is left out", _leave_out),
                 ("no state is passed on between chunks", "", _hand_nothing_on),
+                ("the first token of each chunk", " does not decay the state", _keep_at_chunks),
             )
             for c in _CHUNK_SIZES
         },
@@ -124,10 +134,13 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             f"{words} normalised to length 1": partial(_normalise, names=names)
             for words, names in (("q is", "q"), ("k is", "k"), ("q and k are", "qk"))
         },
-        **_list_shifts("key", "k", _take_keys),
+        **_list_shifts("query", "q"),
+        **_list_shifts("key", "k"),
         **_list_shifts("value", "v"),
+        **_list_shifts("key and value", "k", "v"),
     },
     "state": {
+        "the state stays the initial one": partial(_scale, log_decay=0.0, write=0.0, a=0.0),
         "the initial state is ignored": partial(_scale, initial_state=0.0),
         **{
             f"neither the initial state is used nor those between chunks of {c}": partial(
@@ -148,6 +161,14 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "nothing decays": partial(_scale, log_decay=0.0),
         "log decays are read as logarithms to base 2": partial(_scale, log_decay=math.log(2)),
         "log decays are multiplied by log2(e)": partial(_scale, log_decay=1 / math.log(2)),
+        "log decays are doubled": partial(_scale, log_decay=2.0),
+        "log decays are halved": partial(_scale, log_decay=0.5),
+        "all coordinates have the decay of the first": lambda x: {
+            "log_decay": x["log_decay"][:, :1]
+        },
+        "all coordinates have their mean log decay": lambda x: {
+            "log_decay": np.mean(x["log_decay"], -1, keepdims=True)
+        },
         **{
             f"e^-(sum of log decays in a chunk of {c}) is clipped at e^{most}": partial(
                 _clip, size=c, most=most
@@ -165,17 +186,22 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "the removal has the wrong sign": partial(_scale, a=-1.0),
         "removal_a and removal_b are swapped": lambda x: {"a": x["b"], "b": x["a"]},
     },
+    "pair": {**_list_shifts("removal_a", "a"), **_list_shifts("removal_b", "b")},
     "delta": {
         "beta also multiplies the state in the error": lambda x: {"a": x["write"] * x["a"]},
         "beta is missing in the removal": lambda x: {"a": -x["k"]},
         "beta is missing": lambda x: {"a": -x["k"], "write": 1 + 0 * x["write"]},
         "beta is doubled": partial(_scale, a=2.0, write=2.0),
         "beta is halved": partial(_scale, a=0.5, write=0.5),
-        **_list_shifts("beta", "write", _take_factors),
+        **_list_shifts("beta", "write"),
+        "beta is the sigmoid of beta": lambda x: _take_factors(x, 1 / (1 + np.exp(-x["write"]))),
         "beta is squared": lambda x: {"a": x["write"] * x["a"], "write": np.square(x["write"])},
     },
     "write": {
-        **_list_shifts("factor on v", "write"),
+        **_list_shifts("factor on v", "write", removes=False),
+        "log decays are multiplied by the factor on v": lambda x: {
+            "log_decay": x["write"] * x["log_decay"]
+        },
         "the factor on v is missing": lambda x: {"write": 1 + 0 * x["write"]},
         "the factor on v is used twice": lambda x: {"write": np.square(x["write"])},
     },
@@ -202,6 +228,7 @@ def list_states(problem: Problem) -> Iterator[Cause]:
     decays, starts = (any(np.any(y[z]) for y in heads) for z in ("log_decay", "initial_state"))
     there = {"tokens": True, "decay": decays, "late": decays and x.get("late"), "state": starts}
     there |= {"square": starts and d == d_v, "removal": "a" in x, "delta": is_delta(x)}
+    there["pair"] = "a" in x and not np.array_equal(x["b"], x["k"])
     there |= {"write": any(np.any(y["write"] != 1) for y in heads)}
     for needed in (y for y in _CAUSES if there[y]):
         for text, change in _CAUSES[needed].items():
@@ -228,13 +255,14 @@ def _read_changed(
 
 
 def _list_exchanged(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
-    """List arrays that may be read from other heads: for each head the nearest."""
-    if not problem.lead or not 1 < problem.lead[-1] <= _MOST_HEADS:
+    """List arrays that may be read from other heads or batch members: for each head the nearest."""
+    if not 1 < max(problem.lead, default=1) <= _MOST_HEADS:
         return
+    every = [*np.ndindex(problem.lead)]
     for words, take in _OF_HEADS.items():
         heads: dict[Index, Index] = {}
         for index, out in got.items():
-            others = [(*index[:-1], h) for h in range(problem.lead[-1])]
+            others = [x for x in every if x[:-1] == index[:-1] or x[-1] == index[-1]]
             far = [
                 _distance(Cause("", _take_from(problem, take, {index: x})), index, out)
                 for x in others
@@ -253,7 +281,7 @@ def _take_from(problem: Problem, take: Any, heads: Mapping[Index, Index]) -> Pro
 
     def read(index: Index) -> TokenArrays:
         x = problem.read(index)
-        return {**x, **take(x, problem.read(heads[index]))}
+        return {**x, **take(x, problem.read(heads.get(index, index)))}
 
     return problem._replace(read=read)
 
@@ -288,9 +316,7 @@ def find_coarse_state(problem: Problem, numbers: Numbers) -> Finding | None:
     return None
 
 
-def explain_states(
-    problem: Problem, numbers: Numbers, kernel: Roundings, square: float
-) -> Iterator[Suspect]:
+def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Iterator[Suspect]:
     """Name what explains nearly all of the errors of some heads, the nearest first."""
     every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
     if not any(np.any(x) for x in every.values()):
@@ -300,36 +326,77 @@ def explain_states(
     if coarse is not None and coarse.p_value < _SURE:
         yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
     right = Cause("", problem)
-    errors = {x: _distance(right, x, out) for x, out in every.items()}
-    worst = sorted(every, key=lambda x: -errors[x])[:_WORST_HEADS]
-    got = {x: every[x] for x in worst}
+    squares = {x: _mean_square(right, {x: out}, kernel) for x, out in every.items()}
+    wrong = [x for x in every if not squares[x] <= _SQUARE] or [*every]
+    errors = {x: _distance(right, x, every[x]) for x in wrong}
+    worst = sorted(wrong, key=lambda x: -errors[x])[:_WORST_HEADS]
+    got, rest = {x: every[x] for x in worst}, [x for x in every if x not in errors][:_WORST_HEADS]
+    square = max(squares[x] for x in worst)
     most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
-    for one in (*list_states(problem), *_list_exchanged(problem, got)):
+    if not 0 < most < math.inf:  # squares of such numbers are beyond the range of float64
+        return
+    causes = *list_states(problem), *_list_exchanged(problem, got), *_list_started(problem, got)
+    for one in causes:
         off = 0.0
         for x in (y for y in worst if off < most):
             off += _distance(one, x, got[x])
         if off < most:
-            near.append((off, one.text))
             left = _mean_square(one, got, kernel)
-            holding += [(left, one.text)] if left < min(_SQUARE, square / 4) else []
+            holds = left < min(_SQUARE, square / 4)
+            alone = rest and not _mean_square(one, {x: every[x] for x in rest}, kernel) <= _SQUARE
+            text = one.text + f", but only in {_name_heads(problem, wrong)}" * bool(alone)
+            near.append((off, text))
+            holding += [(left, text)] if holds else []
     rounded = []
     for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
         for form in ("bfloat16", "float16"):
-            left = _mean_square(right, got, kernel._replace(states=FORMATS[form], run=size))
+            narrow = kernel._replace(states=FORMATS[form], run=size)
+            lefts = [_mean_square(right, {x: out}, narrow) for x, out in got.items()]
             where = f"chunks of about {size} tokens" if size > 1 else "tokens"
+            left = max(lefts, key=_far_from_1)
             rounded.append((left, f"the state is kept in {form} between {where}"))
-    best = min(rounded, key=lambda x: abs(math.log(max(x[0], 1e-300))))
+    best = min(rounded, key=lambda x: _far_from_1(x[0]))
     holding += [best] if 1 / _SQUARE < best[0] < min(_SQUARE, square / 2) else []
     least = min(holding, default=(0.0, ""))[0]
     for left, text in holding:
         if left <= 1.5 * max(least, 1.0):
             yield as_suspect(f"agrees if {text}")
-    if near and not holding:
-        off, text = min(near)
-        share = 1 - _FAR_LEFT * off / most
+    if holding:
+        return
+    off, text = min(near, default=(most, ""))
+    share = 1 - _FAR_LEFT * off / most
+    factors = [x for x in _list_factors(problem, got, most) if x.explained > share or not near]
+    yield from factors
+    if near and not factors:
         yield as_suspect(f"agrees in part if {text}", share, "convention in part")
-    if not near and not holding:
-        yield from _list_factors(problem, got, most)
+
+
+def _far_from_1(square: float) -> float:
+    return abs(math.log(max(square, 1e-300)))
+
+
+def _name_heads(problem: Problem, heads: Sequence[Index]) -> str:
+    numbers = np.array([problem.number(x) for x in heads])
+    return f"head{'s' * (len(heads) > 1)} {name_heads(problem, numbers)}"
+
+
+def _list_started(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
+    """List the recurrence whose initial states are multiplied by a number, which is fitted."""
+    without = _take_started(problem, 0.0)
+    product = size = 0.0
+    for x, out in got.items():
+        exact, rest = (give(y.read, x, y.scale, y.of) for y in (problem, without))
+        product += float(np.sum((out - rest) * (exact - rest)))
+        size += float(np.sum(np.square(exact - rest)))
+    factor = product / size if size else 0.0
+    if math.isfinite(factor) and abs(factor) > _SMALL:
+        text = f"the initial state is multiplied by {factor:.4g}"
+        yield Cause(text, _take_started(problem, factor))
+
+
+def _take_started(problem: Problem, factor: float) -> Problem:
+    read = partial(_read_changed, problem.read, partial(_scale, initial_state=factor))
+    return problem._replace(read=read)
 
 
 def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -> Iterator[Suspect]:
@@ -337,9 +404,20 @@ def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -
     exact = [give(problem.read, x, problem.scale, problem.of) for x in got]
     x, y = np.concatenate([*got.values()]), np.concatenate(exact)
     factors = by_row(x, y)
-    share = 1 - _FAR_LEFT * float(np.sum(np.square(x - factors[:, None] * y))) / most
-    if share > _MOST_BY_FACTORS and np.min(factors) > 0:
-        yield as_suspect(f"{name_factors(factors)}: look at the norm of q", share, "seen")
+    off = np.flatnonzero(np.abs(factors - 1) > _SMALL)
+    few = 2 * len(off) < len(factors)
+    used = np.where(np.abs(factors - 1) > _SMALL, factors, 1.0) if few else factors
+    share = 1 - _FAR_LEFT * float(np.sum(np.square(x - used[:, None] * y))) / most
+    if share < _MOST_BY_FACTORS or np.min(factors) < 0:
+        return
+    text = name_factors(factors[off] if few else factors)
+    if few:
+        rows = [(*index, i) for index, out in got.items() for i in range(len(out))]
+        first = place(min(rows[x] for x in off))
+        text = f"{len(off)} of {len(rows)} rows, the first is {first}: {text}"
+    elif problem.of == "out":
+        text += ": look at the norm of q"
+    yield as_suspect(text, share, "seen")
 
 
 def _mean_square(one: Cause, got: Mapping[Index, Doubles], kernel: Roundings) -> float:

@@ -180,6 +180,8 @@ CASES = {
     "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
         "the window of the last query"),
     "not causal": (lambda: attention(causal=True), "attention is not causal"),
+    "other triangle": (lambda: attention(hide(S, FAR >= 0), causal=True),
+        "a query sees its last key and those after it, not those before"),
     "first key": (lambda: given(
         fused(hide(scores(*FEW[:2]), np.tri(48, 80, dtype=bool)), FEW[2])[0], FEW, causal=True),
         "the causal mask is aligned to the first key"),
@@ -250,6 +252,10 @@ CASES = {
     "sums of scores": (summed_in_steps, "scores are rounded to bfloat16 (errors are "),
     "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
         "query head h uses key head h % 3, for values only"),
+    "values beside": (lambda: attention(hide(S, FAR <= 0), np.roll(V, 1, 1), causal=True),
+        "key j has the value of key j - 1 (around the ends)"),
+    "keys beside": (lambda: attention(hide(scores(Q, np.pad(K, ((0, 0), (0, 1), (0, 0)))[:, 1:]),
+        FAR <= 0), causal=True), "key j has the key of key j + 1"),
     "v is k": (lambda: attention(v=K), "k is used as v"),
     "few channels": (lambda: given(fused(scores(WIDE[0][..., :16], WIDE[1][..., :16], 32**-0.5),
         WIDE[2])[0], WIDE), "q . k sums the first 16 channels only"),
@@ -311,6 +317,8 @@ CASES = {
     "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
     "lse without sink": (lambda: given(sinking(S, V, SINKS[:, None, None])[0], lse=LSE,
         sinks=SINKS), "lse is the log of the sum without the sink"),
+    "lse to base 2 of the last": (lambda: attention(lse=np.where(J < 32, 1, LOG2E) * LSE),
+        "lse is in base 2 (multiplied by log2(e)), but only in queries 32 to 63"),
     "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is too large by 0.01"),
 }  # fmt: skip
 FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
