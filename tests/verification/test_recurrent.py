@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from refattn import verify, vjp
+from refattn import naive, verify, vjp
 from refattn.recurrences import rwkv7, state_space_duality
 from refattn.rounding.formats import FORMATS
 from tests.cli.running import run
@@ -155,6 +155,16 @@ def of_other_arrays(arrays, changes):
     names = ("q", "k", "v", "log_decay", "beta", "initial_state")
     results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
     return dict(zip(("out", "state"), map(np.stack, zip(*results, strict=True)), strict=True))
+
+
+def test_a_recurrence_without_heads_is_explained():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 70, 8))
+    given = {"q": q, "k": k / np.linalg.norm(k, axis=-1, keepdims=True), "v": v}
+    given |= {"beta": rng.random(70), "log_decay": -rng.random(70)}
+    out = naive.gated_delta_rule(**given | {"beta": given["beta"] / 2}).out
+    found = verify(**given, out=out, estimator="gated-delta-rule")
+    assert found.suspects[0].text == "agrees if beta is halved"
 
 
 def test_other_recurrences_are_named():

@@ -57,7 +57,7 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
     wrong = sample.wrong
     heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
     if problem.lead and 0 < len(heads) < len(wrong):
-        yield f"head{'s' * (len(heads) > 1)} {name_heads(problem, heads)}"
+        yield name_heads(problem, heads)
     if size := find_tiles(wrong):
         head, row = (int(x) for x in np.argwhere(wrong)[0])
         count = len(np.unique(np.argwhere(wrong) // [1, size], axis=0))
@@ -77,11 +77,14 @@ def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
 
 def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
     """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
-    names = [place(problem.index_of(x)) for x in heads]
+    names = ", ".join(place(problem.index_of(x)) for x in heads[:4])
     axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
     if len(heads) > 4 and math.prod(map(len, axes)) == len(heads):
-        return f"({', '.join(map(describe_span, axes))})" if len(axes) > 1 else describe_span(heads)
-    return ", ".join(names[:4]) + (f" and {len(heads) - 4} more" if len(heads) > 4 else "")
+        spans = ", ".join(map(describe_span, axes))
+        names = f"({spans})" if len(axes) > 1 else spans
+    elif len(heads) > 4:
+        names += f" and {len(heads) - 4} more"
+    return f"head{'s' * (len(heads) > 1)} {names}"
 
 
 def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
@@ -180,14 +183,14 @@ def by_row(got: Doubles, right: Doubles) -> Doubles:
     return np.asarray(np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300))
 
 
-def name_factors(factors: Doubles) -> str:
-    """Say that each row has a factor of its own, or all have one, to four digits."""
+def describe_factors(factors: Doubles) -> str:
+    """Describe rows that are exact rows times one number, or times numbers in a range."""
     low, high = f"{np.min(factors):.4g}", f"{np.max(factors):.4g}"
     return f"each row is the exact row times a number, {low if low == high else f'{low} to {high}'}"
 
 
 def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
-    """Say that each row has a factor of its own, or that errors are small and even."""
+    """Describe rows that are exact rows times numbers, or have small and even errors."""
     factors = by_row(got, right)
     before = np.sum(np.square(got - right))
     left = np.sum(np.square(got - factors[:, None] * right))
@@ -196,7 +199,7 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         and np.min(factors) > 0
         and left < min(_ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got))
     ):
-        yield f"{where}: {name_factors(factors)}: the sum of the weights is wrong"
+        yield f"{where}: {describe_factors(factors)}: the sum of the weights is wrong"
         return
     sizes = np.mean(np.square(got - right), -1) / np.maximum(np.mean(right * right, -1), 1e-300)
     coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)
@@ -295,5 +298,5 @@ def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
         where = f"of {name_span('queries', np.unique(rows))}"
         some = np.unique(heads)
         if len(some) < math.prod(problem.lead):
-            where += f", head{'s' * (len(some) > 1)} {name_heads(problem, some)}"
+            where += f", {name_heads(problem, some)}"
         yield f"{len(rows)} log {what}, {where}"

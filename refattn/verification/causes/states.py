@@ -16,7 +16,7 @@ from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ..findings import Finding, Numbers, Suspect, place
 from .output import as_suspect
-from .places import by_row, name_factors, name_heads
+from .places import by_row, describe_factors, name_heads
 
 _CHUNK_SIZES = (64, 16, 32, 128)
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
@@ -332,6 +332,7 @@ def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Ite
     worst = sorted(wrong, key=lambda x: -errors[x])[:_WORST_HEADS]
     got, rest = {x: every[x] for x in worst}, [x for x in every if x not in errors][:_WORST_HEADS]
     square = max(squares[x] for x in worst)
+    numbered = np.array([problem.number(x) for x in wrong])
     most, holding, near = _FAR_LEFT * sum(errors[x] for x in worst), [], []
     if not 0 < most < math.inf:  # squares of such numbers are beyond the range of float64
         return
@@ -344,7 +345,7 @@ def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Ite
             left = _mean_square(one, got, kernel)
             holds = left < min(_SQUARE, square / 4)
             alone = rest and not _mean_square(one, {x: every[x] for x in rest}, kernel) <= _SQUARE
-            text = one.text + f", but only in {_name_heads(problem, wrong)}" * bool(alone)
+            text = f"{one.text}, but only in {name_heads(problem, numbered)}" if alone else one.text
             near.append((off, text))
             holding += [(left, text)] if holds else []
     rounded = []
@@ -373,11 +374,6 @@ def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Ite
 
 def _far_from_1(square: float) -> float:
     return abs(math.log(max(square, 1e-300)))
-
-
-def _name_heads(problem: Problem, heads: Sequence[Index]) -> str:
-    numbers = np.array([problem.number(x) for x in heads])
-    return f"head{'s' * (len(heads) > 1)} {name_heads(problem, numbers)}"
 
 
 def _list_started(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
@@ -410,7 +406,7 @@ def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -
     share = 1 - _FAR_LEFT * float(np.sum(np.square(x - used[:, None] * y))) / most
     if share < _MOST_BY_FACTORS or np.min(factors) < 0:
         return
-    text = name_factors(factors[off] if few else factors)
+    text = describe_factors(factors[off] if few else factors)
     if few:
         rows = [(*index, i) for index, out in got.items() for i in range(len(out))]
         first = place(min(rows[x] for x in off))
