@@ -76,7 +76,8 @@ class Candidate(NamedTuple):
     # Change what a head is computed from, and choose the query heads that are summed, how often.
     change: Callable[[BackwardHead, Kept], tuple[BackwardHead, Kept]] = lambda x, y: (x, y)
     share: Callable[[Sequence[Index]], Sequence[tuple[Index, float]]] = count_once
-    of: str = ""  # name of the gradient that was written here by mistake
+    of: str = ""  # name of the gradient that was written by mistake
+    to: str = ""  # and of that in whose place it is
     read: Callable[[Lookup, Index], tuple[BackwardHead, Kept]] = lambda look, at: look(at)
     scores: Callable[[Doubles], Doubles] = lambda x: x  # of the backward pass
     added: Mapping[tuple[str, Index], Doubles] = {}  # to each row, by gradient and head
@@ -145,7 +146,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
                 yield Candidate(words, share=weigh)
     n, m, _ = gradient.forward.shape
     for one, other in permutations(("dq", "dk", "dv"), 2) if n == m and most == 1 else ():
-        yield Candidate(f"{one} is {other}", of=other)
+        yield Candidate(f"{one} is {other}", of=other, to=one)
 
 
 def _list_forward(gradient: Gradient) -> list[Alternative]:

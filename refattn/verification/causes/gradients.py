@@ -102,7 +102,7 @@ def explain_backward(
             continue
         holding, harmless, off, local = set(), True, 0.0, False
         for of, sample in back.samples.items():
-            if one.of and not one.text.startswith(f"{of} is "):
+            if one.to not in ("", of):
                 continue
             outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
             if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
@@ -140,12 +140,8 @@ def _name(
     named: dict[str, list[Suspect]] = {}
     for of in failed:
         for x in [x for x in order if of in x.parts][:1]:
-            named_by_text = x.candidate.text.startswith(f"{of} is ")
-            only = (
-                []
-                if x.everywhere or len(parts) == 1 or named_by_text
-                else [" and ".join(sorted(x.parts))]
-            )
+            said = x.everywhere or len(parts) == 1 or x.candidate.to
+            only = [] if said else [" and ".join(sorted(x.parts))]
             only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
             alone = ", but only in " * bool(only) + ", ".join(only)
             suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
