@@ -136,7 +136,7 @@ def _find_control() -> _Control:
 
 
 @contextmanager
-def one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[_Control]:
     """Keep BLAS to one thread, for many small products; each `for_each` has the others."""
     control = _find_control()
     try:
@@ -147,7 +147,7 @@ def one_blas_thread() -> Iterator[None]:
                 control.before = [library.num_threads or 1 for library in libraries]
                 if max(control.before, default=1) > 1:
                     _set_blas_threads([1] * len(libraries))
-        yield
+        yield control
     finally:
         with _lock:
             control.calls = max(control.calls - 1, 0)  # 0 already in a process forked meanwhile
@@ -158,8 +158,8 @@ def one_blas_thread() -> Iterator[None]:
 @contextmanager
 def _take_threads() -> Iterator[int]:
     """Take over the threads of BLAS: their number, or 1 while another call has them."""
-    with one_blas_thread():
-        control, others = _find_control(), True
+    with one_blas_thread() as control:
+        others = True
         try:
             with _lock:
                 others, control.taken = control.taken, True

@@ -162,8 +162,7 @@ class _Case:
         look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.reading])
         if rows is not None:
             look = look._replace(enough=_SURELY_REJECTED)
-        with np.errstate(all="ignore"):
-            trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
+        trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
         self.seconds += time.perf_counter() - start
         return trial._replace(rows=count_rows(blocks))
 
@@ -319,7 +318,7 @@ class _Case:
 
 
 @one_blas_thread()
-@np.errstate(all="ignore")  # whatever the caller raises: small weights underflow
+@np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge(
     problem: Problem,
     numbers: Numbers,
@@ -347,12 +346,11 @@ def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdic
         as_they_are = (x for x in names if case.profiles[x].inputs is None)
         case.trial(next(as_they_are, names[0]))
     verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
-    with np.errstate(all="ignore"):  # wrong numbers may be as large as they like
-        return explain(case.problem, part.numbers, verdict, asked.profile)
+    return explain(case.problem, part.numbers, verdict, asked.profile)
 
 
 @one_blas_thread()
-@np.errstate(all="ignore")  # whatever the caller raises: small weights underflow
+@np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
 def judge_all(
     parts: Mapping[str, Part],
     dtype: str,
@@ -381,8 +379,7 @@ def judge_all(
             verdicts["out"], backward = _as_one_kernel(
                 parts, (verdicts["out"], backward), (forward_asked, asked)
             )
-        with np.errstate(all="ignore"):
-            verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
+        verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
     verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
     first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
     seconds = sum(x.seconds for x in verdicts.values())
