@@ -53,8 +53,8 @@ def recurrent_attention(
     scale : float, optional
         The c above, 1 / sqrt(d) by default.
     read : {"after", "before"}
-        Whether the query of token t reads S_t, or S_{t-1}, the state before the decay and write
-        of its own token.
+        The query of token t reads S_t or, with "before", S_{t-1}: the state before token t decays
+        it and writes to it.
 
     Returns
     -------

@@ -283,7 +283,7 @@ def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:
 
 
 def list_hidden(problem: Problem) -> Iterator[Alternative]:
-    """List kernels in which what is hidden is NaN, or that hide others than is said."""
+    """List kernels with NaN in hidden keys or values, or that hide the wrong tokens."""
     if problem.packed is None and "mask" in problem.first:
         text = "keys or values that the mask hides are NaN, and 0 times NaN is NaN"
         yield Alternative(text, problem, answer=partial(_spoil, problem))

@@ -26,7 +26,7 @@ _FAR_LEFT = 0.25  # largest share of the squared error that a cause may leave
 _MOST_BY_FACTORS = 0.99  # of the squared error, at least, if each row has a factor
 _SURE = 1e-6  # p-value, at most, of digits that a cause is seen by
 _SQUARE = 4.0  # largest mean square of z if a cause holds
-_SMALL = 0.01  # a factor that is taken for 0
+_SMALL = 0.01  # of a factor, or its distance from 1: below it, that counts as 0
 _ON_GRID = 2.0**-20  # relative distance of an exact number from a narrow one that it is taken for
 
 _EARLY = {"late": False}  # removes from the state before its decay

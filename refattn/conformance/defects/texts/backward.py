@@ -79,7 +79,7 @@ def softmax_logarithm(q: Array, k: Array, omega: Array) -> Array:
 
 
 def softmax_back(to_q: Array, to_k: Array, q: Array, k: Array, omega: Array) -> Pair:
-    """Derivatives of q and k from those of the scores, of exact attention."""
+    """Compute derivatives of q and k in exact attention, given those of the scores."""
     scale = q.shape[-1] ** -0.5
     dq = scale * (to_q @ k)
     dk = scale * (to_k.mT @ q)
@@ -99,7 +99,7 @@ def rfa_logarithm(q: Array, k: Array, omega: Array) -> Array:
 
 
 def rfa_back(to_q: Array, to_k: Array, q: Array, k: Array, omega: Array) -> Pair:
-    """Derivatives of q and k from those of the log kernel, of random feature attention."""
+    """Compute those of q and k in random feature attention, given those of the log kernel."""
     root, share = q.shape[-1] ** -0.25, softmax(exponents(q, k, omega))
     of_q = np.sum(to_q[..., None] * share, axis=-2)
     of_k = np.sum(to_k[..., None] * share, axis=-3)
@@ -114,7 +114,7 @@ def linear_logarithm(q: Array, k: Array, omega: Array) -> Array:
 
 
 def linear_back(to_q: Array, to_k: Array, q: Array, k: Array, omega: Array) -> Pair:
-    """Derivatives of q and k from those of the log kernel, of linear attention."""
+    """Compute those of q and k in linear attention, given those of the log kernel."""
     phi_q, phi_k = elu_plus_one(q), elu_plus_one(k)
     kernel = products(phi_q, phi_k)
     dq = slope(q) * ((to_q / kernel) @ phi_k)
