@@ -472,8 +472,8 @@ def _norm_heads(exact: Floats) -> Floats:
     size = np.linalg.norm(exact, axis=(-2, -1))
     if not (size.size and np.all(np.isfinite(size) & (size > 0))):
         raise ValueError(
-            "exact attention must be finite and not all zero in each head, for errors relative "
-            f"to it to exist, got norms {size.tolist()}."
+            "exact attention must be finite and not all zero in each head: errors are divided by "
+            f"its norm. Got norms {size.tolist()}."
         )
     return np.asarray(size)
 

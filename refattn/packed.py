@@ -111,7 +111,7 @@ def varlen(
     keys = _tokens_of_each("k_offsets", k_offsets, "k", k)
     if len(queries) != len(keys):
         raise ValueError(
-            "`q_offsets` and `k_offsets` must have one length, the number of sequences and 1, "
+            "`q_offsets` and `k_offsets` must have one length, the number of sequences plus 1, "
             f"got {len(queries) + 1} and {len(keys) + 1}."
         )
     xp, states = array_namespace(q), cast(Array, options.get("initial_state"))
@@ -281,8 +281,8 @@ def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple
     for name, x in (("block_table", table), ("lengths", counts)):
         if len(x) != batch or batch == 0:
             raise ValueError(
-                f"`{name}` must have a first axis of the length of that of `q`, {batch}, at least "
-                f"1, got shape {x.shape}."
+                f"`{name}` must have as many rows as `q` has sequences, {batch}, at least 1, got "
+                f"shape {x.shape}."
             )
     most = table.shape[1] * size
     if np.any((counts < 0) | (counts > most)):
@@ -294,8 +294,8 @@ def _pages(block_table: Any, lengths: Any, q: Array, pages: Array) -> list[tuple
     for s, row in enumerate(read):
         if np.any((row < 0) | (row >= count)):
             raise ValueError(
-                f"`block_table` must hold pages from 0 on, of {count}, up to the length of each "
-                f"sequence, got {row.tolist()} for sequence {s}."
+                f"`block_table` must hold numbers of pages, 0 to {count - 1}, up to the length of "
+                f"each sequence, got {row.tolist()} for sequence {s}."
             )
     return [(row.tolist(), length) for row, length in zip(read, counts.tolist(), strict=True)]
 

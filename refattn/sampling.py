@@ -239,8 +239,8 @@ class Mixture:
         weights = checks.host("weights", weights, "(C,)", 1)
         if weights.shape != (len(components),) or np.any(weights < 0) or not np.any(weights):
             raise ValueError(
-                f"`weights` must be {len(components)} non-negative numbers, not all 0, "
-                f"got {weights}."
+                "`weights` must hold a non-negative number for each component, not all 0, got "
+                f"{weights} for {len(components)}."
             )
         if any(c.gauge is not None for c in components):
             raise ValueError("`components` must have no gauge: change that of q and k first.")

@@ -182,7 +182,7 @@ def _lead(number: Mapping[str, int]) -> str:
     """Say in one sentence what came of all statements."""
     n = number
     if not n["claims"]:
-        return "No claim was tried."
+        return "No claim was tested."
     parts = [f"{n['hold']} {_plural(n['hold'], 'holds', 'hold')}"]
     if n["refuted"]:
         parts.append(f"{n['refuted']} {_plural(n['refuted'], 'is', 'are')} refuted as expected")
@@ -250,7 +250,7 @@ def _views(
             for s in view["statements"]
             if not s["as_expected"] or s["state"] == "underpowered"
         ]  # fmt: skip
-        failures = {"The claim could not be tried": view["error"]}
+        failures = {"The claim could not be tested": view["error"]}
         failures["It has no figure"] = view["figure"].error or None
         failures |= {f"{e['title']} has no figure": e["figure"].error or None
                      for e in view["errata"]}  # fmt: skip
@@ -329,7 +329,7 @@ def _detects(evidence: Iterable[Mapping[str, Any]]) -> list[str]:
         if found is None:
             continue
         ratio = found / target if target else 0.0
-        text = f"{found:.2g} {unit}".rstrip() + (f" (at most {target:.2g} wanted)" * bool(target))
+        text = f"{found:.2g} {unit}".rstrip() + (f" (target {target:.2g})" * bool(target))
         worst[unit] = max(worst.get(unit, (-1.0, "")), (ratio, text))
     return [text for _, text in worst.values()]
 

@@ -178,7 +178,7 @@ def as_array(name: str, x: Any, rule: str) -> Array:
 def whole(name: str, x: Any) -> None:
     """Check that nothing is hidden in host data: a conversion would drop the mask of numpy.ma."""
     if isinstance(x, np.ma.MaskedArray):
-        raise TypeError(f"`{name}` must have no hidden entries, got {describe(x)}.")
+        raise TypeError(f"`{name}` must have no masked entries, got {describe(x)}.")
 
 
 def real(
@@ -248,7 +248,7 @@ def positive_integers(name: str, values: Any) -> list[Any]:
 def length(name: str, value: Any, size: int = 1) -> None:
     """Check how many rows, each of `size` floats, an array is to have."""
     positive_integer(name, value)
-    at_most(name, value, sys.maxsize // (8 * max(size, 1)), "what memory has addresses for")
+    at_most(name, value, sys.maxsize // (8 * max(size, 1)), "the most that memory can address")
 
 
 def at_most(name: str, value: Any, most: int, rule: str) -> None:
@@ -267,7 +267,7 @@ def _integer(name: str, value: Any, least: int, kind: str) -> None:
         raise TypeError(f"`{name}` must be a {kind}, got {describe(value)}.")
     if value < least:
         raise ValueError(f"`{name}` must be a {kind}, got {show(value)}.")
-    at_most(name, value, 10**308, "what float64 holds")
+    at_most(name, value, 10**308, "the largest power of 10 in float64")
 
 
 def flag(name: str, value: Any) -> None:

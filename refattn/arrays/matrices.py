@@ -32,7 +32,8 @@ def symmetric(name: str, x: Any, d: int, tolerance: float = 1e-8) -> None:
     largest = np.max(np.abs(x), axis=(-2, -1), keepdims=True)
     if np.any(apart > tolerance * largest):
         raise ValueError(
-            f"`{name}` must be symmetric, got a mirrored pair {np.max(apart):.3g} apart."
+            f"`{name}` must be symmetric, got entries (i, j) and (j, i) that differ by "
+            f"{np.max(apart):.3g}."
         )
 
 

@@ -42,7 +42,7 @@ def storage_type(types: Mapping[str, str]) -> str:
 def expand_scale(
     name: str, scale: Doubles, shape: tuple[int, ...], layout: str = "bhnd"
 ) -> Doubles:
-    """Expand the scale of an array to its axes: one number, or one a head, a token, or a block.
+    """Expand the scale of an array to its axes: one number, or one for each head, token or block.
 
     It broadcasts against the array as a whole, or without its last axis, or has the axes of heads
     only. With all axes of one of these, a token axis or the last may be cut into equal blocks.
@@ -59,25 +59,25 @@ def expand_scale(
     full = f"write it with all {len(shape)} axes of `{name}`, 1 where these share a number"
     if found:
         raise ValueError(
-            f"`{name}_scale` of shape {scale.shape} may be {' or '.join(found)}: {full}."
+            f"`{name}_scale` of shape {scale.shape} may hold {' or '.join(found)}: {full}."
         )
     raise ValueError(
-        f"`{name}_scale` must be one number, or one a head, a token or a block of equal size, for "
-        f"`{name}` of shape {shape}, got shape {scale.shape}: {full}."
+        f"`{name}_scale` must hold one number, or one for each head, token or block of equal size, "
+        f"for `{name}` of shape {shape}, got shape {scale.shape}: {full}."
     )
 
 
 def _list_layouts(ndim: int, layout: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     """List what a scale may have, and for each of its axes which one of the array that is."""
     every = tuple(range(ndim))
-    yield "one a number", every
-    yield "one a token", every[:-1]
+    yield "one for each number", every
+    yield "one for each token", every[:-1]
     if ndim > 2:
         swapped = (*every[:-3], ndim - 2, ndim - 3)
         if layout == "bnhd":
-            yield "one a token, heads first", swapped
-            yield "one a number, heads first", (*swapped, ndim - 1)
-        yield "one a head", swapped[:-1] if layout == "bnhd" else every[:-2]
+            yield "one for each token, heads first", swapped
+            yield "one for each number, heads first", (*swapped, ndim - 1)
+        yield "one for each head", swapped[:-1] if layout == "bnhd" else every[:-2]
 
 
 def _expand(
@@ -114,7 +114,7 @@ def mask_of_members(mask: Any, q: Any, k: Any, v: Any) -> Any:
         return mask
     if batch == q.shape[-2]:
         raise ValueError(
-            f"`mask` of shape {tuple(mask.shape)} may be of queries and keys, or of keys of each "
-            "member of the batch: write (1, 1, n, m) or (batch, 1, 1, m)."
+            f"`mask` of shape {tuple(mask.shape)} may have axes (n, m) or (batch, m): write "
+            "(1, 1, n, m) or (batch, 1, 1, m)."
         )
     return mask[:, None, None, :]

@@ -65,7 +65,8 @@ def check(
         named = {"k": whole[1], "v": v, **{x: y for x, y in given.items() if y is not None}}
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in named.items())
         raise ValueError(
-            f"`k` and what goes with it must broadcast, got {shapes}{_sharing(whole[1], v)}."
+            f"`k` and these arrays must have leading axes that broadcast, got {shapes}"
+            f"{_sharing(whole[1], v)}."
         ) from None
     state = xp.zeros((1, 1), **home) if state is None else state
     k, state = xp.broadcast_to(k, (*lead, n, d)), xp.broadcast_to(state, (*lead, d, d_v))

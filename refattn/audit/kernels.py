@@ -149,8 +149,8 @@ def _guess(numbers: Mapping[str, Doubles], given: dict[str, Any], got: Doubles, 
     if nearest is None or nearest.distance(got) > _LARGEST_ERROR:
         raise Unclear(
             "the kernel's output is not softmax attention of its first three arrays: "
-            f"{reason}; say --layout, --causal or --scale if they differ from what its arguments "
-            "say, or give the comparison to refattn.testing.audit"
+            f"{reason}; set --layout, --causal or --scale if its arguments do not set them, or "
+            "pass the comparison to refattn.testing.audit"
         )
     wide = dtype in ("float32", "float64")  # the errors of others hold the rounding of the output
     own = replace(nearest, errors={"out": nearest.subtract(got)})
@@ -173,7 +173,7 @@ def _name_arguments(
         arrays = [x for x in (*args, *kwargs.values()) if is_array_api_obj(x) and x.ndim > 1]
         if len(arrays) < 3:
             raise Unclear(
-                "the kernel must be called with arrays q, k and v; for others give the comparison "
+                "the kernel must be called with arrays q, k and v; for others pass the comparison "
                 "to refattn.testing.audit"
             )
         found |= dict(zip("qkv", arrays, strict=False))

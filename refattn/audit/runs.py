@@ -43,7 +43,7 @@ def audit_test(
             given = None if function is None else function()
             if not (isinstance(given, tuple) and len(given) == 2 and callable(given[1])):
                 raise ValueError(
-                    "--kernel MODULE:FUNCTION must say what TEST calls, unless TEST is a function "
+                    "--kernel MODULE:FUNCTION must name the kernel, unless TEST is a function "
                     "that returns (inputs, compare)"
                 )
             return audit(given[1], track=track, **given[0])

@@ -90,8 +90,8 @@ class Audit(NamedTuple):
         Bugs that no test, not even `refattn.verify`, can tell from a correct kernel's errors; and
         bugs that make no difference on these inputs.
     untried : list of str
-        Bugs of gradients if the test computes none, and bugs that do not support the kernel's
-        options.
+        Bugs of gradients if the test computes none, and bugs that refattn does not simulate with
+        the kernel's options.
     left : list of str
         Bugs that were still to be tried when the audit was interrupted.
     sizes : dict
@@ -161,12 +161,12 @@ class Audit(NamedTuple):
         if not self.sizes:
             yield "only gradients are compared: bugs of the output were not tried"
             if not self._goes_back():
-                yield "bugs of gradients support no options but mask and causal"
+                yield "bugs of gradients are simulated with the options mask and causal only"
         backward = [x for x in self.untried if kind_of(x) == "backward"]
         reasons = {
             "that make no difference on these inputs": self.alike,
             "of gradients, which were not tried": backward,
-            "that do not support the kernel's options": [
+            "that refattn does not simulate with the kernel's options": [
                 x for x in self.untried if x not in backward
             ],
             "that cannot be told from a correct kernel's errors": self.hidden,
@@ -177,7 +177,7 @@ class Audit(NamedTuple):
             yield f"not counted: {', '.join(counts)}"
         for reason, names in reasons.items() if verbose else ():
             for kind, group in groupby(sorted(names, key=kind_of), kind_of):
-                yield f"  {reason}, {kind}: {', '.join(group)}"
+                yield f"  bugs {reason} ({kind}): {', '.join(group)}"
 
     def _goes_back(self) -> bool:
         return any("dq" in x for x in self.tolerances.values())

@@ -28,19 +28,21 @@ def require(like: Array, xp: Any) -> None:
     """Raise RuntimeError where the proof does not hold."""
     where = xp.__name__, str(device(like))
     if not has_float64(like, xp):
-        raise RuntimeError(f"certified attention must have float64, which {where[0]} has not here.")
+        raise RuntimeError(
+            f"certified attention needs float64, which {where[0]} on {where[1]} lacks."
+        )
     if where not in _FAILURES:
         try:
             _FAILURES[where] = self_test(like)
         except Exception as error:
             raise RuntimeError(
-                f"certified attention must know the values of arrays of float64, which "
-                f"{where[0]} on {where[1]} does not give here: {error}"
+                f"certified attention must read arrays of float64, which {where[0]} on {where[1]} "
+                f"did not allow: {error}"
             ) from error
     if _FAILURES[where]:
         raise RuntimeError(
-            f"certified attention must have sums and products as they are written, which "
-            f"{where[0]} on {where[1]} changes: {'; '.join(_FAILURES[where])}."
+            f"certified attention needs sums and products in the written order, but "
+            f"{where[0]} on {where[1]} changes them: {'; '.join(_FAILURES[where])}."
         )
 
 
@@ -108,7 +110,7 @@ def _test_slices(run: _Run, rng: np.random.Generator, xp: Any) -> Iterator[str]:
     for t, part in enumerate((first, second), 1):
         units = part / (2.0 * 2.0 ** (1 - bits * t))
         if not ((units == np.round(units)).all() and (abs(units) <= 2.0**bits).all()):
-            yield f"slice {t} has more than its bits"
+            yield f"slice {t} has more than {bits} bits"
     inner = [[sum(map(mul, map(Fraction, u), map(Fraction, w))) for w in y] for u in x]
     most = Fraction(4 * sliced_error(d, bits, 3))
     if any(
@@ -116,7 +118,7 @@ def _test_slices(run: _Run, rng: np.random.Generator, xp: Any) -> Iterator[str]:
         for i in range(size)
         for j in range(size)
     ):
-        yield "products of matrices have errors that they should not have"
+        yield "errors of products of matrices exceed their bound"
 
 
 def _test_exp(run: _Run, rng: np.random.Generator, xp: Any) -> Iterator[str]:
@@ -128,4 +130,4 @@ def _test_exp(run: _Run, rng: np.random.Generator, xp: Any) -> Iterator[str]:
         decimals = zip(*(map(decimal.Decimal, y.tolist()) for y in (x, low, hi, lo)), strict=True)
         wrong = [abs((p + r) / (z + y).exp() - 1) for z, y, p, r in decimals]
     if not max(wrong) <= EXP_ROUNDING:
-        yield f"e^x is wrong by {float(max(wrong)):.1e} times itself"
+        yield f"e^x has a relative error of {float(max(wrong)):.1e}"

@@ -301,7 +301,8 @@ window_option = click.option(
     "--window",
     metavar="LEFT,RIGHT",
     callback=_parse_window,
-    help="Number of keys that a query sees before and after its own; `128,` means no limit after.",
+    help="Number of keys that query i sees before and after key i + m - n; `128,` means no limit "
+    "after.",
 )
 softcap_option = click.option(
     "--softcap", type=float, metavar="C", help="The kernel uses C tanh(score / C) as the score."

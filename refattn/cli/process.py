@@ -82,8 +82,8 @@ def _report_lost(status: int) -> None:
     console = Console(stderr=True)
     console.show_cursor()
     start = "\n" if console.is_terminal else ""
-    end = f"the process ended {ending(status)} before the report was out"
-    sys.stderr.write(f"{start}Error: {end}; --isolate may say in which check\n")
+    end = f"the process ended {ending(status)} before the report was printed"
+    sys.stderr.write(f"{start}Error: {end}; --isolate may tell in which check\n")
 
 
 def leave_status(word: str, parent: int) -> None:

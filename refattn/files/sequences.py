@@ -75,8 +75,8 @@ def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> 
         rises = offsets.size > 1 and offsets[0] == 0 and bool(np.all(np.diff(offsets) >= 0))
         if not rises or len(shape) != 3 or offsets[-1] != shape[0]:
             raise ValueError(
-                f"`cu_seqlens` must rise from 0 to the tokens of `{name}` (tokens, heads, size), "
-                f"got {offsets.tolist()} for shape {shape}."
+                f"`cu_seqlens` must rise from 0 to the number of tokens of `{name}` (tokens, "
+                f"heads, size), got {offsets.tolist()} for shape {shape}."
             )
     if len(both[0]) != len(both[1]):
         raise ValueError(
@@ -110,8 +110,8 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
         raise ValueError(f"`k` and `v` must have as many blocks of one size, got shapes {shapes}.")
     if not len(table) == len(lengths) == len(q):
         raise ValueError(
-            f"`{TABLE}` and `{called}` must have a first axis of the length of that of `q`, "
-            f"{len(q)}, got shapes {table.shape} and {lengths.shape}."
+            f"`{TABLE}` and `{called}` must have as many rows as `q` has sequences, {len(q)}, got "
+            f"shapes {table.shape} and {lengths.shape}."
         )
     if np.any((lengths < 0) | (lengths > table.shape[1] * size)):
         raise ValueError(
@@ -124,7 +124,7 @@ def _take_blocks(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> S
         member = int(np.flatnonzero(wrong.any(1))[0])
         raise ValueError(
             f"`{TABLE}` must hold blocks of 0 to {count - 1}, got "
-            f"{table[member][read[member]].tolist()} for member {member}."
+            f"{table[member][read[member]].tolist()} for batch member {member}."
         )
     most = min(int(np.max(lengths, initial=0)) // size + 1, table.shape[1]) * size
     seen = np.arange(most) < lengths[:, None]

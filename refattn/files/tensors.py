@@ -44,7 +44,7 @@ _READ = (*ARRAYS, *SCALES.values())
 _WIDE = ("float32", "float64")  # may hold numbers that were rounded
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
-    "an .npz cannot hold bfloat16 or float8: write float32 numbers and say `dtype`, "
+    "an .npz cannot hold bfloat16 or float8: write float32 numbers and pass `dtype`, "
     "or write a .safetensors"
 )
 

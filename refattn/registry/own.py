@@ -312,7 +312,7 @@ for _record in (
         state=streaming.SecondOrderState,
         vjp=f"{_PULLBACKS}.near_and_far:vjp_second_order",
         vectors=f"{_VECTORS}.recipes:usual",
-        source=("the moments of keys and values in place of those of a joint normal law",),
+        source=("the moments of keys and values in place of those of a joint normal distribution",),
     ),
     Estimator(
         "rfa-local",

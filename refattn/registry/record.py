@@ -293,7 +293,7 @@ def _checked(record: Any) -> Estimator:
                     f"`{argument}` must consist of letters, digits, - and _, got {name!r}."
                 )
             if name in _COMMAND_WORDS:
-                raise ValueError(f"`{argument}` must not be {name!r}: it names no one estimator.")
+                raise ValueError(f"`{argument}` must not be {name!r}: it is a reserved word.")
     if len({record.name, *aliases}) <= len(aliases):
         raise ValueError(f"`aliases` must differ from `name` and each other, got {aliases}.")
     for argument in ("fn", "naive", *_OPTIONAL):
@@ -312,7 +312,7 @@ def _checked(record: Any) -> Estimator:
     for name in options:  # what begins with d_ or ends with _only is about a keyword
         hint = close(name, _KEYWORDS)
         if hint and name.removeprefix("d_").removesuffix("_only") not in _KEYWORDS:
-            raise ValueError(f"`options` must have names of this package, got {name!r}.{hint}")
+            raise ValueError(f"`options` must hold options of refattn, got {name!r}.{hint}")
     for name in traits:
         checks.choice("traits", name, TRAITS)
     _check_traits(record.size, {*traits})

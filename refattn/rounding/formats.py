@@ -121,7 +121,7 @@ def dtype_of(x: Any, name: str = "q") -> str:
     dtype = str(x.dtype).rpartition(".")[2]  # torch and others say where it is from
     if dtype not in FORMATS:
         known = ", ".join(name for name in FORMATS if not name.startswith("tfloat32"))
-        raise TypeError(f"`{name}` must have a dtype of {known}, got {x.dtype}.")
+        raise TypeError(f"`{name}` must have one of the dtypes {known}, got {x.dtype}.")
     return dtype
 
 

@@ -258,8 +258,8 @@ class EvaState(_ChunkState):
         qkv.keys_and_values(k, v)
         if q is None and self.omega is None:
             raise ValueError(
-                "`q` must be given, as frequencies are made of queries: with no row for tokens "
-                "that have none. It may be left out with `omega`."
+                "`q` must be given, because frequencies are computed from queries. Tokens without "
+                "a query have no row in it. With `omega`, it may be left out."
             )
         if q is not None:
             check_queries(q, k, v)
@@ -389,7 +389,9 @@ class EvaState(_ChunkState):
         """
         check_same(self, other, "scale", "window", "log_size", "lead", "d")
         if (self.omega is None, self.rng is None) != (other.omega is None, other.rng is None):
-            raise ValueError("`other` must have frequencies that are given or drawn as these are.")
+            raise ValueError(
+                "`other` must have passed frequencies if this state has, and drawn ones if not."
+            )
         if not other.k.shape[-2]:
             return self
         self._check_whole(other)

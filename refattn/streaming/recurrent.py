@@ -103,8 +103,8 @@ class RecurrentState:
         check_states(**{"the state": (self.state, other.state)})
         if other.log_decay is None:
             raise ValueError(
-                "`other` must have no initial state, and no token that removes: what it takes "
-                "depends on the state before it."
+                "`other` must have no initial state and no removal: what a token removes depends "
+                "on the state before it."
             )
         state, total = _join(self.state, self.log_decay, other.state, other.log_decay)
         return replace(self, state=state, log_decay=total)

@@ -97,7 +97,7 @@ def check_queries(q: Array, k: Array, v: Array) -> None:
     qkv.check(q, k, v)
     if q.shape[-2] > k.shape[-2]:
         raise ValueError(
-            "`q` must have no more rows than `k`, as queries of the last of these tokens, "
+            "`q` must have no more rows than `k`: they are queries of the last of these tokens, "
             f"got {q.shape[-2]} and {k.shape[-2]}."
         )
 

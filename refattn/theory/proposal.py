@@ -22,7 +22,7 @@ class SquaredWeights:
     def __init__(self, proposal: Any, d: int) -> None:
         if proposal is not None and not isinstance(proposal, Gaussian):
             raise TypeError(
-                "`proposal` must be a Gaussian or None: no other law is known in closed form, got "
+                "`proposal` must be a Gaussian or None: no formula is known for others, got "
                 f"{type(proposal).__name__}."
             )
         if proposal is not None:

@@ -193,8 +193,8 @@ def describe_span(numbers: npt.NDArray[Any]) -> str:
         regular = np.array_equal(numbers, every[np.isin(every % size, some)])
         if last - first > 2 * size and regular and np.all(np.diff(some) == 1):
             residues = describe_span(some)
-            return f"{first} to {last}, those i of which i % {size} is {residues}"
-    return f"among {first} to {last}"
+            return f"{first} to {last} whose index % {size} is {residues}"
+    return f"between {first} and {last}"
 
 
 def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS) -> str:

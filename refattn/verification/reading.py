@@ -116,7 +116,7 @@ def list_gates(estimator: Any) -> list[str]:
 def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[str, Problem]:
     """Pose the problems of a recurrence in a file, whose arrays are read as a whole."""
     if tensors.sequences is not None:
-        raise ValueError(f"sequences one after another are not judged for {estimator}.")
+        raise ValueError(f"packed sequences are not judged for {estimator}.")
     names = ("q", "k", "v", "d_out", *list_gates(estimator))
     x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
     q, k, v, d_out, _ = (x.pop(name, None) for name in ("q", "k", "v", "d_out", "state"))
@@ -182,9 +182,9 @@ def gather_recurrent(
     for name in ("out", "state", *_BACKWARD):
         if name in types and name not in problems:
             raise ValueError(
-                f"`{name}` is not judged for this recurrence: of gradients, that of values is, "
-                "and where the state decays as a whole and nothing is removed, all are, each if "
-                "no heads share its array."
+                f"`{name}` is not judged for this recurrence. Of gradients, `dv` is judged; `dq` "
+                "and `dk` only if all coordinates share the decay and nothing is removed. A "
+                "gradient of an array that heads share is not judged."
             )
         if name in types:
             parts[name] = Part(problems[name], Numbers(read[name], types[name]))
@@ -207,7 +207,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
         there = {*tensors.shapes, *tensors.others}
         raise ValueError(
             f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
-            f"{str(tensors.path)!r} has none, but {', '.join(sorted(there))}."
+            f"{str(tensors.path)!r} has only {', '.join(sorted(there))}."
         )
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")

@@ -154,7 +154,7 @@ def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
     if errors.lse_rows:
         mean = errors.lse_square / errors.lse_rows
         yield _Outcome(
-            "mean square of lse", float(log_chernoff(mean, errors.lse_rows)), mean, "all"
+            "mean square of lse", float(log_chernoff(mean, errors.lse_rows)), mean, "all rows"
         )
 
 
@@ -171,7 +171,7 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
     weights = errors.weights * used
     rows, total = np.sum(weights), np.sum(errors.square * weights)
     yield _Outcome(
-        "mean square", float(log_chernoff(total / rows, rows)), float(total / rows), "all"
+        "mean square", float(log_chernoff(total / rows, rows)), float(total / rows), "all rows"
     )
     for size in _tile_sizes(n):
         cut = np.arange(0, n, size)
@@ -180,7 +180,7 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         means = means / np.where(counts > 0, counts, 1.0)
         log_p = log_chernoff(means, counts)
         head, tile = (int(x) for x in np.unravel_index(int(np.argmin(log_p)), log_p.shape))
-        name, words = "mean square of heads", _name_head(errors.problem, head) or "all"
+        name, words = "mean square of heads", _name_head(errors.problem, head) or "all rows"
         if size < n:
             name = f"mean square of tiles of {size}"
             words = _name_tile(errors.problem, head, tile * size, min(n, (tile + 1) * size))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
 from ..arrays.words import portable, to_json
+from .directions import SENTENCES
 from .findings import (
     SAME_KEYS,
     SAME_VALUES,
@@ -235,7 +236,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     if verbose:
         rows = math.prod(verdict.shape[:-1])
         yield (
-            f"  {rows} rows of {verdict.shape[-1]}; {verdict.known:.1%} of the elements have a "
+            f"  {rows} rows of {verdict.shape[-1]} elements, of which {verdict.known:.1%} have a "
             f"known standard deviation; alpha {verdict.alpha:g}, {len(verdict.tests)} tests, "
             f"{verdict.seconds:.1f} s"
         )
@@ -293,7 +294,8 @@ def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
     local = sorted(of_place, key=lambda x: -x.statistic)[:1]
     shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
     for x in shown:
-        where = f", {x.where}" if x.where else ""
+        fit = "best fit: " if x.name.partition(" of a ")[0] in {*SENTENCES, "key"} else ""
+        where = f", {fit}{x.where}" if x.where else ""
         yield f"  failed: {x.name} = {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
     if len(shown) < len(failed):
         yield f"  and {len(failed) - len(shown)} more of {len(verdict.tests)} tests failed"
@@ -311,7 +313,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             f"is seen in one of {files} files; --all tests all rows"
         )
     if verdict.blind:
-        advice = f"give {_name_stronger(verdict)}"
+        advice = f"use {_name_stronger(verdict)}"
         yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {advice}"
     if verdict.known:
         sizes = [
@@ -328,11 +330,10 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.verdict == "PASS":
         return "test other sizes and options with other files"
     if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
-        return "more sequences: each has a last state for each head"
+        return "use more sequences: each has a last state for each head"
     if verdict.verdict == "UNDERPOWERED":
-        return (
-            f"{'' if SAME_VALUES in verdict.remarks else 'more rows, or '}{_name_stronger(verdict)}"
-        )
+        more = "" if SAME_VALUES in verdict.remarks else "more rows, or "
+        return f"use {more}{_name_stronger(verdict)}"
     if not verdict.suspects:
         return "compare the wrong rows with the exact result; --plot draws the worst head"
     if verdict.suspects[0].name == "layout":

@@ -57,7 +57,8 @@ def test_arrays_without_heads():
 def test_scales_that_may_be_two_things():
     """As many heads as tokens: the numbers decide whether it makes a difference."""
     words = (
-        "`k_scale` of shape (3,) may be one a token or one a head: write it with all 3 axes of `k`"
+        "`k_scale` of shape (3,) may hold one for each token or one for each head: write it with "
+        "all 3 axes of `k`"
     )
     with pytest.raises(ValueError, match=re.escape(words)):
         expand_scale("k", np.arange(3.0), (3, 3, 4))

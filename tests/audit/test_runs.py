@@ -125,7 +125,7 @@ def test_a_test_that_looks_at_shapes_only(few, folder):  # noqa: F811
         ("test_{}.py::test_missing", "{}:flash", "TEST must be a test of pytest"),
         ("{}:check", "{}:missing", "--kernel must be MODULE:FUNCTION"),
         ("{}:missing", "{}:flash", "TEST must be MODULE:FUNCTION"),
-        ("{}:check", None, "--kernel MODULE:FUNCTION must say what TEST calls"),
+        ("{}:check", None, "--kernel MODULE:FUNCTION must name the kernel"),
         ("test_{}.py::test_wrong", "{}:wrong", "is not softmax attention of its first three arra"),
         ("{}:check", "{}:draw", "must be called with arrays q, k and v; for others"),
     ],

@@ -168,7 +168,7 @@ ENDS = {
     ),
     "crash": (
         "import ctypes\ndef fn(q, k, v): ctypes.string_at(0)",
-        "the process ended by SIGSEGV (signal 11) before the report was out",
+        "the process ended by SIGSEGV (signal 11) before the report was printed",
     ),
     "hard exit": ("import os; os._exit(0)", "the process ended with status 0 before"),
     "hard exit in a call": (

@@ -49,7 +49,7 @@ def test_every_name_is_in_one_group():
         ("softmax-sink-capped", "what to do: leave out the lines marked +"),
         ("softmax-gqa-interleaved", "what to do: compare yours with `python -m refattn.naive`"),
         ("performer", "test yours: refattn check MODULE:CALLABLE --estimator performer"),
-        ("law", "severity law, of a failure: random draws have the wrong distribution."),
+        ("law", "severity law: random draws have the wrong distribution."),
         ("lara", "it is called as: fn(q, k, v, num_proposals=, seed=)"),
         ("softmax", "it is called as: fn(q, k, v) test"),
         ("flash", "profile flash, of refattn verify: a fused kernel: "),

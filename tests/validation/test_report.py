@@ -148,7 +148,7 @@ def test_the_page_leads_with_the_sum_of_all_verdicts(page):
 
 def test_what_is_not_as_it_should_be_is_named_at_the_top(page):
     says = [text for inside, text in page.texts if inside[-2:] == ("li", "span")]
-    error = "The claim could not be tried: MemoryError: 64 & more"
+    error = "The claim could not be tested: MemoryError: 64 & more"
     figure, expected = "It has no figure: KeyError: 'no <m>'", "expected HOLDS"
     assert says[:4] == [f"REFUTED, {expected}", figure, error, f"UNDERPOWERED, {expected}"]
     tried = ["refuted", "holds", "holds", "unexpected", "underpowered"]
@@ -305,10 +305,10 @@ def test_no_records(tmp_path):
     page = written(tmp_path, [], settings={})
     assert not page.all("table")
     assert not page.all("script")
-    assert "No claim was tried." in page.text("p")
-    assert "No claim was tried." in (tmp_path / "report.md").read_text("utf-8")
+    assert "No claim was tested." in page.text("p")
+    assert "No claim was tested." in (tmp_path / "report.md").read_text("utf-8")
     assert json.loads((tmp_path / "report.json").read_text("utf-8"))["claims"] == []
-    assert report.summary([]) == "No claim was tried."
+    assert report.summary([]) == "No claim was tested."
 
 
 def test_claims_of_one_name_or_a_strange_one_keep_apart(tmp_path):

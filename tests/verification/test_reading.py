@@ -158,6 +158,6 @@ def test_types_of_results_of_a_file(tmp_path):
     none = parts(dtype="float32", out=out[:, :0].astype(np.float16))["out"].numbers
     assert none.out_dtype == "float16"
     with pytest.raises(
-        ValueError, match=r"`out`, `dq`, `dk` or `dv` must be in FILE, .* has none, but k, lse,"
+        ValueError, match=r"`out`, `dq`, `dk` or `dv` must be in FILE, .* has only k, lse,"
     ):
         parts(lse=lse[:, :0])

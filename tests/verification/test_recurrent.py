@@ -236,7 +236,7 @@ def test_causes_that_the_first_head_does_not_show(cause):
     ("first", "cause"),
     [
         (1, "no state is passed on between chunks of 64"),
-        (0, "neither the initial state is used nor those between chunks of 64"),
+        (0, "neither the initial state nor the states between chunks of 64 are used"),
     ],
 )
 def test_chunks_that_start_with_no_state(first, cause):
@@ -314,7 +314,7 @@ def test_a_state_that_says_little_asks_for_one_thing():
     found = str(verify(**made(defect="bfloat16 state", n=40, heads=1, kept="bfloat16")))
     assert "state: UNDERPOWERED: a state that is 1 % too large would also pass" in found
     assert "worst: state at " in found
-    assert "next: more sequences: each has a last state for each head" in found
+    assert "next: use more sequences: each has a last state for each head" in found
 
 
 @pytest.mark.parametrize("name", ["out", "state"])
@@ -350,7 +350,7 @@ def test_heads_of_values_that_share_keys(tmp_path):
     arrays |= {"out": result.out, "state": result.state, "d_out": d_out, "dv": back.v}
     found = verify(**arrays, **options, dtype="float64").parts
     assert {x: y.verdict for x, y in found.items()} == dict.fromkeys(("out", "state", "dv"), "PASS")
-    with pytest.raises(ValueError, match="each if no heads share its array"):
+    with pytest.raises(ValueError, match="of an array that heads share"):
         verify(**arrays, dq=back.q, **options)
     np.savez(tmp_path / "dump.npz", **arrays)
     words = ["verify", tmp_path / "dump.npz", "--estimator", options["estimator"]]

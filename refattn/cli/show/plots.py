@@ -208,7 +208,7 @@ def plot_comparison(rows: list[Row], path: Path) -> None:
             counted = "\n".join(textwrap.wrap(things or "features", 32))
             panels[0].set(xlabel=f"number S of {counted}", ylabel=f"{error}\n({bars})")
         else:
-            figure.supxlabel("S, the number of what a title names", fontsize=8)
+            figure.supxlabel("S: number of features, samples or tokens (see titles)", fontsize=8)
             figure.supylabel(f"{error} ({bars})", fontsize=8)
         style.beside(named)
         style.save(figure, path)
@@ -418,7 +418,7 @@ def _plot_predictions(axes: Any, profile: Advice) -> None:
     _set_sizes(axes, profile.sizes)
     _set_numbers(axes, min(errors, default=0.1) / 1.5, 1.5 * max(errors, default=1.0))
     axes.grid(True)
-    axes.set_title("errors by the formulas", fontsize=7)
+    axes.set_title("predicted errors", fontsize=7)
     axes.set(xlabel="number of features or samples S", ylabel="relative error, mean over heads")
     labels = []
     for i, (name, points) in enumerate(curves.items()):

@@ -80,7 +80,8 @@ def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> 
             f"predicted for {profile.queries} evenly spaced queries of each head, and all keys;"
         )
         page.say(
-            "±: one standard error from this choice; that of the predicted S, median of heads:"
+            "±: one standard error, because only these queries are used; that of the predicted S, "
+            "median of heads:"
         )
         page.say(", ".join(spreads))
 

@@ -70,7 +70,7 @@ class Subprocess:
             self.command = shlex.split(command) if isinstance(command, str) else list(command)
         except ValueError as error:
             raise ValueError(
-                f"`command` must be words as of a shell, got {command!r}: {error}."
+                f"`command` must be a command line in shell syntax, got {command!r}: {error}."
             ) from None
         for word in self.command:
             if not isinstance(word, str):

@@ -139,7 +139,7 @@ def wrong_sums(folder: Path) -> list[str]:
     bad = [
         name for name in sorted({*listed, *there}) if listed.get(name) != _checksum(there.get(name))
     ]
-    return [f"{SUMS}: is not that of {', '.join(bad)}" if bad else f"{SUMS}: is not as written"]
+    return [f"{SUMS}: does not match {', '.join(bad)}" if bad else f"{SUMS}: was changed"]
 
 
 def _checksum(data: bytes | None) -> str | None:

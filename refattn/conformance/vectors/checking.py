@@ -106,7 +106,7 @@ def lint(
     for kind in sorted(kinds | {kind for kind, _ in files}):
         name = manifest_name(kind)
         if kind not in kinds:
-            problems.append(f"{name}: is missing; vectors without one must be written again")
+            problems.append(f"{name}: is missing: write the vectors again")
             continue
         manifest, wrong = _lint_manifest(folder / name, Draft202012Validator(of_manifests))
         problems += [f"{name}: {problem}" for problem in wrong]
@@ -236,7 +236,7 @@ def _lint_group(group: dict[str, Any]) -> Iterator[str]:
         if said["libraries"] != libraries(convention):
             yield f"{kind}: libraries are not those of the table of conventions"
     if group["source"] != sources(kind, convention):
-        yield f"{kind}: source is not where the group is from"
+        yield f"{kind}: source does not name the sources of the group"
 
 
 def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[str]:
@@ -321,11 +321,13 @@ def _check_sample(case: Case, pairs: tuple[int, ...]) -> None:
     """Raise where indices are not of keys, or not of the queries that there are."""
     indices, (*rows, m) = case.inputs["indices"], pairs
     if indices.min() < 0 or indices.max() >= m:
-        raise ValueError(f"indices from {indices.min()} to {indices.max()} are not of {m} keys")
+        raise ValueError(
+            f"indices from {indices.min()} to {indices.max()} are not all from 0 to {m - 1}"
+        )
     if indices.shape[:-1] not in ((), tuple(rows)):
         raise ValueError(f"shape {indices.shape} of indices does not fit queries {tuple(rows)}")
     if case.inputs.get("log_probability", indices).shape != indices.shape:
-        raise ValueError(f"log_probability has not the shape {indices.shape} of indices")
+        raise ValueError(f"log_probability does not have the shape of indices, {indices.shape}")
 
 
 def _lint_again(
@@ -340,6 +342,6 @@ def _lint_again(
             for part in ("expected", "expected_low", "size")
         )
         if not same or (with_data and test["expected"][name] != fresh["expected"][name]):
-            yield f"{name}: evaluated again gives other digits or sizes"
+            yield f"{name}: a new evaluation gives other digits or sizes"
     if (case.cond, case.tolerance) != (again.cond, again.tolerance):
-        yield "cond or tolerance is not what the inputs give"
+        yield "cond or tolerance does not follow from the inputs"

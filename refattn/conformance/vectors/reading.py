@@ -57,7 +57,7 @@ def load(directory: str | os.PathLike[str], *, format: str | None = None) -> lis
     kinds = sorted({kind for kind, _ in files})
     if len(kinds) != 1:
         raise ValueError(
-            f"`directory` must hold vectors of one format, or `format` be given: {str(directory)!r}"
+            f"`directory` must hold vectors of one format, or pass `format`: {str(directory)!r}"
             f" has {', '.join(kinds) or 'none'}."
         )
     cases = []

@@ -22,7 +22,7 @@ WITHOUT = {
     "none": "the library has no such argument",
     "refused": "an error",
     "undefined": "any number",
-    "finite": "about the least float, which depends on the dtype",
+    "finite": "about the lowest float, which depends on the dtype",
 }
 
 

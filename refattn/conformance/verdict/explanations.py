@@ -68,7 +68,7 @@ _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
     "recomputed": "as math, but weights are e^(score - lse)",
-    "flash": "a fused kernel: weights relative to the largest are rounded, sums are not",
+    "flash": "a fused kernel: weights, divided by the largest, are rounded; sums are not",
     "upcast": "scores and softmax are in float32, then probabilities are rounded",
     "eager": "step by step: scores and probabilities are rounded to the storage type",
     "tf32": "matrix units round their inputs to TF32",
@@ -76,14 +76,14 @@ _PROFILES = {  # by the first word of their names
     "half": "sums of products are kept in float16",
 }
 _VARIANTS = {  # by the other words of their names
-    "weights": "of these only the weights",
+    "weights": "only the weights are",
     "fast": "exponentials are less accurate",
     **{
         x: f"sums of gradients are rounded after each {x} queries or 512 keys"
         for x in ("256", "64", "32")
     },
     "scaled": "the scale is applied before rounding, not after",
-    "again": "as scaled, and weights are rounded before they multiply their derivatives",
+    "again": "as flash-scaled, and weights are rounded before they multiply their derivatives",
     "unrounded": "D = d_out . out uses the output before it was rounded",
     "eager": "weights are divided by their sum before they are rounded",
     "narrow": "every step of the softmax is rounded too",
@@ -151,7 +151,7 @@ def explain(name: str) -> list[str]:
         lines.append(f"spec {name}, conventions of a well-known function: {tags}")
         lines.append(f"  declare it: refattn check MODULE:CALLABLE --spec {name}")
     if name in SEVERITIES:
-        lines.append(f"severity {name}, of a failure: {SEVERITIES[name]}.")
+        lines.append(f"severity {name}: {SEVERITIES[name]}.")
     if name in PROFILES:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
     if name in UNITS:

@@ -157,13 +157,7 @@ class Result:
         """What a check without power would detect, if that is above its target; worst first."""
         missed = [x for x, target in self.target.items() if self.detectable[x] > target]
         missed.sort(key=lambda x: -self.detectable[x] / self.target[x])
-        return [
-            f"{x}: would only detect an error of {self.detectable[x]:.2g} or more "
-            f"(target {self.target[x]:.2g})"
-            if math.isfinite(self.detectable[x])
-            else f"{x}: no error would be detected, however large"
-            for x in missed
-        ]
+        return [f"{x}: {_say_what_is_missed(self.detectable[x], self.target[x])}" for x in missed]
 
     def __repr__(self) -> str:
         words = f", {self.summary}" if self.summary else ""
@@ -253,12 +247,12 @@ class Report:
         return (
             f"A correct implementation fails with probability at most {self.alpha:g}. P-values "
             "come from exact distributions or proven bounds, corrected by Holm's method, which "
-            "needs no independence. Identities may differ by the rounding error of a sound "
-            "evaluation."
+            "needs no independence. Two results that must be equal may differ by the rounding "
+            "error of a correct evaluation."
         )
 
     def to_json(self) -> str:
-        """Write the report as JSON; what is not finite is null, odd characters are escaped."""
+        """Write the report as JSON: NaN and infinity become null, odd characters are escaped."""
         said = ("verdict", "conclusion", "severities", "guarantee")
         content = {name: getattr(self, name) for name in said} | portable(self)
         return to_json(content | {"results": self.tables()[0].rows[: len(self.results)]})
@@ -439,6 +433,14 @@ class Report:
             yield "right at all ordinary inputs that were tried"
         if stale := self.counts[STALE]:
             yield f"{stale} passed, though a failure was expected"
+
+
+def _say_what_is_missed(size: float, target: float) -> str:
+    """Compare the error that is detected with a smaller target, in digits that differ."""
+    if not math.isfinite(size):
+        return "no error would be detected, however large"
+    digits = next(n for n in range(2, 18) if f"{size:.{n}g}" != f"{target:.{n}g}")
+    return f"would only detect an error of {size:.{digits}g} or more (target {target:.{digits}g})"
 
 
 def _templates() -> Any:

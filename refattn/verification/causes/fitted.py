@@ -217,14 +217,13 @@ def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -
     own = [(member, t) for t in range(len(found))]
     lost, others = ([x for x in a if x not in b] for a, b in ((own, found), (found, own)))
     named = ", ".join(f"{t * size} to {t * size + size - 1}" for _, t in lost)
-    there = ", ".join(f"{t * size} to {t * size + size - 1} of member {c}" for c, t in others)
-    more = f" (and in {len(read) - 1} more members)" if len(read) > 1 else ""
+    there = ", ".join(f"{t * size} to {t * size + size - 1} of batch member {c}" for c, t in others)
+    more = f" (and in {len(read) - 1} more batch members)" if len(read) > 1 else ""
     if not lost:  # the order matters as the last is not full
         t = found[-1][1] * size
-        return (
-            f"the last block of {size} keys of member {member} is keys {t} to {t + size - 1}{more}"
-        )
-    where = f"not keys {named} of member {member}, but keys {there}{more}"
+        last = f"the last block of {size} keys of batch member {member}"
+        return f"{last} is keys {t} to {t + size - 1}{more}"
+    where = f"not keys {named} of batch member {member}, but keys {there}{more}"
     return f"blocks of {size} keys are read from elsewhere: {where}"
 
 
@@ -320,7 +319,10 @@ def _describe_copies(
     for source, pairs in sorted(by_name.items(), key=lambda x: -len(x[1])):
         to, of = (np.unique(x) for x in zip(*pairs, strict=True))
         whose = "" if source == name else f" of {source}"
-        first = f" ({pairs[0][0]} holds {pairs[0][1]})" if np.array_equal(to, of) else ""
+        first = ""
+        if moved := [x for x in pairs if x[0] != x[1] and np.array_equal(to, of)]:
+            one, other = (name_span(what, np.array([x])) for x in moved[0])
+            first = f" ({one} holds those of {other})"
         source = f"{name_span(what, of)}{whose}{first}"
         words.append(f"{name_span(what, to)} hold{'s' * (len(to) == 1)} the numbers of {source}")
         count += len(pairs)

@@ -329,11 +329,15 @@ def list_moved(
             found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
         if found:
             words = ", ".join(
-                f"in head {place(x)} from query i {by:+d} of head {place(y)}"
+                f"in head {place(x)} from query i{_name_shift(by)} of head {place(y)}"
                 for x, (y, by) in found.items()
             )
-            text = f"{called} of query i is read from another (0 beyond the last): {words}"
+            text = f"{called} of query i is read from another query (0 beyond the last): {words}"
             yield Candidate(text, read=partial(read_moved, name, partial(_find_source, found)))
+
+
+def _name_shift(by: int) -> str:
+    return f" {'+' if by > 0 else '-'} {abs(by)}" if by else ""
 
 
 def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:

@@ -48,7 +48,7 @@ def describe_place(problem: Problem, sample: Sample) -> str:
     if wrong.sum() == sample.looked:
         count = f"all {sample.looked:,} rows{looked}" if sample.looked > 1 else "the only row"
     lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
-    everywhere = {f"{name} among 0 to {n - 1}" for name, n in lengths.items()}
+    everywhere = {f"{name} between 0 and {n - 1}" for name, n in lengths.items()}
     return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
 
 
@@ -123,7 +123,8 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     elif np.all(got == got.flat[0]):
         yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
     elif _correlate(got, right) < _UNLIKE < _correlate(*_take_means(heads)):
-        yield f"{where}: numbers are like the exact ones if each head's mean row is subtracted"
+        like = "numbers are like the exact ones if each head's mean row is subtracted from both"
+        yield f"{where}: {like}"
     else:
         rows = np.flatnonzero(sample.wrong.any(0))
         n = sample.wrong.shape[1]

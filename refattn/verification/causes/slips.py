@@ -47,14 +47,15 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             text = "the running maximum and sum restart in the second tile, the output does not"
             again = partial(_restart, size=size, turn=turn)
             yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
-        text = f"weights over the maximum of earlier tiles ({size} keys) are clipped at 448 / 2^8"
+        past = f"weights relative to the maximum of earlier tiles ({size} keys)"
+        text = f"{past} are clipped at 448 / 2^8"
         yield Alternative(text, problem, compute=partial(_cut_weights, size=size, most=448 / 2**8))
         for bits in _LAGS:
             old = f"the old maximum is kept if it grows by {bits} bits or less ({size} keys), "
-            text = f"{old}and weights over it are clipped at 448 / 2^8"
+            text = f"{old}and weights relative to it are clipped at 448 / 2^8"
             cut = partial(_cut_weights, size=size, most=448 / 2**8, bits=bits)
             yield Alternative(text, problem, compute=cut)
-            text = f"{old}but weights are over the new one"
+            text = f"{old}but weights are relative to the new one"
             yield Alternative(text, problem, compute=partial(_keep_maximum, size=size, bits=bits))
         text = f"the output overflows float16 before it is divided (tiles of {size} keys)"
         yield Alternative(text, problem, compute=partial(_overflow_in_tiles, size=size))
@@ -114,7 +115,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
 def _list_beside(problem: Problem) -> Iterator[Alternative]:
     """List kernels that take the keys or the values of the tokens beside."""
     for (called, name), (words, by) in product((("key", "k"), ("value", "v")), _BESIDE.items()):
-        for ends, wraps in (("", False), (" (around the ends)", True)):
+        for ends, wraps in (("", False), (" (cyclically)", True)):
             moved = problem.replaced(name, partial(_move_rows, by=by, wraps=wraps))
             yield Alternative(f"key j has the {called} of {words}{ends}", moved)
 

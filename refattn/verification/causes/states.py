@@ -143,7 +143,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
         "the state stays the initial one": partial(_scale, log_decay=0.0, write=0.0, a=0.0),
         "the initial state is ignored": partial(_scale, initial_state=0.0),
         **{
-            f"neither the initial state is used nor those between chunks of {c}": partial(
+            f"neither the initial state nor the states between chunks of {c} are used": partial(
                 _hand_nothing_on, size=c, start=0
             )
             for c in _CHUNK_SIZES

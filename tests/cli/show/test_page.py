@@ -101,7 +101,7 @@ def test_where_lines_are_broken(monkeypatch):
     assert page.hanging("  one two three", 9) == "  one two\n      three"
     assert page.hanging("x" * 50 + " y", None) == "x" * 50 + " y"
     text = run("verify", "wrong.npz", "--verbose", width=None).stdout  # in a pipe
-    assert re.search(r"^  48 rows of 32; .*; alpha 1e-06, \d+ tests, \S+ s$", text, re.M)
+    assert re.search(r"^  48 rows of 32 elements, .*; alpha 1e-06, \d+ tests, \S+ s$", text, re.M)
 
 
 def test_characters_of_markdown_and_csv_are_escaped():

@@ -106,11 +106,11 @@ def test_the_linter_reads_archives_and_what_is_unpacked(end, few, tmp_path, monk
 
 LINES = b"".join
 DAMAGE = [  # a file, what becomes of it, and the words of the linter
-    ("README.md", lambda x: x + b" ", "SHA256SUMS: is not that of README.md"),
-    ("SHA256SUMS", lambda x: x.replace(b"a", b"b", 1), "SHA256SUMS: is not that of "),
-    ("ra.json", lambda x: None, "SHA256SUMS: is not that of ra.json"),
-    ("more.json", lambda x: b"{}", "SHA256SUMS: is not that of more.json"),
-    ("SHA256SUMS", lambda x: LINES(x.splitlines(True)[::-1]), "SHA256SUMS: is not as written"),
+    ("README.md", lambda x: x + b" ", "SHA256SUMS: does not match README.md"),
+    ("SHA256SUMS", lambda x: x.replace(b"a", b"b", 1), "SHA256SUMS: does not match "),
+    ("ra.json", lambda x: None, "SHA256SUMS: does not match ra.json"),
+    ("more.json", lambda x: b"{}", "SHA256SUMS: does not match more.json"),
+    ("SHA256SUMS", lambda x: LINES(x.splitlines(True)[::-1]), "SHA256SUMS: was changed"),
     ("../more.json", lambda x: b"{}", "'../more.json', which is no plain file"),
 ]
 

@@ -61,10 +61,15 @@ DAMAGE = [  # which document, what of it, what becomes of that, and the words of
     ("softmax", Q, lambda x: x[1:], "cannot reshape"),
     ("softmax", "test inputs q shape", [2, 8], "head sizes"),
     ("softmax", f"{OUT} 0", "1." + "1" * 33 + "e+999", "OverflowError|not finite"),
-    ("softmax", f"{OUT} 0", lambda x: x.replace("5", "6", 1), "evaluated again gives other digits"),
+    (
+        "softmax",
+        f"{OUT} 0",
+        lambda x: x.replace("5", "6", 1),
+        "a new evaluation gives other digits",
+    ),
     ("softmax", "test tolerance float64", 1e-9, "is not 16 eps"),
     ("softmax", "test cond", 1.0, "is not 16 eps"),
-    ("softmax", f"{Q} 0", (0.25).hex(), "evaluated again|cond"),
+    ("softmax", f"{Q} 0", (0.25).hex(), "a new evaluation|cond"),
     ("softmax", "estimator", "linear", "estimator is 'linear'"),
     ("softmax", "test result", "acceptable", "does not go with the flags"),
     ("softmax", "schemaVersion", 2, "schemaVersion: 3 was expected"),
@@ -73,12 +78,12 @@ DAMAGE = [  # which document, what of it, what becomes of that, and the words of
     ("gradient", f"{GRADIENTS} dk", GONE, "do not follow from the inputs"),
     ("gradient", f"{GRADIENTS} dk shape", [3, 4], "do not agree|do not follow"),
     ("gradient", GRADIENTS, lambda x: x | {"d_mask": x["dq"]}, "Additional prop"),
-    ("gradient", "test inputs d_out data", lambda x: x[::-1], "d[qkv]: evaluated again gives oth"),
-    ("gradient", f"{GRADIENTS} dv data", lambda x: x[::-1], "dv: evaluated again gives other dig"),
-    ("gradient", f"{GRADIENTS} dq size data", [1.0] * 3, "dq: evaluated again"),
+    ("gradient", "test inputs d_out data", lambda x: x[::-1], "d[qkv]: a new evaluation gives oth"),
+    ("gradient", f"{GRADIENTS} dv data", lambda x: x[::-1], "dv: a new evaluation gives other dig"),
+    ("gradient", f"{GRADIENTS} dq size data", [1.0] * 3, "dq: a new evaluation"),
     ("convention", "group source", GONE, "'source' is a required property"),
     ("convention", "group source", [], r"source: \[\] "),
-    ("convention", "group source", ["a book"], "source is not where the group is from"),
+    ("convention", "group source", ["a book"], "source does not name the sources of the group"),
     ("convention", "group convention libraries", lambda x: [*x, "mine"], "libraries are not those"),
     ("convention", "group convention value", "bottom-right", "is the id of other inputs"),
     ("convention", "group convention", GONE, "is the id of other inputs"),
@@ -145,9 +150,9 @@ def digit_after(key):
     return edit
 
 
-NO_MANIFEST = "manifest-json.json: is missing; vectors without one must be written again"
+NO_MANIFEST = "manifest-json.json: is missing: write the vectors again"
 LISTING, AS_IT = "manifest-json.json", "manifest-json.json: is not as it was written"
-AGAIN = "evaluated again gives other digits"
+AGAIN = "a new evaluation gives other digits"
 CHANGES = {
     "added": ("new.json", lambda data: b"{}", "new.json: is in no manifest"),
     "part": (".ra.npz.part", lambda data: b"", r"\.ra\.npz\.part: is in no manifest"),

@@ -152,7 +152,7 @@ CASES = {
     "no delta in a head": (lambda: backward(*SAME, delta=lambda x: x * np.array([1, 0])[:, None,
         None]), {}, "dk", "D = d_out . out is left out in head 1"),
     "delta of others": (lambda: backward(*SAME, delta=later), {}, "dq",
-        "of query i is read from another (0 beyond the last): in head 1 from query i +8 of he"),
+        "of query i is read from another query (0 beyond the last): in head 1 from query i + 8 of"),
     "no sink in lse": (without_sink, {"causal": True}, "dk",
         "lse leaves out the sink"),
     "sums in bfloat16": (summed_in_bfloat16, {}, "dq", "as if sums were kept in a narrower type"),

@@ -253,7 +253,7 @@ CASES = {
     "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
         "query head h uses key head h % 3, for values only"),
     "values beside": (lambda: attention(hide(S, FAR <= 0), np.roll(V, 1, 1), causal=True),
-        "key j has the value of key j - 1 (around the ends)"),
+        "key j has the value of key j - 1 (cyclically)"),
     "keys beside": (lambda: attention(hide(scores(Q, np.pad(K, ((0, 0), (0, 1), (0, 0)))[:, 1:]),
         FAR <= 0), causal=True), "key j has the key of key j + 1"),
     "v is k": (lambda: attention(v=K), "k is used as v"),
@@ -565,9 +565,9 @@ def test_rows_of_nan_hide_no_cause(name):
     assert found.suspects[0].text.startswith("agrees if ")
     assert CASES[name][1] in found.suspects[0].text
     assert found.place == "124 of 128 rows"
-    line = "4 log normalisers are not finite, of queries among 3 to 42"
+    line = "4 log normalisers are not finite, of queries between 3 and 42"
     if "lse" not in name:
-        line = "4 of 128 rows hold NaN or infinity, the first is (0, 3) (queries among 3 to 42)"
+        line = "4 of 128 rows hold NaN or infinity, the first is (0, 3) (queries between 3 and 42)"
     assert line in found.remarks
 
 
