@@ -226,7 +226,7 @@ class Inputs(NamedTuple):
         return self._time("exact", None, lambda draw: plain(), draws, warm=False)
 
     def row(self, record: Estimator, samples: int | None, draws: int, *, warm: bool) -> Row:
-        """Measure an estimator; the first evaluation of all, not `warm`, is not timed.
+        """Measure an estimator; unless `warm`, it is first evaluated once without being timed.
 
         If the estimator does not support this S, its exception is raised, such as ValueError.
         """

@@ -1,11 +1,11 @@
 r"""Compute attention over Dask arrays, of more tokens than fit on one machine.
 
-q, k and v are Dask arrays, cut along tokens and heads. The results of the queries, or the samples,
-for each chunk of keys are merged in a tree by `refattn.merge`, and chunks of queries read the keys
-that they see. Nothing is computed until the result is computed, and a task holds a few chunks,
-whatever the number of tokens. If no process can hold the result, compute its chunks with
-``client.persist``, or store them. If one task gathers all chunks, as ``compute`` does, causal
-queries may be read last, while keys and values wait in memory or on disk.
+q, k and v are Dask arrays, cut along tokens and heads. For each chunk of keys, queries (or the
+samples of random features) get a result, and `refattn.merge` combines these results in a tree. A
+chunk of queries reads only the keys that it sees. Nothing is computed until the result is computed,
+and a task holds a few chunks, whatever the number of tokens. If no process can hold the result,
+compute its chunks with ``client.persist``, or store them. ``compute`` gathers all chunks in one
+task. Dask may then read causal queries last, and hold keys and values in memory or on disk.
 
 This needs ``pip install 'refattn[distributed]'``. Every estimator also takes Dask arrays directly,
 like arrays of any other library; here each task computes whole chunks, as on a single machine.

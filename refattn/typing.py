@@ -69,7 +69,7 @@ Coupling = Literal[
 
 
 KnownCoupling = Literal["antithetic", "iid", "orthogonal", "regularised", "simplex"]
-"""The couplings whose laws are known; quasi-random points have none in closed form."""
+"""Couplings for which `theory` has formulas; it has none for quasi-random points."""
 
 
 Features = Literal["hyperbolic", "positive", "trigonometric"]
@@ -85,7 +85,7 @@ Pivots = Literal["exponential", "gaussian"]
 
 
 KeyLaw = Literal["norms", "softmax", "uniform"]
-"""Laws that keys of a sample are drawn from."""
+"""Distributions from which the keys of a sample are drawn."""
 
 KEY_LAWS: tuple[KeyLaw, ...] = get_args(KeyLaw)
 

@@ -1,8 +1,8 @@
 r"""Keys chosen at random: pivots that span the kernel of all keys, and samples of keys.
 
-Uniform numbers are drawn on the host in float64, and keys are found by them on the device, in
-float64 where it has it: the same seed chooses the same keys on every array library, but where a
-number is within rounding of a step.
+Uniform numbers are drawn on the host in float64. They choose keys on the device, in float64 if it
+has that. A seed chooses the same keys with every array library, unless a number is within rounding
+of the border between two keys.
 """
 
 from __future__ import annotations

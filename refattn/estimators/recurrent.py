@@ -38,8 +38,8 @@ def recurrent_attention(
     ----------
     q, k, v : arrays, shapes (..., n, d), (..., n, d) and (..., n, d_v)
         Queries, keys and values, float32 or float64. There may be more query heads than key heads,
-        as in `attend`, or more heads of values: then consecutive ones share a head of `k`, and of
-        `q` if it has as many. All other arrays must broadcast with the values.
+        as in `attend`, or more heads of values: then consecutive ones share a head of `k`, and
+        of `q` if `q` has as many heads as `k`. All other arrays must broadcast with the values.
     log_decay : array, shape (..., n) or (..., n, d), optional
         The g of each token, or of each coordinate of its key: 0 or less, -inf to forget all. It has
         as many leading axes as `q`, `k` and `v`; axes of length 1 broadcast. No decay by default.

@@ -118,7 +118,7 @@ class Search(NamedTuple):
         return sorted([Choice(EXACT, None, 1.0), *reached], key=lambda choice: choice.cost_ratio)
 
     def tables(self) -> tuple[Table]:
-        """Give what was measured as rows: one for each estimator and S that was tried."""
+        """Return the measurements as rows: one for each estimator and S that was tried."""
         rows = [
             {
                 "estimator": candidate.estimator,

@@ -165,12 +165,12 @@ class Estimator(NamedTuple):
 
     @property
     def function(self) -> Any:
-        """What evaluates it, without the options that a `functools.partial` of it fixes."""
+        """The function that evaluates it, without the options that a `functools.partial` fixes."""
         return open_partials(self.evaluate or self.fn)[0]
 
     @property
     def differentiable(self) -> Callable[..., Any] | None:
-        """What `vjp` takes for it; None if there is no pullback to compare with."""
+        """The function to pass to `vjp`; None if there is no pullback to compare with."""
         if self.vjp is not None:
             return self.evaluate or self.fn
         (formula, options), (plain, fixed) = open_partials(self.naive), open_partials(self.fn)

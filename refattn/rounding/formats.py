@@ -85,7 +85,7 @@ class Format(NamedTuple):
         return np.where(np.abs(nearest) > self.largest, np.copysign(np.inf, nearest), nearest)
 
     def holds(self, x: Any) -> npt.NDArray[np.bool_]:
-        """Tell whether these are numbers of the format; infinities and NaN are taken for such."""
+        """Tell whether these are numbers of the format; infinities and NaN count as such."""
         x = np.asarray(x, np.float64)
         held_or_infinite: npt.NDArray[np.bool_] = (self.round(x) == x) | ~np.isfinite(x)
         return held_or_infinite

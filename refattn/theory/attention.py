@@ -42,7 +42,7 @@ class Law(NamedTuple):
         return self.ess >= LARGE_SAMPLE
 
     def in_units(self, unit: Doubles) -> Self:
-        """Scale the prediction for values v to values unit v."""
+        """Return the prediction for values that are multiplied by `unit`."""
         with np.errstate(over="ignore"):
             return self._replace(bias=self.bias * unit, variance=self.variance * unit * unit)
 

@@ -1,12 +1,12 @@
-r"""Tolerances for tests of kernels: what a correct one needs, and what such tolerances let through.
+r"""Tolerances for tests of kernels: the smallest useful ones, and the bugs that they accept.
 
-What `refattn tolerance` prints, as a function that returns it. A tolerance is a pair of numbers,
+`study` returns what `refattn tolerance` prints. A tolerance is a pair of numbers,
 
 .. math:: |\mathrm{got} - \mathrm{exact}| \le \mathrm{atol} + \mathrm{rtol} \, |\mathrm{exact}|
 
-for all elements. The law of `refattn.rounding` says how likely a correct kernel exceeds it: by an
-element with probability at most :math:`2 e^{-t^2 / 2}` for a distance of t standard deviations, and
-by any at most with their sum.
+for all elements. `refattn.rounding` predicts the standard deviation of each error of a correct
+kernel. An error exceeds t standard deviations with probability at most :math:`2 e^{-t^2 / 2}`, and
+some error exceeds its tolerance with at most the sum of these probabilities.
 """
 
 from __future__ import annotations
@@ -57,20 +57,22 @@ USUAL: Mapping[str, Allowance] = {
 
 
 class Need(NamedTuple):
-    """What a correct kernel needs.
+    """The smallest tolerances that a correct kernel of a profile meets.
 
     Attributes
     ----------
     profile : str
-        What it rounds.
+        Name of the profile.
     head : tuple of int or None
         Index of the head; None for all heads.
     atol, proven : float
-        For rtol 0: with probability 1 - 1e-6 by the law, and for certain by the bound.
+        The smallest atol for rtol 0: met with probability 1 - 1e-6, and always.
     pair, proven_pair : Allowance
-        The same with the rtol, of some multiples of the unit, that allows least on average.
+        The same with an rtol: of several multiples of the unit of rounding, the one that allows the
+        smallest errors on average.
     drift : float
-        By what part of itself the result is too large where matrix units cut sums.
+        Relative error of the result that truncated sums of matrix units cause; negative if the
+        result is too small.
     """
 
     profile: str
@@ -95,14 +97,15 @@ class Defect(NamedTuple):
 
 
 class Power(NamedTuple):
-    """What becomes of a defect.
+    """How a known bug is judged by tolerances and by `refattn.verify`.
 
     Attributes
     ----------
     defect, size : str
-        The mistake; the first is none.
+        The bug and its size; the first row is a correct kernel.
     given, ours : float
-        Largest error / tolerance, of the tolerance given and of the one needed; up to 1 passes.
+        Largest error / tolerance, for the tolerance that was passed and for the smallest that a
+        correct kernel meets; up to 1 passes.
     verdict, suspect : str
         The verdict of `refattn.verify`, and the cause that it names; "" if it names none.
     """
@@ -117,22 +120,22 @@ class Power(NamedTuple):
 
 @held()
 class Tolerance(NamedTuple):
-    """What a correct kernel needs, and what that lets through.
+    """The tolerances that a correct kernel needs, and the known bugs that they accept.
 
     Attributes
     ----------
     needs : list of Need
-        Of each profile: for all heads, then for each.
+        For each profile: for all heads, then for each head.
     power : list of Power
-        Of each defect, from no defect on.
+        For a correct kernel, then for each known bug.
     dtype, profile : str
-        The storage type, and what the kernels with defects round.
+        The storage type, and the profile of the kernels with bugs.
     given, ours : Allowance
-        The tolerance that was given, and what that profile needs.
+        The tolerance that was passed, and the one that a correct kernel of this profile needs.
     lead, rows : tuple of int and int
-        Heads, and queries of each, that defects were tried on.
+        Heads, and queries of each head, on which bugs were simulated.
     hardware : str or None
-        What the kernels run on, if sums are not rounded.
+        The hardware whose matrix units truncate sums, if any.
     """
 
     needs: list[Need]
@@ -146,7 +149,7 @@ class Tolerance(NamedTuple):
     hardware: str | None = None
 
     def tables(self) -> tuple[Table, Table]:
-        """Give what is needed, and what becomes of defects, as rows."""
+        """Return a table of needed tolerances, and a table of known bugs."""
         pairs = (f"{x}.{y}" for x in ("pair", "proven_pair") for y in ("rtol", "atol"))
         needs = [Column("profile"), Column("head", write_head)]
         drift = [] if self.hardware is None else ["drift"]
@@ -185,10 +188,10 @@ def study(
     hardware: str | None = None,
     track: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> Tolerance:
-    """Say which tolerance a correct kernel needs on such arrays, and which defects it lets through.
+    """Compute the tolerance that a correct kernel needs, and find the known bugs that it accepts.
 
-    Defects are solved exactly, with the roundings of the profile to nearest. On large arrays they
-    are tried on some heads, evenly spaced, and on the last queries of each.
+    Kernels with bugs are simulated with the roundings of the profile, to nearest. On large arrays
+    they are simulated on evenly spaced heads, and on the last queries of each.
 
     Parameters
     ----------
@@ -197,22 +200,23 @@ def study(
     dtype : {"bfloat16", "float16", "float32"}, optional
         Storage type of the kernel, that of `q` by default.
     profile : str, optional
-        What the kernel rounds, a name of `rounding.PROFILES`. By default all that are usual are
-        studied, and kernels with defects round as `flash` does, or as `math` in float32.
+        What the kernel rounds, a name of `rounding.PROFILES`. By default all usual profiles are
+        studied, and kernels with bugs round as `flash` does, or as `math` in float32.
     atol, rtol : float, optional
-        The tolerance whose power is asked for: 0 if only the other is given, those of
-        `torch.testing.assert_close` if none is.
+        The tolerance to test on known bugs. If you pass only one, the other is 0; if you pass none,
+        they are those of `torch.testing.assert_close`.
     scale, bias, mask, causal, window, softcap
         As for `rounding.predict`.
     hardware : str, optional
-        What the kernel runs on, as in `verify`: what its units lose is in what is needed.
+        Hardware on which the kernel runs, as in `verify`. The loss from its truncated sums is added
+        to the needed tolerance.
     track : callable
-        Wraps the sequence of what is to be tried, for a bar of progress, say.
+        Wraps the sequence of kernels to simulate, for example to draw a progress bar.
 
     Returns
     -------
     Tolerance
-        What is needed, and what passes.
+        The needed tolerances, and how each known bug is judged.
 
     Raises
     ------
@@ -228,7 +232,7 @@ def study(
     >>> f"atol {found.needs[0].atol:.1g}"
     'atol 0.005'
     >>> row = next(x for x in found.power if x[:2] == ("output times", "1.003"))
-    >>> row.ours < 1, row.verdict  # passes at what is needed, and yet it can be told
+    >>> row.ours < 1, row.verdict  # passes at the needed tolerance, but not `verify`
     (True, 'FAIL')
     """
     problem = pose_arrays(

@@ -238,7 +238,7 @@ class Adapter:
 
     @property
     def least(self) -> float:
-        """The least positive number of all its digits."""
+        """The smallest positive number with all digits of its dtype."""
         return float(np.finfo("float32" if self["dtype"] == "bfloat16" else self["dtype"]).tiny)
 
     def root(self, d: int) -> float:
