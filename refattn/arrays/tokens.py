@@ -140,8 +140,8 @@ def of_tokens(
         if coordinates:
             rule = f"(..., n) or (..., n, d), with n = {n}, d = {d}"
         raise ValueError(
-            f"`{name}` must have shape {rule} and {axes - 2} leading axes, the most that `q`, `k` "
-            f"or `v` has, got {shape_of(x)}."
+            f"`{name}` must have shape {rule}, and as many leading axes as `q`, `k` and `v`, "
+            f"{axes - 2}, got {shape_of(x)}."
         )
     k, v = qkv[1:]
     lead = shape_of(k)[:-2] if _sharers(k, v) == 1 else (*shape_of(k)[:-3], v.shape[-3])

@@ -303,7 +303,7 @@ def test_states_merge_where_tokens_do_not_remove():
     np.testing.assert_allclose(got.state, want.state, rtol=1e-14, atol=1e-15)
     np.testing.assert_allclose(got.log_decay, want.log_decay, rtol=1e-14)
     for gate in ({"removal": (-k, k)}, {"initial_state": want.state}):
-        with pytest.raises(ValueError, match="`other` must have no initial state, and no token"):
+        with pytest.raises(ValueError, match="`other` must have no initial state and no removal"):
             early.merge(state(k, v, **gate))
     q = draw(np.random.default_rng(4), 4, 2, 4)  # two queries share a state
     np.testing.assert_allclose(want.read(q)[2], q[2] @ want.state[1] / 2, rtol=1e-14)

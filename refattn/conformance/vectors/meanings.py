@@ -1,4 +1,4 @@
-"""What the ids of golden vectors mean, for good: an id never comes to name another case."""
+"""What the ids of golden vectors mean, for good: an id always names the same case."""
 
 from __future__ import annotations
 
