@@ -325,4 +325,4 @@ def test_gradients_of_a_kernel_with_other_options_are_called_untried(attention):
     found = runs._study(substitute, iter, [differentiate])
     assert not found.blind
     assert not found.survivors
-    assert "bugs of gradients support no options but mask and causal" in found.lines()
+    assert "bugs of gradients are simulated with the options mask and causal only" in found.lines()
