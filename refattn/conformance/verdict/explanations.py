@@ -76,7 +76,7 @@ _PROFILES = {  # by the first word of their names
     "half": "sums of products are kept in float16",
 }
 _VARIANTS = {  # by the other words of their names
-    "weights": "only the weights are",
+    "weights": "queries, keys and values are not",
     "fast": "exponentials are less accurate",
     **{
         x: f"sums of gradients are rounded after each {x} queries or 512 keys"
