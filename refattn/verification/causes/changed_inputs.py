@@ -19,8 +19,8 @@ from .sampled import Alternative
 from .slips import KEPT, TILE_SIZES, move_rows
 
 _CALLED = {"q": "queries", "k": "keys", "v": "values"}
-_BASES = (1e4, 5e5, 1e6)  # of the angles of positions
-_ROTATED = {"queries and keys": "qk", "keys": "k", "queries": "q"}
+_ANGLE_BASES = (1e4, 5e5, 1e6)  # of the angles of positions
+_TURNED = {"queries and keys": "qk", "keys": "k", "queries": "q"}
 _NARROW = {  # what is done to inputs
     "cut to TF32, not rounded,": "tfloat32-truncated",
     "rounded to TF32": "tfloat32",
@@ -108,24 +108,28 @@ def list_rotated(problem: Problem) -> Iterator[Alternative]:
     if d % 2 or problem.packed is not None:
         return
     starts = {"q": m - n, "k": 0}
-    for turn, called, base, of in product((1, -1), _ROTATED, _BASES, ("halves", "pairs")):
+    for turn, called, base, of in product((1, -1), _TURNED, _ANGLE_BASES, ("halves", "pairs")):
         moved = problem
-        for x in _ROTATED[called]:
-            rotate = partial(_rotate, start=starts[x], base=base, pairs=of == "pairs", turn=turn)
+        for x in _TURNED[called]:
+            rotate = partial(
+                _rotate_columns, start=starts[x], base=base, pairs=of == "pairs", turn=turn
+            )
             moved = moved.replaced(x, rotate)
         words = "rotated (RoPE) once more" if turn > 0 else "not rotated (RoPE)"
         yield Alternative(f"{called} are {words}, by base {base:g} in {of} of the columns", moved)
 
 
-def _rotate(_: Index, x: Doubles, start: int, base: float, pairs: bool, turn: int) -> Doubles:
+def _rotate_columns(
+    _: Index, x: Doubles, start: int, base: float, pairs: bool, turn: int
+) -> Doubles:
     """Multiply columns, two of them as a complex number, by e^(i position base^(-2 c / d))."""
     two = [x[:, ::2], x[:, 1::2]] if pairs else np.split(x, 2, -1)
-    factors = _compute_factors(*x.shape, start, base)
+    factors = _compute_turns(*x.shape, start, base)
     turned = (two[0] + 1j * two[1]) * (factors if turn > 0 else factors.conj())
     return np.stack([turned.real, turned.imag], -1 if pairs else -2).reshape(x.shape)
 
 
-@lru_cache(maxsize=2 * len(_BASES))
-def _compute_factors(n: int, d: int, start: int, base: float) -> npt.NDArray[np.complex128]:
+@lru_cache(maxsize=2 * len(_ANGLE_BASES))
+def _compute_turns(n: int, d: int, start: int, base: float) -> npt.NDArray[np.complex128]:
     angles = (start + np.arange(n))[:, None] * base ** (-np.arange(0, d, 2) / d)
     return np.asarray(np.exp(1j * angles))

@@ -19,7 +19,7 @@ from ...rounding.roundings import Roundings
 from ..findings import Numbers, Suspect, name_span, place
 from .heads import weigh_keys
 from .sampled import Alternative, Place, Result, attend
-from .slips import LOST_TILES, TILE_SIZES, score_all
+from .slips import TILE_SIZES, score_all
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, rate_rows, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
@@ -30,6 +30,7 @@ _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
 _HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
+_SUREST = 0.12  # the same, of the surest
 _LEAST_FACTOR = 1.01  # of weights that are kept
 _MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
 _AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row does, at least
@@ -39,7 +40,7 @@ _TIMES = {0: "are left out", 2: "count twice"} | {
 }
 
 # What is added to the sum of the weights and to that of the values, by scores and weights.
-Slip = Callable[[SoftmaxHead, Doubles, Doubles], tuple[Any, Doubles]]
+_Slip = Callable[[SoftmaxHead, Doubles, Doubles], tuple[Any, Doubles]]
 Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
 
 
@@ -237,50 +238,51 @@ def list_wrong_tiles(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[A
 
     Errors are in multiples of `sizes`.
     """
-    head = Alternative("", problem).head(x.rows)
+    weighed = _weigh_head(Alternative("", problem).head(x.rows))
+    slips = [*_list_slips_of_tiles(problem)]
+    z = (divide(differ(x.got, _add_slip(*weighed, slip).out), sizes) for _, slip in slips)
+    off = [float(np.sum(y * y)) for y in z]
+    if slips:
+        text, slip = slips[int(np.argmin(off))]
+        compute = partial(_compute_slip, slip=slip)
+        yield Alternative(text, problem, compute=compute)
+
+
+def _weigh_head(head: SoftmaxHead) -> tuple[SoftmaxHead, Result, Doubles, Doubles]:
+    """Compute the exact result, scores and weights."""
     exact, s = attend(head), score_all(head)
-    best, least = None, math.inf
-    for text, slip in _list_slips_of_tiles(problem):
-        z = divide(differ(x.got, _slip(head, s, exact, slip).out), sizes)
-        off = float(np.sum(z * z))
-        if off < least:
-            best, least = (text, slip), off
-    if best is not None:
-        yield Alternative(best[0], problem, compute=partial(_compute, slip=best[1]))
+    return head, exact, s, np.exp(s - exact.lse[:, None])
 
 
-def _compute(head: SoftmaxHead, slip: Slip) -> Result:
-    return _slip(head, score_all(head), attend(head), slip)
+def _compute_slip(head: SoftmaxHead, slip: _Slip) -> Result:
+    return _add_slip(*_weigh_head(head), slip)
 
 
-def _slip(head: SoftmaxHead, s: Doubles, exact: Result, slip: Slip) -> Result:
+def _add_slip(head: SoftmaxHead, exact: Result, s: Doubles, w: Doubles, slip: _Slip) -> Result:
     """Add to the sums of weights, and of values, of which the exact ones are 1 and the output."""
-    more, moved = slip(head, s, np.exp(s - exact.lse[:, None]))
-    out = (exact.out + moved) / np.asarray(1.0 + more)
-    return exact._replace(out=out)
+    more, moved = slip(head, s, w)
+    return exact._replace(out=np.asarray((exact.out + moved) / (1.0 + more)))
 
 
-def _list_slips_of_tiles(problem: Problem) -> Iterator[tuple[str, Slip]]:
+def _list_slips_of_tiles(problem: Problem) -> Iterator[tuple[str, _Slip]]:
     """List what may go wrong with a tile, the largest tiles first."""
     (_, m, d_v), d = problem.shape, problem.first["k"].shape[-1]
-    for size in (x for x in LOST_TILES if x < m):
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
         for j in blocks(0, m, size):
             keys, width = f"keys {j.start} to {j.stop - 1}", j.stop - j.start
             if d == d_v:
-                yield (
-                    f"k is used as v for {keys}",
-                    partial(_take_values, j=j, name="k", start=j.start),
-                )
+                own = partial(_take_other_values, j=j, name="k", start=j.start)
+                yield f"k is used as v for {keys}", own
             for start in (j.start - size, j.start + size):
                 if 0 <= start <= m - width:
                     text = f"{keys} have the values of keys {start} to {start + width - 1}"
-                    yield text, partial(_take_values, j=j, name="v", start=start)
+                    yield text, partial(_take_other_values, j=j, name="v", start=start)
             for words, of_sum in (("an output that is", 0.0), ("sums that are", 1.0)):
                 text = f"{keys} are added to {words} not rescaled when the maximum grows"
                 yield text, partial(_keep_earlier, j=j, of_sum=of_sum)
 
 
-def _take_values(
+def _take_other_values(
     head: SoftmaxHead, _: Doubles, w: Doubles, j: slice, name: str, start: int
 ) -> tuple[Any, Doubles]:
     """Take other values for some keys."""
@@ -423,7 +425,8 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     wide = noise + factor - 1  # variance if factors were normal with the same mean and variance
     one = np.square(times - 1) / wide + np.log(wide / noise)
     one += 2 * np.log(np.where(kept, share, 1 - share))
-    ratio = np.mean(of_row) / np.mean(two)
+    sharp = errors <= max(_SUREST, float(np.median(errors)))  # which tell one factor from many
+    ratio = np.mean(of_row[sharp]) / np.mean(two[sharp])
     if np.mean(two) > _LEFT or ratio < _AS_NEAR or np.sum(one - two) < _MORE_LIKELY:
         return []
     words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"

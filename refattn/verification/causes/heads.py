@@ -25,7 +25,7 @@ _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MOST_TILES = 64  # of keys, at most
 _MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
-_NO_PART, _NAMED = 0.02, 4  # of a sum of heads, at most; heads that are named
+_NO_PART = 0.02  # of a sum of heads, at most
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
@@ -221,7 +221,8 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
         found[x.rows.at] = {y: c for y, c in zip(heads, factors, strict=True) if abs(c) > _NO_PART}
     if max(map(len, found.values()), default=0) > 1:
         add_up = partial(_add_up, problem, found)
-        words = (f"head {place(x)} is {_describe_sum(y)}" for x, y in found.items())
+        sums = ([f"{c:.2g} times head {place(z)}" for z, c in y.items()] for y in found.values())
+        words = (f"head {place(x)} is {' + '.join(y)}" for x, y in zip(found, sums, strict=True))
         yield Alternative(f"outputs are added: {', '.join(words)}", problem, answer=add_up)
 
 
@@ -231,11 +232,6 @@ def _add_up(problem: Problem, parts: Mapping[Index, Mapping[Index, float]], rows
     some = parts.get(rows.at, {rows.at: 1.0}).items()
     outs = np.stack([c * given(rows._replace(at=y)).out for y, c in some])
     return given(rows)._replace(out=np.sum(outs, 0))
-
-
-def _describe_sum(parts: Mapping[Index, float]) -> str:
-    words = [f"{c:.2g} times head {place(y)}" for y, c in parts.items()]
-    return " + ".join(words[:_NAMED]) + f" and {len(words) - _NAMED} more" * (len(words) > _NAMED)
 
 
 def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alternative]:

@@ -115,7 +115,7 @@ def _list_beside(problem: Problem) -> Iterator[Alternative]:
     """List kernels that take the keys or the values of the tokens beside, or a tile away."""
     sizes = [x for x in TILE_SIZES if x < problem.shape[1]]
     for called, names in _OF_TOKENS.items():
-        for size, turn, ends in product((1, *sizes), (1, -1), _ENDS):
+        for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
             if ends == (KEPT if size == 1 else AROUND):
                 continue
             moved = problem
@@ -126,15 +126,15 @@ def _list_beside(problem: Problem) -> Iterator[Alternative]:
 
 
 def move_rows(_: Any, x: Doubles, by: int, ends: str) -> Doubles:
-    """Take the rows that stand so many places later; where there are none, see `_ENDS`."""
+    """Take the rows that stand so many places later; where there are none, see `_AT_ENDS`."""
     at = np.arange(len(x)) + by
     around = x[at % len(x)]
-    return np.where(((at >= 0) & (at < len(x)))[:, None], around, _ENDS[ends](x, around))
+    return np.where(((at >= 0) & (at < len(x)))[:, None], around, _AT_ENDS[ends](x, around))
 
 
 _OF_TOKENS = {"key": "k", "value": "v", "key and value": "kv"}
 AROUND, KEPT = " (around the ends)", " (its own if there is none)"
-_ENDS: Mapping[str, Callable[[Doubles, Doubles], Any]] = {
+_AT_ENDS: Mapping[str, Callable[[Doubles, Doubles], Any]] = {
     "": lambda own, around: 0.0,
     AROUND: lambda own, around: around,
     KEPT: lambda own, around: own,
