@@ -122,6 +122,9 @@ CAUSES = {
     "the first token of each chunk of 32 does not decay the state": {
         "log_decay": lambda x: x * (np.arange(x.shape[-1]) % 32 > 0)
     },
+    "the last token of each chunk of 32 is not written to the state": {
+        "k": lambda x: x * (np.arange(x.shape[-2]) % 32 < 31)[:, None]
+    },
     "the initial state is multiplied by 3": {"initial_state": lambda x: 3 * x},
     "beta is halved, but only in head 1": {
         "beta": lambda x: x * np.array([1, 0.5, 1], np.float32)[:, None]

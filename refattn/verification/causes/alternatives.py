@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import permutations
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from ...arrays.library import Doubles
 from ...arrays.stored import NARROW
-from ...rounding.formats import FORMATS, Format
+from ...rounding.formats import FORMATS
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..findings import name_span, place
+from .changed_inputs import list_narrow, list_scales
+from .heads import list_other_heads
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
 from .sequences import list_packed, one_sequence, pad_sum, within_sequences
 
@@ -29,8 +31,6 @@ _WRAPPED: Mapping[str, Callable[..., Place]] = {
 }
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
-_NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")  # to which inputs are rounded
-_CALLED = {"q": "queries", "k": "keys", "v": "values"}
 _LOG2E = math.log2(math.e)
 _WITHOUT = {  # an option that was given
     "soft cap": "there is no soft cap",
@@ -248,11 +248,29 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
     if "bias" in arrays:
         text = "the bias is also multiplied by the scale"
         yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
+        yield from _list_bias_tiles(problem)
     for words, power in _SLOPES.items():
         slopes = partial(_slope_of_head, problem, power)
         if not _is_multiple(problem, slopes):  # of which the factor is fitted
             text = f"the bias is ALiBi with slopes 2^{words}"
             yield Alternative(text, problem, bias=slopes)
+
+
+def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
+    """List biases of which the first row, or a tile, is used for all."""
+    n, m, _ = problem.shape
+    for size, (words, wrap) in product((1, *_TILES), _WRAPPED.items()):
+        text = f"the bias is read as if positions of {words} were taken modulo {size}"
+        if size < (m if words == "keys" else n) and (size > 1 or words == "queries"):
+            text = "row 0 of the bias is used for all queries" if size == 1 else text
+            read = partial(_read_bias, problem, partial(wrap, size=size))
+            yield Alternative(text, problem, bias=read)
+
+
+def _read_bias(problem: Problem, wrap: Callable[..., Place], x: Place, at: Index, _: Any) -> Any:
+    """Read the bias at other places."""
+    there = wrap(x)
+    return problem.read(at)["bias"][there.i, there.j]
 
 
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
@@ -377,24 +395,6 @@ def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
     return problem.read(index)[name]
 
 
-def list_other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
-    """List heads that may be taken for another."""
-    lead = problem.lead
-    for axis, length in enumerate(lead):
-        if length == 1:
-            continue
-        called = "head" if axis == len(lead) - 1 else "batch member"
-
-        def move(index: Index, by: int | None, axis: int = axis, length: int = length) -> Index:
-            to = 0 if by is None else (index[axis] + by) % length
-            return (*index[:axis], to, *index[axis + 1 :])
-
-        yield f"the first {called}", partial(move, by=None)
-        yield f"the next {called}", partial(move, by=1)
-        if length > 2:
-            yield f"the {called} before", partial(move, by=-1)
-
-
 def _list_places(problem: Problem) -> Iterator[Alternative]:
     """List other heads, queries and keys that may be read."""
     n, m, _ = problem.shape
@@ -445,45 +445,8 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             text = f"the scale is multiplied by {words} again for each tile of {size} keys"
             yield Alternative(text, grown)
     yield from _list_strides(problem)
-    yield from _list_narrow(problem)
-    yield from _list_scales(problem)
-
-
-def _list_scales(problem: Problem) -> Iterator[Alternative]:
-    """List scales of 8-bit arrays that are left out, used twice, or those of other heads."""
-    given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
-    for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
-        called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
-        powers = (("not applied", None, -1), ("applied twice", None, 1))
-        for words, at, power in (
-            *powers,
-            *((f"read from {x}", y, 0) for x, y in list_other_heads(problem)),
-        ):
-            scaled = problem
-            for x in names:
-                change = partial(_rescale, problem, f"{x}_scale", at, power)
-                scaled = scaled.replaced(x, change)
-            yield Alternative(f"{called} {words}", scaled)
-    for x, y in permutations(given, 2):
-        sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
-        if any(a not in (1, b) for a, b in sizes):
-            continue
-        for also, words, power in (("", f", not by {x}_scale", -1), ("also ", "", 0)):
-            change = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale", power)
-            text = f"{_CALLED[x]} are {also}multiplied by {y}_scale{words}"
-            yield Alternative(text, problem.replaced(x, change))
-
-
-def _rescale(problem: Problem, name: str, at: Any, power: int, index: Index, x: Any) -> Any:
-    """Multiply by a power of the own scale, or take that of another head."""
-    own = problem.read(index)[name]
-    return x * own**power if at is None else x / own * problem.read(at(index))[name]
-
-
-def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:
-    """Multiply by a scale of another array, and by a power of the own one."""
-    arrays = problem.read(index)
-    return x * arrays[own] ** power * arrays[other]
+    yield from list_narrow(problem)
+    yield from list_scales(problem)
 
 
 def _grow(_: Index, x: Any, size: int, by: float) -> Any:
@@ -577,24 +540,3 @@ def _read_other(
     heads = range(0, problem.lead[-1], shared)
     stack = np.stack([problem.read((*index[:-1], h))[name] for h in heads])
     return take(stack)[index[-1] // shared]
-
-
-def _list_narrow(problem: Problem) -> Iterator[Alternative]:
-    """List arrays that are rounded to another type before they are multiplied."""
-    for name, to in ((x, FORMATS[x]) for x in _NARROW):
-        for arrays in ("qkv", "kv", "v", "k", "q"):
-            words = " and ".join(_CALLED[x] for x in arrays[-2:])
-            words = f"queries, {words}" if len(arrays) == 3 else words
-            rounded = problem
-            for x in arrays:
-                rounded = rounded.replaced(x, partial(_round, to))
-            yield Alternative(f"{words} are rounded to {name} first", rounded)
-        for words, factor in (("", 1.0), (" and log2(e)", _LOG2E)) if problem.scale else ():
-            for x in "qk" if not to.has_8_bits else "":
-                text = f"{_CALLED[x]} times the scale{words} are rounded to {name} first"
-                by_scale = partial(_round, to, by=factor * problem.scale)
-                yield Alternative(text, problem.replaced(x, by_scale))
-
-
-def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:
-    return to.round(x * by) / by

@@ -22,8 +22,9 @@ from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
 from ..findings import Part
-from .alternatives import list_alternatives, list_other_heads
+from .alternatives import list_alternatives
 from .fitted import list_counted
+from .heads import list_other_heads
 from .sampled import Alternative, Rows
 from .slips import LOST_TILES, hide_tile, take_sink
 from .wrong_rows import (

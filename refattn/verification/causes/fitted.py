@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
+from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
 from ..findings import Numbers, Suspect, name_span, place
 from .heads import weigh_keys
-from .sampled import Alternative, Place, attend
+from .sampled import Alternative, Place, Result, attend
 from .slips import TILE_SIZES, score_all
-from .wrong_rows import FAR, Sample, Sampled, divide, rate_rows, row_sizes, thin
+from .wrong_rows import FAR, Sample, Sampled, differ, divide, rate_rows, row_sizes, thin
 
 _MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
 _MOST_COUNT, _OFF_COUNT = 16, 0.2  # how often a tile may count, and how far a fit may be off
@@ -28,14 +29,18 @@ _NO_REST = 1e-6  # the same of what is no tile, if there is no such
 _POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
 _FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
 _MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
-_HALF, _SURE, _LEAST_ERROR = 0.5, 0.12, 2e-3  # of a weight: lost or not; how sure, at most
-_LEAST_FACTOR = 1.04  # of weights that are kept
+_HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
+_SUREST = 0.12  # the same, of the surest
+_LEAST_FACTOR = 1.01  # of weights that are kept
+_MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
 _AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row does, at least
 _FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
 _TIMES = {0: "are left out", 2: "count twice"} | {
     x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
 }
 
+# What is added to the sum of the weights and to that of the values, by scores and weights.
+_Slip = Callable[[SoftmaxHead, Doubles, Doubles], tuple[Any, Doubles]]
 Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
 
 
@@ -227,6 +232,75 @@ def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -
     return f"blocks of {size} keys are read from elsewhere: {where}"
 
 
+def list_wrong_tiles(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List the kernel in which a tile of keys goes wrong that fits some rows best.
+
+    Errors are in multiples of `sizes`.
+    """
+    weighed = _weigh_head(Alternative("", problem).head(x.rows))
+    slips = [*_list_slips_of_tiles(problem)]
+    z = (divide(differ(x.got, _add_slip(*weighed, slip).out), sizes) for _, slip in slips)
+    off = [float(np.sum(y * y)) for y in z]
+    if slips:
+        text, slip = slips[int(np.argmin(off))]
+        compute = partial(_compute_slip, slip=slip)
+        yield Alternative(text, problem, compute=compute)
+
+
+def _weigh_head(head: SoftmaxHead) -> tuple[SoftmaxHead, Result, Doubles, Doubles]:
+    """Compute the exact result, scores and weights."""
+    exact, s = attend(head), score_all(head)
+    return head, exact, s, np.exp(s - exact.lse[:, None])
+
+
+def _compute_slip(head: SoftmaxHead, slip: _Slip) -> Result:
+    return _add_slip(*_weigh_head(head), slip)
+
+
+def _add_slip(head: SoftmaxHead, exact: Result, s: Doubles, w: Doubles, slip: _Slip) -> Result:
+    """Add to the sums of weights, and of values, of which the exact ones are 1 and the output."""
+    more, moved = slip(head, s, w)
+    return exact._replace(out=np.asarray((exact.out + moved) / (1.0 + more)))
+
+
+def _list_slips_of_tiles(problem: Problem) -> Iterator[tuple[str, _Slip]]:
+    """List what may go wrong with a tile, the largest tiles first."""
+    (_, m, d_v), d = problem.shape, problem.first["k"].shape[-1]
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
+        for j in blocks(0, m, size):
+            keys, width = f"keys {j.start} to {j.stop - 1}", j.stop - j.start
+            if d == d_v:
+                own = partial(_take_other_values, j=j, name="k", start=j.start)
+                yield f"k is used as v for {keys}", own
+            for start in (j.start - size, j.start + size):
+                if 0 <= start <= m - width:
+                    text = f"{keys} have the values of keys {start} to {start + width - 1}"
+                    yield text, partial(_take_other_values, j=j, name="v", start=start)
+            for words, of_sum in (("an output that is", 0.0), ("sums that are", 1.0)):
+                text = f"{keys} are added to {words} not rescaled when the maximum grows"
+                yield text, partial(_keep_earlier, j=j, of_sum=of_sum)
+
+
+def _take_other_values(
+    head: SoftmaxHead, _: Doubles, w: Doubles, j: slice, name: str, start: int
+) -> tuple[Any, Doubles]:
+    """Take other values for some keys."""
+    other = getattr(head, name)[start : start + j.stop - j.start]
+    return 0.0, w[:, j] @ (other - head.v[j])
+
+
+def _keep_earlier(
+    head: SoftmaxHead, s: Doubles, w: Doubles, j: slice, of_sum: float
+) -> tuple[Any, Doubles]:
+    """Leave what was summed before a tile as it was when this raises the maximum."""
+    before = slice(0, j.start)
+    top, new = (np.max(s[:, :x], -1, keepdims=True, initial=-math.inf) for x in (j.start, j.stop))
+    grown = np.expm1(np.where(np.isfinite(top), new - top, 0.0))
+    return of_sum * grown * np.sum(w[:, before], -1, keepdims=True), grown * (
+        w[:, before] @ head.v[before]
+    )
+
+
 def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
     """Sum over tiles of keys what each adds to an output, less its weight in the result."""
     head = Alternative("", problem).head(x.rows)
@@ -348,10 +422,14 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
     off = 4 * math.sqrt(share * (1 - share) / len(times))
     if factor < _LEAST_FACTOR or abs(share - 1 / factor) > off:
         return []
-    z = (times - np.where(kept, factor, 0.0)) / np.hypot(errors, _LEAST_ERROR)
-    other = (times - np.where(kept, divided, 0.0)) / np.hypot(errors, _LEAST_ERROR)
-    ratio = np.mean(other * other) / np.mean(z * z)
-    if np.mean(z * z) > _LEFT or ratio < _AS_NEAR:
+    noise = np.square(np.hypot(errors, _LEAST_ERROR))
+    two, of_row = (np.square(times - np.where(kept, x, 0.0)) / noise for x in (factor, divided))
+    wide = noise + factor - 1  # variance if factors were normal with the same mean and variance
+    one = np.square(times - 1) / wide + np.log(wide / noise)
+    one += 2 * np.log(np.where(kept, share, 1 - share))
+    sharp = errors <= max(_SUREST, float(np.median(errors)))  # which tell one factor from many
+    ratio = np.mean(of_row[sharp]) / np.mean(two[sharp])
+    if np.mean(two) > _LEFT or ratio < _AS_NEAR or np.sum(one - two) < _MORE_LIKELY:
         return []
     words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
     or_hidden = " or keys are hidden at random" * bool(ratio < _APART)
@@ -383,7 +461,7 @@ def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
         known = np.maximum(c * np.sum(columns @ inverse * columns, -1), 1e-300)  # a share
         times = 1 + c * (columns @ inverse @ error) / known
         errors = np.sqrt(c * np.maximum(1 - known, 0.0) / known)
-        sure = errors < _SURE
+        sure = errors < _SURE * (1 + c)
         lost = np.sum(w[sure & (times < _HALF)]) + c / (1 + c) * np.sum(w[~sure])
         divided = np.full(len(w), 1 / max(1 - lost, 1e-3))
         found.append(np.stack([times, errors, divided, keys])[:, sure])

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ..findings import place
-from .sampled import Alternative, attend
+from .sampled import Alternative, Result, Rows, attend, show_band
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
 
@@ -23,7 +25,26 @@ _NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change
 _COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
 _MOST_TILES = 64  # of keys, at most
 _MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
+_NO_PART = 0.02  # of a sum of heads, at most
 _CROSSED = 16  # tiles, at most, that are tried in the place of each other
+
+
+def list_other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+    """List heads that may be taken for another."""
+    lead = problem.lead
+    for axis, length in enumerate(lead):
+        if length == 1:
+            continue
+        called = "head" if axis == len(lead) - 1 else "batch member"
+
+        def move(index: Index, by: int | None, axis: int = axis, length: int = length) -> Index:
+            to = 0 if by is None else (index[axis] + by) % length
+            return (*index[:axis], to, *index[axis + 1 :])
+
+        yield f"the first {called}", partial(move, by=None)
+        yield f"the next {called}", partial(move, by=1)
+        if length > 2:
+            yield f"the {called} before", partial(move, by=-1)
 
 
 def list_exchanged(
@@ -116,6 +137,14 @@ def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
     return text.format(", ".join(words))
 
 
+def list_other_places(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List kernels in which what wrong heads hold is from elsewhere, by what they hold."""
+    yield from list_pages(problem, sample)
+    yield from list_other_queries(problem, sample)
+    yield from list_summed(problem, sample)
+    yield from list_spilled(problem, sample.wrong)
+
+
 def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
     """List kernels in which a tile of keys, or values, is one of another head: the one that fits.
 
@@ -178,6 +207,64 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
 
     text = f"queries are read from elsewhere: {', '.join(words)}"
     yield Alternative(text, problem.replaced("q", change))
+
+
+def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List the kernel whose heads hold sums of the outputs of several: those that fit."""
+    heads, given = [*np.ndindex(problem.lead)], Alternative("", problem)
+    found: dict[Index, dict[Index, float]] = {}
+    for x in (x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()):
+        if not 1 < len(heads) <= min(_HEADS, x.got.size // 2) or not np.all(np.isfinite(x.got)):
+            return
+        outs = [given.result(x.rows._replace(at=y)).out.ravel() for y in heads]
+        factors = np.linalg.lstsq(np.stack(outs, -1), x.got.ravel())[0].tolist()
+        found[x.rows.at] = {y: c for y, c in zip(heads, factors, strict=True) if abs(c) > _NO_PART}
+    if max(map(len, found.values()), default=0) > 1:
+        add_up = partial(_add_up, problem, found)
+        sums = ([f"{c:.2g} times head {place(z)}" for z, c in y.items()] for y in found.values())
+        words = (f"head {place(x)} is {' + '.join(y)}" for x, y in zip(found, sums, strict=True))
+        yield Alternative(f"outputs are added: {', '.join(words)}", problem, answer=add_up)
+
+
+def _add_up(problem: Problem, parts: Mapping[Index, Mapping[Index, float]], rows: Rows) -> Result:
+    """Sum the outputs of several heads, each times a factor."""
+    given = Alternative("", problem).result
+    some = parts.get(rows.at, {rows.at: 1.0}).items()
+    outs = np.stack([c * given(rows._replace(at=y)).out for y, c in some])
+    return given(rows)._replace(out=np.sum(outs, 0))
+
+
+def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alternative]:
+    """List kernels that write rows beyond the end of a head over the first of the next.
+
+    Only if those are the wrong rows, (heads, rows).
+    """
+    n, count = problem.shape[0], int(np.sum(wrong.any(0)))
+    if wrong[:, count:].any() or not (problem.lead and 0 < count < n):
+        return
+    if not {"mask", "bias"}.isdisjoint(problem.first):
+        return
+    for step, factor in product(dict.fromkeys((1, problem.lead[-1])), (1.0, 0.0)):
+        called, of = "head" if step == 1 else "batch member", "those of the next" if factor else "0"
+        text = f"queries {n} to {n + count - 1} of a {called}, beyond its end, are written over "
+        text += f"the first of the next (as if their q were {of})"
+        if not wrong[:step].any():
+            answer = partial(_spill, problem, count, step, factor)
+            yield Alternative(text, problem, answer=answer)
+
+
+def _spill(problem: Problem, count: int, step: int, factor: float, rows: Rows) -> Result:
+    """Compute rows of which the first are beyond the end of a head before."""
+    given, number, band = Alternative("", problem), problem.number(rows.at), show_band(problem)
+    own = given.result(rows)
+    if number < step:
+        return own
+    names = [x for x in ("k", "v", "sinks") if x in problem.first]
+    taken = problem.with_arrays_of(names, lambda _: problem.index_of(number - step))
+    taken = taken.replaced("q", lambda _, q: factor * q)
+    late = Alternative("", taken, lambda x: band(x._replace(i=x.i + x.n))).result(rows)
+    first = rows.queries < count
+    return Result(*(np.where(first, y.T, x.T).T for x, y in zip(own, late, strict=True)))
 
 
 def _turn_page(

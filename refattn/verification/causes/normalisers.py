@@ -84,3 +84,13 @@ def _find_order(last: Mapping[Index, Index], heads: int) -> str:
         if all(last.get((h,), (h,)) == (y,) for h, y in enumerate(order.tolist())):
             return f", as if heads in order ({a}, {heads // a}) were written as ({heads // a}, {a})"
     return ""
+
+
+def share_of_offset(problem: Problem, sample: Sample) -> float:
+    """Return the share of the errors of log normalisers that one number explains."""
+    given = Alternative("", problem)
+    errors = np.concatenate(
+        [differ(x.lse, given.result(x.rows).lse) for x in sample.heads if x.lse is not None]
+    )
+    square = float(np.mean(np.square(errors))) if np.all(np.isfinite(errors)) else 0.0
+    return 1 - float(np.var(errors)) / square if square else 0.0

@@ -26,8 +26,9 @@ from ...rounding.softmax import analyse_softmax
 from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, name_number, place
 from .alternatives import list_added, list_alternatives, list_families
-from .fitted import list_counted, list_mixed, sum_by_tiles
-from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_queries, list_pages
+from .changed_inputs import list_rotated
+from .fitted import list_counted, list_mixed, list_wrong_tiles, sum_by_tiles
+from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import Normalisers, list_exchanged_normalisers
 from .places import list_places
 from .reach import list_cuts, list_reaches
@@ -160,8 +161,8 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        listings = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
-        alternatives = [*chain(*(x(self.problem) for x in listings))]
+        plain = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
+        alternatives = [*chain(*(x(self.problem) for x in (*plain, list_rotated)))]
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
             alternatives.append(Alternative(text, self.problem, answer=self._transposed))
@@ -187,11 +188,12 @@ class Trials:
         every = list_wrong(self.problem, numbers, wrong)
         yield from list_counted(self.problem, every, columns, length)
         yield from list_mixed(self.problem, every, self.sample.unit)
-        yield from list_pages(self.problem, self.sample)
-        yield from list_other_queries(self.problem, self.sample)
-        for x, own in zip(self.first, self.given_first, strict=True) if length else ():
+        yield from list_other_places(self.problem, self.sample)
+        for x, own in zip(self.first, self.given_first, strict=True):
             some = self.problem, x, self.sample.unit * row_sizes(own)
-            yield from list_reaches(*some, lambda y: wrong[self.problem.number(y.at), y.i])
+            yield from list_wrong_tiles(*some)
+            if length:
+                yield from list_reaches(*some, lambda y: wrong[self.problem.number(y.at), y.i])
 
     def list_moved(self) -> Iterator[tuple[str, Callable[[Rows], Result]]]:
         """List results that are written to other places."""
@@ -400,7 +402,7 @@ class Trials:
         law = analyse(alternative, x.rows, profile, dtype)
         usual = self.sample.unit * row_sizes(out)
         std = np.where(np.isfinite(law.std), law.std, usual)
-        if alternative.compute is not attend:  # its scores may be others than those of the law
+        if alternative.compute is not attend or alternative.answer is not None:  # other scores
             std = np.maximum(std, usual)
         return divide(
             differ(x.got, out), std * np.maximum(1.0, row_sizes(out) / row_sizes(law.out))
@@ -521,16 +523,6 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     if not (one.everywhere and declared) or scale == declared:
         return suspect
     return suspect._replace(estimate=scale / declared - 1)
-
-
-def share_of_offset(problem: Problem, sample: Sample) -> float:
-    """Return the share of the errors of log normalisers that one number explains."""
-    given = Alternative("", problem)
-    errors = np.concatenate(
-        [differ(x.lse, given.result(x.rows).lse) for x in sample.heads if x.lse is not None]
-    )
-    square = float(np.mean(np.square(errors))) if np.all(np.isfinite(errors)) else 0.0
-    return 1 - float(np.var(errors)) / square if square else 0.0
 
 
 def explain_normalisers(

@@ -19,7 +19,8 @@ from ..z_scores import mean_square
 from .alternatives import list_alternatives
 from .fitted import name_copies, name_dropout
 from .gradients import explain_backward
-from .output import as_suspect, explain_output, say_what_is_left, share_of_offset
+from .normalisers import share_of_offset
+from .output import as_suspect, explain_output, say_what_is_left
 from .places import (
     describe_place,
     find_coarse,

@@ -98,6 +98,12 @@ def _leave_out(x: TokenArrays, size: int) -> dict[str, Any]:
     return {name: np.where(kept, x[name], 0.0) for name in names if name in x}
 
 
+def _lose_last(x: TokenArrays, size: int) -> dict[str, Any]:
+    """Leave out what the last token of each full chunk writes and removes."""
+    kept = (np.arange(len(x["q"])) % size < size - 1)[:, None]
+    return _multiply_keys(x, kept)
+
+
 def _hand_nothing_on(x: TokenArrays, size: int, start: int = 1) -> dict[str, Any]:
     """Start each chunk with an empty state, those from this token on."""
     i = np.arange(len(x["q"]))[:, None]
@@ -125,6 +131,7 @@ _CAUSES: Mapping[str, Mapping[str, Change]] = {  # by what an estimator must hav
             f"{text} of {c}{more}": partial(change, size=c)
             for text, more, change in (
                 ("the last chunk", " is left out", _leave_out),
+                ("the last token of each chunk", " is not written to the state", _lose_last),
                 ("no state is passed on between chunks", "", _hand_nothing_on),
                 ("the first token of each chunk", " does not decay the state", _keep_at_chunks),
             )

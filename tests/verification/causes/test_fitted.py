@@ -126,6 +126,13 @@ def test_dropout_of_many_small_weights(how):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.5])
+def test_dropout_of_any_rate_is_named_where_weights_are_small(p):
+    text = judged(dropped(p, n=128, size=1.0)).suspects[0].text
+    assert text.startswith("agrees if dropout is on")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("p", [0.1, 0.3])
 def test_dropout_is_named(p):
     text = judged(dropped(p)).suspects[0].text
