@@ -19,7 +19,7 @@ from ..findings import name_span, place
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
-from .sequences import list_packed, one_sequence, pad_sum, within_sequences
+from .sequences import fill_tiles, list_packed, one_sequence, pad_sum, within_sequences
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded
@@ -239,9 +239,13 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             change = partial(_move_ends, by=by)
             moved = problem.replaced("mask", change)
             yield Alternative(_describe_ends(arrays["mask"], by), moved)
+        of_keys = np.all(arrays["mask"] == arrays["mask"][:1])
+        text = "lengths in the mask are rounded up to multiples of {} keys"
+        text = text if of_keys else "a tile of {} keys is seen whole if the mask shows one of them"
         for size in _TILES:
-            text = f"lengths in the mask are rounded up to multiples of {size} keys"
-            yield Alternative(text, problem.replaced("mask", partial(_fill_tiles, size=size)))
+            yield Alternative(
+                text.format(size), problem.replaced("mask", partial(fill_tiles, size=size))
+            )
         for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
             yield Alternative(f"the mask is added to scores as {words}", added)
@@ -324,19 +328,13 @@ def _move_ends(_: Index, mask: Any, by: int) -> Any:
 
 
 def _describe_ends(mask: Any, by: int) -> str:
-    count, keys = abs(by), "key" if abs(by) == 1 else "keys"
-    seen = f"{'is' if count == 1 else 'are'} {'seen' if by > 0 else 'hidden'}"
+    count, keys, be = abs(by), *(("key", "is") if abs(by) == 1 else ("keys", "are"))
+    seen = f"{be} {'seen' if by > 0 else 'hidden'}"
     ends = np.unique(np.argmin(mask, -1))
     first = int(ends[0]) + min(by, 0)
     span = str(first) if count == 1 else f"{first} to {first + count - 1}"
     at = f" (in the first head {keys} {span} {seen})" if len(ends) == 1 else ""
     return f"the mask ends {count} {keys} too {'late' if by > 0 else 'early'}{at}"
-
-
-def _fill_tiles(_: Index, mask: Any, size: int) -> Any:
-    keys = mask.shape[-1]
-    tiles = np.pad(mask, ((0, 0), (0, -keys % size))).reshape(len(mask), -1, size)
-    return np.repeat(tiles.any(-1), size, -1)[:, :keys]
 
 
 def list_families(

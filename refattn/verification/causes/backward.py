@@ -121,7 +121,7 @@ def list_candidates(gradient: Gradient, own: bool) -> Iterator[Candidate]:
     text = "weights are divided twice by their sum"
     yield Candidate(text, change=lambda x, y: (x, y._replace(lse=2 * y.lse - y.top)))
     if gradient.forward.has_sinks:
-        text = "lse leaves out the sink"
+        text = "in the backward pass the sink is ignored: weights are normalised without it"
         yield Candidate(text, change=_normalise_without_sink)
     called = {"d_out": "d_out", "delta": "D = d_out . out", "lse": "lse"}
     for (words, whose), name in product(list_other_heads(gradient.forward), called):

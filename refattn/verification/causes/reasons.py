@@ -82,6 +82,8 @@ def explain(
     at = describe_place(problem, sample)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
     seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
+    if suspects:  # numbers that these explain, if in part, were written
+        seen = [x for x in seen if "as if" not in x]
     seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
     strange = list(remark_normalisers(problem, numbers))
     remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]

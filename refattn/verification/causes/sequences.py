@@ -289,6 +289,8 @@ def list_hidden(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(text, problem, answer=partial(_spoil, problem))
         text = "the mask of keys also hides queries, whose rows are 0"
         yield Alternative(text, problem, answer=partial(_hide_queries, problem))
+        causal = problem.without("mask")._replace(causal=True)
+        yield Alternative("the mask is ignored, and attention is causal", causal)
     if problem.causal and problem.packed is None:
         text = "a query sees its last key and those after it, not those before"
         yield Alternative(text, problem, lambda x: x.ahead >= 0)
@@ -314,6 +316,13 @@ def _hide_queries(problem: Problem, rows: Rows) -> Result:
     x, mask = attend(take_rows(problem, rows)), problem.read(rows.at)["mask"]
     shown = np.flatnonzero(np.all(mask == mask[:1], 0) & mask[0])
     return x._replace(out=np.where(np.isin(rows.queries, shown)[:, None], x.out, 0.0))
+
+
+def fill_tiles(_: Index, mask: Any, size: int) -> Any:
+    """Show each tile of keys whole of which a mask shows some."""
+    keys = mask.shape[-1]
+    tiles = np.pad(mask, ((0, 0), (0, -keys % size))).reshape(len(mask), -1, size)
+    return np.repeat(tiles.any(-1), size, -1)[:, :keys]
 
 
 def list_skipped(problem: Problem) -> Iterator[Alternative]:

@@ -21,6 +21,7 @@ from .wrong_rows import finite
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
 _ODD_TILES = (48, 96, 1)  # the same, more seldom
 PARTS = (2, 3, 4, 6, 8, 16)
+_PART_SIZES = (64, 128, 256, 512, 1024)  # keys of each part but the last
 LOST_TILES = TILE_SIZES[::-1]
 _LAGS = (8, 4, 2, 1)  # bits by which a maximum may grow before sums are rescaled
 _ALL_LOST = 2.0**-40  # of the sum of weights, at most, that is left of all by rounding
@@ -86,6 +87,10 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     yield Alternative("q . k overflows float16 (beyond 65504)", problem, compute=_overflow)
     if problem.has_sinks:
         yield Alternative("the sink is left out of the sum", problem, compute=_leave_sink_out)
+        text = "e^sink is added to the sum of e^(score - largest score), not e^(sink - largest)"
+        yield Alternative(text, problem, compute=_add_sink_to_shifted)
+        text = "the sink of query i is that of head i % (number of heads)"
+        yield Alternative(text, problem, answer=partial(_take_sinks_of_rows, problem))
     if problem.softcap is not None:
         without = problem._replace(softcap=None)
         for words, cap in _CAPS.items():
@@ -95,10 +100,14 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         text = "hidden keys have the score -cap (the cap is applied after the mask)"
         yield Alternative(text, problem, answer=fill)
         twice = partial(_cap_twice, cap=problem.softcap)
-        yield Alternative("the cap is applied before and after the mask", without, compute=twice)
+        yield Alternative("the cap is applied before and after the mask", problem, compute=twice)
+        capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
         if "bias" in problem.first:
-            capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
-            yield Alternative("the cap is applied after the bias", without, compute=capped)
+            after = partial(capped, with_bias=True)
+            yield Alternative("the cap is applied after the bias", without, compute=after)
+        if problem.has_sinks:
+            also = partial(capped, with_sink=True)
+            yield Alternative("the sink is also capped", without, compute=also)
     for size in (x for x in TILE_SIZES if x < keys):
         text = "the maximum is taken per tile, and the factor of the earlier sums overflows"
         again = partial(_reset_maximum, size=size)
@@ -256,6 +265,8 @@ def _list_parts(problem: Problem) -> Iterator[tuple[str, tuple[int, ...]]]:
     n, m, _ = problem.shape
     for parts in (x for x in PARTS if x < m):
         yield f"{parts} parts of the keys", tuple(range(0, m, -(-m // parts)))
+    for size in (x for x in _PART_SIZES if x < m and (m % x or m // x not in PARTS)):
+        yield f"parts of {size} keys", tuple(range(0, m, size))
     if 1 < n < m:
         yield f"keys before the first query (0 to {m - n - 1}) and the other keys", (0, m - n)
 
@@ -389,6 +400,25 @@ def _leave_sink_out(head: SoftmaxHead) -> Result:
     return _result(w @ head.v, np.sum(w[:, : head.keys], -1), top)
 
 
+def _add_sink_to_shifted(head: SoftmaxHead) -> Result:
+    """Add the weight of the sink as if the largest score of the keys were 0."""
+    w, top = _weigh_scores(score_all(head)[:, : head.keys])
+    sink = 0.0 if head.sink is None else math.exp(min(head.sink, _LOG_OF_MOST))
+    return _result(w @ head.v[: head.keys], np.sum(w, -1) + sink, top)
+
+
+def _take_sinks_of_rows(problem: Problem, rows: Rows) -> Result:
+    """Take for each query the sink of the head that has its number."""
+    heads = range(problem.lead[-1] if problem.lead else 1)
+    every = [problem.read((*rows.at[:-1], h)[: len(rows.at)])["sinks"] for h in heads]
+    sinks = np.ravel(every)[rows.queries % len(heads)]
+    s = score_all(take_rows(problem.without("sinks"), rows))
+    top = np.maximum(np.max(s, -1, initial=-math.inf), sinks)
+    w = _over(s, top)
+    v = problem.read(rows.at)["v"]
+    return _result(w @ v, np.sum(w, -1) + np.exp(sinks - finite(top)), top)
+
+
 _OVERFLOWS = "the cap overflows: tanh(s / cap) is computed from"
 _CAPS: Mapping[str, Callable[[float, Doubles], Doubles]] = {
     "the cap is s tanh(s / cap), not cap tanh(s / cap)": lambda cap, s: s * np.tanh(s / cap),
@@ -412,16 +442,25 @@ def _cap_scores(cap: float, s: Doubles) -> Doubles:
     return cap * np.tanh(s / cap)
 
 
-def _map_scores(head: SoftmaxHead, change: Callable[[Doubles], Doubles]) -> Result:
-    s = score_all(head)
-    return _attend_by(np.where(np.isfinite(s), change(finite(s)), s), head.v)
+def _map_scores(
+    head: SoftmaxHead,
+    change: Callable[[Doubles], Doubles],
+    with_bias: bool = False,
+    with_sink: bool = False,
+) -> Result:
+    """Change scores of keys before their bias is added, or with it; and the sink, if this is so."""
+    whole = score_all(head)
+    bare = whole if with_bias else score_all(head._replace(bias=None))
+    changes = np.isfinite(whole) & (with_sink | (np.arange(whole.shape[-1]) < head.keys))
+    return _attend_by(np.where(changes, whole - bare + change(finite(bare)), whole), head.v)
 
 
 def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
     """Cap scores, hide keys, and cap again: hidden keys have the score -cap."""
-    s = score_all(head)
-    once = np.where(np.isfinite(s), _cap_scores(cap, finite(s)), s)
-    return _attend_by(_cap_scores(cap, once), head.v)
+    s = score_all(head).copy()
+    keys = slice(0, head.keys)
+    s[:, keys] = _cap_scores(cap, s[:, keys])
+    return _attend_by(s, head.v)
 
 
 def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:

@@ -154,7 +154,7 @@ CASES = {
     "delta of others": (lambda: backward(*SAME, delta=later), {}, "dq",
         "of query i is read from another query (0 beyond the last): in head 1 from query i + 8 of"),
     "no sink in lse": (without_sink, {"causal": True}, "dk",
-        "lse leaves out the sink"),
+        "in the backward pass the sink is ignored: weights are normalised without it"),
     "sums in bfloat16": (summed_in_bfloat16, {}, "dq", "as if sums were kept in a narrower type"),
     "dealt": (dealt, {}, "dk", "query heads h with h % 2 = g"),
 }  # fmt: skip

@@ -18,6 +18,7 @@ CAUSAL = FAR <= 0
 MASK = np.random.default_rng(8).random((N, M)) < 0.7
 BIAS = BF16(np.random.default_rng(9).standard_normal((N, M)))
 SHOWN = np.arange(M) < 40
+SINKS = np.array([1.0, 2.5])
 CAPPED = BF16(6 * Q), K, V
 
 
@@ -153,6 +154,25 @@ def overflowing(most):
     return given(out, (q, K, V), softcap=2.0)
 
 
+def capped_sink(cap):
+    sinks = np.array([4.0, 2.0])
+    s = np.concatenate(
+        [3 * np.tanh(S / 3), np.broadcast_to(cap(sinks)[:, None, None], (2, N, 1))], -1
+    )
+    out, _ = fused(s, np.pad(V, ((0, 0), (0, 1), (0, 0))))
+    return given(out, sinks=sinks, softcap=3.0)
+
+
+def sinking(sinks, more):
+    s = np.concatenate([S, (sinks + more)[..., None]], -1)
+    return given(fused(s, np.pad(V, ((0, 0), (0, 1), (0, 0))))[0], sinks=SINKS)
+
+
+def in_parts(size):
+    parts = [fused(S[..., j : j + size], V[:, j : j + size])[0] for j in range(0, M, size)]
+    return given(BF16(np.mean(parts, 0)))
+
+
 def spoiled():
     """NaN in all rows that do not see all keys: those of the second batch member."""
     arrays = [np.stack([x, x[::-1]]) for x in (Q, K, V)]
@@ -197,6 +217,17 @@ CASES = {
         "the cap is (s / cap) tanh(s / cap), not cap tanh(s / cap)"),
     "cap that overflows": (lambda: overflowing(88.7), "computed from e^(s / cap) in float32"),
     "cap that overflows first": (lambda: overflowing(44.4), "computed from e^(2 s / cap) in float"),
+    "cap of the bias": (lambda: attention(3 * np.tanh((S + BIAS) / 3), bias=BIAS, softcap=3.0),
+        "the cap is applied after the bias"),
+    "cap of the sink": (lambda: capped_sink(lambda x: 3 * np.tanh(x / 3)),
+        "the sink is also capped"),
+    "sink of the row": (lambda: sinking(np.take(SINKS, ROW.T % 2), 0 * S[..., 0]),
+        "the sink of query i is that of head i % (number of heads)"),
+    "sink beside the largest score": (lambda: sinking(SINKS[:, None], np.max(S, -1)),
+        "e^sink is added to the sum of e^(score - largest score), not e^(sink - largest)"),
+    "equal parts of a size": (lambda: in_parts(64), "parts of 64 keys are merged with equal"),
+    "causal, not the mask": (lambda: attention(hide(S, CAUSAL), mask=MASK),
+        "the mask is ignored, and attention is causal"),
     "NaN that is hidden": (spoiled, "keys or values that the mask hides are NaN, and 0 times NaN"),
     "mask of queries": (lambda: zeroed(lambda i: i < 40), "the mask of keys also hides queries"),
     "mask of other rows": (
