@@ -123,7 +123,7 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
 
 def _list_beside(problem: Problem) -> Iterator[Alternative]:
     """List kernels that take the keys or the values of the tokens beside, or a tile away."""
-    sizes = [x for x in TILE_SIZES if x < problem.shape[1]]
+    sizes = [x for x in TILE_SIZES if 2 * x < problem.shape[1]]  # else copies of others, or a turn
     for called, names in _OF_TOKENS.items():
         for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
             if ends == (KEPT if size == 1 else AROUND):
