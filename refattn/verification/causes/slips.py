@@ -33,16 +33,11 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     """List kernels that compute in the wrong way."""
     keys = problem.shape[1]
     for size in (x for x in (*TILE_SIZES, *_ODD_TILES) if x < keys):
-        for words, of_sum, of_out in (
-            ("the running sums are", 0.0, 0.0),
-            ("the running output is", 1.0, 0.0),
-            ("the running sum of the weights is", 0.0, 1.0),
-        ):
-            yield Alternative(
-                f"{words} not rescaled when the maximum grows ({_name_tiles(size)})",
-                problem,
-                compute=partial(attend_in_tiles, size=size, of_sum=of_sum, of_out=of_out),
-            )
+        for (words, of_sum, of_out), (how, power) in product(_RUNNING, _RESCALED.items()):
+            powers = {"of_sum": power if of_sum else 1, "of_out": power if of_out else 1}
+            text = f"{words} {how} when the maximum grows ({_name_tiles(size)})"
+            compute = partial(attend_in_tiles, size=size, **powers)
+            yield Alternative(text, problem, compute=compute)
     for size in (x for x in TILE_SIZES if x < keys):
         for words, turn in (("", 1), (", the last first", -1)):
             text = "the running maximum and sum restart in the second tile, the output does not"
@@ -194,11 +189,25 @@ def _result(out: Doubles, total: Doubles, top: Doubles) -> Result:
         return Result(out / divisor, np.log(total) + np.where(np.isfinite(top), top, 0.0), top)
 
 
-def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: float, of_out: float) -> Result:
-    """Sum in tiles of keys; sums are rescaled to a power 1 or 0 when the maximum grows."""
+_RUNNING = (  # what is rescaled in a wrong way: the sum, the output
+    ("the running sums are", True, True),
+    ("the running output is", False, True),
+    ("the running sum of the weights is", True, False),
+)
+_RESCALED = {  # power of the right factor by which it is multiplied
+    "not rescaled": 0,
+    "divided, not multiplied, by e^(old - new maximum)": -1,
+}
+
+
+def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: int, of_out: int) -> Result:
+    """Sum in tiles of keys; sums are multiplied by a power of the factor when the maximum grows."""
     s = score_all(head)
     tops = np.maximum.accumulate(_find_tops(s, size), -1)
-    w = {1.0: _over(s, tops[:, -1]), 0.0: _over(s, _of_keys(tops, s, size))}
+    last, own = tops[:, -1:], _of_keys(tops, s, size)
+    w = {1: _over(s, last), 0: _over(s, own)}
+    if -1 in (of_sum, of_out):
+        w[-1] = _over(s, 2 * finite(own) - finite(last))
     return _result(w[of_out] @ head.v, np.sum(w[of_sum], -1), tops[:, -1])
 
 

@@ -47,8 +47,9 @@ def in_tiles(s, v, size, of_sum=1, of_out=1):
     for j in range(0, s.shape[-1], size):
         new = np.maximum(top, np.max(s[..., j : j + size], -1, keepdims=True))
         w, shrink = np.exp(s[..., j : j + size] - new), np.exp(top - new)
-        total = total * (shrink if of_sum else shrink > 0) + np.sum(w, -1, keepdims=True)
-        out = out * (shrink if of_out else shrink > 0) + BF16(w) @ v[..., j : j + size, :]
+        safe = np.where(shrink > 0, shrink, 1)  # 0 before the first tile, when sums are 0 as well
+        total = total * safe**of_sum + np.sum(w, -1, keepdims=True)
+        out = out * safe**of_out + BF16(w) @ v[..., j : j + size, :]
         top = new
     return BF16(out / total)
 

@@ -208,6 +208,8 @@ CASES = {
         "the running sums are not rescaled when the maximum grows (tiles of 48 keys)"),
     "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
         "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
+    "output divided": (lambda: given(in_tiles(S, V, 16, 1, -1)), "the running output is divided, "
+        "not multiplied, by e^(old - new maximum) when the maximum grows (tiles of 16 keys)"),
     "from 0": (far_below, "the running maximum starts at 0"),
     "from far below": (lambda: far_below(-12500, -12500), "at -5e4 for q . k before the scale"),
     "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
