@@ -83,8 +83,8 @@ def linear_randomized_attention(
         With the last two some alpha may be negative. Negative alpha are replaced by 0, which drops
         their proposals for that query. At least one remains, since the sum is positive, and the
         result is a mean of values. But the remaining weights no longer sum to 1 at every omega, as
-        consistency requires. With negative alpha the estimated normaliser would be 0 for some
-        queries.
+        consistency requires. If negative alpha were kept, the estimated normaliser would be 0 for
+        some queries.
     beta : float, default 1.0
         Strength of the dependence on the query.
     antithetic : bool, default False

@@ -63,9 +63,9 @@ def eva_attention(
 
     with the mean key of each chunk, and omega_c ~ N(mean query + mean key of chunk c, I) in kernel
     coordinates. Zheng et al., arXiv:2302.04542, who leave out the number |P_c| of keys in a chunk:
-    without it a chunk counts as one key. Biased, as the denominator is not random, and omega_c is
-    not drawn from the target of a query. Exact if one chunk holds all queries and keys. Time O(n (w
-    + m / w)).
+    without it a chunk counts as one key. Biased: the denominator only approximates the sum over
+    all keys, and omega_c is not drawn from the target of a query. Exact if one chunk holds all
+    queries and keys. Time O(n (w + m / w)).
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def eva_attention(
     mask : array of bool, broadcasting to (..., 1, m), optional
         True where the queries attend to the key: the same for all queries.
     causal : bool, default False
-        Query i sees key j only if j <= i + m - n, and summaries of the chunks before its own.
+        Query i sees key j only if j <= i + m - n, and summaries only of the chunks before its own.
 
     Returns
     -------

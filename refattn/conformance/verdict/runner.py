@@ -87,9 +87,9 @@ def check(
     are recovered from its outputs, and their distribution is tested exactly. Recurrences take gates
     by keyword, as in `refattn.recurrences`, and may return (out, state) in every call.
 
-    Results for one seed are compared for the same inputs and, except for RA, whose draws depend on
-    queries and keys, for others of the same shapes. So the frequencies of RFA and of a kernel
-    estimate may depend only on the seed, their number and their length.
+    Several calls with one seed are compared: with the same inputs and, except for RA (whose draws
+    depend on queries and keys), with other inputs of the same shapes. So the frequencies of RFA and
+    of a kernel estimate may depend only on the seed, their number and their length.
 
     All declared features must also work together: masks of any shape that broadcasts, causal,
     grouped heads; for exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
