@@ -19,9 +19,9 @@ def print_tolerance(
     """Print the tolerance that a correct kernel needs, and if `verbose` how known bugs fare."""
     page.say(introduction(tensors, problem, tolerance.dtype))
     page.say(
-        "\nneeds: the smallest tolerances, |got - exact| <= atol + rtol |exact|, that a correct "
-        f"kernel meets: atol with probability {1 - LEVEL:.6f} if its roundings are independent, "
-        "proven always (both with rtol 0). pair and proven_pair: use rtol and atol together"
+        "\nneeds: the smallest tolerances, |got - exact| <= atol + rtol |exact|. A correct kernel "
+        f"meets atol with probability {1 - LEVEL:.6f} if its roundings are independent, and proven "
+        "always (both with rtol 0). Use the rtol and atol of pair or of proven_pair together"
     )
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
