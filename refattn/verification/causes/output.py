@@ -31,7 +31,7 @@ from .fitted import list_counted, list_mixed, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import Normalisers, list_exchanged_normalisers
 from .places import list_places
-from .reach import list_cuts, list_reaches
+from .reach import list_cuts, list_reaches, list_windows
 from .sampled import Alternative, Result, Rows, attend
 from .sequences import list_hidden, list_padded, list_skipped
 from .slips import (
@@ -174,7 +174,9 @@ class Trials:
         yield from self.explain_heads()
         for x, own in zip(self.first, self.given_first, strict=True):
             some = self.problem, x, self.sample.unit * row_sizes(own)
-            yield from self.explain_all(chain(list_cuts(*some), list_reaches(*some)))
+            yield from self.explain_all(
+                chain(list_cuts(*some), list_reaches(*some), list_windows(*some))
+            )
         lost = [*list_lost_tiles(self.problem)]
         for x in self.first if lost else ():
             tiles = sum_tiles(Alternative("", self.problem).head(x.rows))

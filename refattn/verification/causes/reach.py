@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,41 @@ def _open_tile(problem: Problem, j: slice) -> Alternative:
 
     text = f"keys {j.start} to {j.stop - 1} are not masked"
     return Alternative(text, problem, seen, among=False)
+
+
+def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List windows, where none is declared, as wide as fits some rows, by sums up to each key."""
+    n, m, _ = problem.shape
+    if problem.packed is not None or problem.window != (None, None) or m < 2:
+        return
+    head, widths = take_rows(problem, x.rows), np.arange(m)
+    s = score_all(head)
+    windows = {y: z for y, z in _WINDOWS.items() if not (problem.causal and z(0)[1] == 0)}
+    far = {y: np.zeros(m) for y in windows}
+    for weights, level, got, size in zip(
+        np.exp(s - np.max(s, -1, keepdims=True)), x.rows.queries + m - n, x.got, sizes, strict=True
+    ):
+        terms = weights[:, None] * np.pad(head.v, ((0, 0), (1, 0)), constant_values=1.0)
+        sums = np.pad(np.cumsum(terms[:m], 0), ((1, 0), (0, 0)))
+        for words, window in windows.items():
+            left, right = window(widths)
+            start = np.clip(level - (m if left is None else left), 0, m)
+            stop = np.clip(level + (m if right is None else right) + 1, 0, m)
+            total = sums[stop] - sums[start] + np.sum(terms[m:], 0)
+            z = divide(differ(total[:, 1:] / total[:, :1], got), size)
+            far[words] += np.sum(z * z, -1)
+    for words, window in windows.items():
+        width = int(np.argmin(np.where(np.isnan(far[words]), math.inf, far[words])))
+        text = f"there is a window of {words.format(width)}"
+        yield Alternative(text, problem._replace(window=window(width)))
+
+
+_WINDOWS: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
+    "{} keys to the left": lambda x: (x, None),
+    "{} keys to the left, and none to the right": lambda x: (x, 0),
+    "{} keys to the right": lambda x: (None, x),
+    "{} keys to both sides": lambda x: (x, x),
+}
 
 
 class Limit(NamedTuple):

@@ -34,9 +34,9 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
     keys = problem.shape[1]
     for size in (x for x in (*TILE_SIZES, *_ODD_TILES) if x < keys):
         for (words, of_sum, of_out), (how, power) in product(_RUNNING, _RESCALED.items()):
-            powers = {"of_sum": power if of_sum else 1, "of_out": power if of_out else 1}
             text = f"{words} {how} when the maximum grows ({_name_tiles(size)})"
-            compute = partial(attend_in_tiles, size=size, **powers)
+            power_of_sum, power_of_out = (power if x else 1 for x in (of_sum, of_out))
+            compute = partial(attend_in_tiles, size=size, of_sum=power_of_sum, of_out=power_of_out)
             yield Alternative(text, problem, compute=compute)
     for size in (x for x in TILE_SIZES if x < keys):
         for words, turn in (("", 1), (", the last first", -1)):
