@@ -37,6 +37,7 @@ from .wrong_rows import Sample
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
+_EXACT = ("factor", "truncated", "lse", "delta")  # of any size their derivatives are the defects
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
@@ -263,12 +264,17 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             continue
         share = min(max(x.explained * square / over, 0.0), 1.0)
         text = x.text
-        if square * (1 - min(x.explained, 1.0)) > _SMALL_REST:
+        if square * (1 - min(x.explained, 1.0)) > _SMALL_REST or not _is_as_derived(x):
             text = re.sub(r" ± \S*\d", "", text)
         if share >= _MOST:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
+
+
+def _is_as_derived(x: Suspect) -> bool:
+    """Tell whether the derivative to a defect gives its size: of small ones, to their errors."""
+    return x.name.startswith(_EXACT) or x.estimate**2 < x.error
 
 
 def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
@@ -293,8 +299,11 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
     """Put what holds first, then the fits that do, then what explains a part."""
     holding = [x for x in found if x.name == "convention"]
-    if any(x.name.startswith("scale") and "±" in x.text for x in fits):  # of all rows: the surer
+    scales = [x for x in fits if x.name.startswith("scale")]
+    if any("±" in x.text for x in scales):  # of all rows: the surer
         holding = [x for x in holding if "times the declared scale" not in x.text]
+    elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
+        fits = [x for x in fits if x not in scales]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
 
