@@ -503,12 +503,10 @@ def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
     m = problem.shape[1]
     for size in (x for x in LOST_TILES if x < m):
         for j in blocks(0, m, size):
-            for words, (of_sum, of_out) in _LOSSES.items():
+            for words, loss in _LOSSES.items():
                 text = f"keys {j.start} to {j.stop - 1} {words}"
-                compute = partial(_without_tile, j=j, of_sum=of_sum, of_out=of_out)
-                hidden = of_sum == of_out < 0
-                other = Alternative(text, problem, compute=compute)
-                yield hide_tile(problem, j) if hidden else other
+                other = Alternative(text, problem, compute=partial(_without_tile, j=j, loss=loss))
+                yield hide_tile(problem, j) if loss == _LEFT_OUT else other
 
 
 def hide_tile(problem: Problem, j: slice) -> Alternative:
@@ -523,28 +521,38 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
 
 def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
     """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
-    w, _ = _weigh_scores(score_all(head))
+    w, zero, top = _weigh_with_zeros(head)
     total, out = np.sum(w, -1), w @ head.v
     for size in (x for x in LOST_TILES if x < head.keys):
         for j in blocks(0, head.keys, size):
-            part, moved = np.sum(w[:, j], -1), w[:, j] @ head.v[j]
-            for of_sum, of_out in _LOSSES.values():
-                rest = total + of_sum * part
+            part, moved, blank = np.sum(w[:, j], -1), w[:, j] @ head.v[j], np.sum(zero[:, j], -1)
+            for of_sum, of_out, of_zero in _LOSSES.values():
+                rest = total + of_sum * part + of_zero * blank
                 rest = np.where(rest > _ALL_LOST * total, rest, 0.0)
                 kept = np.where(rest[:, None] > 0, out + of_out * moved, 0.0)
-                yield _result(kept, rest, total)
+                yield _result(kept, rest, top)
 
 
-def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
+def _weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:
+    """Compute weights, those if all keys were 0, and the largest scores."""
     w, top = _weigh_scores(score_all(head))
+    return w, _over(score_all(head._replace(k=np.zeros_like(head.k))), top), top
+
+
+def _without_tile(head: SoftmaxHead, j: slice, loss: tuple[float, float, float]) -> Result:
+    w, zero, top = _weigh_with_zeros(head)
+    of_sum, of_out, of_zero = loss
     out = w @ head.v + of_out * (w[:, j] @ head.v[j])
-    return _result(out, np.sum(w, -1) + of_sum * np.sum(w[:, j], -1), top)
+    more = of_sum * np.sum(w[:, j], -1) + of_zero * np.sum(zero[:, j], -1)
+    return _result(out, np.sum(w, -1) + more, top)
 
 
-_LOSSES: Mapping[str, tuple[float, float]] = {
-    "are left out": (-1.0, -1.0),
-    "count twice": (1.0, 1.0),
-    "count in the sum of the weights only": (0.0, -1.0),
+_LEFT_OUT = (-1.0, -1.0, 0.0)
+_LOSSES: Mapping[str, tuple[float, float, float]] = {  # of weights in both sums; and of zeros
+    "are left out": _LEFT_OUT,
+    "count twice": (1.0, 1.0, 0.0),
+    "count in the sum of the weights only": (0.0, -1.0, 0.0),
+    "are read as 0 (score 0, value 0)": (-1.0, -1.0, 1.0),
 }
 
 NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {

@@ -228,6 +228,9 @@ CASES = {
     "equal parts of a size": (lambda: in_parts(64), "parts of 64 keys are merged with equal"),
     "causal, not the mask": (lambda: attention(hide(S, CAUSAL), mask=MASK),
         "the mask is ignored, and attention is causal"),
+    "keys read as 0": (lambda: attention(hide(np.where(J < 64, S, 0) + BIAS, CAUSAL),
+        V * (J < 64)[:, None], bias=BIAS, causal=True),
+        "keys 64 to 79 are read as 0 (score 0, value 0)"),
     "NaN that is hidden": (spoiled, "keys or values that the mask hides are NaN, and 0 times NaN"),
     "mask of queries": (lambda: zeroed(lambda i: i < 40), "the mask of keys also hides queries"),
     "mask of other rows": (
