@@ -18,6 +18,7 @@ from ...rounding.problems import Index, Problem
 from ..findings import name_span, place
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
+from .masks import list_diagonals
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, pad_sum, within_sequences
 
@@ -235,6 +236,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
+        yield from list_diagonals(problem)
         for by in (-2, -1, 1, 2, 3, 4):
             change = partial(_move_ends, by=by)
             moved = problem.replaced("mask", change)
