@@ -191,6 +191,15 @@ def strided(x, at):
     return x.reshape(-1)[np.minimum(at, x.size - 1)]
 
 
+def tree(start, row):
+    """The last keys are those of the queries, of which each sees some."""
+    mask = MASK.copy()
+    mask[:, : M - N] = True
+    last = mask[:, M - N :]
+    read = np.concatenate([mask[:, : M - N], strided(last, start + ROW * row + J[:N])], -1)
+    return attention(hide(S, read), mask=mask)
+
+
 TANH = scores(*CAPPED[:2]) / 8
 CASES = {
     "one by one": (one_by_one, "the running sums are not rescaled when the maximum grows (one key"),
@@ -239,6 +248,8 @@ CASES = {
     "mask of other tiles": (
         lambda: attention(hide(S, strided(MASK, ROW * M + J + J // 32 * 32)), mask=MASK),
         "the mask is read with steps of two tiles of 32 keys"),
+    "mask of one word of two": (lambda: tree(0, 32),
+        f"the mask of the last {N} keys is read with rows of 32 numbers, not {N}"),
     "bias of other rows": (lambda: attention(S + strided(BIAS, ROW * 128 + J), bias=BIAS),
         f"the bias is read with rows of 128 numbers, not {M}"),
 }  # fmt: skip
@@ -265,6 +276,7 @@ NEIGHBOURS = {
     "cut at less": (lambda: cut(1.2), "are cut at"),
     "other NaN": (lambda: spoiled_elsewhere(), "the mask hides are NaN"),
     "zeros from elsewhere": (lambda: zeroed(lambda i: i < 30), "the mask of keys also hides"),
+    "a mask from elsewhere": (lambda: tree(7, 32), "is read with"),
     "another mask": (lambda: attention(hide(S, ~MASK[::-1]), mask=MASK), "is read with"),
     "a sink that is small": (lambda: padded_by(-0.7), "the running maximum"),
     "weights merged by nothing known": (lambda: merged(lambda x: np.exp(1.2 * x)), "merged"),
