@@ -11,7 +11,7 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
-from ..empty_rows import find_empty, say_how_to_accept
+from ..empty_rows import find_empty, find_unseen, say_how_to_accept
 from ..findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
 from ..verdict import Verdict
 from ..worst import find_worst
@@ -204,18 +204,26 @@ def name_trivial(verdict: Verdict) -> list[Suspect]:
 
 
 def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[Suspect]:
-    """Say what gradients in queries that see no key are, if these are all that are wrong."""
-    if problem.gradient is None or problem.gradient.of != "dq":
+    """Say what gradients in queries that see no key, or in keys that none sees, are.
+
+    Only if these are all that are wrong.
+    """
+    if problem.gradient is None:
         return []
-    forward = problem.gradient.forward
+    of, forward = problem.gradient.of, problem.gradient.forward
+    find = find_empty if of == "dq" else find_unseen
     heads = [problem.index_of(x) for x in np.flatnonzero(sample.wrong.any(1))]
     wrong = sample.wrong[sample.wrong.any(1)]
-    if not heads or np.any(wrong & ~np.stack([find_empty(forward, x) for x in heads])):
+    for head, rows in zip(heads, wrong, strict=True):
+        if np.any(rows & ~np.all([find(forward, x) for x in problem.gradient.heads[head]], 0)):
+            return []
+    if not heads:
         return []
     got = np.concatenate([numbers.out(x)[i] for x, i in zip(heads, wrong, strict=True)])
-    what = "NaN" if np.all(np.isnan(got)) else "not 0"
-    option = "nan" if what == "NaN" else "any"
-    text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
+    what, option = ("NaN", "nan") if np.all(np.isnan(got)) else ("not 0", "any")
+    text = f"{of} of keys that no query sees is {what}"
+    if of == "dq":
+        text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
     return [as_suspect(f"agrees if {text}")]
 
 
