@@ -27,6 +27,7 @@ from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, name_number, place
 from .alternatives import list_added, list_alternatives, list_families
 from .changed_inputs import list_rotated
+from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_mixed, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
 from .normalisers import Normalisers, follow_normalisers, list_exchanged_normalisers
@@ -38,7 +39,6 @@ from .slips import (
     NORMALISERS,
     PARTS,
     fit_normalisers,
-    list_fills,
     list_lost_tiles,
     list_slips,
     sum_tiles,
@@ -69,7 +69,7 @@ _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
-_FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
+_FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
 _OF_HEADS = re.compile(r"head \(?\d")  # a cause that is one of these heads only
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
@@ -163,16 +163,16 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        plain = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
-        alternatives = [*chain(*(x(self.problem) for x in (*plain, list_rotated)))]
+        plain = list_skipped, list_hidden, list_alternatives, list_slips, list_filled, list_added
+        alternatives = [*chain(*(x(self.problem) for x in (*plain, list_padded, list_rotated)))]
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
             alternatives.append(Alternative(text, self.problem, answer=self._transposed))
         yield from self.explain_all(alternatives)
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
-        for text, fill in list_fills(self.problem):
-            yield from self.fit(text, fill, _FILLS)
+        for text, fill in self._find_fills():
+            yield from self.fit(text, fill, STARTS)
         yield from self.explain_heads()
         for x, own in zip(self.first, self.given_first, strict=True):
             some = self.problem, x, self.sample.unit * row_sizes(own)
@@ -182,6 +182,15 @@ class Trials:
             tiles = sum_tiles(Alternative("", self.problem).head(x.rows))
             for number in self.find_better(y.out for y in tiles):
                 yield self.explain(lost[number])
+
+    def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
+        """Find the ways to hide keys by a number that come nearest to rows, or their lse."""
+        fills = [*list_fills(self.problem)] if self.first else []
+        far: Any = np.zeros((0, 2))
+        for x, own in zip(self.first, self.given_first, strict=True):
+            size = self.sample.unit * row_sizes(own)
+            far = np.array([rate_fill(x, size, fill, *self.about) for _, fill in fills])
+        yield from (fills[x] for x in np.unique(np.argsort(far, 0)[:_FITTED_FILLS]))
 
     def list_fitted(self) -> Iterator[Alternative]:
         """List what is fitted to wrong rows: tiles of keys, and limits in tiles of rows alone."""

@@ -42,6 +42,7 @@ _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
 )
+_SURE_ERRORS = 4.0  # by which a size is surely not 0
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -260,7 +261,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     """
     square = verdict.z.rms**2
     sized = [x for x in verdict.suspects if x.error < math.inf]
-    kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse")]
+    kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse") and _may_be(x)]
     kept = [x for x in kept if not x.name.startswith("truncated") or 0.3 < x.estimate <= _TRUNCATED]
     most = max((x.explained for x in kept), default=0.0) * square
     noise = 4 * math.sqrt(2 / max(math.prod(verdict.shape), 1))
@@ -278,6 +279,12 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
+
+
+def _may_be(x: Suspect) -> bool:
+    """Tell whether a weight that counts in part is a share: neither none nor more than all."""
+    sure = _SURE_ERRORS * x.error
+    return not x.name.startswith("edge") or sure < x.estimate < 1 + sure
 
 
 def _is_as_derived(x: Suspect) -> bool:

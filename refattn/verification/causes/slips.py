@@ -91,9 +91,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         for words, cap in _CAPS.items():
             change = partial(_map_scores, change=partial(cap, problem.softcap))
             yield Alternative(words, without, compute=change)
-        fill = partial(_fill_hidden, problem, fill=-problem.softcap)
-        text = "hidden keys have the score -cap (the cap is applied after the mask)"
-        yield Alternative(text, problem, answer=fill)
         twice = partial(_cap_twice, cap=problem.softcap)
         yield Alternative("the cap is applied before and after the mask", problem, compute=twice)
         capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
@@ -121,7 +118,7 @@ def _list_beside(problem: Problem) -> Iterator[Alternative]:
     sizes = [x for x in TILE_SIZES if 2 * x < problem.shape[1]]  # else copies of others, or a turn
     for called, names in _OF_TOKENS.items():
         for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
-            if ends == (KEPT if size == 1 else AROUND):
+            if size > 1 and ends == AROUND:
                 continue
             moved = problem
             for name in names:
@@ -177,7 +174,7 @@ def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
     return _over(scores, top), top
 
 
-def _attend_by(scores: Doubles, v: Doubles) -> Result:
+def attend_by(scores: Doubles, v: Doubles) -> Result:
     """Compute the mean of the values by these scores."""
     w, top = _weigh_scores(scores)
     return _result(w @ v, np.sum(w, -1), top)
@@ -461,7 +458,7 @@ def _map_scores(
     whole = score_all(head)
     bare = whole if with_bias else score_all(head._replace(bias=None))
     changes = np.isfinite(whole) & (with_sink | (np.arange(whole.shape[-1]) < head.keys))
-    return _attend_by(np.where(changes, whole - bare + change(finite(bare)), whole), head.v)
+    return attend_by(np.where(changes, whole - bare + change(finite(bare)), whole), head.v)
 
 
 def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
@@ -469,28 +466,7 @@ def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
     s = score_all(head).copy()
     keys = slice(0, head.keys)
     s[:, keys] = _cap_scores(cap, s[:, keys])
-    return _attend_by(s, head.v)
-
-
-def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:
-    """Give hidden keys a score, or add it to theirs."""
-    head = take_rows(problem, rows)
-    s = score_all(head._replace(mask=None))
-    s = np.where(np.isfinite(score_all(head)), s, s + fill if added else fill)
-    return _attend_by(s, head.v)
-
-
-def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
-    """List kernels that hide keys by a number, which is fitted."""
-    if not ("mask" in problem.first or problem.causal or problem.window != (None, None)):
-        return
-
-    def hide_by(fill: float, added: bool) -> Alternative:
-        answer = partial(_fill_hidden, problem, fill=fill, added=added)
-        return Alternative("", problem, answer=answer)
-
-    yield "hidden keys have the score {}, not -inf", partial(hide_by, added=False)
-    yield "{} is added to the scores of hidden keys, not -inf", partial(hide_by, added=True)
+    return attend_by(s, head.v)
 
 
 def _saturate(head: SoftmaxHead, most: float) -> Result:

@@ -168,3 +168,13 @@ def test_nothing_is_named_that_is_not_there(name):
     found = verify(**NONE[name]())
     assert found.verdict == "FAIL"
     assert not [x.text for x in found.suspects if x.text.startswith("agrees if")]
+
+
+@pytest.mark.parametrize(
+    "values", [lambda x: 1.3 * x, lambda x: x + np.roll(V, 1, 1) - V, lambda x: 2 * V - x]
+)
+def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
+    """A share of a weight that is fitted to other errors is none."""
+    found = verify(**attention(CAUSAL, values(np.roll(V, -1, 1)), causal=True))
+    assert found.verdict == "FAIL"
+    assert not any("of its weight" in x.text for x in found.suspects)

@@ -200,6 +200,19 @@ def tree(start, row):
     return attention(hide(S, read), mask=mask)
 
 
+def filled(score, size=16, left=None, lse=False):
+    """Hidden keys have a score, in tiles that are computed."""
+    seen = CAUSAL if left is None else CAUSAL & (-left <= FAR)
+    tiles = np.zeros_like(seen)
+    for i in range(0, N, size):
+        for j in range(0, M, size):
+            at = np.s_[i : i + size, j : j + size]
+            tiles[at] = seen[at].any()
+    out, of_rows = fused(hide(np.where(seen, S, score), tiles), V)
+    options = {"causal": True} | ({} if left is None else {"window": (left, 0)})
+    return given(out, **options, **({"lse": of_rows} if lse else {}))
+
+
 TANH = scores(*CAPPED[:2]) / 8
 CASES = {
     "one by one": (one_by_one, "the running sums are not rescaled when the maximum grows (one key"),
@@ -237,6 +250,14 @@ CASES = {
     "equal parts of a size": (lambda: in_parts(64), "parts of 64 keys are merged with equal"),
     "causal, not the mask": (lambda: attention(hide(S, CAUSAL), mask=MASK),
         "the mask is ignored, and attention is causal"),
+    "0 for hidden keys": (lambda: filled(0), "keys in tiles of 16 with a visible key have the sc"),
+    "a number for hidden keys": (lambda: filled(-5.3, 32, 20),
+        "hidden keys in tiles of 32 with a visible key have the score -5."),
+    "a number that lse tells": (lambda: filled(-3.3, lse=True),
+        "hidden keys in tiles of 16 with a visible key have the score -3.300"),
+    "a value that is its own": (lambda: attention(hide(S, CAUSAL), np.concatenate(
+        [V[:, 1:], V[:, -1:]], 1), causal=True),
+        "key j has the value of key j + 1 (its own if there is none)"),
     "keys read as 0": (lambda: attention(hide(np.where(J < 64, S, 0) + BIAS, CAUSAL),
         V * (J < 64)[:, None], bias=BIAS, causal=True),
         "keys 64 to 79 are read as 0 (score 0, value 0)"),
