@@ -481,9 +481,10 @@ def explain_output(
         words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
             of_lse = explain_normalisers(trials, one)
-            if of_lse is None and failed == "lse":
-                one = one._replace(everywhere=False)
-                of_lse = explain_normalisers(trials, one, others=False)
+            if of_lse is None and failed != "out":  # what leaves outputs right may change them
+                some = one._replace(everywhere=False)
+                of_lse = explain_normalisers(trials, some, others=False)
+                one = one if of_lse is None else some
             if of_lse is None and failed != "both":
                 continue
             if of_lse is None:

@@ -694,6 +694,14 @@ def test_log_normalisers_tell_the_last_digits_of_a_number(make, words):
     assert abs(value - float(words.split()[-1])) < 4 * error < 1e-4
 
 
+def test_a_cause_that_changes_log_normalisers_alone_elsewhere_is_one_of_wrong_rows():
+    """All keys of the first rows would count twice, which leaves their outputs as they are."""
+    seen = hide(S, FAR <= 0)
+    twice = seen + math.log(2) * ((ROW >= 16) & (J < 16))
+    found = judged(with_lse(twice, causal=True)).suspects[0]
+    assert found.text == "agrees if keys 0 to 15 count twice, but only in queries 16 to 63"
+
+
 def test_a_scale_that_is_far_off_is_not_taken_from_a_derivative():
     """Whose error counts roundings alone."""
     text = judged(attention(0.96 * S)).suspects[0].text
