@@ -354,7 +354,7 @@ def list_families(
     def count_bias(c: float) -> Alternative:
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
-    yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
+    yield "the scale is {} times the declared scale", rescale, (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
     pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
     text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads

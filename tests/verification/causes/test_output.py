@@ -677,6 +677,7 @@ def with_lse(s, arrays=(Q, K, V), base=1.0, **options):
     [
         (lambda: with_lse(0.9 * S), "the scale is 0.9"),
         (lambda: with_lse(0.71 * S), "the scale is 0.71"),
+        (lambda: with_lse(-S), "the scale is -1.0"),
         (lambda: with_lse(S + 0.3 * BIAS, bias=BIAS), "the bias is multiplied by 0.3"),
         (
             lambda: with_lse(7 * np.tanh(scores(*LARGE[:2]) / 7), LARGE, softcap=8.0),
