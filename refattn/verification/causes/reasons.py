@@ -289,7 +289,8 @@ def _may_be(x: Suspect) -> bool:
 
 def _is_as_derived(x: Suspect) -> bool:
     """Tell whether the derivative to a defect gives its size: of small ones, to their errors."""
-    return x.name.startswith(_EXACT) or x.estimate**2 < x.error
+    from_whole = x.estimate - 1 if x.name.startswith("edge") else x.estimate  # exact for a key
+    return x.name.startswith(_EXACT) or min(from_whole**2, x.estimate**2) < x.error
 
 
 def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
