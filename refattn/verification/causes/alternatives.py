@@ -31,7 +31,7 @@ _WRAPPED: Mapping[str, Callable[..., Place]] = {
     "queries and keys": lambda x, size: x._replace(i=x.i % size, j=x.j % size),
 }
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
-_WORDS = (8, 16, 32, 64)  # bits of a mask that are one number
+_WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _LOG2E = math.log2(math.e)
 _WITHOUT = {  # an option that was given
@@ -522,7 +522,7 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
             *(width + -width % x for x in (8, *_TILES)),
             *(width - width % x for x in _TILES),
         }
-        lengths |= {x for x in _WORDS if part and x < width}
+        lengths |= {x for x in _WORD_BITS if part and x < width}
         strides = {
             f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
         }

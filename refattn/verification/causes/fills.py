@@ -16,13 +16,13 @@ from .sampled import Alternative, Result, Rows, Seen, take_rows
 from .slips import attend_by, score_all
 from .wrong_rows import Sampled, differ, divide
 
-_TILES = (64, 128, 32, 16, 256)  # of queries and of keys, the most usual first
+_USUAL_TILES = (64, 128, 32, 16, 256)  # of queries and of keys, the most usual first
 STARTS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys begin
 
 
 def list_filled(problem: Problem) -> Iterator[Alternative]:
     """List kernels that hide keys by a score that is known: 0, or that of a cap."""
-    for where, size in _list_tiles(problem):
+    for where, size in _list_computed(problem):
         zero = partial(_fill_hidden, problem, fill=0.0, size=size)
         yield Alternative(f"hidden keys{where} have the score 0", problem, answer=zero)
         if problem.softcap is not None:
@@ -38,7 +38,7 @@ def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Altern
         answer = partial(_fill_hidden, problem, fill=fill, size=size, added=added)
         return Alternative("", problem, answer=answer)
 
-    for where, size in _list_tiles(problem):
+    for where, size in _list_computed(problem):
         text = f"hidden keys{where} have the score {{}}, not -inf"
         yield text, partial(hide_by, size=size, added=False)
         text = f"{{}} is added to the scores of hidden keys{where}, not -inf"
@@ -57,12 +57,12 @@ def rate_fill(
     return float(min(of_out)), float(min(of_lse, default=0.0))
 
 
-def _list_tiles(problem: Problem) -> Iterator[tuple[str, int]]:
+def _list_computed(problem: Problem) -> Iterator[tuple[str, int]]:
     """List sizes of tiles outside of which nothing is computed; 0 if all is."""
     banded = problem.causal or problem.window != (None, None)
     if banded or "mask" in problem.first:
         yield "", 0
-    for size in (x for x in _TILES if banded and x < max(problem.shape[:2])):
+    for size in (x for x in _USUAL_TILES if banded and x < max(problem.shape[:2])):
         yield f" in tiles of {size} with a visible key", size
 
 

@@ -13,7 +13,7 @@ from ...rounding.problems import Index, Problem
 from .heads import list_other_heads
 from .sampled import Alternative, Numbers1D, Seen
 
-_MOST = 2**24  # numbers of all masks, at most, that are read
+_MOST_OF_MASKS = 2**24  # numbers of all masks, at most, that are read
 
 
 class Diagonal(NamedTuple):
@@ -58,7 +58,7 @@ class Diagonal(NamedTuple):
 def list_diagonals(problem: Problem) -> Iterator[Alternative]:
     """List kernels that mistake lengths, levels or blocks of masks of batch members."""
     n, m, _ = problem.shape
-    if "mask" not in problem.first or math.prod(problem.lead) * n * m > _MOST:
+    if "mask" not in problem.first or math.prod(problem.lead) * n * m > _MOST_OF_MASKS:
         return
     masks = {at: Diagonal.of(problem.read(at)["mask"]) for at in np.ndindex(problem.lead)}
     own = {at: x for at, x in masks.items() if x is not None}
@@ -67,7 +67,7 @@ def list_diagonals(problem: Problem) -> Iterator[Alternative]:
     for text, to in _list_mistakes(problem, own):
         moved = {at: to(at, x) for at, x in own.items()}
         if any(not own[at].is_same(x) for at, x in moved.items()):
-            yield Alternative(text, problem.replaced("mask", partial(_show, moved)))
+            yield Alternative(text, problem.replaced("mask", partial(_show_diagonal, moved)))
 
 
 def _list_mistakes(
@@ -99,7 +99,7 @@ def _begin_blocks(at_own: bool, size: int, _: Index, x: Diagonal) -> Diagonal:
     return x._replace(first=np.maximum((level - origin) // size * size + origin, begin))
 
 
-def _show(masks: Mapping[Index, Diagonal], at: Index, mask: Any) -> Seen:
+def _show_diagonal(masks: Mapping[Index, Diagonal], at: Index, mask: Any) -> Seen:
     return masks[at].show(mask.shape[-1])
 
 

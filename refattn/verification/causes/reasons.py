@@ -37,7 +37,12 @@ from .wrong_rows import Sample
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
-_EXACT = ("factor", "truncated", "lse", "delta")  # of any size their derivatives are the defects
+_LINEAR_NAMES = (
+    "factor",
+    "truncated",
+    "lse",
+    "delta",
+)  # of any size their derivatives are the defects
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
@@ -290,7 +295,7 @@ def _may_be(x: Suspect) -> bool:
 def _is_as_derived(x: Suspect) -> bool:
     """Tell whether the derivative to a defect gives its size: of small ones, to their errors."""
     from_whole = x.estimate - 1 if x.name.startswith("edge") else x.estimate  # exact for a key
-    return x.name.startswith(_EXACT) or min(from_whole**2, x.estimate**2) < x.error
+    return x.name.startswith(_LINEAR_NAMES) or min(from_whole**2, x.estimate**2) < x.error
 
 
 def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
