@@ -92,13 +92,26 @@ def fit_convention(got: Doubles, convention: str, mean: Any) -> npt.NDArray[np.b
 
 def find_empty(problem: Problem, index: Index) -> npt.NDArray[np.bool_]:
     """Find the queries of a head that see no key."""
+    return ~np.concatenate(
+        [np.zeros(0, bool), *(x.any(-1) for x in _show_blocks_of(problem, index))]
+    )
+
+
+def find_unseen(problem: Problem, index: Index) -> npt.NDArray[np.bool_]:
+    """Find the keys of a head that no query sees."""
+    keys = problem.head(index).keys
+    unseen = np.ones(keys, bool)
+    for visible in _show_blocks_of(problem, index):
+        unseen &= ~visible.any(0)
+    return unseen
+
+
+def _show_blocks_of(problem: Problem, index: Index) -> Iterator[npt.NDArray[np.bool_]]:
+    """List what queries of a head see, by blocks of them."""
     head = problem.head(index)
-    found = np.zeros(len(head.q), bool)
     for i in blocks(0, len(head.q), _KEYS_AT_ONCE):
         visible = head.visible(i, slice(0, head.keys))
-        if visible is not None:
-            found[i] = ~np.broadcast_to(visible, (i.stop - i.start, head.keys)).any(-1)
-    return found
+        yield np.broadcast_to(True if visible is None else visible, (i.stop - i.start, head.keys))
 
 
 def list_conventions(

@@ -37,8 +37,9 @@ def find_worst(
         return Worst("lse", where, got, exact, float(rows.lse_bound[0]) + spacing / 2)
     column = where[-1]
     got = float(numbers.out(index)[row, column])
-    allowed = _allow(rows, column, verdict)
-    return Worst(verdict.of, where, got, float(rows.out[0, column]), allowed)
+    allowed, exact = _allow(rows, column, verdict), float(rows.out[0, column])
+    none = exact == 0 and allowed < FORMATS[numbers.out_dtype].spacing(0.0)  # no other number
+    return Worst(verdict.of, where, got, exact, 0.0 if none else allowed)
 
 
 def _allow(rows: RowErrors, column: int, verdict: Verdict) -> float:

@@ -18,6 +18,7 @@ from ...rounding.problems import Index, Problem
 from ..findings import name_span, place
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
+from .masks import list_diagonals
 from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
 from .sequences import fill_tiles, list_packed, one_sequence, pad_sum, within_sequences
 
@@ -30,6 +31,7 @@ _WRAPPED: Mapping[str, Callable[..., Place]] = {
     "queries and keys": lambda x, size: x._replace(i=x.i % size, j=x.j % size),
 }
 _COMPARED_ROWS = 64  # of each head, in which biases are compared
+_WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
 _STACKED = 2**22  # numbers of an array, at most, that is read with other strides
 _LOG2E = math.log2(math.e)
 _WITHOUT = {  # an option that was given
@@ -235,6 +237,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             text = f"the {name} is transposed"
             yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
     if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
+        yield from list_diagonals(problem)
         for by in (-2, -1, 1, 2, 3, 4):
             change = partial(_move_ends, by=by)
             moved = problem.replaced("mask", change)
@@ -351,7 +354,7 @@ def list_families(
     def count_bias(c: float) -> Alternative:
         return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
 
-    yield "the scale is {} times the declared scale", rescale, (0.25, 0.5, 1.0, 2.0, 4.0)
+    yield "the scale is {} times the declared scale", rescale, (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
     pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
     text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
@@ -504,24 +507,40 @@ def _list_strides(problem: Problem) -> Iterator[Alternative]:
 
 
 def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
-    """List masks and biases that are read with rows, or tiles of keys, of another length."""
+    """List masks and biases that are read with rows, or tiles of keys, of another length.
+
+    All of them, or the part of the last n keys, as that of a tree of tokens, in words of bits.
+    """
     n, m, _ = problem.shape
     if n * m > _STACKED or problem.packed is not None:
         return
-    lengths = {n, *(m + -m % x for x in (8, *_TILES)), *(m - m % x for x in _TILES)} - {0, m}
-    strides = {f"rows of {x} numbers, not {m}": (x, m) for x in sorted(lengths)}
-    strides |= {f"steps of two tiles of {x} keys, not one": (m, x) for x in _TILES if x < m}
-    for name in (x for x in ("mask", "bias") if x in problem.first):
+    parts = {"": (0, m)} | ({f" of the last {n} keys": (m - n, n)} if 1 < n < m else {})
+    for name, part in product((x for x in ("mask", "bias") if x in problem.first), parts):
+        start, width = parts[part]
+        lengths = {
+            n,
+            *(width + -width % x for x in (8, *_TILES)),
+            *(width - width % x for x in _TILES),
+        }
+        lengths |= {x for x in _WORD_BITS if part and x < width}
+        strides = {
+            f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
+        }
+        tiles = [x for x in _TILES if x < width]
+        strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
         for words, (row, tile) in strides.items():
-            turned = problem.replaced(name, partial(_read_strided, row=row, tile=tile))
-            yield Alternative(f"the {name} is read with {words}", turned)
+            read = partial(_read_strided, start=start, row=row, tile=tile)
+            text = f"the {name}{part} is read with {words}"
+            yield Alternative(text, problem.replaced(name, read))
 
 
-def _read_strided(_: Index, x: Any, row: int, tile: int) -> Any:
+def _read_strided(_: Index, x: Any, start: int, row: int, tile: int) -> Any:
     """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
-    keys = np.arange(x.shape[1])
+    last = x[:, start:]
+    keys = np.arange(last.shape[1])
     at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
-    return x.reshape(-1)[np.minimum(at, x.size - 1)]
+    read = last.reshape(-1)[np.minimum(at, last.size - 1)]
+    return np.concatenate([x[:, :start], read], -1)
 
 
 def _by_heads(x: Any) -> Any:

@@ -27,9 +27,10 @@ from ..empty_rows import fit_convention
 from ..findings import Numbers, Suspect, name_number, place
 from .alternatives import list_added, list_alternatives, list_families
 from .changed_inputs import list_rotated
+from .fills import STARTS, list_filled, list_fills, rate_fill
 from .fitted import list_counted, list_mixed, list_wrong_tiles, sum_by_tiles
 from .heads import describe_numbers, list_exchanged, list_of_heads, list_other_places
-from .normalisers import Normalisers, list_exchanged_normalisers
+from .normalisers import Normalisers, follow_normalisers, list_exchanged_normalisers
 from .places import list_places
 from .reach import list_cuts, list_reaches, list_windows
 from .sampled import Alternative, Result, Rows, attend
@@ -38,7 +39,6 @@ from .slips import (
     NORMALISERS,
     PARTS,
     fit_normalisers,
-    list_fills,
     list_lost_tiles,
     list_slips,
     sum_tiles,
@@ -69,7 +69,7 @@ _JOINED = 3  # alternatives, at most, named together
 _FIRST_ROWS = 8  # wrong rows by which alternatives are left out
 _EMPTY = 0.125  # of wrong rows, at most, that see no key by an alternative
 _TOO_SMALL = 0.04  # mean square of z of a profile that does not say what is rounded
-_FILLS = (-1.0, -2.5, -5.0, -10.0, -20.0)  # where fits of the scores of hidden keys start
+_FITTED_FILLS = 3  # ways to hide keys by a number, at most, of which this is fitted
 _OUTPUT_ALONE = "(only the output: lse does not agree)"
 _OF_HEADS = re.compile(r"head \(?\d")  # a cause that is one of these heads only
 _ROUNDED: Mapping[str, Mapping[str, Any]] = {
@@ -107,8 +107,10 @@ def _of_head(
 class Trials:
     """A sample, with the errors of the problem as it was given."""
 
-    def __init__(self, problem: Problem, sample: Sample) -> None:
-        self.problem, self.sample = problem, sample
+    def __init__(
+        self, problem: Problem, sample: Sample, numbers: Numbers, profile: Profile
+    ) -> None:
+        self.problem, self.sample, self.about = problem, sample, (problem, numbers, profile)
         given = Alternative("", problem)
         self.given = [given.result(x.rows) for x in sample.heads]
         self.sizes = [sample.unit * row_sizes(x.out) for x in self.given]
@@ -161,16 +163,16 @@ class Trials:
 
     def list_explained(self) -> Iterator[Explained]:
         """List what explains enough, of all alternatives."""
-        plain = list_skipped, list_hidden, list_alternatives, list_slips, list_added, list_padded
-        alternatives = [*chain(*(x(self.problem) for x in (*plain, list_rotated)))]
+        plain = list_skipped, list_hidden, list_alternatives, list_slips, list_filled, list_added
+        alternatives = [*chain(*(x(self.problem) for x in (*plain, list_padded, list_rotated)))]
         if len(self.problem.lead) and self.problem.lead[-1] > 1:
             text = "heads and queries of the output are swapped (transposed)"
             alternatives.append(Alternative(text, self.problem, answer=self._transposed))
         yield from self.explain_all(alternatives)
         for text, family, starts in list_families(self.problem):
             yield from self.fit(text, family, starts)
-        for text, fill in list_fills(self.problem):
-            yield from self.fit(text, fill, _FILLS)
+        for text, fill in self._find_fills():
+            yield from self.fit(text, fill, STARTS)
         yield from self.explain_heads()
         for x, own in zip(self.first, self.given_first, strict=True):
             some = self.problem, x, self.sample.unit * row_sizes(own)
@@ -183,11 +185,20 @@ class Trials:
             for number in self.find_better(y.out for y in tiles):
                 yield self.explain(lost[number])
 
-    def list_fitted(self, numbers: Numbers) -> Iterator[Alternative]:
+    def _find_fills(self) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
+        """Find the ways to hide keys by a number that come nearest to rows, or their lse."""
+        fills = [*list_fills(self.problem)] if self.first else []
+        far: Any = np.zeros((0, 2))
+        for x, own in zip(self.first, self.given_first, strict=True):
+            size = self.sample.unit * row_sizes(own)
+            far = np.array([rate_fill(x, size, fill, *self.about) for _, fill in fills])
+        yield from (fills[x] for x in np.unique(np.argsort(far, 0)[:_FITTED_FILLS]))
+
+    def list_fitted(self) -> Iterator[Alternative]:
         """List what is fitted to wrong rows: tiles of keys, and limits in tiles of rows alone."""
         wrong = self.sample.wrong
         columns, length = partial(sum_by_tiles, self.problem, self.sample.unit), find_tiles(wrong)
-        every = list_wrong(self.problem, numbers, wrong)
+        every = list_wrong(self.problem, self.about[1], wrong)
         yield from list_counted(self.problem, every, columns, length)
         yield from list_mixed(self.problem, every, self.sample.unit)
         yield from list_other_places(self.problem, self.sample)
@@ -267,7 +278,8 @@ class Trials:
     ) -> tuple[float, float] | None:
         """Fit a number by Gauss and Newton, from the best of some starts, with its error.
 
-        It is that of the wrong rows of all heads of the sample, or of some of them.
+        It is that of the wrong rows of all heads of the sample, or of some of them; log
+        normalisers, which are more exact, tell its last digits.
         """
         every = range(len(self.given)) if among is None else among
         wrong = {x: self.sample.heads[x].wrong for x in every}
@@ -297,7 +309,8 @@ class Trials:
             c, last = c + float(np.clip(product / size, -abs(c) / 2, abs(c) / 2)), c
             if abs(c - last) < error / 10:
                 break
-        return c, error
+        of_lse = [x for x in heads if x.lse is not None and len(x.got)]
+        return follow_normalisers(family, of_lse, (c, error), *self.about)
 
     def judge(self, one: Explained, profiles: Mapping[str, Profile], dtype: str) -> Explained:
         """Tell whether what an alternative leaves is by the roundings of one of the profiles."""
@@ -440,7 +453,7 @@ def explain_output(
     if sample.remarks and not sample.wrong.any():
         words = " and ".join(sample.remarks)
         return [as_suspect(f"agrees if {words}")], sample
-    trials = Trials(problem, sample)
+    trials = Trials(problem, sample, numbers, profile)
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
@@ -455,15 +468,12 @@ def explain_output(
         judged = [trials.judge(x, profiles, dtype) for x in nearest[:_BEST]]
         holding = [x for x in judged if x.holds]
         if len(holding) > 1:  # rows that were not taken may tell them apart
-            holding.sort(
-                key=lambda x: len(find_left(trials, x.alternative, numbers, profile, None)[0])
-            )
+            holding.sort(key=lambda x: len(find_left(trials, x.alternative, None)[0]))
         if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
-            named = partial(explain_normalisers, trials)
-            holding.sort(key=lambda x: named(x, numbers, profile, False) is None)
+            holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
         if not any(x.holds for x in found):
-            explained = trials.explain_all(trials.list_fitted(numbers))
+            explained = trials.explain_all(trials.list_fitted())
             fitted = [trials.judge(x, profiles, dtype) for x in explained]
             found = trials.keep_apart([x for x in fitted if x.holds]) or found
         if not (sized or any(x.holds for x in found)):
@@ -472,10 +482,11 @@ def explain_output(
     for one in found:
         words, of_lse = one.alternative.text, None
         if numbers.lse is not None:
-            of_lse = explain_normalisers(trials, one, numbers, profile)
-            if of_lse is None and failed == "lse":
-                one = one._replace(everywhere=False)
-                of_lse = explain_normalisers(trials, one, numbers, profile, others=False)
+            of_lse = explain_normalisers(trials, one)
+            if of_lse is None and failed != "out":  # what leaves outputs right may change them
+                some = one._replace(everywhere=False)
+                of_lse = explain_normalisers(trials, some, others=False)
+                one = one if of_lse is None else some
             if of_lse is None and failed != "both":
                 continue
             if of_lse is None:
@@ -485,9 +496,7 @@ def explain_output(
         if words:
             suspect = suspect_alternative(words, one, trials)
             if suspect.name == "convention":
-                suspect = say_what_is_left(
-                    suspect, *find_left(trials, one.alternative, numbers, profile, of_lse)
-                )
+                suspect = say_what_is_left(suspect, *find_left(trials, one.alternative, of_lse))
             suspects.append(suspect)
     whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
     return whole or suspects, sample
@@ -527,14 +536,12 @@ def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:
     return suspect._replace(estimate=scale / declared - 1)
 
 
-def explain_normalisers(
-    trials: Trials, one: Explained, numbers: Numbers, profile: Profile, others: bool = True
-) -> Normalisers | None:
+def explain_normalisers(trials: Trials, one: Explained, others: bool = True) -> Normalisers | None:
     """Find a description of the log normalisers, in the rows that an alternative explains.
 
     Those of the alternative are tried first, in all forms of `NORMALISERS`, then those of others.
     """
-    heads, about = trials.sample.heads, (trials.problem, numbers, profile)
+    heads, about = trials.sample.heads, trials.about
     heads = heads if one.everywhere else [x.take(x.wrong) for x in heads if x.wrong.any()]
     results = [one.alternative.result(x.rows) for x in heads]
     named = (Normalisers(f"lse is {x}", change=change) for x, change in NORMALISERS.items())
@@ -544,9 +551,7 @@ def explain_normalisers(
     fitted = (Normalisers(f"lse is {x}", change=change) for x, change in fit_normalisers(of_lse))
     exchanged = (
         Normalisers(f"lse is {words}", other.result)
-        for words, other in list_exchanged_normalisers(
-            trials.problem, numbers, trials.sample, profile
-        )
+        for words, other in list_exchanged_normalisers(*about, trials.sample)
     )
     rest = chain([right], moved, fitted, exchanged) if others else ()
     for lse in chain([Normalisers("")], named, rest):
@@ -565,14 +570,10 @@ def leave_without_keys(
 
 
 def find_left(
-    trials: Trials,
-    alternative: Alternative,
-    numbers: Numbers,
-    profile: Profile,
-    of_lse: Normalisers | None,
+    trials: Trials, alternative: Alternative, of_lse: Normalisers | None
 ) -> tuple[list[Index], int]:
     """Find wrong rows, of so many, that an alternative leaves wrong; in heads that it names."""
-    problem, sample = trials.problem, trials.sample
+    (problem, numbers, _), sample = trials.about, trials.sample
     names = _OF_HEADS.search(alternative.text) is not None
     heads = {x.rows.at for x in sample.heads if x.wrong.any()}
     taken = [x.take(x.wrong) for x in sample.heads if x.wrong.any()]
@@ -588,7 +589,7 @@ def find_left(
         if alternative.answer is None:
             off &= ~leave_without_keys(problem, x, result, given)
         if of_lse is not None:
-            off |= of_lse.far(x, result, problem, numbers, profile) > 2 * FAR
+            off |= of_lse.far(x, result, *trials.about) > 2 * FAR
         left += [(*x.rows.at, int(i)) for i in x.rows.queries[off]]
         count += len(off)
     return left, count

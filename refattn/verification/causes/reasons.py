@@ -11,7 +11,7 @@ import numpy as np
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
-from ..empty_rows import find_empty, say_how_to_accept
+from ..empty_rows import find_empty, find_unseen, say_how_to_accept
 from ..findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
 from ..verdict import Verdict
 from ..worst import find_worst
@@ -37,10 +37,17 @@ from .wrong_rows import Sample
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
+_LINEAR_NAMES = (
+    "factor",
+    "truncated",
+    "lse",
+    "delta",
+)  # of any size their derivatives are the defects
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
 )
+_SURE_ERRORS = 4.0  # by which a size is surely not 0
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -203,18 +210,26 @@ def name_trivial(verdict: Verdict) -> list[Suspect]:
 
 
 def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[Suspect]:
-    """Say what gradients in queries that see no key are, if these are all that are wrong."""
-    if problem.gradient is None or problem.gradient.of != "dq":
+    """Say what gradients in queries that see no key, or in keys that none sees, are.
+
+    Only if these are all that are wrong.
+    """
+    if problem.gradient is None:
         return []
-    forward = problem.gradient.forward
+    of, forward = problem.gradient.of, problem.gradient.forward
+    find = find_empty if of == "dq" else find_unseen
     heads = [problem.index_of(x) for x in np.flatnonzero(sample.wrong.any(1))]
     wrong = sample.wrong[sample.wrong.any(1)]
-    if not heads or np.any(wrong & ~np.stack([find_empty(forward, x) for x in heads])):
+    for head, rows in zip(heads, wrong, strict=True):
+        if np.any(rows & ~np.all([find(forward, x) for x in problem.gradient.heads[head]], 0)):
+            return []
+    if not heads:
         return []
     got = np.concatenate([numbers.out(x)[i] for x, i in zip(heads, wrong, strict=True)])
-    what = "NaN" if np.all(np.isnan(got)) else "not 0"
-    option = "nan" if what == "NaN" else "any"
-    text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
+    what, option = ("NaN", "nan") if np.all(np.isnan(got)) else ("not 0", "any")
+    text = f"{of} of keys that no query sees is {what}"
+    if of == "dq":
+        text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
     return [as_suspect(f"agrees if {text}")]
 
 
@@ -251,7 +266,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     """
     square = verdict.z.rms**2
     sized = [x for x in verdict.suspects if x.error < math.inf]
-    kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse")]
+    kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse") and _may_be(x)]
     kept = [x for x in kept if not x.name.startswith("truncated") or 0.3 < x.estimate <= _TRUNCATED]
     most = max((x.explained for x in kept), default=0.0) * square
     noise = 4 * math.sqrt(2 / max(math.prod(verdict.shape), 1))
@@ -263,12 +278,24 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
             continue
         share = min(max(x.explained * square / over, 0.0), 1.0)
         text = x.text
-        if square * (1 - min(x.explained, 1.0)) > _SMALL_REST:
+        if square * (1 - min(x.explained, 1.0)) > _SMALL_REST or not _is_as_derived(x):
             text = re.sub(r" ± \S*\d", "", text)
         if share >= _MOST:
             fits.append(x._replace(explained=share, text=text))
     best = max((x.explained for x in fits), default=0.0)
     return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
+
+
+def _may_be(x: Suspect) -> bool:
+    """Tell whether a weight that counts in part is a share: neither none nor more than all."""
+    sure = _SURE_ERRORS * x.error
+    return not x.name.startswith("edge") or sure < x.estimate < 1 + sure
+
+
+def _is_as_derived(x: Suspect) -> bool:
+    """Tell whether the derivative to a defect gives its size: of small ones, to their errors."""
+    from_whole = x.estimate - 1 if x.name.startswith("edge") else x.estimate  # exact for a key
+    return x.name.startswith(_LINEAR_NAMES) or min(from_whole**2, x.estimate**2) < x.error
 
 
 def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
@@ -293,8 +320,11 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
     """Put what holds first, then the fits that do, then what explains a part."""
     holding = [x for x in found if x.name == "convention"]
-    if any(x.name.startswith("scale") and "±" in x.text for x in fits):  # of all rows: the surer
+    scales = [x for x in fits if x.name.startswith("scale")]
+    if any("±" in x.text for x in scales):  # of all rows: the surer
         holding = [x for x in holding if "times the declared scale" not in x.text]
+    elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
+        fits = [x for x in fits if x not in scales]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
     return [*holding, *fits, *rest]
 

@@ -91,9 +91,6 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         for words, cap in _CAPS.items():
             change = partial(_map_scores, change=partial(cap, problem.softcap))
             yield Alternative(words, without, compute=change)
-        fill = partial(_fill_hidden, problem, fill=-problem.softcap)
-        text = "hidden keys have the score -cap (the cap is applied after the mask)"
-        yield Alternative(text, problem, answer=fill)
         twice = partial(_cap_twice, cap=problem.softcap)
         yield Alternative("the cap is applied before and after the mask", problem, compute=twice)
         capped = partial(_map_scores, change=partial(_cap_scores, problem.softcap))
@@ -121,7 +118,7 @@ def _list_beside(problem: Problem) -> Iterator[Alternative]:
     sizes = [x for x in TILE_SIZES if 2 * x < problem.shape[1]]  # else copies of others, or a turn
     for called, names in _OF_TOKENS.items():
         for size, turn, ends in product((1, *sizes), (1, -1), _AT_ENDS):
-            if ends == (KEPT if size == 1 else AROUND):
+            if size > 1 and ends == AROUND:
                 continue
             moved = problem
             for name in names:
@@ -177,7 +174,7 @@ def _weigh_scores(scores: Doubles) -> tuple[Doubles, Doubles]:
     return _over(scores, top), top
 
 
-def _attend_by(scores: Doubles, v: Doubles) -> Result:
+def attend_by(scores: Doubles, v: Doubles) -> Result:
     """Compute the mean of the values by these scores."""
     w, top = _weigh_scores(scores)
     return _result(w @ v, np.sum(w, -1), top)
@@ -461,7 +458,7 @@ def _map_scores(
     whole = score_all(head)
     bare = whole if with_bias else score_all(head._replace(bias=None))
     changes = np.isfinite(whole) & (with_sink | (np.arange(whole.shape[-1]) < head.keys))
-    return _attend_by(np.where(changes, whole - bare + change(finite(bare)), whole), head.v)
+    return attend_by(np.where(changes, whole - bare + change(finite(bare)), whole), head.v)
 
 
 def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
@@ -469,28 +466,7 @@ def _cap_twice(head: SoftmaxHead, cap: float) -> Result:
     s = score_all(head).copy()
     keys = slice(0, head.keys)
     s[:, keys] = _cap_scores(cap, s[:, keys])
-    return _attend_by(s, head.v)
-
-
-def _fill_hidden(problem: Problem, rows: Rows, fill: float, added: bool = False) -> Result:
-    """Give hidden keys a score, or add it to theirs."""
-    head = take_rows(problem, rows)
-    s = score_all(head._replace(mask=None))
-    s = np.where(np.isfinite(score_all(head)), s, s + fill if added else fill)
-    return _attend_by(s, head.v)
-
-
-def list_fills(problem: Problem) -> Iterator[tuple[str, Callable[[float], Alternative]]]:
-    """List kernels that hide keys by a number, which is fitted."""
-    if not ("mask" in problem.first or problem.causal or problem.window != (None, None)):
-        return
-
-    def hide_by(fill: float, added: bool) -> Alternative:
-        answer = partial(_fill_hidden, problem, fill=fill, added=added)
-        return Alternative("", problem, answer=answer)
-
-    yield "hidden keys have the score {}, not -inf", partial(hide_by, added=False)
-    yield "{} is added to the scores of hidden keys, not -inf", partial(hide_by, added=True)
+    return attend_by(s, head.v)
 
 
 def _saturate(head: SoftmaxHead, most: float) -> Result:
@@ -503,12 +479,10 @@ def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
     m = problem.shape[1]
     for size in (x for x in LOST_TILES if x < m):
         for j in blocks(0, m, size):
-            for words, (of_sum, of_out) in _LOSSES.items():
+            for words, loss in _LOSSES.items():
                 text = f"keys {j.start} to {j.stop - 1} {words}"
-                compute = partial(_without_tile, j=j, of_sum=of_sum, of_out=of_out)
-                hidden = of_sum == of_out < 0
-                other = Alternative(text, problem, compute=compute)
-                yield hide_tile(problem, j) if hidden else other
+                other = Alternative(text, problem, compute=partial(_without_tile, j=j, loss=loss))
+                yield hide_tile(problem, j) if loss == _LEFT_OUT else other
 
 
 def hide_tile(problem: Problem, j: slice) -> Alternative:
@@ -523,28 +497,38 @@ def hide_tile(problem: Problem, j: slice) -> Alternative:
 
 def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
     """List results of the kernels of `list_lost_tiles`, from sums over tiles of keys."""
-    w, _ = _weigh_scores(score_all(head))
+    w, zero, top = _weigh_with_zeros(head)
     total, out = np.sum(w, -1), w @ head.v
     for size in (x for x in LOST_TILES if x < head.keys):
         for j in blocks(0, head.keys, size):
-            part, moved = np.sum(w[:, j], -1), w[:, j] @ head.v[j]
-            for of_sum, of_out in _LOSSES.values():
-                rest = total + of_sum * part
+            part, moved, blank = np.sum(w[:, j], -1), w[:, j] @ head.v[j], np.sum(zero[:, j], -1)
+            for of_sum, of_out, of_zero in _LOSSES.values():
+                rest = total + of_sum * part + of_zero * blank
                 rest = np.where(rest > _ALL_LOST * total, rest, 0.0)
                 kept = np.where(rest[:, None] > 0, out + of_out * moved, 0.0)
-                yield _result(kept, rest, total)
+                yield _result(kept, rest, top)
 
 
-def _without_tile(head: SoftmaxHead, j: slice, of_sum: float, of_out: float) -> Result:
+def _weigh_with_zeros(head: SoftmaxHead) -> tuple[Doubles, Doubles, Doubles]:
+    """Compute weights, those if all keys were 0, and the largest scores."""
     w, top = _weigh_scores(score_all(head))
+    return w, _over(score_all(head._replace(k=np.zeros_like(head.k))), top), top
+
+
+def _without_tile(head: SoftmaxHead, j: slice, loss: tuple[float, float, float]) -> Result:
+    w, zero, top = _weigh_with_zeros(head)
+    of_sum, of_out, of_zero = loss
     out = w @ head.v + of_out * (w[:, j] @ head.v[j])
-    return _result(out, np.sum(w, -1) + of_sum * np.sum(w[:, j], -1), top)
+    more = of_sum * np.sum(w[:, j], -1) + of_zero * np.sum(zero[:, j], -1)
+    return _result(out, np.sum(w, -1) + more, top)
 
 
-_LOSSES: Mapping[str, tuple[float, float]] = {
-    "are left out": (-1.0, -1.0),
-    "count twice": (1.0, 1.0),
-    "count in the sum of the weights only": (0.0, -1.0),
+_LEFT_OUT = (-1.0, -1.0, 0.0)
+_LOSSES: Mapping[str, tuple[float, float, float]] = {  # of weights in both sums; and of zeros
+    "are left out": _LEFT_OUT,
+    "count twice": (1.0, 1.0, 0.0),
+    "count in the sum of the weights only": (0.0, -1.0, 0.0),
+    "are read as 0 (score 0, value 0)": (-1.0, -1.0, 1.0),
 }
 
 NORMALISERS: Mapping[str, Callable[[Result, float | None], Any]] = {

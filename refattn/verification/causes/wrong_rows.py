@@ -226,7 +226,8 @@ def compare_outputs(
     holds = right < 2 * FAR, here
     if moved < POWER:
         return Comparison(square, 0.0, 0.0, *holds, False)
-    return Comparison(square, max(gain / excess, 0.0), gain / moved, *holds, True)
+    likeness = (gain + 2 * math.sqrt(moved)) / moved  # to the error that roundings make in it
+    return Comparison(square, max(gain / excess, 0.0), likeness, *holds, True)
 
 
 def _has_numbers(sample: Sample) -> bool:

@@ -322,3 +322,18 @@ def test_the_shift_of_numbers_is_found():
     assert find_shift(rows, values + 1e-3, noise, theirs) == ((0,), -5)
     assert find_shift(rows, rng.standard_normal(40), noise, theirs) is None
     assert find_shift(rows, values, np.where(rows < 9, np.inf, noise), theirs) is None
+
+
+@pytest.mark.parametrize("seen_by_one", [False, True])
+def test_gradients_of_keys_that_no_query_sees(seen_by_one):
+    """Of all heads that share them; they are 0, and nothing else is allowed."""
+    (q, *_, g), (_, k, v, _) = draw(6, heads=4, n=40), draw(7, n=40)
+    mask = np.broadcast_to(np.arange(40) < 30, (4, 40, 40)).copy()
+    mask[1] |= seen_by_one
+    arrays = backward(q, k, v, g, mask)
+    arrays["dk"][:, 34:] = BF16(0.3 * g[:2, :6])
+    found = verify(**arrays, mask=mask, profile="flash").parts["dk"]
+    if not seen_by_one:
+        assert (found.worst.exact, found.worst.allowed) == (0, 0)
+        assert found.suspects[0].text == "agrees if dk of keys that no query sees is not 0"
+    assert seen_by_one == (not found.suspects)

@@ -72,7 +72,43 @@ def scaled(of_k, of_v):
     return given(fused(scores(Q, of_k * k), of_v * v)[0], (Q, k, v), **options)
 
 
+def padded(said, done=None, begins=(0, 0, 0)):
+    """Batch members with masks of their own: which keys are seen, and which are said to be."""
+    begin = np.reshape(begins, (3, 1, 1))
+
+    def show(rule):
+        return (begin <= J) & (J[:, None] >= begin) & rule(J[:, None], J, begin)
+
+    mask = show(said)
+    return given(fused(hide(S, mask if done is None else show(done)), V)[0][:, None], (
+        Q[:, None], K[:, None], V[:, None]), mask=mask[:, None])  # fmt: skip
+
+
+LENGTHS = np.array([96, 80, 61])[:, None, None]
+
+
+def of_lengths(level, length=LENGTHS):
+    """Causal attention whose last query is level with some key."""
+    return lambda i, j, _: (j < length) & (j <= i + level - N)
+
+
 CASES = {
+    "one diagonal": (lambda: padded(of_lengths(LENGTHS), of_lengths(96)),
+        "the causal mask is aligned by the longest lengths, not by those of each batch member"),
+    "diagonals of others": (lambda: padded(of_lengths(LENGTHS + 10),
+        of_lengths(np.roll(LENGTHS, -1, 0) + 10)),
+        "the alignment of the causal mask is that of the next batch member"),
+    "lengths of others": (lambda: padded(of_lengths(N, LENGTHS - 9),
+        of_lengths(N, np.roll(LENGTHS, 1, 0) - 9)),
+        "the mask is read from the batch member before"),
+    "blocks of the buffer": (
+        lambda: padded(lambda i, j, x: (j <= i) & ((i - x) // 32 == (j - x) // 32),
+            lambda i, j, _: (j <= i) & (i // 32 == j // 32), (0, 9, 70)),
+        "blocks of 32 keys in the mask begin at multiples of 32, not at the first key of each"),
+    "blocks of each": (
+        lambda: padded(lambda i, j, _: (j <= i) & (i // 32 == j // 32),
+            lambda i, j, x: (j <= i) & ((i - x) // 32 == (j - x) // 32), (0, 9, 70)),
+        "blocks of 32 keys in the mask begin at the first key of each batch member, not at"),
     "rotated twice": (lambda: attention(hide(scores(rotated(Q), rotated(K)), FAR <= 0),
         causal=True), "queries and keys are rotated (RoPE) once more, by base 10000 in halves"),
     "not rotated": (lambda: attention(scores(rotated(Q, 1e6, -1), rotated(K, 1e6, -1))),
@@ -109,6 +145,7 @@ NONE = {
     "rotated by another base": lambda: attention(scores(rotated(Q, 30.0), rotated(K, 30.0))),
     "a row of another bias": lambda: attention(S + BIAS[:, :1].T, bias=BIAS),
     "first rows of nowhere": lambda: given(take(fused(S, V)[0], V[:, :12], slice(12))),
+    "diagonals of nowhere": lambda: padded(of_lengths(LENGTHS), of_lengths(LENGTHS // 2 * 3 - 40)),
     "noise": lambda: given(fused(S, V)[0] + 0.1 * V),
 }
 FAST = ("rotated twice", "v is k", "one row of the bias", "averaged")
@@ -131,3 +168,13 @@ def test_nothing_is_named_that_is_not_there(name):
     found = verify(**NONE[name]())
     assert found.verdict == "FAIL"
     assert not [x.text for x in found.suspects if x.text.startswith("agrees if")]
+
+
+@pytest.mark.parametrize(
+    "values", [lambda x: 1.3 * x, lambda x: x + np.roll(V, 1, 1) - V, lambda x: 2 * V - x]
+)
+def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
+    """A share of a weight that is fitted to other errors is none."""
+    found = verify(**attention(CAUSAL, values(np.roll(V, -1, 1)), causal=True))
+    assert found.verdict == "FAIL"
+    assert not any("of its weight" in x.text for x in found.suspects)

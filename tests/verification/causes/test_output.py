@@ -665,3 +665,46 @@ def test_normalisers_of_rows_that_see_no_key():
     found = judged(arrays, lse=lse)
     assert "lse of rows that see no key is inf" in found.suspects[0].text
     assert judged(arrays, lse=lse, empty_rows="any").verdict == "PASS"
+
+
+def with_lse(s, arrays=(Q, K, V), base=1.0, **options):
+    out, lse = fused(s, arrays[2])
+    return given(out, arrays, lse=base * lse, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: with_lse(0.9 * S), "the scale is 0.9"),
+        (lambda: with_lse(0.71 * S), "the scale is 0.71"),
+        (lambda: with_lse(-S), "the scale is -1.0"),
+        (lambda: with_lse(S + 0.3 * BIAS, bias=BIAS), "the bias is multiplied by 0.3"),
+        (
+            lambda: with_lse(7 * np.tanh(scores(*LARGE[:2]) / 7), LARGE, softcap=8.0),
+            "the soft cap is 7",
+        ),
+        (lambda: with_lse(0.9 * S, base=LOG2E), "the scale is 0.9"),
+    ],
+)
+def test_log_normalisers_tell_the_last_digits_of_a_number(make, words):
+    """They are more exact than outputs, and agree with a number to its own error alone."""
+    text = judged(make()).suspects[0].text
+    assert text.startswith(f"agrees if {words}")
+    assert "only the output" not in text
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    assert abs(value - float(words.split()[-1])) < 4 * error < 1e-4
+
+
+def test_a_cause_that_changes_log_normalisers_alone_elsewhere_is_one_of_wrong_rows():
+    """All keys of the first rows would count twice, which leaves their outputs as they are."""
+    seen = hide(S, FAR <= 0)
+    twice = seen + math.log(2) * ((ROW >= 16) & (J < 16))
+    found = judged(with_lse(twice, causal=True)).suspects[0]
+    assert found.text == "agrees if keys 0 to 15 count twice, but only in queries 16 to 63"
+
+
+def test_a_scale_that_is_far_off_is_not_taken_from_a_derivative():
+    """Whose error counts roundings alone."""
+    text = judged(attention(0.96 * S)).suspects[0].text
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    assert abs(value - 0.96) < 4 * error

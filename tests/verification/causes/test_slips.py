@@ -191,6 +191,28 @@ def strided(x, at):
     return x.reshape(-1)[np.minimum(at, x.size - 1)]
 
 
+def tree(start, row):
+    """The last keys are those of the queries, of which each sees some."""
+    mask = MASK.copy()
+    mask[:, : M - N] = True
+    last = mask[:, M - N :]
+    read = np.concatenate([mask[:, : M - N], strided(last, start + ROW * row + J[:N])], -1)
+    return attention(hide(S, read), mask=mask)
+
+
+def filled(score, size=16, left=None, lse=False):
+    """Hidden keys have a score, in tiles that are computed."""
+    seen = CAUSAL if left is None else CAUSAL & (-left <= FAR)
+    tiles = np.zeros_like(seen)
+    for i in range(0, N, size):
+        for j in range(0, M, size):
+            at = np.s_[i : i + size, j : j + size]
+            tiles[at] = seen[at].any()
+    out, of_rows = fused(hide(np.where(seen, S, score), tiles), V)
+    options = {"causal": True} | ({} if left is None else {"window": (left, 0)})
+    return given(out, **options, **({"lse": of_rows} if lse else {}))
+
+
 TANH = scores(*CAPPED[:2]) / 8
 CASES = {
     "one by one": (one_by_one, "the running sums are not rescaled when the maximum grows (one key"),
@@ -228,6 +250,17 @@ CASES = {
     "equal parts of a size": (lambda: in_parts(64), "parts of 64 keys are merged with equal"),
     "causal, not the mask": (lambda: attention(hide(S, CAUSAL), mask=MASK),
         "the mask is ignored, and attention is causal"),
+    "0 for hidden keys": (lambda: filled(0), "keys in tiles of 16 with a visible key have the sc"),
+    "a number for hidden keys": (lambda: filled(-5.3, 32, 20),
+        "hidden keys in tiles of 32 with a visible key have the score -5."),
+    "a number that lse tells": (lambda: filled(-3.3, lse=True),
+        "hidden keys in tiles of 16 with a visible key have the score -3.300"),
+    "a value that is its own": (lambda: attention(hide(S, CAUSAL), np.concatenate(
+        [V[:, 1:], V[:, -1:]], 1), causal=True),
+        "key j has the value of key j + 1 (its own if there is none)"),
+    "keys read as 0": (lambda: attention(hide(np.where(J < 64, S, 0) + BIAS, CAUSAL),
+        V * (J < 64)[:, None], bias=BIAS, causal=True),
+        "keys 64 to 79 are read as 0 (score 0, value 0)"),
     "NaN that is hidden": (spoiled, "keys or values that the mask hides are NaN, and 0 times NaN"),
     "mask of queries": (lambda: zeroed(lambda i: i < 40), "the mask of keys also hides queries"),
     "mask of other rows": (
@@ -236,6 +269,8 @@ CASES = {
     "mask of other tiles": (
         lambda: attention(hide(S, strided(MASK, ROW * M + J + J // 32 * 32)), mask=MASK),
         "the mask is read with steps of two tiles of 32 keys"),
+    "mask of one word of two": (lambda: tree(0, 32),
+        f"the mask of the last {N} keys is read with rows of 32 numbers, not {N}"),
     "bias of other rows": (lambda: attention(S + strided(BIAS, ROW * 128 + J), bias=BIAS),
         f"the bias is read with rows of 128 numbers, not {M}"),
 }  # fmt: skip
@@ -262,6 +297,7 @@ NEIGHBOURS = {
     "cut at less": (lambda: cut(1.2), "are cut at"),
     "other NaN": (lambda: spoiled_elsewhere(), "the mask hides are NaN"),
     "zeros from elsewhere": (lambda: zeroed(lambda i: i < 30), "the mask of keys also hides"),
+    "a mask from elsewhere": (lambda: tree(7, 32), "is read with"),
     "another mask": (lambda: attention(hide(S, ~MASK[::-1]), mask=MASK), "is read with"),
     "a sink that is small": (lambda: padded_by(-0.7), "the running maximum"),
     "weights merged by nothing known": (lambda: merged(lambda x: np.exp(1.2 * x)), "merged"),
