@@ -137,7 +137,7 @@ UNREADABLE = {
     "other_estimators:NONE": "AttributeError: .*'NONE'",
     "no_such_estimators:ONE": "ModuleNotFoundError: .*no_such_estimators",
     "other_estimators:TAKEN": "ValueError: `name` and `aliases` must be new, got 'ra'",
-    "other_estimators:uniform": "TypeError: .*not iterable",
+    "other_estimators:uniform": "TypeError: it must be an Estimator or several, got function",
     "other_estimators:__name__": "TypeError: `record` must be an Estimator, got str",
 }
 
@@ -210,6 +210,17 @@ def test_a_random_one_is_held_to_the_law_of_its_function():
     assert {"seeds", "own_law", "mask", "causal", "reference_values"} <= set(right)
     wrong = checked(partial(shifted, step=0.0), "shifted", "omega")
     assert [name for name, status in wrong.items() if status == "FAIL"] == ["verdict", "own_law"]
+
+
+def test_options_are_those_of_the_package():
+    known = {*registry.record._KEYWORDS, *registry.record._ABILITIES}
+    given = {x for record in ESTIMATORS.values() for x in {*record.options} - {*record.gates}}
+    assert {x for x in given | {*conformance.CAPABILITIES} if x[:2] != "d_"} <= known | {
+        "indices_only",
+        "omega_only",
+    }
+    with pytest.raises(ValueError, match="`options` must hold options of refattn, got 'heat'"):
+        register(POOLED._replace(options=("scale", "heat")))
 
 
 def test_its_pullback_is_found_and_is_the_slope_of_its_formula():

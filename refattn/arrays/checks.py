@@ -37,9 +37,12 @@ def arrays(min_ndim: int, **named: Array) -> Any:
     if is_numpy_array(head):
         supported.append(np.dtype(np.longdouble))
     if head.dtype not in supported:
+        cast = f"xp.astype({first}, xp.float32)"
+        if str(head.dtype).startswith("torch."):
+            cast = f"{first}.to(torch.float32)"
         raise TypeError(
             f"`{first}` must have dtype float32 or float64, got {head.dtype}: cast it first, "
-            f"for example with xp.astype({first}, xp.float32)."
+            f"for example with {cast}."
         )
     for name, x in rest:
         same_home(name, x, first, head)
@@ -57,8 +60,10 @@ def is_array(name: str, x: Any, most: int = 32) -> None:
     Queries, keys and values have one fewer, as each query may have samples.
     """
     if not is_array_api_obj(x) or isinstance(x, np.ma.MaskedArray):
+        several = isinstance(x, tuple | list) and any(map(is_array_api_obj, x))
+        hint = ": pass each of its arrays by its own keyword" * several
         raise TypeError(
-            f"`{name}` must be an array of a library with the array API, got {describe(x)}."
+            f"`{name}` must be an array of a library with the array API, got {describe(x)}{hint}."
         )
     if x.ndim > most:
         raise ValueError(f"`{name}` must have at most {most} axes, got {x.ndim}.")
@@ -90,7 +95,14 @@ def boolean(name: str, x: Any, first: str, head: Array) -> None:
     is_array(name, x, 31)
     same_home(name, x, first, head)
     if not is_of(x, "bool"):
-        raise TypeError(f"`{name}` must have dtype bool (True = attend), got {x.dtype}.")
+        raise TypeError(say_not_boolean(name, x.dtype))
+
+
+def say_not_boolean(name: str, dtype: Any) -> str:
+    """Say how a mask of numbers is made one of truths; what is added to scores is a bias."""
+    hint = f"pass {name} != 0 if nonzero keeps a key"
+    added = ", and what is added to scores as `bias`" * ("float" in str(dtype))
+    return f"`{name}` must have dtype bool (True = attend), got {dtype}: {hint}{added}."
 
 
 def broadcasts(name: str, x: Array, shape: tuple[int, ...], rule: str) -> None:

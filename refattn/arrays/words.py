@@ -167,3 +167,23 @@ def head_number(index: Sequence[int]) -> str:
     ('0,3', '-')
     """
     return ",".join(map(str, index)) or "-"
+
+
+def place(index: Sequence[int]) -> str:
+    """Write an index; one number has no brackets."""
+    return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])
+
+
+def name_row(index: Sequence[int]) -> str:
+    """Name each axis of a row's place: files may have tokens before heads.
+
+    >>> name_row((1, 2, 30)), name_row((30,))
+    ('head (1, 2), row 30', 'row 30')
+    """
+    *head, row = index
+    return f"head {place(head)}, row {row}" if head else f"row {row}"
+
+
+def name_element(index: Sequence[int]) -> str:
+    """Name each axis of an element's place."""
+    return f"{name_row(index[:-1])}, column {index[-1]}"

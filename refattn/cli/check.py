@@ -325,6 +325,12 @@ def _import_target(target: str) -> Any:
     module, colon, name = target.partition(":")
     if not (module and colon and name):
         raise ValueError(f"the target must be MODULE:CALLABLE, got {target!r}.")
+    if "/" in module or module.startswith("."):
+        file = module.removesuffix(".py").rpartition("/")[2].lstrip(".")
+        raise ValueError(
+            f"the target must name a module, not a path, got {target!r}: "
+            f"run it in the folder of the file, as {file}:{name}."
+        )
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -332,7 +338,7 @@ def _import_target(target: str) -> Any:
         for part in name.split("."):
             target_object = getattr(target_object, part)
     except (ImportError, AttributeError) as error:
-        file = module.removesuffix(".py").removeprefix("./").replace("/", ".")
+        file = module.removesuffix(".py")
         hint = f". Did you mean {file}:{name}?" if module.endswith(".py") else ""
         if isinstance(error, AttributeError) and error.name:
             hint = f".{close(error.name, dir(error.obj))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -221,7 +222,8 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     """Check the dtype of an array, and see its bytes as such numbers."""
     dtype = _CODES.get(x.dtype, x.dtype) if isinstance(x, safetensors.Tensor) else x.dtype.name
     if name == "mask" and dtype != "bool":
-        raise TypeError(f"`mask` must have dtype bool (True = attend), got {dtype}.")
+        read = re.sub(r"^I(?=\d)", "int", dtype)  # as safetensors call it
+        raise TypeError(checks.say_not_boolean("mask", read))
     if name in SCALES and dtype == INTEGER:
         return x.view(np.int8) if isinstance(x, safetensors.Tensor) else x
     if name != "mask" and dtype not in DTYPES:

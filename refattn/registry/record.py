@@ -223,7 +223,10 @@ class _Estimators(Mapping[str, Estimator]):
         """Add the records of an entry point; one that cannot be read is said, and left out."""
         try:
             found = point.load()
-            for record in [found] if isinstance(found, Estimator) else found:
+            records = [found] if isinstance(found, Estimator) else found
+            if not isinstance(records, Iterable):
+                raise TypeError(f"it must be an Estimator or several, got {type(found).__name__}.")
+            for record in records:
                 if record not in self._records.values():  # its module may have registered it
                     self.add(record)
         except Exception as error:  # it may be anything that another package does
@@ -272,6 +275,10 @@ _KEYWORDS = {
     *("scale", "mask", "causal", "window", "softcap", "bias", "sinks", "dropout"),
     *("omega", "indices", "log_probability"),
 }
+_ABILITIES = {
+    *("lse", "vjp", "gqa", "gva", "offsets", "moments", "feature_map", "initial_state"),
+    *("omega_per_head", "batch_invariant", "deterministic"),
+}
 # Traits that make sense with another one only, and those of a size.
 _WITH_RANDOM, _WITH_SIZE = {"seeds-differ", "data-free", "target"}, {"chunked", "unlimited-size"}
 
@@ -310,8 +317,9 @@ def _checked(record: Any) -> Estimator:
             if not name.isidentifier():
                 raise ValueError(f"`{argument}` must consist of keywords, got {name!r}.")
     for name in options:  # what begins with d_ or ends with _only is about a keyword
-        hint = close(name, _KEYWORDS)
-        if hint and name.removeprefix("d_").removesuffix("_only") not in _KEYWORDS:
+        known = {*_KEYWORDS, *_ABILITIES, *record.gates}
+        if name.removeprefix("d_").removesuffix("_only") not in known:
+            hint = close(name, known)
             raise ValueError(f"`options` must hold options of refattn, got {name!r}.{hint}")
     for name in traits:
         checks.choice("traits", name, TRAITS)

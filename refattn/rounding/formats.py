@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..arrays import checks
 from ..arrays.library import Doubles, array_namespace, to_host
+from ..arrays.words import name_element
 
 _NUMPY_DTYPES = ("float16", "float32", "float64")
 _EXPONENT = np.int64(0x7FF << 52)
@@ -111,6 +112,8 @@ def widen(name: str, x: Any) -> Doubles:
     dtype = dtype_of(x, name)
     if not isinstance(x, np.ndarray):
         xp = array_namespace(x)
+        if getattr(x, "is_meta", False):  # of torch
+            raise ValueError(f"`{name}` must hold numbers, got a tensor on the meta device.")
         x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
     return np.asarray(x, np.float64)
 
@@ -132,5 +135,5 @@ def check_all_hold(name: str, x: Doubles, index: tuple[int, ...], dtype: str) ->
         at = np.argwhere(~holds)[0]
         raise ValueError(
             f"`{name}` must hold numbers of {dtype} only, got {float(x[tuple(at)])} at "
-            f"{(*index, *map(int, at))}: round it first."
+            f"{name_element((*index, *map(int, at)))}: round it first."
         )

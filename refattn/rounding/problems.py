@@ -18,6 +18,7 @@ from ..arrays.blocks import WHOLE, blocks
 from ..arrays.heads import grouped_lead
 from ..arrays.library import Doubles, to_host
 from ..arrays.threads import Sequencer, for_each
+from ..arrays.words import name_element
 from ..engine.scores import Band
 from .backward import analyse_gradient, exact_gradient, list_sources
 from .formats import FORMATS, Format, check_all_hold, widen
@@ -444,7 +445,7 @@ def hide_unseen(x: dict[str, Any], band: Band) -> dict[str, Any]:
         if not whole.all():
             at = np.argwhere(~whole[:, None] & ~known[name])[0].tolist()
             where = "" if name == "q" else " where a query sees it"
-            found = f"{x[name][tuple(at)]} at {tuple(at)}"
+            found = f"{x[name][tuple(at)]} at {name_element(at)}"
             raise ValueError(f"`{name}` must be finite{where}, got {found} of its head.")
         every = known[name].all()
         x[name] = np.ascontiguousarray(x[name]) if every else np.where(known[name], x[name], 0.0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..arrays import checks
+from ..arrays.words import close
 from .formats import FORMATS, Format
 from .hardware import IEEE, UNITS, unit_for
 from .roundings import Roundings, is_power_of_two
@@ -220,6 +221,7 @@ def profile_of(profile: Any) -> Profile:
     if not isinstance(profile, str) or profile not in PROFILES:
         raise ValueError(
             f"`profile` must be a Profile or one of {', '.join(PROFILES)}, got {profile!r}."
+            + close(str(profile), PROFILES)
         )
     return PROFILES[profile]
 

@@ -172,10 +172,6 @@ class ProfileTrial(NamedTuple):
         return min((x.adjusted for x in self.tests), default=1.0) <= alpha
 
 
-def place(index: Index) -> str:
-    return f"({', '.join(map(str, index))})" if len(index) != 1 else str(index[0])
-
-
 def describe_span(numbers: npt.NDArray[Any]) -> str:
     """Write numbers as a range, or a few of them."""
     first, last = int(numbers[0]), int(numbers[-1])

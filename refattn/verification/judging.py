@@ -45,6 +45,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..arrays.threads import one_blas_thread
+from ..arrays.words import name_row
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
@@ -62,7 +63,7 @@ from .choice import (
     may_be_one,
 )
 from .empty_rows import describe_idle
-from .findings import Finding, Numbers, Part, ProfileTrial, place, weaken
+from .findings import Finding, Numbers, Part, ProfileTrial, weaken
 from .head_sums import RowWeights
 from .likelihood import ALIKE, Fit, compare
 from .looks import (
@@ -478,7 +479,7 @@ def _remark_idle(rows: Sequence[Index]) -> list[str]:
     """Name rows of which nothing is known."""
     if not rows:
         return []
-    first = place(min(rows))
+    first = name_row(min(rows))
     return [
         f"0 or the mean of v would also pass in {len(rows)} rows by this profile, the first is "
         f"{first}: the verdict does not cover them"

@@ -10,14 +10,15 @@ import numpy as np
 
 from .. import stats
 from ..arrays.library import Doubles
+from ..arrays.words import name_element, place
 from ..rounding.backward import list_directions, variance_along
 from ..rounding.covariance import bound_covariance
-from ..rounding.problems import Problem, sweep
+from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
 from .directions import SCORE_CHANGES, explain_size, give_error
 from .evidence import Estimate, Evidence, Known, log_chernoff, log_quadratic
-from .findings import Finding, Numbers, ProfileTrial, Suspect, Z, place
+from .findings import Finding, Numbers, ProfileTrial, Suspect, Z
 from .head_sums import ONE_PERCENT, HeadSums
 from .looks import Look, choose_loud, choose_loudest
 
@@ -145,7 +146,11 @@ class _Outcome(NamedTuple):
 def _test_bound(errors: HeadSums) -> Iterator[_Outcome]:
     ratio, where = errors.beyond
     log_p = -math.inf if ratio > 1 + 2.0**-20 else 0.0
-    yield _Outcome("bound", log_p, ratio, f"at {place(where)}" if where else "")
+    yield _Outcome("bound", log_p, ratio, _name_where(where))
+
+
+def _name_where(where: Index) -> str:
+    return f"at {name_element(where)}" if where else ""
 
 
 def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
@@ -164,7 +169,10 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         return
     z, where = errors.largest
     yield _Outcome(
-        "largest z", _correct_for_tries(math.log(2) - z * z / 2, elements), z, f"at {place(where)}"
+        "largest z",
+        _correct_for_tries(math.log(2) - z * z / 2, elements),
+        z,
+        _name_where(where),
     )
     n = errors.square.shape[1]
     used = errors.counted > 0

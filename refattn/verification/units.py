@@ -170,7 +170,7 @@ def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> 
     """Say what the unit of a profile of this name makes of the result, if it has one."""
     profile = profile_of(name)._replace(out=numbers.out_dtype)
     unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
-    if unit is not None and fit is not None:
+    if unit is not None and fit is not None and fit.agrees:
         what = "float32 products are split in three" if unit.split else "sums are truncated"
         seen, predicted = (f"{-100 * x:.2g} %" for x in (fit.measured, fit.predicted))
         where = f"tensor cores of {name_units(unit)}"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..arrays.shown import held
 from ..arrays.tables import Column, Table
-from ..arrays.words import portable, to_json
+from ..arrays.words import name_element, name_row, portable, to_json
 from .directions import SENTENCES
 from .findings import (
     SAME_KEYS,
@@ -21,7 +21,6 @@ from .findings import (
     Worst,
     Z,
     as_cause,
-    place,
     weaken,
 )
 
@@ -213,7 +212,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
             yield f"  where: {verdict.place}"
     if verdict.worst is not None:
         yield f"  worst: {_write_worst(verdict)}"
-    there = f" at {place(verdict.z.where)}" if verdict.z.where else ""
+    there = f" at {name_element(verdict.z.where)}" if verdict.z.where else ""
     if not failed or verdict.z.largest:  # no number is finite, else
         of_out = f" of {verdict.of}" * (verdict.worst is not None and verdict.worst[0] == "lse")
         yield (
@@ -283,7 +282,8 @@ def _write_worst(verdict: Verdict) -> str:
     assert verdict.worst is not None
     name, where, got, exact, allowed = verdict.worst
     most = f"± {allowed:.3g}" if math.isfinite(allowed) else "anything"
-    return f"{name} at {place(where)} is {got:.6g}, exact {exact:.6g}, allowed {most}"
+    at = name_row(where) if name == "lse" else name_element(where)
+    return f"{name} at {at} is {got:.6g}, exact {exact:.6g}, allowed {most}"
 
 
 def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:

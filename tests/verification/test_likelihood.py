@@ -162,7 +162,7 @@ def test_a_row_of_which_a_profile_says_nothing_is_not_explained():
     out[0, 5] = 0
     found = verify(**given, out=out)
     assert (found.verdict, found.profile, found.idle) == ("UNDERPOWERED", "eager", 1)
-    assert "would also pass in 1 rows by this profile, the first is (0, 5)" in str(found)
+    assert "would also pass in 1 rows by this profile, the first is head 0, row 5" in str(found)
     assert "the verdict does not cover them" in str(found)
 
 

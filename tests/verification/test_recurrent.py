@@ -130,7 +130,7 @@ CAUSES = {
         "beta": lambda x: x * np.array([1, 0.5, 1], np.float32)[:, None]
     },
     "the state stays the initial one": {"beta": np.zeros_like, "log_decay": np.zeros_like},
-    "6 of 210 rows, the first is (0, 68): each row is the exact row times a number, 0": {
+    "6 of 210 rows, the first is head 0, row 68: each row is the exact row times a number, 0": {
         "out": lambda x: x * (np.arange(70) < 68)[:, None]
     },
     "each row is the exact row times a number": {"q": longer},

@@ -391,7 +391,7 @@ def test_what_is_wrong_is_localised():
     text = str(caught.value)
     assert text.startswith("FAIL: no correct kernel in bfloat16 gives such numbers")
     assert re.search(r"mean square of tiles of 16 .*, head 2, queries 16 to 31", text)
-    at = re.search(r"worst: out at \((\d+), (\d+), (\d+)\)", text)
+    at = re.search(r"worst: out at head (\d+), row (\d+), column (\d+)", text)
     assert at is not None
     assert (int(at[1]), 16 <= int(at[2]) < 32) == (2, True)
 

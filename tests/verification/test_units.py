@@ -91,6 +91,12 @@ def test_units_are_tried_only_after_rounded_sums(monkeypatch):
     assert judged(arrays, "bfloat16", hardware="ieee").verdict == "FAIL"
 
 
+def test_sums_are_not_called_truncated_where_the_numbers_do_not_show_it():
+    found = judged(made(None, "bfloat16", "one sign", 16, 64), "bfloat16", profile="flash@hopper")
+    assert found.verdict != "FAIL"
+    assert not [x for x in found.remarks if "truncated" in x]
+
+
 def test_units_that_cannot_explain_errors_are_not_tried():
     """An output that is too large, and one of few keys, of which units lose nothing."""
     for m, by in ((256, 1.01), (32, 0.99)):

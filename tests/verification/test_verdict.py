@@ -427,10 +427,10 @@ def test_what_is_not_seen(defect):
 def test_remarks():
     out = run()
     found = judged(changed(out, np.s_[1, 5:7, 3], lambda x: math.nan))
-    text = "2 of 256 rows hold NaN or infinity, the first is (1, 5) (queries 5 to 6, column 3)"
-    assert found.remarks == [text]
+    first = "the first is head 1, row 5 (queries 5 to 6, column 3)"
+    assert found.remarks == [f"2 of 256 rows hold NaN or infinity, {first}"]
     found = judged(changed(out, np.s_[1, 5, 3], lambda x: math.nan))
-    assert found.remarks == ["1 of 256 rows holds NaN or infinity, at (1, 5) (column 3)"]
+    assert found.remarks == ["1 of 256 rows holds NaN or infinity, at head 1, row 5 (column 3)"]
 
 
 def test_remarks_where_no_row_is_a_result():
@@ -750,7 +750,9 @@ def test_what_no_query_sees_may_hold_anything(dtype, by, where, bad):
         verify(**arrays, **given, out=to(out))
     if where == "k":
         q[0, 2, 3] = bad
-        with pytest.raises(ValueError, match=r"`q` must be finite, got -?(nan|inf) at \(2, 3\)"):
+        with pytest.raises(
+            ValueError, match=r"`q` must be finite, got -?(nan|inf) at row 2, column 3"
+        ):
             verify(**arrays, **given, out=to(out))
 
 

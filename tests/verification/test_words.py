@@ -141,3 +141,38 @@ def test_keys_in_blocks(tmp_path, options):
     given["block_table"][1:] = [[1, 1, 1], [3, 0, 1]]
     np.savez(tmp_path / "x.npz", **given)
     assert judge_file(tmp_path / "x.npz", **options).verdict == ("FAIL" if options else "PASS")
+
+
+def test_tensors_of_torch_are_named_in_its_words():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros((2, 4, 4))
+    with pytest.raises(ValueError, match="`q` must hold numbers, got a tensor on the meta device"):
+        refattn.verify(**dict.fromkeys(("q", "k", "v", "out"), x.to("meta")))
+    with pytest.raises(TypeError, match=r"for example with q.to\(torch.float32\)"):
+        refattn.softmax_attention(*[x.bfloat16()] * 3)
+
+
+def test_masks_of_integers_in_files(tmp_path):
+    x = np.zeros((4, 4), f32)
+    save_file(
+        {"mask": np.ones((4, 4), int)} | dict.fromkeys(["q", "k", "v", "out"], x),
+        tmp_path / "x.safetensors",
+    )
+    with pytest.raises(TypeError, match="got int64: pass mask != 0"):
+        open_tensors(tmp_path / "x.safetensors")
+
+
+def test_each_axis_of_a_place_is_named_whatever_the_layout():
+    arrays = {x: np.random.default_rng(0).standard_normal((2, 48, 4, 16)) for x in "qkv"}
+    q, k, v = (x.swapaxes(1, 2) for x in arrays.values())
+    out = refattn.softmax_attention(q, k, v).swapaxes(1, 2)
+    out[1, 30, 2, 5] += 0.1
+    found = refattn.verify(**arrays, out=out, layout="bnhd")
+    place = "head (1, 2), row 30, column 5"
+    text = str(found)
+    assert f"out at {place} is " in text
+    assert f"largest {found.z.largest:.3g} at {place}\n" in text
+    assert f"bound = {found.tests[0].statistic:.3g}, p 0, at {place}\n" in text
+    arrays["k"][1, 30, 2, 5] = np.nan
+    with pytest.raises(ValueError, match="got nan at row 30, column 5 of its head"):
+        refattn.verify(**arrays, out=out, layout="bnhd")

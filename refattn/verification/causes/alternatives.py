@@ -12,10 +12,11 @@ import numpy as np
 
 from ...arrays.library import Doubles
 from ...arrays.stored import NARROW
+from ...arrays.words import name_row
 from ...rounding.formats import FORMATS
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..findings import name_span, place
+from ..findings import name_span
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
 from .masks import list_diagonals
@@ -52,7 +53,7 @@ def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator
         got = read(index)
         zero = zero and not np.any(got)
         strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
-        first = first or (place((*index, int(strange[0]))) if strange.size else "")
+        first = first or (name_row((*index, int(strange[0]))) if strange.size else "")
         nan, rows, held = nan + strange.size, rows + got.shape[0], np.union1d(held, strange)
         columns |= ~np.all(np.isfinite(got), 0)
     if zero and rows:

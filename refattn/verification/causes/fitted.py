@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
+from ...arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import Roundings
-from ..findings import Numbers, Suspect, name_span, place
+from ..findings import Numbers, Suspect, name_span
 from .heads import weigh_keys
 from .sampled import Alternative, Place, Result, attend
 from .slips import TILE_SIZES, score_all

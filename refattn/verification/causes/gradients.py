@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.library import Doubles
+from ...arrays.words import place
 from ...rounding.formats import FORMATS, Format
 from ...rounding.problems import Gradient, Index
 from ...rounding.profiles import Profile
 from ...rounding.saved import BackwardHead
-from ..findings import Part, Suspect, describe_span, place
+from ..findings import Part, Suspect, describe_span
 from .backward import (
     Backward,
     Candidate,

@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
+from ...arrays.words import place
 from ...rounding.head import SoftmaxHead
 from ...rounding.problems import Index, Problem
-from ..findings import place
 from .sampled import Alternative, Result, Rows, attend, show_band
 from .slips import TILE_SIZES, score_all
 from .wrong_rows import Sample, Sampled, differ, divide, row_sizes

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.library import Doubles
+from ...arrays.words import place
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
-from ..findings import Numbers, place
+from ..findings import Numbers
 from .sampled import Alternative, Result, Rows
 from .slips import NORMALISERS
 from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin

@@ -19,12 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ...arrays.library import Doubles
+from ...arrays.words import name_row
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
 from ...rounding.softmax import analyse_softmax
 from ..empty_rows import fit_convention
-from ..findings import Numbers, Suspect, name_number, place
+from ..findings import Numbers, Suspect, name_number
 from .alternatives import list_added, list_alternatives, list_families
 from .changed_inputs import list_rotated
 from .fills import STARTS, list_filled, list_fills, rate_fill
@@ -511,7 +512,7 @@ def say_what_is_left(suspect: Suspect, left: Sequence[Index], count: int) -> Sus
     """Say which of so many wrong rows a cause leaves wrong; one that leaves most is no cause."""
     if not left:
         return suspect
-    rows = f"{len(left)} of {count} wrong rows, the first is {place(left[0])}"
+    rows = f"{len(left)} of {count} wrong rows, the first is {name_row(left[0])}"
     text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; it does not explain {rows}"
     name = suspect.name if 2 * len(left) < count else "convention in part"
     share = min(suspect.explained, 1 - len(left) / count)

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
+from ...arrays.words import name_row, place
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ...rounding.profiles import Profile
-from ..findings import Numbers, Suspect, describe_span, name_span, place
+from ..findings import Numbers, Suspect, describe_span, name_span
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
 from .wrong_rows import Sample, differ, divide, find_tiles, number_sequences
@@ -274,7 +275,7 @@ def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
         zeros[at] = sample.wrong[at] & ~np.any(got, -1)
     if zeros.any() and np.any(zeros != sample.wrong):
         head, row = (int(x) for x in np.argwhere(zeros)[0])
-        first = place((*problem.index_of(head), row))
+        first = name_row((*problem.index_of(head), row))
         yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
 
 

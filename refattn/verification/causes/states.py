@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...arrays.library import Doubles
+from ...arrays.words import name_row, place
 from ...rounding.formats import FORMATS
 from ...rounding.problems import Index, Problem
 from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
-from ..findings import Finding, Numbers, Suspect, place
+from ..findings import Finding, Numbers, Suspect
 from .output import as_suspect
 from .places import by_row, describe_factors, name_heads
 
@@ -416,7 +417,7 @@ def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -
     text = describe_factors(factors[off] if few else factors)
     if few:
         rows = [(*index, i) for index, out in got.items() for i in range(len(out))]
-        first = place(min(rows[x] for x in off))
+        first = name_row(min(rows[x] for x in off))
         text = f"{len(off)} of {len(rows)} rows, the first is {first}: {text}"
     elif problem.of == "out":
         text += ": look at the norm of q"

@@ -442,9 +442,9 @@ def of_four_without_bias(of_lse, left):
             "",
             "agrees in part if the bias is ignored (only the output: lse does not agree)",
         ),
-        ("own", "out", "it does not explain 1 of 256 wrong rows, the first is (2, 22)"),
-        ("own", "a tenth", "it does not explain 1 of 256 wrong rows, the first is (2, 22)"),
-        ("own", "lse", "it does not explain 1 of 256 wrong rows, the first is (2, 22)"),
+        ("own", "out", "it does not explain 1 of 256 wrong rows, the first is head 2, row 22"),
+        ("own", "a tenth", "it does not explain 1 of 256 wrong rows, the first is head 2, row 22"),
+        ("own", "lse", "it does not explain 1 of 256 wrong rows, the first is head 2, row 22"),
     ],
 )
 def test_a_cause_agrees_if_it_holds_in_all_rows_and_parts(of_lse, left, words):
@@ -465,7 +465,9 @@ def test_rows_that_are_left():
 def test_a_cause_that_leaves_most_rows_is_none():
     some = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 4, 10)
     most = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 5, 10)
-    words = "agrees in part if x; it does not explain 4 of 10 wrong rows, the first is (1, 2)"
+    words = (
+        "agrees in part if x; it does not explain 4 of 10 wrong rows, the first is head 1, row 2"
+    )
     assert (some.text, some.explained, some.name) == (words, 0.6, "convention")
     assert most.name == "convention in part"
 
@@ -569,7 +571,8 @@ def test_rows_of_nan_hide_no_cause(name):
     assert found.place == "124 of 128 rows"
     line = "4 log normalisers are not finite, of queries between 3 and 42"
     if "lse" not in name:
-        line = "4 of 128 rows hold NaN or infinity, the first is (0, 3) (queries between 3 and 42)"
+        first = "head 0, row 3 (queries between 3 and 42)"
+        line = f"4 of 128 rows hold NaN or infinity, the first is {first}"
     assert line in found.remarks
 
 
