@@ -78,6 +78,8 @@ def command(line, folder):
     program, *args = shlex.split(line.replace("\\\n", " "))
     if program == "refattn" and args[0] == "check":  # which imports what is in the folder
         program, args = "python", ["-m", "refattn", *args]
+        if "--time-limit" not in args:  # what is printed is that of a machine with time
+            args += ["--time-limit", "900"]
     if program == "refattn":
         from click.testing import CliRunner
 
@@ -93,7 +95,7 @@ def command(line, folder):
         del env["COLUMNS"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     code = [sys.executable, "-W", "ignore", *args]
-    result = subprocess.run(code, cwd=folder, env=env, timeout=300, check=False, **pipes)
+    result = subprocess.run(code, cwd=folder, env=env, timeout=1000, check=False, **pipes)
     # How long it takes depends on the machine, and is said beside the results.
     beside = (
         r"^(?:estimated time: .*|check \d+ of \d+: .*|\w+: (?:\d+ of \d+|not yet done) after .*)\n"

@@ -93,7 +93,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
         return
     head, widths = take_rows(problem, x.rows), np.arange(m)
     s = score_all(head)
-    windows = {y: z for y, z in _WINDOWS.items() if not (problem.causal and z(0)[1] == 0)}
+    windows = {y: z for y, z in _WINDOW_SIDES.items() if not (problem.causal and z(0)[1] == 0)}
     far = {y: np.zeros(m) for y in windows}
     for weights, level, got, size in zip(
         np.exp(s - np.max(s, -1, keepdims=True)), x.rows.queries + m - n, x.got, sizes, strict=True
@@ -113,7 +113,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
         yield Alternative(text, problem._replace(window=window(width)))
 
 
-_WINDOWS: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
+_WINDOW_SIDES: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
     "{} keys to the left": lambda x: (x, None),
     "{} keys to the left, and none to the right": lambda x: (x, 0),
     "{} keys to the right": lambda x: (None, x),

@@ -37,12 +37,7 @@ from .wrong_rows import Sample
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
-_LINEAR_NAMES = (
-    "factor",
-    "truncated",
-    "lse",
-    "delta",
-)  # of any size their derivatives are the defects
+_LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
@@ -294,8 +289,9 @@ def _may_be(x: Suspect) -> bool:
 
 def _is_as_derived(x: Suspect) -> bool:
     """Tell whether the derivative to a defect gives its size: of small ones, to their errors."""
-    from_whole = x.estimate - 1 if x.name.startswith("edge") else x.estimate  # exact for a key
-    return x.name.startswith(_LINEAR_NAMES) or min(from_whole**2, x.estimate**2) < x.error
+    of_key = x.name.startswith(("edge", "key"))  # for one that counts fully, or not, it is exact
+    from_exact = min(abs(x.estimate), abs(x.estimate - of_key))
+    return x.name.startswith(_LINEAR_NAMES) or from_exact**2 < x.error
 
 
 def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:

@@ -194,7 +194,9 @@ def test_rows_that_a_cause_leaves_are_counted():
     found = verify(**arrays, causal=True, profile="flash").parts
     text = found["dk"].suspects[0].text
     assert text.startswith("agrees in part if in the backward pass attention is not causal")
-    assert re.search(r"; it does not explain 1 of \d+ wrong rows, the first is \(1, 21\)$", text)
+    assert re.search(
+        r"; it does not explain 1 of \d+ wrong rows, the first is head 1, row 21$", text
+    )
     assert found["dq"].suspects[0].text.startswith("agrees if")
 
 
