@@ -314,7 +314,10 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
 
 
 def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
-    """Put what holds first, then the fits that do, then what explains a part."""
+    """Put what holds first, then the fits that do, then what explains a part.
+
+    A scale or a factor comes before what explains less, as one of many causes may by chance.
+    """
     holding = [x for x in found if x.name == "convention"]
     scales = [x for x in fits if x.name.startswith("scale")]
     if any("±" in x.text for x in scales):  # of all rows: the surer
@@ -322,7 +325,8 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
         fits = [x for x in fits if x not in scales]
     rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
-    return [*holding, *fits, *rest]
+    plainest = any(x.name.startswith(("scale", "factor")) for x in fits)
+    return sorted([*holding, *fits, *rest], key=lambda x: plainest and x.explained < _MOST)
 
 
 def _explain_features(

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from refattn.verification import verify
+from refattn.verification.causes.output import as_suspect
+from refattn.verification.causes.reasons import order_suspects
 from tests.verification.causes.kernels import BF16, draw, fused, hide, scores
 
 N, M = 32, 96
@@ -177,3 +179,11 @@ def test_a_tail_that_was_never_written_is_a_cause():
         f"{where}, as if the last tile was never written, or its queries were not read"
     ]
     assert texts[1:] == [[], []]
+
+
+def test_a_fit_comes_before_a_cause_that_explains_less():
+    fit = as_suspect("the scale is 1.06 ± 0.01 times the declared scale", 1.0, "scale")
+    for share in (0.8, 1.0):
+        cause = as_suspect("agrees if parts are merged otherwise", share)
+        assert order_suspects([cause], [fit]) == ([cause, fit] if share == 1 else [fit, cause])
+        assert order_suspects([cause], []) == [cause]
