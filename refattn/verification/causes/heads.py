@@ -30,7 +30,7 @@ _CROSSED = 16  # tiles, at most, that are tried in the place of each other
 
 
 def list_other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
-    """List heads that may be taken for another."""
+    """List the heads that a kernel may read by mistake: the first, the next, the one before."""
     lead = problem.lead
     for axis, length in enumerate(lead):
         if length == 1:
@@ -245,9 +245,10 @@ def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alt
     if not {"mask", "bias"}.isdisjoint(problem.first):
         return
     for step, factor in product(dict.fromkeys((1, problem.lead[-1])), (1.0, 0.0)):
-        called, of = "head" if step == 1 else "batch member", "those of the next" if factor else "0"
-        text = f"queries {n} to {n + count - 1} of a {called}, beyond its end, are written over "
-        text += f"the first of the next (as if their q were {of})"
+        called = "head" if step == 1 else "batch member"
+        source = f"read from the next {called}" if factor else "0"
+        text = f"rows {n} to {n + count - 1} of a {called}, past its end, overwrite the first rows "
+        text += f"of the next {called} (their q is {source})"
         if not wrong[:step].any():
             answer = partial(_spill, problem, count, step, factor)
             yield Alternative(text, problem, answer=answer)

@@ -73,7 +73,7 @@ def list_diagonals(problem: Problem) -> Iterator[Alternative]:
 def _list_mistakes(
     problem: Problem, own: Mapping[Index, Diagonal]
 ) -> Iterator[tuple[str, Callable[[Index, Diagonal], Diagonal]]]:
-    """List what masks may be taken for, by the index of the head."""
+    """List wrong alignments, lengths and blocks of the mask of each head."""
     longest = max((x.level for x in own.values()), default=0)
     text = "the causal mask is aligned by the longest lengths, not by those of each batch member"
     yield text, lambda _, x: x._replace(level=longest)

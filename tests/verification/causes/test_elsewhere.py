@@ -73,7 +73,7 @@ def scaled(of_k, of_v):
 
 
 def padded(said, done=None, begins=(0, 0, 0)):
-    """Batch members with masks of their own: which keys are seen, and which are said to be."""
+    """Batch members of several lengths, with the mask that is declared and the one that is used."""
     begin = np.reshape(begins, (3, 1, 1))
 
     def show(rule):
@@ -115,9 +115,9 @@ CASES = {
         "queries and keys are not rotated (RoPE), by base 1e+06 in halves"),
     "keys rotated twice": (lambda: attention(scores(Q, rotated(K, 5e5))),
         "keys are rotated (RoPE) once more, by base 500000 in halves"),
-    "rows beyond the end": (lambda: spilled(1), "queries 96 to 107 of a head, beyond its end, are "
-        "written over the first of the next (as if their q were those of the next)"),
-    "empty rows beyond the end": (lambda: spilled(0), "(as if their q were 0)"),
+    "rows beyond the end": (lambda: spilled(1), "rows 96 to 107 of a head, past its end, "
+        "overwrite the first rows of the next head (their q is read from the next head)"),
+    "empty rows beyond the end": (lambda: spilled(0), "(their q is 0)"),
     "v is k": (lambda: attention(CAUSAL, take(V, K[:, 32:64], slice(32, 64)), causal=True),
         "k is used as v for keys 32 to 63"),
     "v of the tile before": (lambda: attention(S, take(V, V[:, 32:48], slice(48, 64))),

@@ -192,7 +192,7 @@ def strided(x, at):
 
 
 def tree(start, row):
-    """The last keys are those of the queries, of which each sees some."""
+    """Each query sees some of the last keys, which stand at the same places as the queries."""
     mask = MASK.copy()
     mask[:, : M - N] = True
     last = mask[:, M - N :]
