@@ -69,11 +69,9 @@ def _find_change(name: str, base: Adapter, holds: Callable[[_Neighbour], bool]) 
     for x in _neighbours(base):
         if x.option not in values and holds(x):
             values[x.option] = x.value
-    hint = {"dtype": " (if that is meant: --tag dtype={})"}  # a limit, not a convention
-    return [
-        f"matches {name} except that {option} is {value}{hint.get(option, '').format(value)}"
-        for option, value in values.items()
-    ]
+    if "dtype" in values:  # a limit, not a convention
+        values["dtype"] += f" (if that is meant: --tag dtype={values['dtype']})"
+    return [f"matches {name} except that {option} is {value}" for option, value in values.items()]
 
 
 def _bases(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:

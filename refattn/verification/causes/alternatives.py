@@ -20,8 +20,8 @@ from ..findings import name_span
 from .changed_inputs import list_narrow, list_scales
 from .heads import list_other_heads
 from .masks import list_diagonals
-from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, show_band
-from .sequences import fill_tiles, list_packed, one_sequence, pad_sum, within_sequences
+from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
+from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
 
 _BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
 _TILES = (16, 32, 64, 128)  # to which keys may be padded

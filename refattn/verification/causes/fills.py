@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
-from ...engine.scores import Band
 from ...rounding.problems import Problem
 from .normalisers import Normalisers
-from .sampled import Alternative, Result, Rows, Seen, take_rows
+from .sampled import Alternative, Result, Rows, Seen, show_distances, take_rows
 from .slips import attend_by, score_all
 from .wrong_rows import Sampled, differ, divide
 
@@ -82,14 +81,9 @@ def _fill_hidden(
 
 def _compute_tiles(problem: Problem, rows: Rows, size: int) -> Seen:
     """Tell which keys are in tiles of which causal attention and windows show some, by query."""
-    n, m, _ = problem.shape
+    (n, m, _), (left, right) = problem.shape, problem.window
     i, j = rows.queries[:, None] // size * size, rows.keys // size * size
-    level = m - n
-    _, left, right = Band.of(0, problem.causal, problem.window)
     last, end = np.minimum(i + size, n) - 1, np.minimum(j + size, m) - 1
-    seen = np.ones((len(i), len(j)), bool)
-    if right is not None:
-        seen &= j - last - level <= right
-    if left is not None:
-        seen &= end - i - level >= -left
-    return seen
+    nearest, farthest = j - last - (m - n), end - i - (m - n)
+    starts = show_distances(nearest, problem.causal, (None, right))
+    return np.asarray(starts & show_distances(farthest, False, (left, None)))

@@ -53,6 +53,14 @@ def attend(head: SoftmaxHead) -> Result:
     return attend_rows(head, slice(0, len(head.q)), None, size)
 
 
+def pad_sum(x: Result, more: Doubles, score: Any = 0.0) -> Result:
+    """Add keys of a score, with value 0, by the logarithm of the sum of their weights."""
+    lse = np.logaddexp(x.lse, more)
+    share = np.exp(x.lse - np.where(np.isfinite(lse), lse, 0.0))
+    top = np.where(np.isfinite(more), np.maximum(x.top, score), x.top)
+    return Result(share[:, None] * x.out, lse, top)
+
+
 class Alternative(NamedTuple):
     """Another problem, or another way to compute, that may be what a kernel did."""
 

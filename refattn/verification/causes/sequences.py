@@ -19,6 +19,7 @@ from .sampled import (
     Rows,
     Seen,
     attend,
+    pad_sum,
     show_band,
     show_distances,
     take_rows,
@@ -259,14 +260,6 @@ def _add_zeros(problem: Problem, size: int, rows: Rows) -> Result:
     with np.errstate(divide="ignore"):
         more = np.log(-_count_visible(problem, rows) % size)
     return pad_sum(attend(take_rows(problem, rows)), more)
-
-
-def pad_sum(x: Result, more: Doubles) -> Result:
-    """Add keys of score 0 and value 0, by the logarithm of their number for each row."""
-    lse = np.logaddexp(x.lse, more)
-    share = np.exp(x.lse - np.where(np.isfinite(lse), lse, 0.0))
-    top = np.where(np.isfinite(more), np.maximum(x.top, 0.0), x.top)
-    return Result(share[:, None] * x.out, lse, top)
 
 
 def _count_visible(problem: Problem, rows: Rows) -> Numbers1D:

@@ -15,7 +15,7 @@ from ...arrays.library import Doubles
 from ...rounding.formats import FORMATS, Format
 from ...rounding.head import SoftmaxHead, scan_tile
 from ...rounding.problems import Problem
-from .sampled import Alternative, Place, Result, Rows, Seen, attend, show_band, take_rows
+from .sampled import Alternative, Place, Result, Rows, Seen, attend, pad_sum, show_band, take_rows
 from .wrong_rows import finite
 
 TILE_SIZES = (16, 32, 64, 128, 256)  # keys that kernels take at a time
@@ -408,9 +408,8 @@ def _leave_sink_out(head: SoftmaxHead) -> Result:
 
 def _add_sink_to_shifted(head: SoftmaxHead) -> Result:
     """Add the weight of the sink as if the largest score of the keys were 0."""
-    w, top = _weigh_scores(score_all(head)[:, : head.keys])
-    sink = 0.0 if head.sink is None else math.exp(min(head.sink, _LOG_OF_MOST))
-    return _result(w @ head.v[: head.keys], np.sum(w, -1) + sink, top)
+    x = attend(head._replace(k=head.k[: head.keys], v=head.v[: head.keys], sink=None))
+    return x if head.sink is None else pad_sum(x, head.sink + x.top, -math.inf)
 
 
 def _take_sinks_of_rows(problem: Problem, rows: Rows) -> Result:
@@ -418,11 +417,7 @@ def _take_sinks_of_rows(problem: Problem, rows: Rows) -> Result:
     heads = range(problem.lead[-1] if problem.lead else 1)
     every = [problem.read((*rows.at[:-1], h)[: len(rows.at)])["sinks"] for h in heads]
     sinks = np.ravel(every)[rows.queries % len(heads)]
-    s = score_all(take_rows(problem.without("sinks"), rows))
-    top = np.maximum(np.max(s, -1, initial=-math.inf), sinks)
-    w = _over(s, top)
-    v = problem.read(rows.at)["v"]
-    return _result(w @ v, np.sum(w, -1) + np.exp(sinks - finite(top)), top)
+    return pad_sum(attend(take_rows(problem.without("sinks"), rows)), sinks, sinks)
 
 
 _OVERFLOWS = "the cap overflows: tanh(s / cap) is computed from"
