@@ -98,8 +98,8 @@ def _give_status() -> Iterator[None]:
 def group() -> None:
     """Test attention kernels and approximations of attention, and compare them.
 
-    Output is wrapped to the width of the terminal (or $COLUMNS); in pipes and files each finding
-    is one line.
+    Output is wrapped to the width of the terminal (or $COLUMNS); in pipes and files each failure
+    and each cause is on one line.
     """
 
 

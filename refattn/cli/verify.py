@@ -46,10 +46,10 @@ _VERIFY = """Judge whether a correct kernel can have produced the numbers in a f
 
 FILE (.safetensors or .npz) holds the inputs q, k and v of the kernel and its output out, each in
 its own dtype, and optionally lse, mask, bias, sinks and omega. If it holds d_out, the gradients dq,
-dk and dv are also judged. Arrays in 8 bits, also int8, are multiplied by q_scale, k_scale and
-v_scale: one number, or one for each head, token or block. The allowed error of each element
-follows from q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if
-one FAILs, 3 if one is UNDERPOWERED, and 2 after an error.
+dk and dv are also judged. Arrays in FP8 or int8 are multiplied by q_scale, k_scale and v_scale:
+one number, or one for each head, token or block. The allowed error of each element follows from
+q, k, v and from what the kernel rounds. The exit status is 0 if all files PASS, 1 if one FAILs, 3
+if one is UNDERPOWERED, and 2 after an error.
 
 \b
 Write such a file from torch:
@@ -118,11 +118,11 @@ def _parse_types(
     metavar="NAME",
     callback=_parse_types,
     shell_complete=words_of(lambda: needed("files.tensors").DTYPES),
-    help="Dtype that float32 or float64 arrays were rounded to; or one for each of q, k, "
-    "v, out and weights (in the product with v), as in q=NAME,out=NAME.  [default: that of FILE]",
+    help="Dtype of the kernel, if FILE stores wider arrays; or one for each of q, k, v, out and "
+    "weights (in the product with v), as in q=NAME,out=NAME.  [default: that of FILE]",
 )
 @profile_option
-@hardware_option("ieee, then any")
+@hardware_option("try ieee, then the others")
 @causal_option
 @scale_option
 @window_option

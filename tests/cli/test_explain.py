@@ -43,6 +43,8 @@ def test_every_name_is_in_one_group():
         ("adjusted", "Holm's method"),
         ("error_tolerated", "a column of compare: "),
         ("RFA", "estimator rfa-iid, rfa, "),
+        ("rfa-adapted", ", with proposal=adapt.fit(q, k)."),
+        ("eva-published", ", with log_size=False and sampled=False."),
         ("frequency_law", "look first at: how the function draws"),
         ("mask", "look first at: the element"),
         ("softmax-scale-missing", "what to do: use the lines marked -"),

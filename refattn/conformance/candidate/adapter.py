@@ -50,7 +50,7 @@ class Adapter:
     Parameters
     ----------
     fn : callable
-        Called with arrays by position and everything else by keyword; see `check`.
+        Called with q, k, v (or x, y) by position and everything else by keyword; see `check`.
     estimator : str
         What it computes: a name of `registry.ESTIMATORS`, such as ``"softmax"``, ``"kernel"``,
         ``"rfa"``, ``"ra"``, ``"lara"``, ``"linear"``, ``"moments"``.

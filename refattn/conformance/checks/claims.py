@@ -60,7 +60,7 @@ same_bits | | attends deterministic | repeating a call gives the same bits
 same_bits_in_any_batch | queries-apart
   | comparable batch_invariant -per-query -proposals causal_only=false
   | a query gives the same bits alone and in any batch
-uses_together | | has_uses | the declared features also work together
+uses_together | | has_uses | the declared capabilities also work together
 factors_of_dropout | exact | attends dropout
   | weights that are kept are divided by 1 - p, and all others are 0
 law_of_dropout | exact | law attends dropout
@@ -72,7 +72,7 @@ order_of_given_keys | | attends given_keys
 keys_of_heads | | attends given_keys heads | each head uses the keys given for it
 keys_given_again | | attends given_keys sampled | a key that is passed twice counts twice
 any_probabilities | | attends given_keys sampled exponential
-  | results are right for all probabilities
+  | results are right for all sampling probabilities
 large_queries | | attends given_keys linear-solve | results are right for large scores
 negative_normalisers | | attends given_keys linear-solve
   | negative weights are not clamped, nor is their sum
@@ -92,7 +92,8 @@ hidden_nonsense | | comparable mask -hidden=finite
 long_half_sums | | evaluated attends rows_alone half -per-query/-proposals -given_keys
   | sums of thousands of terms are not computed in half precision
 gradients | | attends vjp evaluated | gradients match the formula
-gradients_together | | attends vjp evaluated | gradients are right with all features together
+gradients_together | | attends vjp evaluated
+  | gradients are right with all declared capabilities together
 gradients_of_large_logits | exponential | attends vjp evaluated stabilised
   | gradients are right at large logits
 gradients_of_extreme_features | feature-map | attends vjp evaluated feature_map=elu

@@ -228,7 +228,11 @@ def summarise(record: Estimator) -> str:
     formula = getattr(record.naive, "func", record.naive)
     fixed = getattr(record.naive, "keywords", {}) | getattr(record.fn, "keywords", {})
     summary = (inspect.getdoc(formula) or record.name).splitlines()[0]
-    return summary + "".join(f" {name} = {value}." for name, value in fixed.items())
+    words = [
+        f"proposal=adapt.{value}(q, k)" if name == "fitted_by" else f"{name}={value!r}"
+        for name, value in fixed.items()
+    ]
+    return f"{summary.removesuffix('.')}, with {' and '.join(words)}." if words else summary
 
 
 def _explain_estimator(name: str) -> Iterator[str]:

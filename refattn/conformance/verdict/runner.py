@@ -64,7 +64,7 @@ def check(
 ) -> Report:
     r"""Check that an implementation of an attention estimator is right.
 
-    A candidate is called with arrays by position and everything else by keyword:
+    A candidate is called with q, k, v (or x, y) by position and everything else by keyword:
 
     ============  ======================================  =======================================
     estimator     black box                               with a capability
@@ -91,13 +91,13 @@ def check(
     depend on queries and keys), with other inputs of the same shapes. So the frequencies of RFA and
     of a kernel estimate may depend only on the seed, their number and their length.
 
-    All declared features must also work together: masks of any shape that broadcasts, causal,
+    All declared capabilities must also work together: masks of any shape that broadcasts, causal,
     grouped heads; for exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
     ``return_lse=True``, for ``(out, lse)``. A candidate may refuse any two of a mask, a bias and
     causal by an exception. With a cotangent ``d_lse=`` it returns the same arrays as without: the
     output and the gradients. No check combines ``lse`` with sinks or dropout, or dropout
-    (``dropout=p`` and ``seed=``) with more than two other features. No check calls a candidate from
-    several threads at once, with empty arrays, or with seeds of 2^31 and more.
+    (``dropout=p`` and ``seed=``) with more than two other capabilities. No check calls a candidate
+    from several threads at once, with empty arrays, or with seeds of 2^31 and more.
 
     Parameters
     ----------
