@@ -14,6 +14,7 @@ from ..arrays.tables import Column, Table
 from ..arrays.words import name_element, name_row, portable, to_json
 from .directions import SENTENCES
 from .findings import (
+    BEYOND,
     SAME_KEYS,
     SAME_VALUES,
     Finding,
@@ -332,6 +333,8 @@ def _say_what_next(verdict: Verdict) -> str:
     if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
         return "use more sequences: each has a last state for each head"
     if verdict.verdict == "UNDERPOWERED":
+        if BEYOND in verdict.remarks:
+            return "multiply v and out by a power of 2 that brings them near 1"
         more = "" if SAME_VALUES in verdict.remarks else "more rows, or "
         return f"use {more}{_name_stronger(verdict)}"
     if not verdict.suspects:
@@ -359,6 +362,8 @@ def _say_what_is_missing(verdict: Verdict, one: str) -> str:
         return f"{_list_words(trivial)} would also pass"
     if verdict.idle:
         return "0 or the mean of v would also pass in some rows: the verdict does not cover them"
+    if BEYOND in verdict.remarks:
+        return "errors below the bound of an element would also pass"
     return f"{one} that is 1 % too large would also pass"
 
 
