@@ -241,7 +241,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
             f"{verdict.seconds:.1f} s"
         )
         yield _PROVEN
-    yield f"  next: {_say_what_next(verdict)}"
+    yield f"  next: {_say_what_next(verdict, verbose)}"
 
 
 def _write_short(verdict: Verdict) -> str:
@@ -326,7 +326,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
         yield f"  smaller errors than these would pass: {', '.join(sizes)}"
 
 
-def _say_what_next(verdict: Verdict) -> str:
+def _say_what_next(verdict: Verdict, verbose: bool) -> str:
     """Say what to do."""
     if verdict.verdict == "PASS":
         return "test other sizes and options with other files"
@@ -343,7 +343,7 @@ def _say_what_next(verdict: Verdict) -> str:
         return "pass that option"
     if verdict.suspects[0].name == "convention":
         return "find this cause in the kernel; if it is intended, make options and inputs match it"
-    return "find this cause in the kernel; --verbose lists all failed tests"
+    return f"find this cause in the kernel{'' if verbose else '; --verbose lists all failed tests'}"
 
 
 def _name_stronger(verdict: Verdict) -> str:
