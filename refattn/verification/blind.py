@@ -13,7 +13,7 @@ from ..rounding.head import SoftmaxHead, exact_rows
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import RowErrors
-from .findings import IGNORES, SAME_KEYS, SAME_VALUES, Numbers
+from .findings import BEYOND, IGNORES, SAME_KEYS, SAME_VALUES, Numbers
 from .head_sums import HeadSums, row_weights
 from .trial import passes
 from .z_scores import mean_square
@@ -105,6 +105,15 @@ def remark_same_values(problem: Problem, blind: Sequence[str]) -> Iterator[str]:
     heads = (problem.read(index)["v"] for index in np.ndindex(problem.lead))
     if _MEAN_OF_V in blind and problem.shape[1] > 1 and all(np.all(v == v[:1]) for v in heads):
         yield SAME_VALUES
+
+
+def remark_beyond(problem: Problem) -> Iterator[str]:
+    """Say that squares of all values overflow, or squares of their errors vanish."""
+    heads = (np.max(np.abs(problem.read(x)["v"]), initial=0.0) for x in np.ndindex(problem.lead))
+    top = max(map(float, heads), default=0.0)
+    limits = np.finfo(np.float64)
+    if math.isinf(top * top) or (top and (top * limits.eps) ** 2 < limits.tiny):
+        yield BEYOND
 
 
 def list_ignored(

@@ -49,7 +49,7 @@ from ..arrays.words import name_row
 from ..rounding.hardware import IEEE
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
-from .blind import list_blind, list_ignored, mark_right_mean, remark_same_values
+from .blind import list_blind, list_ignored, mark_right_mean, remark_beyond, remark_same_values
 from .causes.alternatives import list_remarks, suspect_narrower
 from .causes.reasons import explain, explain_gradients
 from .causes.states import find_coarse_state
@@ -250,6 +250,7 @@ class _Case:
         failed = best.rejected(self.alpha)
         plain, _, hardware = best.profile.partition("@")
         suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
+        remarks += [] if best.known else remark_beyond(problem)
         blind: list[str] = []
         if failed:
             if problem.is_mean and best.loud:
@@ -503,5 +504,5 @@ def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: floa
     """Say if float64 numbers are those of sums or exponentials in float32."""
     if dtype == "float64" and problem.gradient is None:
         case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
-        if not case.rejects("math"):
+        if case.trial("math").known and not case.rejects("math"):
             yield "profile math explains the numbers: some step of the kernel is in float32"

@@ -14,6 +14,7 @@ from ..arrays.tables import Column, Table
 from ..arrays.words import name_element, name_row, portable, to_json
 from .directions import SENTENCES
 from .findings import (
+    BEYOND,
     SAME_KEYS,
     SAME_VALUES,
     Finding,
@@ -240,7 +241,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
             f"{verdict.seconds:.1f} s"
         )
         yield _PROVEN
-    yield f"  next: {_say_what_next(verdict)}"
+    yield f"  next: {_say_what_next(verdict, verbose)}"
 
 
 def _write_short(verdict: Verdict) -> str:
@@ -325,13 +326,15 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
         yield f"  smaller errors than these would pass: {', '.join(sizes)}"
 
 
-def _say_what_next(verdict: Verdict) -> str:
+def _say_what_next(verdict: Verdict, verbose: bool) -> str:
     """Say what to do."""
     if verdict.verdict == "PASS":
         return "test other sizes and options with other files"
     if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
         return "use more sequences: each has a last state for each head"
     if verdict.verdict == "UNDERPOWERED":
+        if BEYOND in verdict.remarks:
+            return "multiply v and out by a power of 2 that brings them near 1"
         more = "" if SAME_VALUES in verdict.remarks else "more rows, or "
         return f"use {more}{_name_stronger(verdict)}"
     if not verdict.suspects:
@@ -340,7 +343,7 @@ def _say_what_next(verdict: Verdict) -> str:
         return "pass that option"
     if verdict.suspects[0].name == "convention":
         return "find this cause in the kernel; if it is intended, make options and inputs match it"
-    return "find this cause in the kernel; --verbose lists all failed tests"
+    return f"find this cause in the kernel{'' if verbose else '; --verbose lists all failed tests'}"
 
 
 def _name_stronger(verdict: Verdict) -> str:
@@ -359,6 +362,8 @@ def _say_what_is_missing(verdict: Verdict, one: str) -> str:
         return f"{_list_words(trivial)} would also pass"
     if verdict.idle:
         return "0 or the mean of v would also pass in some rows: the verdict does not cover them"
+    if BEYOND in verdict.remarks:
+        return "errors below the bound of an element would also pass"
     return f"{one} that is 1 % too large would also pass"
 
 

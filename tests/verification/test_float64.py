@@ -149,3 +149,18 @@ def test_softmax_in_float32_is_named():
     assert found.verdict == "FAIL"
     assert "some step of the kernel is in float32" in str(found)
     assert verify(q=q, k=k, v=v, out=out, profile="math").verdict == "PASS"
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-150, 1e155, 1e300])
+def test_values_whose_errors_have_no_variance(size):
+    """The bound still rejects, and nothing is said that rests on variances."""
+    q, k, v = tensors(5, 2, 64, 64, 16, 1.0)
+    out = size * one_by_one(q, k, v)
+    arrays = {"q": q, "k": k, "v": size * v}
+    right, wrong = (verify(**arrays, out=x * out) for x in (1, 1.01))
+    assert (right.verdict, wrong.verdict) == ("UNDERPOWERED", "FAIL")
+    assert "next: multiply v and out by a power of 2" in str(right)
+    for found in (right, wrong):
+        assert "of its errors leave the range of float64" in str(found)
+        assert "1 %" not in str(found)
+        assert "float32" not in str(found)

@@ -52,13 +52,23 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
                 scaled = scaled.replaced(x, partial(change, problem, f"{x}_scale"))
             yield Alternative(f"{called} {words}", scaled)
     for x, y in permutations(given, 2):
-        sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
-        if any(a not in (1, b) for a, b in sizes):
+        if not _may_scale(problem, x, y):
             continue
-        for also, words, power in (("", f", not by {x}_scale", -1), ("also ", "", 0)):
-            change = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale", power)
-            text = f"{_CALLED[x]} are {also}multiplied by {y}_scale{words}"
-            yield Alternative(text, problem.replaced(x, change))
+        by_other = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale")
+        scaled = problem.replaced(x, partial(by_other, -1))
+        text = f"{_CALLED[x]} are multiplied by {y}_scale, not by {x}_scale"
+        yield Alternative(text, scaled)
+        text = f"{_CALLED[x]} are also multiplied by {y}_scale"
+        yield Alternative(text, problem.replaced(x, partial(by_other, 0)))
+        if x < y and _may_scale(problem, y, x):
+            back = partial(_scale_by, problem, f"{y}_scale", f"{x}_scale", -1)
+            yield Alternative(f"{x}_scale and {y}_scale are exchanged", scaled.replaced(y, back))
+
+
+def _may_scale(problem: Problem, x: str, y: str) -> bool:
+    """Tell whether an array may be multiplied by the scale of another."""
+    sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
+    return all(a in (1, b) for a, b in sizes)
 
 
 def _rescale(problem: Problem, name: str, index: Index, x: Any, at: Any, power: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from .wrong_rows import Sampled, differ, divide
 _CUT_KEYS = 256  # that are summed at a time
 _QUERY_BLOCKS = (4, 8, 16, 32, 64, 128, 256, 512)  # queries that may have a limit together
 _MOST_LIMITS = 8  # that are tried
+_WINDOW_ROWS, _TURNS = 4, 3  # by which windows are found, one limit and then the other
 _TOLD_APART = 12.0  # sum of squares of z, by which fits cannot be told apart
 
 
@@ -87,38 +88,40 @@ def _open_tile(problem: Problem, j: slice) -> Alternative:
 
 
 def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
-    """List windows, where none is declared, as wide as fits some rows, by sums up to each key."""
+    """List windows, where none is declared, whose limits fit a few rows: found one at a time."""
     n, m, _ = problem.shape
-    if problem.packed is not None or problem.window != (None, None) or m < 2:
+    if problem.packed is not None or problem.window != (None, None) or min(m - 1, len(x.got)) < 1:
         return
-    head, widths = take_rows(problem, x.rows), np.arange(m)
+    some = np.unique(np.linspace(0, len(x.got) - 1, _WINDOW_ROWS).astype(int))
+    x, sizes, widths = x.take(some), sizes[some], np.arange(m)
+    head, level = take_rows(problem, x.rows), x.rows.queries[:, None] + m - n
     s = score_all(head)
-    windows = {y: z for y, z in _WINDOW_SIDES.items() if not (problem.causal and z(0)[1] == 0)}
-    far = {y: np.zeros(m) for y in windows}
-    for weights, level, got, size in zip(
-        np.exp(s - np.max(s, -1, keepdims=True)), x.rows.queries + m - n, x.got, sizes, strict=True
-    ):
-        terms = weights[:, None] * np.pad(head.v, ((0, 0), (1, 0)), constant_values=1.0)
-        sums = np.pad(np.cumsum(terms[:m], 0), ((1, 0), (0, 0)))
-        for words, window in windows.items():
-            left, right = window(widths)
-            start = np.clip(level - (m if left is None else left), 0, m)
-            stop = np.clip(level + (m if right is None else right) + 1, 0, m)
-            total = sums[stop] - sums[start] + np.sum(terms[m:], 0)
-            z = divide(differ(total[:, 1:] / total[:, :1], got), size)
-            far[words] += np.sum(z * z, -1)
+    weights = np.exp(s - np.max(s, -1, keepdims=True))[..., None]
+    terms = weights * np.pad(head.v, ((0, 0), (1, 0)), constant_values=1.0)
+    sums = np.pad(np.cumsum(terms[:, :m], 1), ((0, 0), (1, 0), (0, 0)))
+
+    def fit(left: Any, right: Any) -> int:
+        """Find the width, of all in the place of one limit, by which the rows are nearest."""
+        start, stop = (np.clip(y, 0, m)[..., None] for y in (level - left, level + right + 1))
+        total = np.take_along_axis(sums, stop, 1) - np.take_along_axis(sums, start, 1)
+        total += np.sum(terms[:, None, m:], 2)
+        z = divide(differ(total[..., 1:] / total[..., :1], x.got[:, None]), sizes[:, None])
+        far = np.sum(z * z, (0, 2))
+        return int(np.argmin(np.where(np.isnan(far), math.inf, far)))
+
+    left = fit(widths, m)
+    windows: dict[str, tuple[Any, Any]] = {f"{left} keys to the left": (left, None)}
+    if not problem.causal:
+        alone, right = fit(widths, 0), fit(m, widths)
+        windows[f"{alone} keys to the left, and none to the right"] = (alone, 0)
+        windows[f"{right} keys to the right"] = (None, right)
+        for _ in range(_TURNS):
+            right = fit(left, widths)
+            left = fit(widths, right)
+        both = "both sides" if left == right else f"the left and {right} to the right"
+        windows[f"{left} keys to {both}"] = (left, right)
     for words, window in windows.items():
-        width = int(np.argmin(np.where(np.isnan(far[words]), math.inf, far[words])))
-        text = f"there is a window of {words.format(width)}"
-        yield Alternative(text, problem._replace(window=window(width)))
-
-
-_WINDOW_SIDES: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
-    "{} keys to the left": lambda x: (x, None),
-    "{} keys to the left, and none to the right": lambda x: (x, 0),
-    "{} keys to the right": lambda x: (None, x),
-    "{} keys to both sides": lambda x: (x, x),
-}
+        yield Alternative(f"there is a window of {words}", problem._replace(window=window))
 
 
 class Limit(NamedTuple):

@@ -71,21 +71,33 @@ def test_right_numbers_are_like_no_bug():
     assert (report.verdict, named(report)) == ("FAIL", [])
 
 
-def own_performer(norm=True, half=True):
+def own_performer(norm=True, half=True, epsilon=0.0, max_logit=300.0):
     def attention(q, k, v, *, num_features, seed):
         omega = np.random.default_rng(seed).standard_normal((num_features, q.shape[-1]))
         x, y = (z * q.shape[-1] ** -0.25 for z in (q, k))
-        phi = [np.exp(z @ omega.T - (z * z).sum(-1, keepdims=True) / 2 * half) for z in (x, y)]
+        logs = [z @ omega.T - (z * z).sum(-1, keepdims=True) / 2 * half for z in (x, y)]
+        phi = [np.exp(z) + epsilon for z in logs]
         weights = phi[0] @ np.swapaxes(phi[1], -1, -2)
         return weights @ v / (weights.sum(-1, keepdims=True) if norm else k.shape[-2])
 
-    return of(attention, "rfa", max_logit=300.0)
+    return of(attention, "rfa", max_logit=max_logit)
 
 
 def test_keys_that_weigh_as_they_are_to_are_like_no_mistake():
     """Without a normaliser no bug of the catalogue has these numbers, and none is named."""
     trials = (CheckRun(own_performer(norm=False), "diagnosis", seed) for seed in range(9))
     assert [x for trial in trials for x in suspects.weighing_keys_alike(trial)] == []
+
+
+@pytest.mark.parametrize("max_logit", [300.0, 40.0, 4.0])
+@pytest.mark.parametrize("epsilon", [1e-4, 0.0])
+def test_a_constant_added_to_features_is_named_without_frequencies(epsilon, max_logit):
+    """If keys may be so long that nothing else is left of their weight."""
+    for seed in range(3):
+        candidate = own_performer(epsilon=epsilon, max_logit=max_logit)
+        found = suspects.weighing_keys_alike(CheckRun(candidate, "diagnosis", seed))
+        names = ["rfa-feature-epsilon", "rfa-epsilon-in-both"] if epsilon and max_logit > 4 else []
+        assert [x.name for x, _ in found] == names
 
 
 def test_laws_name_the_bug_whose_numbers_are_the_same(monkeypatch):
