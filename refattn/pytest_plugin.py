@@ -31,7 +31,7 @@ def qkv_shape() -> tuple[int, ...] | None:
 def qkv(
     request: pytest.FixtureRequest, qkv_dtype: Dtype, qkv_shape: tuple[int, ...] | None
 ) -> tuple[Any, Any, Any]:
-    """Queries, keys and values that attention kernels get wrong, as NumPy arrays, case by case."""
+    """Queries, keys and values on which kernels often fail, as NumPy arrays, case by case."""
     from .testing import draw_qkv
 
     return draw_qkv(request.param, shape=qkv_shape, dtype=qkv_dtype)
