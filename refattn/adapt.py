@@ -179,8 +179,8 @@ def gauge(q_cov: Any, k_cov: Any, *, floor: float = 1e-3) -> Doubles:
         Covariances of queries and keys, symmetric positive semidefinite.
     floor : float, default 1e-3
         Covariances of data are often nearly singular, and directions in which queries hardly vary
-        would be stretched without bound: eigenvalues of a covariance are raised to `floor` times
-        their mean. Where a covariance is 0, A = I.
+        would be stretched without bound: eigenvalues of a covariance below `floor` times their mean
+        are replaced by it. Where a covariance is 0, A = I.
 
     Returns
     -------

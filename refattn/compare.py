@@ -119,7 +119,7 @@ class Comparison(NamedTuple):
     skipped : list of Skipped
         What could not be measured, and why.
     scale, causal, seed, draws
-        As given; the scale is a number.
+        The arguments of `measure`; `scale` is the number that was used.
     """
 
     rows: list[Row]

@@ -134,8 +134,9 @@ def pareto_k(log_weights: Array) -> Any:
 
     Below 0.5 the weights have finite variance; above 0.7 do not trust estimates made with these
     weights, whatever their apparent precision. Vehtari et al., Pareto smoothed importance sampling,
-    arXiv:1507.02646: the distribution is fitted to the tail, the min(S / 5, 3 sqrt(S)) largest
-    weights less the next one, by the package arviz-stats (the extra ``diagnostics``).
+    arXiv:1507.02646. The distribution is fitted to the tail: by how much the min(S / 5, 3 sqrt(S))
+    largest weights exceed the next one. The package arviz-stats fits it (the extra
+    ``diagnostics``).
 
     Parameters
     ----------

@@ -2,9 +2,9 @@ r"""Attend within sequences of many lengths, packed one after another or with ke
 
 Inference servers store sequences of different lengths without padding. This module defines what
 such layouts mean: each sequence attends only to itself. `varlen` and `paged` cut out each sequence,
-call an attention function from the package or yours, and put the results together. The function
-takes q (heads, n, d), k (heads, m, d) and v (heads, m, d_v). `varlen` and `paged`
-are references for kernels that read these layouts; they are not fast themselves.
+call an attention function of the package or of your own, and put the results together. The function
+takes q (heads, n, d), k (heads, m, d) and v (heads, m, d_v). `varlen` and `paged` are references
+for kernels that read these layouts; they are not fast themselves.
 
 Causal attention and windows apply to each sequence: its last query sees its last key.
 """
@@ -70,8 +70,8 @@ def varlen(
         decays of `refattn.recurrences`: cut as `k`, and passed with heads first.
     **options
         For `function`, the same for all sequences, for example `causal`, `window` or `sinks`. With
-        an integer `rng` all sequences have the same draws; with a generator, each has others. An
-        `initial_state` has one state for each sequence: (sequences, heads, d, d_v).
+        an integer `rng` all sequences have the same draws; with a generator, each sequence has its
+        own. An `initial_state` has one state for each sequence: (sequences, heads, d, d_v).
 
     Returns
     -------

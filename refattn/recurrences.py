@@ -59,7 +59,7 @@ def retention(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same.
+        As in `recurrent_attention`; the result is also a `Recurrent`.
     decay : float or array, shape (..., heads)
         The gamma of each head, 0 to 1; RetNet uses 1 - 2^(-5 - head).
 
@@ -91,7 +91,7 @@ def gated_linear_attention(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same.
+        As in `recurrent_attention`; the result is also a `Recurrent`.
     log_decay : array, shape (..., n, d)
         The g, 0 or less: the log of the paper's gate, not the gate.
     """
@@ -116,7 +116,7 @@ def state_space_duality(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same. The paper's scale is 1.
+        As in `recurrent_attention`; the result is also a `Recurrent`. The paper's scale is 1.
     log_decay, write : arrays, shape (..., n)
         The g, 0 or less, and the w, 1 by default.
     """
@@ -142,8 +142,8 @@ def delta_rule(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same. States may grow exponentially if beta
-        |k|^2 > 2.
+        As in `recurrent_attention`; the result is also a `Recurrent`. States may grow exponentially
+        if beta |k|^2 > 2.
     beta : array, shape (..., n)
         How much of the value is replaced: 0 to 1, or to 2 if the state may change sign along a key
         (negative eigenvalues).
@@ -170,13 +170,14 @@ def gated_delta_rule(
     .. math:: S_t = e^{g_t} (I - \beta_t k_t k_t^\top) S_{t-1} + \beta_t k_t v_t^\top, \quad
               o_t = c \, S_t^\top q_t
 
-    Gated DeltaNet: Yang et al., arXiv:2412.06464. Implementations differ in whether the error
-    is computed before or after the decay of the state, which gives other results; here it is after.
+    Gated DeltaNet: Yang et al., arXiv:2412.06464. Implementations differ in whether the error is
+    computed before or after the decay of the state, which gives different results; here it is
+    after.
 
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same.
+        As in `recurrent_attention`; the result is also a `Recurrent`.
     beta : array, shape (..., n)
         As in `delta_rule`.
     log_decay : array, shape (..., n)
@@ -209,7 +210,7 @@ def kimi_delta_attention(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same.
+        As in `recurrent_attention`; the result is also a `Recurrent`.
     beta : array, shape (..., n)
         As in `delta_rule`.
     log_decay : array, shape (..., n, d)
@@ -236,7 +237,8 @@ def rwkv7(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same. The paper and fla use scale 1.
+        As in `recurrent_attention`; the result is also a `Recurrent`. The paper and fla use scale
+        1.
     log_decay : array, shape (..., n, d)
         The g, 0 or less.
     removal : pair of arrays (a, b), shape (..., n, d) each

@@ -39,7 +39,7 @@ __dir__ = __all__.copy
 
 
 class InfiniteVarianceWarning(UserWarning):
-    """The importance weights of a proposal have no variance: its covariance is not above I/2."""
+    """The importance weights of a proposal have infinite variance, or may have it; see `draw`."""
 
 
 @held()

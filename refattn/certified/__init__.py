@@ -17,14 +17,16 @@ theory gives for it, and nothing is estimated. With :math:`u = 2^{-53}`,
    number t. With an error :math:`\epsilon` of exponents, the relative error of weights is at most
    :math:`\theta = e^{\epsilon} (1 + 2^{-69}) - 1`.
 4. **Sums.** Weights and values are cut into three slices of b bits. Their sums over spans of 1024
-   keys are exact, and spans are added in pairs: the error is at most
-   :math:`g = 2^{-2b} \gamma_{3088} (Z + 1 + 6 m) f(v)` and :math:`(m / 1024 + 5) 2^{-102}` of the
-   sum of absolute terms.
-5. **Means.** :math:`N = \sum_j w_j v_j` over :math:`Z = \sum_j w_j`, in pairs. With
-   :math:`A = \sum_j w_j |v_j|`, which is also computed,
+   keys are exact, and spans are added in pairs. The error of :math:`N = \sum_j w_j v_j` is at most
+   g, the sum of :math:`2^{-2b} \gamma_{3088} (Z + 1 + 6 m) f(v)` and of
+   :math:`(m / 1024 + 5) 2^{-102}` times the sum of the absolute terms. The error of
+   :math:`Z = \sum_j w_j` is at most h, the same for values of 1.
+5. **Means.** The output is N / Z, in pairs. With :math:`A = \sum_j w_j |v_j|`, which is also
+   computed,
 
    .. math::
-       |\mathrm{error}| \le \frac{\theta A + g + \theta Z |\mathrm{out}|}{(1 - \theta) Z}
+       |\mathrm{error}| \le
+       \frac{\theta A + g + (\theta Z + h) |\mathrm{out}|}{(1 - \theta) Z - h}
        + 2^{-98} |\mathrm{out}|.
 
 6. **Logs.** :math:`\mathrm{lse} = t + \log(1 + \delta)` with :math:`\delta = Z - 1`, by five

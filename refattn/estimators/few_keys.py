@@ -304,8 +304,8 @@ def sampled_key_attention(
         is one more axis. A key may appear several times. All must be from 0 to m - 1. This is
         checked except in Dask and while JAX traces; the result of any other index is undefined.
     log_probability : array, shape of `indices`, optional
-        log p: the expected number of times that a key is in the sample. It is the inclusion
-        probability if no key appears twice. By default it is the same for all keys.
+        log p, where p is the expected number of times that a key is in the sample: the inclusion
+        probability if no key appears twice. By default p is the same for all keys.
     scale, mask
         As in `softmax_attention`.
 

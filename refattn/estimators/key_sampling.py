@@ -232,9 +232,9 @@ def draw_keys(
     -------
     KeySample
         `indices` and `log_probability`, of shape (..., S), or (..., n, S) if the law is
-        ``"softmax"``, for each query head. The latter have the dtype of `q`. If there are fewer
-        than S visible keys, the remaining places have the log probability inf, and no query sees
-        them.
+        ``"softmax"``, for each query head. `log_probability` has the dtype of `q`. If there are
+        fewer than S visible keys, the remaining places have the log probability inf, and no query
+        sees them.
 
     Raises
     ------

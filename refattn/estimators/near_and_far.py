@@ -61,11 +61,12 @@ def eva_attention(
         f_c(\omega) = \frac{\sum_{j \in P_c} \xi(k_j, \omega) \, v_j}
                            {\sum_{j \in P_c} \xi(k_j, \omega)}
 
-    with the mean key of each chunk, omega_c ~ N(mean query + mean key of chunk c, I) in kernel
-    coordinates, and xi(x, omega) = exp(omega . x - |x|^2/2). Zheng et al., arXiv:2302.04542, who
-    leave out the number |P_c| of keys in a chunk: without it a chunk counts as one key. Biased: the
-    denominator only approximates the sum over all keys, and omega_c is not drawn from the target of
-    a query. Exact if one chunk holds all queries and keys. Time O(n (w + m / w)).
+    with E_i the keys that query i sees in its own chunk, P_c those of another chunk c and kbar_c
+    their mean, omega_c ~ N(mean query + mean key of chunk c, I) in kernel coordinates, and
+    xi(x, omega) = exp(omega . x - |x|^2/2). Zheng et al., arXiv:2302.04542, who leave out the
+    number |P_c| of keys in a chunk: without it a chunk counts as one key. Biased: the denominator
+    only approximates the sum over all keys, and omega_c is not drawn from the target of a query.
+    Exact if one chunk holds all queries and keys. Time O(n (w + m / w)).
 
     Parameters
     ----------
@@ -225,10 +226,11 @@ def second_order_attention(
         |P_c| \, e^{q \cdot \bar k_c + q^T \Sigma_c q / 2}
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
-    and the same without the last factor for the sum of e^(q . k_j). For keys and values with a
-    joint normal distribution of these moments, it is the expected sum. The divisor of the
-    covariances is |P_c|. Nothing is random; the error comes from the third and higher cumulants of
-    each chunk. Exact if one chunk holds all queries and keys. Time O(n (w + m d (d + d_v) / w)).
+    with P_c the keys that the query sees in another chunk c, and the same without the last factor
+    for the sum of e^(q . k_j). For keys and values with a joint normal distribution of these
+    moments, it is the expected sum. The divisor of the covariances is |P_c|. Nothing is random; the
+    error comes from the third and higher cumulants of each chunk. Exact if one chunk holds all
+    queries and keys. Time O(n (w + m d (d + d_v) / w)).
 
     Parameters
     ----------

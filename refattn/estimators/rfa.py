@@ -92,7 +92,7 @@ def random_feature_attention(
         Finite constants for each head in place of |q|^2 and |k|^2 in the features, in kernel
         coordinates: Ye 2023, eqs. (13) to (15), see `moments.mean_plus_trace` and
         `moments.mean_only`. These constants cancel, and so does the true |q|^2, but not |k|^2: the
-        estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or with trigonometric features of
+        estimate is then of softmax_j(q . k_j + |k_j|^2 / 2), or, with trigonometric features, of
         softmax_j(q . k_j - |k_j|^2 / 2), however many features there are. With a `proposal` that
         has a gauge A, the norms are those of A q and A^{-T} k. The values of the constants change
         nothing, so a NaN in them is noticed only in NumPy arrays.

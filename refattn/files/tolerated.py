@@ -18,7 +18,7 @@ class Tolerated(NamedTuple):
     model : str
         Its name.
     measure : str
-        The metric, when the attention of all layers is replaced.
+        The metric, computed with the attention of all layers replaced.
     threshold : float
         The value of the metric at which errors are tolerated.
     errors : dict of str to float

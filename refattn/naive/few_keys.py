@@ -115,11 +115,11 @@ def sampled_key_attention(
     q, k, v, scale, mask
         As in `softmax_attention`.
     indices : array of integers, shape (..., S) or (..., n, S)
-        Which keys are in the sample: the same for all queries, or for each query if there is one
-        more axis than heads and S. A key may come several times.
+        Which keys are in the sample: the same for all queries, or a sample for each query if there
+        is one more axis. A key may appear several times.
     log_probability : array, shape of `indices`, optional
-        log p: the expected number of times that a key is in the sample. It is the inclusion
-        probability if no key comes twice. By default it is the same for all keys.
+        log p, where p is the expected number of times that a key is in the sample: the inclusion
+        probability if no key appears twice. By default p is the same for all keys.
 
     Returns
     -------

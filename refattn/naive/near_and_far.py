@@ -48,7 +48,8 @@ def eva_attention(
         f_c(\omega) = \frac{\sum_{j \in P_c} \xi(k_j, \omega) \, v_j}
                            {\sum_{j \in P_c} \xi(k_j, \omega)}
 
-    with the mean key of each chunk. Zheng et al., arXiv:2302.04542, who leave out |P_c|.
+    with E_i the keys that query i sees in its own chunk, P_c those of another chunk c and kbar_c
+    their mean. Zheng et al., arXiv:2302.04542, who leave out |P_c|.
 
     Parameters
     ----------
@@ -111,9 +112,10 @@ def second_order_attention(
         |P_c| \, e^{q \cdot \bar k_c + q^T \Sigma_c q / 2}
         \bigl(\bar v_c + \mathrm{Cov}_c(v, k) \, q\bigr)
 
-    and the same without the last factor for the sum of e^(q . k_j). For keys and values with a
-    joint normal distribution of these moments, it is the expected sum. The divisor of the
-    covariances is |P_c|. Derived here, from the moment generating function of that distribution.
+    with P_c the keys that the query sees in another chunk c, and the same without the last factor
+    for the sum of e^(q . k_j). For keys and values with a joint normal distribution of these
+    moments, it is the expected sum. The divisor of the covariances is |P_c|. Derived here, from the
+    moment generating function of that distribution.
 
     Parameters
     ----------

@@ -26,7 +26,8 @@ def recurrent_attention(
         o_t = c \, S_t^\top q_t
 
     Parameters and result are those of `refattn.recurrent_attention`, whose chunks are those of
-    arXiv:2406.06484; the layers below have the conventions of `refattn.recurrences`.
+    arXiv:2406.06484. `delta_rule` and the other layers have the conventions of
+    `refattn.recurrences`.
 
     Examples
     --------

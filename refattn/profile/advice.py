@@ -52,7 +52,7 @@ class Advice(NamedTuple):
     Attributes
     ----------
     scale, target, shrink, sizes
-        As passed to `study`; the scale is a number.
+        The arguments of `study`; `scale` is the number that was used.
     rows : pair of int
         Numbers n of queries and m of keys in a head.
     lead : tuple of int
@@ -77,8 +77,8 @@ class Advice(NamedTuple):
     holds_from : dict of arrays
         S from which the formula is valid for all queries.
     spread : dict of arrays
-        Relative standard error of `by_law`, because only some queries were used; that of `error` is
-        half of it.
+        Relative standard error of `by_law`, from using only some queries; that of `error` is half
+        of it.
     error_of_mean : array, shape (...)
         Relative error of the mean of the values, as a stand-in for attention; nan without values.
     """
@@ -112,7 +112,7 @@ class Advice(NamedTuple):
         return [float(np.mean(e)) if np.all(share == 1) else math.nan for e, share in pairs]
 
     def standard_errors(self, name: str) -> list[float]:
-        """Return standard errors of `predictions`, because only some queries were used."""
+        """Return standard errors of `predictions`, from using only some queries."""
         heads = math.prod(self.lead)
         with np.errstate(all="ignore"):  # of errors that are not finite
             return [
@@ -143,13 +143,14 @@ class Advice(NamedTuple):
         heads: the index `head`; `moments` in kernel coordinates (the fields of `moments.Summary`,
         and quantiles of |q_i + k_j|^2); the `eigenvalues` of the covariances of q and k,
         largest first; `log_excess` by proposal. With values also, by estimator:
-        `num_features_by_law` for the target and its `relative_standard_error`, because only some
-        queries were used; `law_holds_from`, the S from which the formula is valid; and the
-        `recommended` estimator.
+        `num_features_by_law` for the target and its `relative_standard_error`, from using only some
+        queries; `law_holds_from`, the S from which the formula is valid; and the `recommended`
+        estimator.
 
         predictions: by estimator and S, the `error_mean` over heads (nan where the formula is not
         valid) and its `standard_error`; `error_per_head` (also where the formula is not valid); and
-        the share of the queries for which it is valid, of all and `share_in_regime_per_head`.
+        the share of the queries for which the formula is valid, over all heads (`share_in_regime`)
+        and for each (`share_in_regime_per_head`).
         """
         parts = {"moments": self.table, "log_excess": self.excess}
         if self.error:

@@ -77,7 +77,7 @@ class Plan(NamedTuple):
     queries : int
         Number of queries of each head for estimators whose time grows with n m S.
     target, draws, seed, most
-        As given; `most` is a number.
+        The arguments of `plan`; `most` is the number that is used.
     seconds : float
         Estimated time, at most: for all S up to `most`.
     problems : dict
@@ -187,9 +187,9 @@ def plan(
 ) -> Plan:
     """Choose what `search` measures estimators on, and estimate how long it will take.
 
-    As many heads are used as have at most `PAIRS` pairs of query and key together, but at least
-    one. An estimator whose time grows with n m S, and whose queries are independent of each other,
-    is measured on `QUADRATIC_QUERIES` queries of each head. Heads and queries are evenly spaced.
+    At least one head is used, and more up to a total of `PAIRS` pairs of query and key. An
+    estimator whose time grows with n m S, and whose queries are independent of each other, is
+    measured on `QUADRATIC_QUERIES` queries of each head. Heads and queries are evenly spaced.
 
     Parameters
     ----------

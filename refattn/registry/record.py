@@ -142,7 +142,7 @@ class Estimator(NamedTuple):
         return hash(self.name)
 
     def has(self, *traits: str) -> bool:
-        """Whether it has all these traits, which must be of `TRAITS`."""
+        """Whether it has all these traits, which must be names in `TRAITS`."""
         for name in set(traits) - TRAITS.keys():
             checks.choice("traits", name, TRAITS)
         return set(traits) <= set(self.traits)
@@ -383,7 +383,7 @@ def register(record: Estimator) -> Estimator:
     Raises
     ------
     TypeError
-        If `record` is not an Estimator, or a field has another type than `Estimator` states.
+        If `record` is not an Estimator, or a field does not have the type that `Estimator` states.
     ValueError
         If a name exists already or has characters other than letters, digits, - and _; if a trait
         is unknown or needs another trait; if a function does not take the size, an option or, if it

@@ -5,7 +5,8 @@ intermediate numbers; a `Profile` lists which. Their errors are sums of many rou
 Each rounding is at most half a unit in the last place, and almost independent of the others. So a
 formula without free parameters gives the standard deviation of the error of a *correct* kernel, and
 a bound that this error never exceeds. To first order, for weights :math:`p_{ij}`, their relative
-errors :math:`\delta_{ij}` before rounding and absolute errors :math:`\eta_{ij}` by their rounding,
+errors :math:`\delta_{ij}` before rounding and absolute errors :math:`\eta_{ij}` from their
+rounding,
 
 .. math:: \delta \mathrm{out}_{ic} = \sum_j p_{ij} \delta_{ij} (v_{jc} - \mathrm{out}_{ic})
     + \sum_j \eta_{ij} v_{jc} + \text{sums} + \text{the rounding of the result}.

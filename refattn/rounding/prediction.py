@@ -71,7 +71,7 @@ def predict(
         + h_{ic}^2 / 12
 
     with the relative variance :math:`\sigma_{ij}^2` of a weight, from its score and exponential,
-    the variance :math:`\tau_{ij}^2` of its rounding, and the distance h of the numbers that the
+    the variance :math:`\tau_{ij}^2` of its rounding, and the spacing h of the numbers that the
     result is rounded to. The bound has the same terms, each at its largest, and includes higher
     orders.
 
@@ -124,9 +124,9 @@ def predict(
     TypeError
         If an argument is not an array or its dtype is not in `FORMATS`.
     ValueError
-        If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, if queries are
-        not finite, or keys and values that a query sees (others may hold anything), or if an option
-        is not one of the above.
+        If shapes do not match, if `q`, `k` or `v` hold numbers that `dtype` lacks, if queries, or
+        keys and values that a query sees, are not finite (other keys and values may hold anything),
+        or if an option is not one of the above.
 
     Notes
     -----

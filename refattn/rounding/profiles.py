@@ -39,9 +39,9 @@ class Profile(NamedTuple):
         Type of the differences to the maximum, of the exponentials and of their sum; also of the
         sum that `delta` describes, if it is computed from the weights.
     inputs : str or None
-        Type to which queries, keys, values and derivatives to the output are rounded before they
-        are multiplied: to nearest, and for 8 bits after a division by a scale that maps the largest
-        number of an array to the largest of the type.
+        Type to which queries, keys, values and derivatives with respect to the output are rounded
+        before they are multiplied: to nearest, and for 8 bits after a division by a scale that maps
+        the largest number of an array to the largest of the type.
     run : int
         Number of terms after which a sum of products is added to the earlier sums and starts anew;
         for a recurrence, the number of tokens of a chunk.
@@ -49,8 +49,8 @@ class Profile(NamedTuple):
         Type of the sums over the keys, for random features and linear attention; for a recurrence,
         type of the state between chunks.
     exp : float
-        Largest error of an exponential before it is rounded, in units u of the type of the sums.
-        The error of e^0 and a sixteenth of every other error are systematic, the rest random.
+        Largest error of an exponential before it is rounded, in unit roundoffs of the type of the
+        sums. The error of e^0 and a sixteenth of every other error are systematic, the rest random.
     d_weights : str or None
         Type of the derivatives with respect to the weights, d_out . v, in a backward pass.
     d_scores : str or None

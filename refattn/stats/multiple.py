@@ -126,7 +126,7 @@ def gandy_scott(
         \text{accepts if } p_j > \gamma + \beta_j, \qquad \text{else goes on},
 
     and the last step accepts if it does not reject. The sample grows once, after the first step.
-    Under the null, step j rejects with probability at most beta_j, and does not accept with
+    Under the null, step j rejects with probability at most beta_j, and fails to accept with
     probability at most gamma + beta_j. By induction from the last step, the level is at most
     sum_j gamma^(j - 1) beta_j = alpha, which uniform p-values attain.
 

@@ -351,9 +351,9 @@ def log_norm_approximation_bias(
 
     .. math:: \log (E\,\hat\kappa / \kappa) = (|x|^2 - x')/2 + (|y|^2 - y')/2
 
-    Ye 2023 (see `refattn.naive`), eqs. (13) to (15), puts constants x', y' from
-    `moments.mean_plus_trace` or `moments.mean_only` for the squared norms in the features. In
-    attention the constants cancel, and the estimate is of softmax_j(q . k_j + |k_j|^2 / 2), not of
+    Ye 2023 (see `refattn.naive`), eqs. (13) to (15), replaces the squared norms in the features by
+    constants x', y' from `moments.mean_plus_trace` or `moments.mean_only`. In attention the
+    constants cancel, and the estimate is of softmax_j(q . k_j + |k_j|^2 / 2), not of
     softmax_j(q . k_j). With trigonometric features the sign of the right side is the opposite.
     Where frequencies come from a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the
     constants replace their squared norms.

@@ -96,7 +96,7 @@ def verify(
     dtype : str or dict of str, optional
         The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
         wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
-        array has its type. An array of a wider type than `out` is assumed to be in the type of
+        array has its own type. An array of a wider type than `out` is assumed to be in the type of
         `out`, if that type holds all its numbers. If `q`, `k`, `v` and `out` hold only bfloat16 or
         only float16 numbers, all are assumed to be in that type. A dict names the types of `q`,
         `k`, `v`, `out` and `weights`, the type to which weights are rounded before they multiply

@@ -56,9 +56,10 @@ class Suspect(NamedTuple):
     name : str
         Name of the bug.
     estimate, error : float
-        Its size (0 if it is absent), and the standard error of the size.
+        Its size (0 if it is absent), and the standard error of the size; nan for a bug without a
+        size, for which it was only tested whether it explains the numbers.
     adjusted : float
-        The corrected p-value of its absence; nan if the numbers were only found to agree with it.
+        The corrected p-value of its absence; nan for a bug without a size.
     explained : float
         Share of the mean square of z that it explains.
     text : str

@@ -69,7 +69,7 @@ class Adapter:
     Raises
     ------
     TypeError
-        If `fn` is not callable, or an argument is of another type than above.
+        If `fn` is not callable, or an argument does not have the type stated above.
     ValueError
         If the estimator, a capability, a tag or its value is unknown, if NumPy arrays are to be
         on a device, or if `source` has no colon.

@@ -23,8 +23,8 @@ GRACE = 1.0  # seconds that a program has to end by itself
 class Subprocess:
     r"""A program called as an estimator: arrays go in and come out in files.
 
-    For each call the arguments are written to a file (arrays under the names of the contract,
-    ``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``indices`` as int64,
+    For each call the arguments are written to a file, under the names by which `check` passes them
+    (``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``indices`` as int64,
     ``mask`` as uint8). The program is run with the path of this file and the path of a file to
     write, and ``out`` is read from the latter (``mean`` and ``cov`` for moments). If there is
     ``d_out``, the cotangent of ``out``, the gradients ``dq``, ``dk`` and ``dv`` are also read, and
@@ -46,7 +46,7 @@ class Subprocess:
     Raises
     ------
     TypeError, ValueError
-        If the command is empty or no list of words, or the format is unknown.
+        If the command is empty or not a list of words, or the format is unknown.
     RuntimeError
         On a call, if the program cannot be started, crashes, exits with a status other than 0,
         takes too long, or writes no result.

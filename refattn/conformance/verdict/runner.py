@@ -93,11 +93,11 @@ def check(
 
     All declared capabilities must also work together: masks of any shape that broadcasts, causal,
     grouped heads; for exact attention also ``window=``, ``softcap=``, ``sinks=``, ``bias=`` and
-    ``return_lse=True``, for ``(out, lse)``. A candidate may refuse any two of a mask, a bias and
-    causal by an exception. With a cotangent ``d_lse=`` it returns the same arrays as without: the
-    output and the gradients. No check combines ``lse`` with sinks or dropout, or dropout
-    (``dropout=p`` and ``seed=``) with more than two other capabilities. No check calls a candidate
-    from several threads at once, with empty arrays, or with seeds of 2^31 and more.
+    ``return_lse=True``, for ``(out, lse)``. A candidate may raise an exception for any two of a
+    mask, a bias and causal together. With a cotangent ``d_lse=`` it returns the same arrays as
+    without: the output and the gradients. No check combines ``lse`` with sinks or dropout, or
+    dropout (``dropout=p`` and ``seed=``) with more than two other capabilities. No check calls a
+    candidate from several threads at once, with empty arrays, or with seeds of 2^31 and more.
 
     Parameters
     ----------
