@@ -115,7 +115,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
 
 _WINDOW_SIDES: Mapping[str, Callable[[Any], tuple[Any, Any]]] = {
     "{} keys to the left": lambda x: (x, None),
-    "{} keys to the left, and none to the right": lambda x: (x, 0),
+    "{} keys to the left and 0 to the right": lambda x: (x, 0),
     "{} keys to the right": lambda x: (None, x),
     "{} keys to both sides": lambda x: (x, x),
 }
