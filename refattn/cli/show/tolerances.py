@@ -34,8 +34,10 @@ def print_tolerance(
         )
     usual = tolerance.given == USUAL.get(tolerance.dtype)
     name = "torch's default" if usual else "the given tolerance"
-    if tolerance.power[0].given > 1:
-        page.say(f"{name} ({_write_pair(tolerance.given)}) would reject a correct kernel")
+    rejects = tolerance.power[0].given > 1
+    if rejects or not usual:
+        does = "would reject" if rejects else "accepts"
+        page.say(f"{name} ({_write_pair(tolerance.given)}) {does} a correct kernel")
     fused = " fused" * tolerance.profile.startswith("flash")
     use = f"for a{fused} kernel (profile {tolerance.profile}): {_write_pair(tolerance.ours)}"
     if not verbose:
