@@ -56,7 +56,7 @@ def expand_scale(
             found[words] = expanded
     if len(found) == 1:
         return next(iter(found.values()))
-    full = f"write it with all {len(shape)} axes of `{name}`, 1 where these share a number"
+    full = f"write it with all {len(shape)} axes of `{name}`, of length 1 where a number is shared"
     if found:
         raise ValueError(
             f"`{name}_scale` of shape {scale.shape} may hold {' or '.join(found)}: {full}."

@@ -113,7 +113,9 @@ def _study(
 def _first_error(text: str) -> str:
     """Return the first line of pytest that says what was wrong."""
     lines = [x for x in text.splitlines() if x.startswith(("E  ", "ERROR"))]
-    return lines[0][1:].removeprefix("RROR:").strip() if lines else "nothing was collected"
+    words = [y for x in lines if (y := x[1:].removeprefix("RROR:").strip())]
+    more = bool(words) and words[0].endswith(":")  # its message begins with a line break
+    return " ".join(words[: 1 + more]) or "nothing was collected"
 
 
 def _study_pytest(test: str, study: Study) -> Audit:

@@ -204,7 +204,7 @@ class Audit(NamedTuple):
         ]
         if caught:
             text = "; ".join(x.strip() for x in tolerances)
-            yield f"use {text} (needed on these inputs): this rejects {caught} of the {count}"
+            yield f"use {text} (needed on these inputs): this rejects {caught} of {count}"
         if caught < count or self.blind:
             yield "refattn.testing.assert_attention_close needs no tolerance and rejects all"
         n, m = self.shapes["q"][-2], self.shapes["k"][-2]

@@ -132,7 +132,7 @@ def _describe_estimator(record: Estimator) -> str:
     "--estimator",
     shell_complete=words_of(lambda: needed("conformance").ESTIMATORS),
     help="Which estimator it implements: softmax, rfa, performer, lara, ra, eva, linear, ...  "
-    "[default: softmax, if it takes q, k, v alone]",
+    "[default: softmax, if it needs only q, k, v]",
 )
 @click.option(
     *("--capability", "capabilities"),
@@ -316,7 +316,8 @@ def _guess_estimator(fn: Any) -> str:
     drawn = {"seed", "rng", "omega", "indices", "feature_map"}
     if len(needed) != 3 or any(x.name in drawn or "num_" in x.name for x in parameters):
         raise ValueError(_UNNAMED)
-    notice(f"checked as softmax, because it takes {', '.join(needed)} alone (--estimator sets it)")
+    names = ", ".join(needed)
+    notice(f"checked as softmax, because it needs only {names} (--estimator sets it)")
     return "softmax"
 
 
@@ -346,4 +347,7 @@ def _import_target(target: str) -> Any:
     except BaseException as error:  # also SystemExit and the like
         kind = type(error).__name__
         raise ValueError(f"importing {module!r} failed: {kind}: {said(error)}") from None
+    if not callable(target_object):
+        kind = type(target_object).__name__
+        raise ValueError(f"the target must be callable, got {target!r} of type {kind}.")
     return target_object

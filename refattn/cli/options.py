@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from ..arrays.tables import Table
@@ -92,7 +93,7 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
                     "of the group refattn.estimators (guide: Add an estimator)."
                 )
             raise click.BadParameter(
-                f"must be all or of {', '.join(COMMON)}, ... (all: refattn check --list), "
+                f"must be all, or some of {', '.join(COMMON)}, ... (all: refattn check --list), "
                 f"got {name!r}.{hint}"
             )
     return list(dict.fromkeys(chosen))
@@ -156,7 +157,15 @@ def one_line(plotting: bool) -> Iterator[None]:
         with np.errstate(all="ignore"):
             yield
     except (TypeError, ValueError, MemoryError, OverflowError) as error:
-        raise Unusable(" ".join(str(error).split())) from None
+        raise Unusable(_name_the_option(" ".join(str(error).split()))) from None
+
+
+def _name_the_option(message: str) -> str:
+    """Name an option where a message starts with the argument that was read from it."""
+    context, (name, _, rest) = click.get_current_context(), message[1:].partition("`")
+    given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    options = [x.opts[0] for x in context.command.params if given and x.name == name]
+    return f"{options[0]}{rest.replace(' or None,', ',', 1)}" if options else message
 
 
 class Answer(NamedTuple):
@@ -199,7 +208,7 @@ def many_heads(heads: int, tokens: int, layout: str) -> None:
     if heads > tokens:
         other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
         notice(
-            f"warning: {heads} heads of {tokens} tokens in layout {layout} "
+            f"warning: {heads} heads of {tokens} token{'s' * (tokens != 1)} in layout {layout} "
             f"look transposed; if so, pass --layout {other}"
         )
 

@@ -105,8 +105,7 @@ def _parse_types(
 )
 @known_option(
     "--estimator",
-    known=lambda: needed("rounding.problems").CALLED.values(),
-    aliases=lambda: needed("verification.reading").list_judged(),
+    known=lambda: needed("verification.reading").list_judged(),
     metavar="NAME",
     default="softmax",
     show_default=True,
@@ -133,7 +132,8 @@ def _parse_types(
 )
 @known_option(
     "--empty-rows",
-    known=lambda: needed("verification.empty_rows").EMPTY_ROWS,
+    known=lambda: needed("verification.empty_rows").EMPTY_ROWS[:-1],
+    aliases=lambda: needed("verification.empty_rows").EMPTY_ROWS,
     metavar="[zero|nan|mean|any]",
     default="zero",
     show_default=True,
@@ -275,6 +275,7 @@ def _judge_layout(
 @known_option(
     "--dtype",
     known=lambda: needed("verification.tolerance").USUAL,
+    aliases=lambda: needed("files.tensors").DTYPES,
     metavar="[float32|float16|bfloat16]",
     help="Dtype of the arrays of the kernel.  [default: that of FILE]",
 )
@@ -316,19 +317,25 @@ def tolerance_command(
     from ..files.arrays import find_sample
     from ..files.tensors import open_tensors
     from ..verification.reading import pose_tensors
-    from ..verification.tolerance import study_problem
+    from ..verification.tolerance import USUAL, study_problem
     from .show import tolerances
 
     with one_line(False):
         path = file or find_sample()
         tensors = open_tensors(path, layout=layout, required=())
         problem = pose_tensors(tensors, **options)
+        kept = dtype or tensors.dtype
+        if kept not in USUAL:
+            raise ValueError(
+                f"{'--dtype' if dtype else 'the dtype of FILE, without --dtype,'} must be one of "
+                f"{', '.join(USUAL)}, got {kept!r}: `refattn verify` needs no tolerance."
+            )
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
             needed = study_problem(
                 problem,
-                dtype or tensors.dtype,
+                kept,
                 profile=profile,
                 hardware=hardware,
                 atol=atol,

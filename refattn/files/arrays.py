@@ -116,7 +116,8 @@ def _read_member(file: Mapping[str, Floats], name: str) -> Floats:
     try:
         x = file[name]
     except ValueError as error:
-        raise ValueError(f"`{name}`: {error}") from None
+        words = "holds Python objects, not numbers" if "allow_pickle" in str(error) else error
+        raise ValueError(f"`{name}`: {words}") from None
     if not isinstance(x, np.ndarray):  # bytes, of a member that is no .npy file
         raise ValueError(f"`{name}` is not an array")
     return x

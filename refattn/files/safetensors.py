@@ -57,7 +57,7 @@ def map_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[s
         with safe_open(path, framework="numpy"):
             raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
     except SafetensorError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(f"not a complete .safetensors file ({error})") from None
     start = 8 + int.from_bytes(raw[:8].tobytes(), "little")
     header = json.loads(raw[8:start].tobytes())
     metadata = header.pop("__metadata__", None) or {}

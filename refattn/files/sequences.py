@@ -72,8 +72,13 @@ def _take_offsets(arrays: dict[str, Floats], given: Mapping[str, _Integers]) -> 
     both = [next(given[x] for x in (name, *OFFSETS) if x in given) for name in OFFSETS[1:]]
     for name, offsets in zip("qkv", (both[0], both[1], both[1]), strict=True):
         shape = arrays[name].shape
+        if len(shape) != 3:
+            raise ValueError(
+                f"`{name}` must have shape (tokens, heads, size) beside `cu_seqlens`, "
+                f"got shape {shape}."
+            )
         rises = offsets.size > 1 and offsets[0] == 0 and bool(np.all(np.diff(offsets) >= 0))
-        if not rises or len(shape) != 3 or offsets[-1] != shape[0]:
+        if not rises or offsets[-1] != shape[0]:
             raise ValueError(
                 f"`cu_seqlens` must rise from 0 to the number of tokens of `{name}` (tokens, "
                 f"heads, size), got {offsets.tolist()} for shape {shape}."

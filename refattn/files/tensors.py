@@ -48,6 +48,10 @@ _CANNOT = (
     "an .npz cannot hold bfloat16 or float8: write float32 numbers and pass `dtype`, "
     "or write a .safetensors"
 )
+_HINTS = {"void8": _CANNOT, "void16": _CANNOT}
+_HINTS |= dict.fromkeys(
+    ("uint16", "U16"), "if these are the bits of bfloat16 numbers, write a .safetensors of BF16"
+)
 
 
 class Tensors:
@@ -227,7 +231,7 @@ def _view_array(name: str, x: Floats | safetensors.Tensor) -> Floats:
     if name in SCALES and dtype == INTEGER:
         return x.view(np.int8) if isinstance(x, safetensors.Tensor) else x
     if name != "mask" and dtype not in DTYPES:
-        hint = f": {_CANNOT}" if dtype in ("void8", "void16") else ""
+        hint = f": {_HINTS[dtype]}" if dtype in _HINTS else ""
         raise TypeError(
             f"`{name}` must have dtype {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {dtype}{hint}."
         )
@@ -360,7 +364,8 @@ def _check_rounded(name: str, x: Floats, dtype: str) -> None:
     at = _find_first(x, lambda block: ~_holds(number_type, block))
     if at is not None:
         raise ValueError(
-            f"`{name}` must hold {dtype} numbers only, got {float(x[at])} at index {at}."
+            f"`{name}` must hold {dtype} numbers only, as `dtype` declares, "
+            f"got {float(x[at])} at index {at}."
         )
 
 
@@ -375,8 +380,8 @@ def _dtypes(arrays: Mapping[str, Floats], dtype: str) -> dict[str, str]:
             _check_rounded(name, x, dtype)
     if dtypes["q"] != dtype:
         raise ValueError(
-            f"`dtype` must be {dtypes['q']}, the dtype of `q`, or a narrower one that float32 or "
-            f"float64 numbers were rounded to, got {dtype!r}."
+            f"`dtype` must be that of `q`, {dtypes['q']}, or a narrower one if `q` is float32 or "
+            f"float64, got {dtype!r}."
         )
     return dtypes
 

@@ -25,7 +25,7 @@ SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
 
 SENTENCES: Mapping[str, str] = {
     "scale": "the scale is {factor} times the declared scale",
-    "softcap": "the scores have a soft cap: 1 / cap^2 is {size}",
+    "softcap": "1 / cap^2 of a soft cap on the scores is {size}",
     "slope": "scores {way} by {amount} with each key, as with ALiBi",
     "lse": "lse is too {side} by {amount}",
     "factor": "{result} is {factor} times what it should be",

@@ -18,7 +18,7 @@ LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that 
 _PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
 IGNORES = "a kernel that ignores"  # an option: likewise
 UNUSED_D_OUT = "d_out is not used: there is no dq, dk or dv"
-SAME_KEYS = "(right: all keys are the same)"
+SAME_KEYS = "(the right result here: all keys are the same)"
 BEYOND = "squares of v or of its errors leave the range of float64: only bounds are tested"
 SAME_VALUES = "v is the same for all keys: any weights give the same output"
 

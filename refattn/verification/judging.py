@@ -202,7 +202,7 @@ class _Case:
             return self.trials[name]
         trial, fit = self._try_sample(name) or self.attempt(name), self.fits.get(name)
         if fit is not None and fit.likelier:
-            p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier"
+            p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier than {name}"
             trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
         if self.coarse is not None:
             trial = trial.with_test(self.coarse)
@@ -505,4 +505,4 @@ def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: floa
     if dtype == "float64" and problem.gradient is None:
         case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
         if case.trial("math").known and not case.rejects("math"):
-            yield "profile math explains the numbers: some step of the kernel is in float32"
+            yield "profile math accepts these numbers: some step of the kernel may be in float32"

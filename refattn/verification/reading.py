@@ -121,7 +121,7 @@ def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[s
     x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
     q, k, v, d_out, _ = (x.pop(name, None) for name in ("q", "k", "v", "d_out", "state"))
     pair = tuple(x.pop(y) for y in ("removal_a", "removal_b") if y in x)
-    gates = gates_of(estimator, {**x, "removal": pair if len(pair) == 2 else None})
+    gates = gates_of(estimator, {**x, "removal": pair if len(pair) == 2 else None}, "in FILE")
     problems = pose_recurrence(q, k, v, gates, record=estimator, scale=scale, d_out=d_out)
     of, got = problems["state"], tensors.shapes.get("state")
     shape = (*of.lead, of.shape[0], of.shape[2])
@@ -150,14 +150,14 @@ def kind_of(estimator: Any) -> str:
     raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
 
 
-def gates_of(estimator: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def gates_of(estimator: str, given: Mapping[str, Any], where: str = "given") -> dict[str, Any]:
     """Take the gates of a recurrence, of which it needs all but a factor on what it writes."""
     gates = ESTIMATORS[estimator].gates
     known = {*gates, "initial_state"}
     refuse_options(estimator, {x: y for x, y in given.items() if x not in known})
     for name, kind in gates.items():
         if given.get(name) is None and kind != "factor":
-            raise ValueError(f"`{name}` must be given for {estimator}, got None.")
+            raise ValueError(f"`{name}` must be {where} for {estimator}, got None.")
     return {x: y for x, y in given.items() if x in known}
 
 

@@ -196,7 +196,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     types = (
         verdict.dtype
         if verdict.out_dtype == verdict.dtype
-        else f"{verdict.dtype} to {verdict.out_dtype}"
+        else f"{verdict.dtype} with {one} in {verdict.out_dtype}"
     )
     words = {
         "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.by})",
@@ -216,6 +216,8 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     there = f" at {name_element(verdict.z.where)}" if verdict.z.where else ""
     if not failed or verdict.z.largest:  # no number is finite, else
         of_out = f" of {verdict.of}" * (verdict.worst is not None and verdict.worst[0] == "lse")
+        if verdict.worst is not None and not math.isfinite(verdict.worst[2]):
+            of_out += " of finite numbers"
         yield (
             f"  error / standard deviation{of_out}: rms {verdict.z.rms:.3g}, "
             f"largest {verdict.z.largest:.3g}{there}"
@@ -284,7 +286,9 @@ def _write_worst(verdict: Verdict) -> str:
     name, where, got, exact, allowed = verdict.worst
     most = f"± {allowed:.3g}" if math.isfinite(allowed) else "anything"
     at = name_row(where) if name == "lse" else name_element(where)
-    return f"{name} at {at} is {got:.6g}, exact {exact:.6g}, allowed {most}"
+    same = (x for x in range(6, 17) if f"{got:.{x}g}" != f"{exact:.{x}g}")
+    digits = next(same, 17)  # so many that the two numbers differ
+    return f"{name} at {at} is {got:.{digits}g}, exact {exact:.{digits}g}, allowed {most}"
 
 
 def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
@@ -323,7 +327,7 @@ def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
             if x in _DEFECTS
         ]
         sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
-        yield f"  smaller errors than these would pass: {', '.join(sizes)}"
+        yield f"  about the smallest errors that profile {verdict.by} rejects: {', '.join(sizes)}"
 
 
 def _say_what_next(verdict: Verdict, verbose: bool) -> str:
@@ -343,7 +347,7 @@ def _say_what_next(verdict: Verdict, verbose: bool) -> str:
         return "pass that option"
     if verdict.suspects[0].name == "convention":
         return "find this cause in the kernel; if it is intended, make options and inputs match it"
-    return f"find this cause in the kernel{'' if verbose else '; --verbose lists all failed tests'}"
+    return "find this cause in the kernel" + "; --verbose lists all failed tests" * (not verbose)
 
 
 def _name_stronger(verdict: Verdict) -> str:

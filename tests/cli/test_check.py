@@ -46,7 +46,7 @@ def test_softmax_is_guessed():
     words = ("--check", "contract", "--capability", "mask")
     done = run("check", "candidates_under_test:right", *words)
     assert done.exit_code == 0
-    assert done.stderr.startswith("checked as softmax, because it takes q, k, v alone")
+    assert done.stderr.startswith("checked as softmax, because it needs only q, k, v")
     done = run("check", "refattn:random_feature_attention", "--check", "contract")
     assert done.exit_code == 2
     assert "`--estimator` must be given: softmax, rfa, performer, ..." in done.stderr

@@ -120,7 +120,7 @@ def test_a_process_without_warnings_in_ascii(kind):
         assert (done.returncode, done.stderr) == (0, "")
     else:
         assert (done.returncode, done.stdout) == (2, "")
-        assert re.fullmatch("Error: `scale` must be a positive.*\n", done.stderr)
+        assert re.fullmatch("Error: --scale must be a positive.*\n", done.stderr)
 
 
 def test_skipped_sizes_are_said_once_and_beside_the_results():
@@ -186,7 +186,7 @@ def test_profile_of_the_sample_is_that_of_the_guide():
     lines = output.splitlines()
     assert lines[0].startswith("minilm_zen128_slice.npz: q (2, 4, 128, 32)")
     assert lines[1] == "scale 0.176777, covariances not shrunk, not causal; n = 128, m = 128"
-    assert lines[2] == "N = 128 < d^2 = 1024: covariances are rough"
+    assert lines[2] == "N = 128 rows < d^2 = 1024: covariances are rough"
     assert "effective sample size below 10" in output
     assert lines[-2].startswith("recommended for relative error 0.1, by the formulas")
     assert lines[-1] == "exact attention, for 8 of 8 heads"
@@ -200,7 +200,7 @@ def test_profile_of_the_sample_is_that_of_the_guide():
 def test_no_estimator_is_recommended_where_the_mean_of_v_is_enough(more):
     *_, first, last = shown("compare", "--target", 0.95, *more).splitlines()
     assert first.endswith("for relative error 0.95: the mean of v, whose error is at most 0.910")
-    assert last == "these tensors do not need attention"
+    assert last == "at this error these tensors do not need attention"
     assert "mean of v, whose" not in shown("compare", "--target", 0.9, *more)  # not in each head
 
 
@@ -227,8 +227,8 @@ def test_advice_on_the_number_of_rows():
     assert output.endswith(left_out)
     assert "predictions" not in output
     rough = "covariances are rough\n"
-    assert f"n = 9, m = 40\nN = 9 <= d^2 = 9: {rough}" in profiled(q=q[:, :9], k=k)
-    assert f"\nN = 5 and 6 < d^2 = 9: {rough}" in profiled(q=q[:, :5], k=k[:, :6])
+    assert f"n = 9, m = 40\nN = 9 rows <= d^2 = 9: {rough}" in profiled(q=q[:, :9], k=k)
+    assert f"\nN = 5 and 6 rows < d^2 = 9: {rough}" in profiled(q=q[:, :5], k=k[:, :6])
 
 
 def test_recommendations_are_printed():

@@ -249,7 +249,7 @@ def test_titles_and_answers():
     assert "recommended for relative error 0.1: the mean of v, whose error is at most" in "\n".join(
         lines
     )
-    assert "these tensors do not need attention" in lines
+    assert "at this error these tensors do not need attention" in lines
     q, k, v = np.load("easy.npz").values()
     np.savez("no_mean.npz", q=q, k=k, v=v - np.mean(v, axis=-2, keepdims=True))
     again = LINES["measure"].replace("easy", "no_mean")

@@ -394,7 +394,8 @@ def test_packed_sequences_in_words():
         "x.safetensors")  # fmt: skip
     result = run("x.safetensors --causal --window 2,0")
     second = result.stdout.splitlines()[1]
-    assert second == "softmax, scale 0.5, causal, window 2,0, 2 sequences, each by itself"
+    shapes = "2 sequences, each by itself, shapes with heads before tokens"
+    assert second == f"softmax, scale 0.5, causal, window 2,0, {shapes}"
     assert "mask" not in result.output
     assert "transposed" not in result.output
     assert report("x.safetensors --causal")["causal"]

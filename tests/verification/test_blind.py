@@ -41,7 +41,7 @@ def test_the_mean_of_values_is_right_where_keys_are_the_same(size):
     q, k, v = sample([0, 5])
     found = judged(q, size * k[:, :1].repeat(k.shape[1], 1), v)
     assert found.verdict == ("PASS" if size else "UNDERPOWERED")
-    assert ("mean of v (right: all keys are the same)" in found.blind) == bool(size)
+    assert ("mean of v (the right result here: all keys are the same)" in found.blind) == bool(size)
     assert f"also pass: use {'keys that differ' if size else 'larger q or k'}" in str(found)
 
 

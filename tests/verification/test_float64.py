@@ -147,7 +147,7 @@ def test_softmax_in_float32_is_named():
     assert out.dtype == np.float64
     found = verify(q=q, k=k, v=v, out=out)
     assert found.verdict == "FAIL"
-    assert "some step of the kernel is in float32" in str(found)
+    assert "some step of the kernel may be in float32" in str(found)
     assert verify(q=q, k=k, v=v, out=out, profile="math").verdict == "PASS"
 
 

@@ -262,5 +262,7 @@ def test_types_by_array_in_files(tmp_path):
     assert found.dtypes == {"q": "bfloat16", "k": "int8", "v": "int8", "out": "bfloat16"}
     exact = given["k"][1].astype(float) * given["k_scale"][1, :, None]
     np.testing.assert_array_equal(found.read("k", (1,)), exact)
-    with pytest.raises(ValueError, match=r"`out` must hold float8_e5m2 numbers only, got"):
+    with pytest.raises(
+        ValueError, match=r"`out` must hold float8_e5m2 numbers only, as `dtype` declares, got"
+    ):
         open_tensors(path, dtype={"out": "float8_e5m2"})

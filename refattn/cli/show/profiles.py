@@ -95,7 +95,7 @@ def _worth(profile: Advice) -> str:
         return f"{counts}; N > d^2 = {profile.advised}, as Ye 2023 advises"
     listed = " and ".join(map(str, rough))
     sign = "<" if rough[-1] < profile.advised else "<="
-    return f"{counts}\nN = {listed} {sign} d^2 = {profile.advised}: covariances are rough"
+    return f"{counts}\nN = {listed} rows {sign} d^2 = {profile.advised}: covariances are rough"
 
 
 def _summarised(table: Table) -> Table:
@@ -143,7 +143,7 @@ def _print_recommendation(profile: Advice, searched: Search | None, page: Page) 
     page.say()
     if (error := float(np.max(profile.error_of_mean))) <= profile.target:
         page.say(f"{target}: the mean of v, whose error is at most {digits(error)}")
-        page.say("these tensors do not need attention")
+        page.say("at this error these tensors do not need attention")
         return
     if searched is not None:
         page.say(f"{target}, as measured on {len(searched.plan.heads)} of {heads} heads:")

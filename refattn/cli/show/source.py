@@ -53,6 +53,7 @@ def introduction(tensors: Tensors, problem: Problem, dtype: str) -> str:
     said += [f"with {x}" for x in ("mask", "bias", "sinks") if x in given]
     if problem.packed is not None:
         said.append(f"{np.diff(problem.packed.queries).size} sequences, each by itself")
+        said.append("shapes with heads before tokens")
     name = click.format_filename(tensors.path.name)
     others = "others " * any(differing[x] for x in given if x in differing)
     return printable(f"{name}: {shapes}, {others}{tensors.dtype}{rounded}\n{', '.join(said)}")

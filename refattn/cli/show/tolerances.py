@@ -20,8 +20,9 @@ def print_tolerance(
     page.say(introduction(tensors, problem, tolerance.dtype))
     page.say(
         "\nneeds: the smallest tolerances, |got - exact| <= atol + rtol |exact|. A correct kernel "
-        f"meets atol with probability {1 - LEVEL:.6f} if its roundings are independent, and proven "
-        "always (both with rtol 0). Use the rtol and atol of pair or of proven_pair together"
+        f"meets the atol with probability {1 - LEVEL:.6f} if its roundings are independent, and "
+        "the column `proven` always (both with rtol 0). Use the rtol and atol of `pair` or of "
+        "`proven_pair` together"
     )
     needs, power = tolerance.tables()
     whole = [x for x in needs.rows if x["head"] is None]
@@ -31,10 +32,12 @@ def print_tolerance(
         page.say(
             "drift: share of the result that is lost by truncated sums; all tolerances include it"
         )
-    if tolerance.power[0].given > 1:
-        usual = tolerance.given == USUAL.get(tolerance.dtype)
-        name = "torch's default" if usual else "the given tolerance"
-        page.say(f"{name} ({_write_pair(tolerance.given)}) would reject a correct kernel")
+    usual = tolerance.given == USUAL.get(tolerance.dtype)
+    name = "torch's default" if usual else "the given tolerance"
+    rejects = tolerance.power[0].given > 1
+    if rejects or not usual:
+        does = "would reject" if rejects else "accepts"
+        page.say(f"{name} ({_write_pair(tolerance.given)}) {does} a correct kernel")
     fused = " fused" * tolerance.profile.startswith("flash")
     use = f"for a{fused} kernel (profile {tolerance.profile}): {_write_pair(tolerance.ours)}"
     if not verbose:
@@ -54,7 +57,7 @@ def print_tolerance(
         f"{math.prod(problem.lead) * problem.shape[0]} queries; verdict and suspect: from verify"
     )
     page.table(power)
-    page.say(f"given: {_write_pair(tolerance.given)}")
+    page.say(f"given, {name}: {_write_pair(tolerance.given)}")
     page.say(f"ours, {use}")
 
 

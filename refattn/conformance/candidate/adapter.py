@@ -103,7 +103,8 @@ class Adapter:
         capabilities = frozenset(checks.list_names("capabilities", self.capabilities))
         for name in sorted(capabilities):
             able = possible(self.record) or ("none of them",)
-            checks.choice("capabilities", name, able, listing=LISTING)
+            listing = f"those of {self.estimator} in {LISTING}"
+            checks.choice("capabilities", name, able, listing=listing)
         tags = {**DEFAULTS, **({"coupling": self._coupling} if self._coupling else {})}
         if not isinstance(self.tags, Mapping | None):
             raise TypeError(
@@ -365,6 +366,8 @@ class Adapter:
         if d_out is None:
             if isinstance(result, tuple):
                 or_lse = ", or declare --capability lse" if "lse" in possible(self.record) else ""
+                if "vjp" in self.capabilities:
+                    or_lse += "; gradients are asked for with d_out="
                 raise SeveralResults(
                     "an array", f"{_describe_type(result)}: return out alone{or_lse}"
                 )
@@ -464,7 +467,7 @@ class Adapter:
         if strict:
             kinds = (np.ndarray, np.generic) if self["library"] == "numpy" else type(like)
             if not isinstance(x, kinds):
-                raise Failure(f"an array of {self['library']}", f"a {kind.__name__}")
+                raise Failure(f"an array of {self['library']}", _describe_type(x))
             if str(x.dtype) != str(like.dtype):
                 raise Failure(f"dtype {like.dtype}, that of the arguments", f"{x.dtype}")
         try:
@@ -472,7 +475,7 @@ class Adapter:
         except Exception as error:
             raise Failure("an array", f"a {kind.__name__} ({said(error)})") from error
         if got.dtype.kind not in "fiub":
-            raise Failure("real numbers", f"a {kind.__name__} of dtype {got.dtype}")
+            raise Failure("real numbers", f"{_describe_type(x)}, of dtype {got.dtype}")
         if shape is None:
             return got
         if self["layout"] is not None and len(self.record.arrays) == 3:
@@ -556,5 +559,7 @@ def _name_of(fn: Any) -> str:
 
 def _describe_type(result: Any) -> str:
     """Describe a result that is not the arrays expected."""
+    if result is None:
+        return "None"
     kind = type(result).__name__
     return f"a {kind} of {len(result)}" if isinstance(result, tuple | list) else f"a {kind}"

@@ -90,7 +90,7 @@ class _Worker:
         except (EOFError, OSError):
             pass
         self._process.join()
-        raise Crash("a result", f"the process ended {ending(self._process.exitcode or 0)}")
+        raise Crash("a result", f"none: the process ended {ending(self._process.exitcode or 0)}")
 
     def end(self) -> None:
         """End the process, whatever it does."""

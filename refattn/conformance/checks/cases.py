@@ -173,13 +173,15 @@ def growing(
 ) -> Iterator[Any]:
     """Yield cases by size until the time is over, as if it grew with the pairs, above `least`.
 
-    What is `left` names the first of the others, and how many come after it.
+    What is `left` names the first of the others, and says how many come after it.
     """
     end, rate = time.monotonic() + seconds[t.level], 0.0
     for i, case in enumerate(cases):
         began = time.monotonic()
         if began + rate * case.pairs > end:
-            t.untried.append(f"{left.format(case, len(cases) - i - 1)}, for lack of time")
+            larger = len(cases) - i - 1
+            rest = f" and {larger} larger ones" if larger else ""
+            t.untried.append(f"{left.format(case, rest)}, for lack of time")
             return
         yield case
         if case.pairs > least:

@@ -110,8 +110,7 @@ def large_sizes(t: CheckRun) -> None:
         for size in _LARGE
         if (causal if size.causal else plain) and (t.adapter.grouped or not size.groups)
     ]
-    words = "{} and {} larger ones"
-    for size in growing(t, cases, _LARGE_SECONDS, words, least=2**16):
+    for size in growing(t, cases, _LARGE_SECONDS, "{}{}", least=2**16):
         _compare_rows(t, size)
 
 

@@ -87,7 +87,7 @@ class Edited:
         name, lines = next(iter(diff.items()), ("", []))
         if len(diff) != 1 or len(lines) > most or name in _calling():
             return ""
-        return "\n".join([f"in {name} (- right, + yours):", *(f"  {line}" for line in lines)])
+        return "\n".join([f"in {name} (- right, + like yours):", *(f"  {line}" for line in lines)])
 
     def space(self) -> dict[str, Any]:
         """Return the functions of the text with its edits; they run at the first call."""

@@ -26,6 +26,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
 from ..candidate.limits import leaving_out, sizes
+from ..candidate.programs import Subprocess
 from ..candidate.tags import CHOICES, LISTING
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
@@ -299,15 +300,14 @@ def _signatures(trial: CheckRun) -> str:
     """Describe how the candidate was called, and how it is defined."""
     adapter = trial.adapter
     names = list(adapter.record.arrays)
-    if trial.case is not None:
-        names += [
-            f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
-            for k, x in trial.case.options.items()
-        ]
+    options = {} if trial.case is None else trial.case.options
+    names += [f"{k}={'array' if isinstance(x, np.ndarray) else x!r}" for k, x in options.items()]
     called = f"called as fn({', '.join(names)})"
     if len(adapter.record.arrays) == 3:
         axes = ", ".join(adapter["layout"] or "nd")
-        called += f" with arrays ({axes}) of {adapter['library']} (--tag library=, --tag layout=)"
+        called += f" with arrays ({axes}) of {adapter['library']} (see --tag library, --tag layout)"
+    if isinstance(adapter.fn, Subprocess):  # its signature is that of any program
+        return called
     try:
         return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
     except Exception:  # no signature, or one that fails
@@ -500,7 +500,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     if late:
         result.status = FAIL if hangs else UNDERPOWERED
         result.expected = f"an answer within {limit:.3g} s"
-        result.got = "none" if hangs else f"{calls} calls in {limit:.3g} s"
+        result.got = "none" if hangs else f"no answer after {calls} calls"
     elif isinstance(error, Beyond):
         trial.beyond = str(error)
         trial.untried.append(f"other cases are {error}")
@@ -513,7 +513,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     elif error is not None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {said(error)} ({where.name}, line {where.lineno})"
-        result.status, result.expected, result.got = FAIL, "a result that can be evaluated", text
+        result.status, result.expected, result.got = FAIL, "a result", text
     return result
 
 

@@ -341,7 +341,8 @@ def name_copies(
         return []
     share, text = found[0]
     looked = min(len(wrong), _HEADS)
-    more = f" (and likewise in {len(found) - 1} more of {looked} heads)" if found[1:] else ""
+    others = f" (and likewise in {len(found) - 1} more of the {looked} heads searched)"
+    more = others if found[1:] else ""
     start = "agrees if" if share >= _MATCHED else "agrees in part if"
     name = "convention" if share >= _MATCHED else "seen"
     return [Suspect(name, math.nan, math.nan, math.nan, share, f"{start} {text}{more}")]
@@ -397,7 +398,7 @@ def _describe_copies(
         first = ""
         if moved := [x for x in pairs if x[0] != x[1] and np.array_equal(to, of)]:
             one, other = (name_span(what, np.array([x])) for x in moved[0])
-            first = f" ({one} holds those of {other})"
+            first = f" in another order ({one} holds those of {other})"
         source = f"{name_span(what, of)}{whose}{first}"
         words.append(f"{name_span(what, to)} hold{'s' * (len(to) == 1)} the numbers of {source}")
         count += len(pairs)

@@ -80,8 +80,8 @@ def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
     """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
     names = ", ".join(place(problem.index_of(x)) for x in heads[:4])
     axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
-    if len(heads) > 4 and math.prod(map(len, axes)) == len(heads):
-        spans = ", ".join(map(describe_span, axes))
+    spans = ", ".join(map(describe_span, axes))
+    if len(heads) > 4 and math.prod(map(len, axes)) == len(heads) and "between" not in spans:
         names = f"({spans})" if len(axes) > 1 else spans
     elif len(heads) > 4:
         names += f" and {len(heads) - 4} more"
@@ -110,7 +110,7 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     heads = [(x.got[x.wrong], y[x.wrong]) for x, y in zip(sample.heads, exact, strict=True)]
     heads = [(x[:, kept], y[:, kept]) for x, y in heads]
     got, right = map(np.concatenate, zip(*heads, strict=True))
-    where = ", ".join(list_places(problem, sample)) or "wrong rows"
+    where = ", ".join(list_places(problem, sample)) or "all wrong rows"
     if not np.all(np.isfinite(got)) or not np.any(right):
         return
     if problem.gradient is not None and not part:
@@ -188,7 +188,9 @@ def by_row(got: Doubles, right: Doubles) -> Doubles:
 def describe_factors(factors: Doubles) -> str:
     """Describe rows that are exact rows times one number, or times numbers in a range."""
     low, high = f"{np.min(factors):.4g}", f"{np.max(factors):.4g}"
-    return f"each row is the exact row times a number, {low if low == high else f'{low} to {high}'}"
+    span = low if low == high else f"{low} to {high}"
+    times = f"1 + {np.mean(factors) - 1:.2g}" if span == "1" else span
+    return f"each row is the exact row times a number, {times}"
 
 
 def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:

@@ -113,7 +113,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
     windows: dict[str, tuple[Any, Any]] = {f"{left} keys to the left": (left, None)}
     if not problem.causal:
         alone, right = fit(widths, 0), fit(m, widths)
-        windows[f"{alone} keys to the left, and none to the right"] = (alone, 0)
+        windows[f"{alone} keys to the left and 0 to the right"] = (alone, 0)
         windows[f"{right} keys to the right"] = (None, right)
         for _ in range(_TURNS):
             right = fit(left, widths)

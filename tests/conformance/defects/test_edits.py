@@ -85,7 +85,7 @@ def test_every_row_applies_and_changes_something(entry):
 
 
 SHOWN = {
-    "softmax-causal-ahead": "in visible (- right, + yours):\n"
+    "softmax-causal-ahead": "in visible (- right, + like yours):\n"
     "  - seen = seen & (ahead <= 0)\n  + seen = seen & (ahead <= 1)",
     "softmax-gqa-interleaved": "",  # what calls the formula
     "softmax-single-precision": "",

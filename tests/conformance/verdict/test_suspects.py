@@ -166,7 +166,7 @@ def test_what_a_known_defect_changes_is_shown():
     report = check(catalogued("softmax-scale-missing"), checks=["reference_values"], rng=2)
     (result,) = report.results
     place, right, wrong = result.changes[0].splitlines()
-    assert place == "in any_scale (- right, + yours):"
+    assert place == "in any_scale (- right, + like yours):"
     assert right.startswith('  - return {"scale": constant(q.shape[-1], q) ** -0.5 if ')
     assert wrong == '  + return {"scale": 1.0 if factor is None else factor}'
     assert f"            {place}\n            {right}\n" in report.text()

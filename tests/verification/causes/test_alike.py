@@ -41,7 +41,7 @@ def test_keys_that_are_missing_come_before_copies_of_the_others():
     ("causal", "left", "right", "words"),
     [
         (True, 9, 0, "9 keys to the left"),
-        (False, 9, 0, "9 keys to the left, and none to the right"),
+        (False, 9, 0, "9 keys to the left and 0 to the right"),
         (False, 9, 64, "9 keys to the left"),
         (False, 64, 9, "9 keys to the right"),
         (False, 9, 9, "9 keys to both sides"),
