@@ -1,6 +1,7 @@
 r"""Fit the distribution of frequencies to queries and keys, in closed form from their moments.
 
-Ye 2023 estimates the means and covariances of queries and keys; these four moments determine
+Ye 2023 (see `refattn.naive`) estimates the means and covariances of queries and keys; these four
+moments determine
 
 * a gauge A: softmax attention is the same for A q and A^{-T} k, but its estimates change;
 * a Gaussian proposal N(mu, Sigma) for the frequencies: `oprf`, `sderf` and `optimal_gaussian`
@@ -58,7 +59,7 @@ __dir__ = __all__.copy
 
 
 class Centred(NamedTuple):
-    """Queries and keys minus constants, with the bias that keeps exact attention the same.
+    """Queries and keys minus constants a and b, with a bias that keeps exact attention the same.
 
     Attributes
     ----------
@@ -108,8 +109,8 @@ def fit(
 
     the composition of `gauge` and `optimal_gaussian`. The result is a proposal for
     `random_feature_attention`, `linear_randomized_attention` and `theory.attention_law`, on the
-    data it was fitted to or on others. The mean contains the effect of centring (`centre`).
-    Ye 2023, estimating the distribution of queries and keys.
+    data it was fitted to or on others. The mean contains the effect of centring (`centre`). Source:
+    Ye 2023 (see `refattn.naive`), estimating the distribution of queries and keys.
 
     Parameters
     ----------
@@ -331,8 +332,8 @@ def optimal_gaussian(q: Moments, k: Moments) -> Gaussian:
         \omega \sim N(\mu_q + \mu_k, \; Q \, \mathrm{diag}(\sigma_i) \, Q^T)
 
     with sigma_i as in `sderf`, from the eigenpairs of Sigma_q + Sigma_k. It minimises
-    `expected_log_excess` over all Gaussians: with the mean in place of 0, only what varies must
-    be covered.
+    `expected_log_excess` over all Gaussians: its mean is not 0, so its covariance need not cover
+    the means of queries and keys.
 
     Parameters
     ----------
@@ -367,8 +368,9 @@ def expected_log_excess(q: Moments, k: Moments, proposal: Gaussian | None = None
           \frac{u_i^T (\Sigma_q + \Sigma_k) u_i + (u_i \cdot (\mu_q + \mu_k - \mu))^2}{2 s_i - 1}
           \Bigr)
 
-    for independent q and k and positive features under N(mu, Sigma) with eigenpairs (s_i, u_i):
-    what `oprf`, `sderf` and `optimal_gaussian` minimise. At best 0.
+    for independent q and k, kappa = exp(q . k), xi(x, omega) = exp(omega . x - |x|^2/2), and
+    frequencies from N(mu, Sigma) with importance weights w, where Sigma has eigenpairs (s_i, u_i).
+    `oprf`, `sderf` and `optimal_gaussian` minimise this excess. It is never negative.
 
     Parameters
     ----------
@@ -418,7 +420,7 @@ def centre(q: Array, k: Array, a: Any, b: Any, *, scale: float | None = None) ->
         e^{q \cdot k} = e^{(q - a) \cdot (k - b)} \; e^{a \cdot k} \; e^{q \cdot b - a \cdot b}
 
     The second factor becomes a bias of the keys, the third cancels. A proposal's mean has the same
-    effect on random features (`optimal_gaussian`), so that `fit` does not centre.
+    effect on random features (`optimal_gaussian`), so `fit` does not centre.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ def attend(
 
     over the keys j that query i sees. By default there is no cap, bias, sink or factor r.
 
-    Every estimator of the package uses this function and `merge`. Scores are computed in blocks and
+    Most estimators of the package use this function and `merge`. Scores are computed in blocks and
     never stored all at once: the memory used besides arguments and result does not depend on n, m
     or the leading axes.
 
@@ -97,13 +97,13 @@ def attend(
     -----
     Against exact arithmetic on the same floats, the error of `out` (relative to the largest value)
     and of `lse` is at most C eps (1 + max |scale| |q_i| |k_j| + max |bias|). The tests assert C =
-    16 for d up to 4096. Sums of more than 128 terms are split; shorter products of queries and keys
-    are not, as that would take a fifth more time. C exceeds 16 only for vectors constructed so that
-    all roundings of q . k have the same sign. For these and d up to 128, C is 3 d / 16 if the d
-    terms are nearly equal. It is d / 2, the bound for any sum of d terms, if the first term is far
-    larger than the rest. For larger d it is 64. Scores must be representable: if scale * q . k
-    itself overflows the dtype, the row is NaN. A NaN or an infinite value affects only the rows
-    that see it. Values within a factor 10 m of the smallest normal number may lose digits.
+    16 for d up to 4096. Sums of more than 128 terms are split. Shorter sums q . k are not split, as
+    that would take a fifth more time. C exceeds 16 only for vectors constructed so that all
+    roundings of q . k have the same sign. For these and d up to 128, C is 3 d / 16 if the d terms
+    are nearly equal. It is d / 2, the bound for any sum of d terms, if the first term is far larger
+    than the rest. For larger d it is 64. Scores must be representable: if scale * q . k itself
+    overflows the dtype, the row is NaN. A NaN or an infinite value affects only the rows that see
+    it. Values within a factor 10 m of the smallest normal number may lose digits.
 
     The last bits depend on the array library, and on NumPy also on its BLAS and the processor, but
     not on the number of threads or on the calling thread. NumPy raises no warnings here, and
@@ -256,8 +256,8 @@ def softmax_attention(
 
     The options change this as in `attend`.
 
-    Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng 2022, SoftmaxAttn. (The
-    references are listed in `validation/site/guide/where.md`.)
+    Sources (see `refattn.naive`): Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng
+    2022, SoftmaxAttn.
 
     Parameters
     ----------

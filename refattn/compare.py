@@ -394,8 +394,8 @@ def measure(
     causal : bool, default False
         Query i sees key j only if j <= i + m - n.
     queries : int, optional
-        Number of queries of each head, evenly spaced, on which estimators are measured whose time
-        grows with n m S and whose queries are independent of each other; all by default.
+        Estimators whose time grows with n m S, and whose queries are independent of each other, are
+        measured on this many queries of each head, evenly spaced; on all by default.
     slowest : int, optional
         Skip estimators at S above this, if they take S times the multiply-adds of exact attention.
     announce : callable, optional

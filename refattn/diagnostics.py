@@ -37,8 +37,9 @@ def log_weights(
     .. math:: W_{is} \propto w_s \, \xi(q_i, \omega_s) \sum_j \xi(k_j, \omega_s),
               \qquad \sum_s W_{is} = 1
 
-    These are the weights that `random_feature_attention` gives the samples; Zheng 2022, the
-    ratios p_n / q of SNIS.
+    with xi(x, omega) = exp(omega . x - |x|^2/2). These are the weights that
+    `random_feature_attention` gives the samples: the ratios p_n / q of SNIS in Zheng 2022 (see
+    `refattn.naive`).
 
     Parameters
     ----------
@@ -131,10 +132,10 @@ def effective_sample_size(log_weights: Array) -> Array:
 def pareto_k(log_weights: Array) -> Any:
     r"""Estimate the shape k of the generalised Pareto tail of importance weights.
 
-    Below 0.5 the weights have finite variance; above 0.7 do not trust the estimate, whatever its
-    apparent precision. Vehtari et al., Pareto smoothed importance sampling, arXiv:1507.02646: the
-    distribution is fitted to the tail, the min(S / 5, 3 sqrt(S)) largest weights less the next one,
-    by the package arviz-stats (the extra ``diagnostics``).
+    Below 0.5 the weights have finite variance; above 0.7 do not trust estimates made with these
+    weights, whatever their apparent precision. Vehtari et al., Pareto smoothed importance sampling,
+    arXiv:1507.02646: the distribution is fitted to the tail, the min(S / 5, 3 sqrt(S)) largest
+    weights less the next one, by the package arviz-stats (the extra ``diagnostics``).
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ def pareto_k(log_weights: Array) -> Any:
         The shape k of each row, or
 
         * inf where the tail cannot be fitted: a quarter of it is 0, or below 1e-292 of its largest
-          member. So it is where one weight is all that counts, and where all weights are 0;
+          member. This happens where a single weight dominates, and where all weights are 0;
         * -inf where the weights of the tail are equal, and none is larger: they are bounded;
         * nan where a weight is nan or the largest infinite.
 

@@ -5,7 +5,8 @@ samples of random features) get a result, and `refattn.merge` combines these res
 chunk of queries reads only the keys that it sees. Nothing is computed until the result is computed,
 and a task holds a few chunks, whatever the number of tokens. If no process can hold the result,
 compute its chunks with ``client.persist``, or store them. ``compute`` gathers all chunks in one
-task. Dask may then read causal queries last, and hold keys and values in memory or on disk.
+task: if causal, Dask may read the queries last, and hold keys and values in memory or on disk until
+then.
 
 This needs ``pip install 'refattn[distributed]'``. Every estimator also takes Dask arrays directly,
 like arrays of any other library; here each task computes whole chunks, as on a single machine.
@@ -65,8 +66,8 @@ def attend(
     q : dask.array.Array, shape (..., n, d), float32 or float64
         Queries. A task attends from one chunk of queries to one chunk of keys.
     k : dask.array.Array, shape (..., m, d), dtype and leading axes of `q`
-        Keys. Heads may be grouped as in `refattn.attend`: the last leading axis may be one that
-        divides that of `q`.
+        Keys. Heads may be grouped as in `refattn.attend`: the length of the last leading axis may
+        be a divisor of that of `q`.
     v : dask.array.Array, shape (..., m, d_v), dtype of `q` and leading axes of `k`
         Values.
     bias, mask, dropout : dask.array.Array, broadcasting to (..., n, m), optional

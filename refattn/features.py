@@ -68,8 +68,8 @@ def random_features(
         \xi(x) = \frac{h(x)}{\sqrt{S}} \left[f_1(\omega_1 \cdot x), \ldots, f_1(\omega_S \cdot x),
         \ldots, f_l(\omega_1 \cdot x), \ldots, f_l(\omega_S \cdot x)\right]
 
-    Random features post, Theorem 1 (general, not restricted to stationary kernels: exp(x . y) is
-    not stationary).
+    Random features post (see `refattn.naive`), Theorem 1 (general, not restricted to stationary
+    kernels: exp(x . y) is not stationary).
 
     Parameters
     ----------
@@ -117,7 +117,8 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
 
     .. math:: \phi(x) = S^{-1/2} \exp(\omega_s \cdot x - |x|^2 / 2)
 
-    Random features post, xi_SM; Performers post, z_positive; Ye 2023, eq. (9); Zheng 2022, xi.
+    Sources (see `refattn.naive`): Random features post, xi_SM; Performers post, z_positive; Ye
+    2023, eq. (9); Zheng 2022, xi.
 
     Parameters
     ----------
@@ -126,8 +127,8 @@ def positive_features(x: Array, omega: Array, *, square_norm: Any = None) -> Fea
     omega : array, shape (..., S, d)
         Frequencies; a NumPy array or one of the library of `x`.
     square_norm : float or array, shape (...), optional
-        Replaces |x|^2 by one number for all rows: `moments.mean_plus_trace` gives that of Ye 2023,
-        eq. (13), and `moments.mean_only` that of eqs. (14) and (15).
+        Replaces |x|^2 by one number for all rows: `moments.mean_plus_trace` gives that of Ye 2023
+        (see `refattn.naive`), eq. (13), and `moments.mean_only` that of eqs. (14) and (15).
 
     Returns
     -------
@@ -187,7 +188,8 @@ def trigonometric_features(x: Array, omega: Array, *, square_norm: Any = None) -
 
     .. math:: \phi(x) = S^{-1/2} e^{|x|^2/2} [\cos \omega_s \cdot x, \sin \omega_s \cdot x]
 
-    Performers post, z_sin/cos (whose code has a spurious 2 pi); Ye 2023, eq. (8).
+    Sources (see `refattn.naive`): Performers post, z_sin/cos (whose code has a spurious 2 pi); Ye
+    2023, eq. (8).
 
     Parameters
     ----------
@@ -227,8 +229,9 @@ def elu_features(x: Array, alpha: float = 1.0) -> Array:
 
     .. math:: \phi(x) = x + 1 \;(x > 0), \qquad \alpha e^x + (1 - \alpha) \;(x \le 0)
 
-    Linear attention post, phi, with alpha = 0.1; Katharopoulos et al., arXiv:2006.16236, with 1.
-    Written without the cancellation of alpha (e^x - 1) + 1, and finite for every finite x.
+    Katharopoulos et al., arXiv:2006.16236, with alpha = 1; Linear attention post (see
+    `refattn.naive`), phi, with 0.1. Written without the cancellation of alpha (e^x - 1) + 1, and
+    finite for every finite x.
 
     Parameters
     ----------
@@ -325,9 +328,9 @@ def taylor_features(x: Array, *, degree: int) -> Features:
         \phi(x) = \left[x^\alpha / \sqrt{\alpha!}\right]_{|\alpha| \le p}, \qquad
         \phi(x) \cdot \phi(y) = \sum_{n=0}^{p} (x \cdot y)^n / n!
 
-    Exact, in the basis of monomials: (d + p)!/(d! p!) features. Random features post, phi_SM, where
-    the powers x^n of a vector are symmetric tensor powers. The truncated kernel is positive for
-    even degrees, and may be negative for odd ones.
+    Exact, in the basis of monomials: (d + p)!/(d! p!) features. Random features post (see
+    `refattn.naive`), phi_SM, where the powers x^n of a vector are symmetric tensor powers. The
+    truncated kernel is positive for even degrees, and may be negative for odd ones.
 
     Parameters
     ----------
@@ -389,7 +392,8 @@ def polynomial_features(x: Array, *, degree: int) -> Array:
         \phi(x) = \left[\sqrt{p!/\alpha!} \; x^\alpha\right]_{|\alpha| = p}, \qquad
         \phi(x) \cdot \phi(y) = (x \cdot y)^p
 
-    Performers post, The Kernel Trick, where d = p = 2: (x_1^2, sqrt(2) x_1 x_2, x_2^2).
+    Performers post (see `refattn.naive`), The Kernel Trick, where d = p = 2: (x_1^2, sqrt(2) x_1
+    x_2, x_2^2).
 
     Parameters
     ----------

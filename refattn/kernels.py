@@ -28,7 +28,7 @@ def softmax_kernel(x: Array, y: Array) -> Array:
 
     .. math:: \kappa(x, y) = \exp(x \cdot y)
 
-    Random features post, kappa_SM; Ye 2023, eq. (4).
+    Random features post, kappa_SM; Ye 2023, eq. (4) (see `refattn.naive`).
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ def gaussian_kernel(x: Array, y: Array) -> Array:
 
     .. math:: \exp(-|x - y|^2 / 2) = e^{-|x|^2/2} \, \kappa(x, y) \, e^{-|y|^2/2}
 
-    Performers post, K_gauss with gamma = 1/2 (its appendix); for another gamma multiply `x` and `y`
-    by sqrt(2 gamma).
+    Performers post (see `refattn.naive`), K_gauss with gamma = 1/2 (its appendix); for another
+    gamma multiply `x` and `y` by sqrt(2 gamma).
 
     Parameters
     ----------
@@ -87,7 +87,8 @@ def polynomial_kernel(x: Array, y: Array, *, degree: int) -> Array:
 
     .. math:: (x \cdot y)^p
 
-    Performers post, The Kernel Trick; its features are `features.polynomial_features`.
+    Performers post (see `refattn.naive`), The Kernel Trick; its features are
+    `features.polynomial_features`.
 
     Parameters
     ----------
@@ -130,8 +131,8 @@ def estimate(
         \xi(x, \omega) = \exp(\omega \cdot x - |x|^2 / 2)
 
     Unbiased for frequencies drawn from N(0, I) with w = 1, or from any q with w = N(omega; 0, I) /
-    q(omega). Evaluated as a logarithm. Random features post, Proposition 1; Ye 2023, eqs. (7) and
-    (9); Zheng 2022, positive random features.
+    q(omega). Evaluated as a logarithm. Sources (see `refattn.naive`): Random features post,
+    Proposition 1; Ye 2023, eqs. (7) and (9); Zheng 2022, positive random features.
 
     Parameters
     ----------

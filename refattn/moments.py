@@ -74,7 +74,7 @@ class Summary(NamedTuple):
     count : int
         Number of rows, N.
     advised_count : int
-        d^2: Ye 2023 advises N > d^2.
+        d^2: Ye 2023 (see `refattn.naive`) advises N > d^2.
     enough : bool
         Whether N > d^2.
     eigenvalues : ndarray, shape (..., d)
@@ -108,7 +108,7 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
         \hat\Sigma = \frac{1}{N - \mathrm{ddof}} \sum_{i=1}^N
                      (x_i - \hat\mu)(x_i - \hat\mu)^\top
 
-    Ye 2023, eqs. (1) and (2). (`refattn.naive` lists the references.)
+    Ye 2023 (see `refattn.naive`), eqs. (1) and (2).
 
     Parameters
     ----------
@@ -138,16 +138,16 @@ def estimate(x: Array, *, axis: int | tuple[int, ...] = -2, ddof: int = 1) -> Mo
     -----
     Rows are read once, in blocks, as differences from the first row, which are exact where rows
     share their leading digits. Sums within a block are pairwise, and blocks are joined in a binary
-    tree. The memory used beside the argument is a few blocks and one covariance for each doubling
+    tree. The memory used besides the argument is a few blocks and one covariance for each doubling
     of their number; `x` is never copied as a whole.
 
-    Against exact arithmetic on the same floats, with s_i the exact standard deviation of feature
-    i and z_i = |x_0i - mean_i| / s_i the distance of the first row from the mean, the error of
-    cov_ij is at most C eps (1 + max(z_i, z_j)) s_i s_j and that of mean_i at most
-    C eps (|mean_i| + (1 + z_i) s_i), with C = 16 asserted by the tests and far less seen:
-    independent of N and, for the covariance, of the mean. Rows that are all equal have a
-    covariance of exactly 0. Covariances within a factor 1e4 of the smallest normal number may
-    lose digits; where the square of a difference from the first row overflows, so may they.
+    Against exact arithmetic on the same floats, with s_i the exact standard deviation of feature i
+    and z_i = |x_0i - mean_i| / s_i the distance of the first row from the mean, the error of cov_ij
+    is at most C eps (1 + max(z_i, z_j)) s_i s_j and that of mean_i at most C eps (|mean_i| + (1 +
+    z_i) s_i). The tests assert C = 16, and far less was measured. The bounds do not depend on N,
+    and that of the covariance does not depend on the mean. Rows that are all equal have a
+    covariance of exactly 0. Covariances within a factor 1e4 of the smallest normal number may lose
+    digits. They may overflow where the square of a difference from the first row does.
 
     NaN or infinity in a feature makes its mean nan or infinite and its row and column of the
     covariance nan, in its own head only.
@@ -243,7 +243,7 @@ def merge(a: Moments, b: Moments) -> Moments:
 
     Notes
     -----
-    The means are known to their own rounding only, so that an error of eps |mean_i| / s_i joins
+    The means are known to their own rounding only, which adds an error of eps |mean_i| / s_i to
     that of `estimate`. Where rows share many leading digits, prefer `estimate_chunks`.
 
     Examples
@@ -351,7 +351,8 @@ def summary(m: Moments) -> Summary:
     .. math:: \mathrm{erank} = \exp\Bigl(-\sum_i p_i \log p_i\Bigr),
               \qquad p_i = \lambda_i / \textstyle\sum_j \lambda_j
 
-    Roy and Vetterli (2007), definition 1. Ye 2023, section I, advises N > d^2 rows.
+    Roy and Vetterli, The effective rank, EUSIPCO 2007, definition 1. Ye 2023 (see `refattn.naive`),
+    section I, advises N > d^2 rows.
 
     Parameters
     ----------
@@ -412,8 +413,8 @@ def mean_only(m: Moments) -> Array:
 
     .. math:: q' = |\hat\mu|^2
 
-    Ye 2023, eqs. (14) and (15), and the text between (13) and (14). Its eq. (13) differs: see
-    `mean_plus_trace`.
+    Ye 2023 (see `refattn.naive`), eqs. (14) and (15), and the text between (13) and (14). Its eq.
+    (13) differs: see `mean_plus_trace`.
 
     Parameters
     ----------
@@ -448,8 +449,8 @@ def mean_plus_trace(m: Moments) -> Array:
 
     .. math:: E|x|^2 = |\hat\mu|^2 + \mathrm{tr}\,\hat\Sigma
 
-    Ye 2023, eq. (13). With ddof 0 this is the average squared norm of the rows. Its eqs.
-    (14) and (15) leave the trace out: see `mean_only`.
+    Ye 2023 (see `refattn.naive`), eq. (13). With ddof 0 this is the average squared norm of the
+    rows. Its eqs. (14) and (15) leave the trace out: see `mean_only`.
 
     Parameters
     ----------

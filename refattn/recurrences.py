@@ -142,7 +142,8 @@ def delta_rule(
     Parameters
     ----------
     q, k, v, initial_state, scale
-        As in `recurrent_attention`, which returns the same. States stay bounded if beta |k|^2 <= 2.
+        As in `recurrent_attention`, which returns the same. States may grow exponentially if beta
+        |k|^2 > 2.
     beta : array, shape (..., n)
         How much of the value is replaced: 0 to 1, or to 2 if the state may change sign along a key
         (negative eigenvalues).

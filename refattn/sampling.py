@@ -285,7 +285,7 @@ class Mixture:
         return np.asarray(standard.log_density(omega) - self.log_ratio(omega))
 
     def has_finite_variance(self) -> bool:
-        """Whether some component exceeds I/2: its share alone then bounds the squared weights.
+        """Whether the covariance of some component exceeds I/2: this bounds the squared weights.
 
         Sufficient, not necessary: components may bound them together.
         """
@@ -316,8 +316,8 @@ def draw(
 
         * ``"iid"``: independent.
         * ``"orthogonal"``: blocks of d mutually orthogonal rows, each block a Haar-distributed
-          rotation with independent chi_d norms; blocks are independent. Performers post,
-          orthogonal random features.
+          rotation with independent chi_d norms; blocks are independent. Performers post (on
+          arXiv:2009.14794), orthogonal random features.
         * ``"simplex"``: as orthogonal, with the directions of a block those of a regular simplex,
           at angles with cosine -1/(d - 1). Reid et al., arXiv:2301.13856.
         * ``"antithetic"``: pairs z, -z; the first half of the rows is iid.
@@ -405,12 +405,13 @@ def draw_target(
     .. math:: p_i(\omega) = \sum_j \pi_{ij} \, N(\omega;\, q_i + k_j,\, I), \qquad
               \pi_{ij} = \mathrm{softmax}_j(q_i \cdot k_j)
 
-    (kernel coordinates). Zheng 2022, p_n. The component j is found by inverting the distribution
-    function of pi_i at a uniform number, block by block and in float64: memory does not depend on n
-    times m, and the same seed gives the same frequencies on every backend and dtype, to rounding.
-    If the device has no float64, as in JAX unless jax_enable_x64 is set, this is done on the host.
-    JAX does not know the values of arrays that it traces: they stay in float32, where a uniform
-    number within rounding of a step may select the next key. Takes time O(n m (d + S)).
+    in kernel coordinates: p_n of Zheng 2022 (see `refattn.naive`). The component j is found by
+    inverting the distribution function of pi_i at a uniform number, block by block and in float64:
+    memory does not depend on n times m, and the same seed gives the same frequencies on every
+    backend and dtype, to rounding. If the device has no float64, as in JAX unless jax_enable_x64 is
+    set, this is done on the host. JAX does not know the values of arrays that it traces: they stay
+    in float32, where a uniform number within rounding of a step may select the next key. Takes time
+    O(n m (d + S)).
 
     Parameters
     ----------

@@ -283,7 +283,8 @@ def assert_close(
     got : array, shape (..., n, d_v)
         Output of the kernel.
     q, k, v, dtype
-        As in `assert_attention_close`; arrays of a wider type must hold numbers of `dtype`.
+        As in `assert_attention_close`; the numbers of arrays in a wider type must be exact in
+        `dtype`.
     profile : str or Profile, optional
         What the kernel rounds; by default an output passes if one of the usual profiles allows it.
     alpha : float

@@ -40,7 +40,7 @@ class SupportsArray(Protocol):
     """An array of any library: what a type checker can know of all of them.
 
     Functions whose queries are of one type return arrays of this type: `torch.Tensor` of
-    `torch.Tensor`. Which libraries there are, dtypes and shapes are checked by the functions.
+    `torch.Tensor`. The functions check libraries, dtypes and shapes when they are called.
 
     Attributes
     ----------

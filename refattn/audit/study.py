@@ -147,7 +147,7 @@ class Audit(NamedTuple):
         return to_json(self)
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """Describe the results and what to do; with `verbose` name the bugs not counted."""
+        """Describe the results and what to do; with `verbose` also name the bugs not counted."""
         return [*self._count(verbose), *self._describe_sizes(), *self._advise()]
 
     def _count(self, verbose: bool) -> Iterator[str]:
@@ -243,10 +243,10 @@ def audit(
     Parameters
     ----------
     compare : callable
-        ``compare(got, expected)`` returns whether the output passes, or raises an AssertionError
-        if it does not. `got` is rounded to `dtype`, an array of the library of `q`; in NumPy, which
-        has no bfloat16, such numbers are in float32. `expected` is float32, or float64 for that
-        dtype.
+        ``compare(got, expected)`` returns whether the output passes, or raises an AssertionError if
+        it does not. `got` is rounded to `dtype`, an array of the library of `q`; in NumPy, which
+        has no bfloat16, such numbers are in float32. `expected` is float32, or float64 if `dtype`
+        is float64.
     q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
         Inputs of the kernel; they are rounded to `dtype` first.
     dtype : str, optional

@@ -6,20 +6,20 @@ theory gives for it, and nothing is estimated. With :math:`u = 2^{-53}`,
 :math:`f(x)` the largest power of two that is at most the largest of :math:`|x|`:
 
 1. **Scores.** Queries and keys are cut into slices of b bits, whose matrix products are exact, and
-   a rest. With L slices a score is wrong by at most
+   a remainder. With L slices a score is wrong by at most
    :math:`(L + 2) d \max(2^{-b (L - 1)}, 2^{-51}) \gamma_{L d + 4} f(q) f(k)`. L is the smallest
    number for which this is below :math:`2^{-66}`, at most 4.
-2. **Exponents.** Scale, bias and the shift below are added in pairs: at most
-   :math:`2^{-98} d f(q) f(k) + 2^{-100} (|\mathrm{bias}| + |\mathrm{shift}|)`. A cap c, computed
-   from exponentials, adds :math:`2^{-66} c`.
+2. **Exponents.** The scaled scores, the bias and the shift below are added in pairs: the error is
+   at most :math:`2^{-98} d f(q) f(k) + 2^{-100} (|\mathrm{bias}| + |\mathrm{shift}|)`. A cap c,
+   computed from exponentials, adds :math:`2^{-66} c`.
 3. **Weights.** :math:`w_{ij} = e^{s_{ij} - t_i}`, to :math:`2^{-69}` of each. The shift t is the
    log normaliser of `refattn.attend`, so that weights sum to about 1; the proof holds for any
    number t. With an error :math:`\epsilon` of exponents, the relative error of weights is at most
    :math:`\theta = e^{\epsilon} (1 + 2^{-69}) - 1`.
 4. **Sums.** Weights and values are cut into three slices of b bits. Their sums over spans of 1024
    keys are exact, and spans are added in pairs: the error is at most
-   :math:`g = 2^{-2b} \gamma (Z + 1 + 6 m) f(v)` and :math:`(m / 1024 + 5) 2^{-102}` of the sum of
-   absolute terms.
+   :math:`g = 2^{-2b} \gamma_{3088} (Z + 1 + 6 m) f(v)` and :math:`(m / 1024 + 5) 2^{-102}` of the
+   sum of absolute terms.
 5. **Means.** :math:`N = \sum_j w_j v_j` over :math:`Z = \sum_j w_j`, in pairs. With
    :math:`A = \sum_j w_j |v_j|`, which is also computed,
 

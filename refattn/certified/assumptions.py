@@ -50,8 +50,9 @@ def require(like: Array, xp: Any) -> None:
 def self_test(like: Array | None = None, *, compiled: Any = None) -> list[str]:
     r"""Test whether the array library and the device meet the assumptions of the proof.
 
-    Sums and products in pairs, slices, products of matrices of slices, and e^x are computed there
-    and compared with integers and with 60 digits, bit for bit where there is no error.
+    Sums and products in pairs, slices, products of matrices of slices, and e^x are computed on the
+    device and compared with integers and with numbers of 60 digits, bit for bit where there is no
+    error.
 
     Parameters
     ----------

@@ -112,7 +112,8 @@ def softmax_attention(
 
     .. math:: \mathrm{out}_i = \sum_j \mathrm{softmax}_j(\mathrm{scale}\; q_i \cdot k_j) \, v_j
 
-    Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng 2022, SoftmaxAttn.
+    Sources (see `refattn.naive`): Random features post, Attention(Q, K, V); Ye 2023, eq. (3); Zheng
+    2022, SoftmaxAttn.
 
     Parameters
     ----------
@@ -167,9 +168,9 @@ def softmax_gradients(
         \bar k_j = \mathrm{scale} \sum_i \bar s_{ij} q_i
 
     for the cotangent g of the output. The errors of the weights p, of the products with g and of
-    the sums add up, as in the proof of `refattn.certified`. The weights are those of step 3 with
-    the shift lse instead of t; its error is added to that of the exponents. Each bound is summed
-    together with its terms.
+    the sums add up, as in the proof of `refattn.certified`. The weights are those of step 3 of that
+    proof, with the shift lse instead of t; its error is added to that of the exponents. Each bound
+    is summed together with its terms.
 
     Parameters
     ----------
@@ -237,8 +238,8 @@ def random_feature_attention(
 
     where x is multiplied by the root of the scale first. `attend` is called twice: samples attend
     to keys with the bias -|k|^2 / 2, and queries attend to samples with the log normalisers of the
-    first call. The second call takes the pairs and the errors of the first. Ye 2023, eq. (9);
-    Zheng 2022, RFA.
+    first call. The second call takes the pairs and the errors of the first. Ye 2023, eq. (9); Zheng
+    2022, RFA (see `refattn.naive`).
 
     Parameters
     ----------
@@ -246,8 +247,8 @@ def random_feature_attention(
         As in `refattn.random_feature_attention`, float32 or float64. All have the dtype of `q`, and
         count as exact numbers.
     features : str, default "positive"
-        ``"positive"`` or ``"hyperbolic"``, which is positive with frequencies of both signs.
-        Trigonometric features may be negative, and their sums have no bound of this kind.
+        ``"positive"``, or ``"hyperbolic"``: positive features of omega and -omega. Trigonometric
+        features may be negative, and their sums have no bound of this kind.
     mask : array of bool, shape (..., 1, m) or (m,), optional
         True where queries attend to the key.
 

@@ -55,8 +55,8 @@ def recurrent_attention(
         S_t = (\mathrm{Diag}(e^{g_t}) + a_t b_t^\top) S_{t-1} + w_t k_t v_t^\top, \qquad
         o_t = c \, S_t^\top q_t
 
-    as `refattn.recurrent_attention` does, but token by token. The arguments count as exact
-    numbers: for a delta rule, the removal is computed from the rounded arrays.
+    as `refattn.recurrent_attention` does, but token by token. The arguments count as exact numbers:
+    the bound does not include the rounding of a removal that you computed.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def recurrent_attention(
     -------
     Recurrent
         `out` and `state`, each a `Bound`: `value`, a pair of float64, and `error`, no less than the
-        distance to the exact number. With each token the error of the state grows by about 2^-69
-        of the state if `log_decay` is given, and by about (d + 10) 2^-103 otherwise, and it is
+        distance to the exact number. With each token the error of the state grows by about 2^-69 of
+        the state if `log_decay` is given, and by about (d + 10) 2^-103 otherwise, and it is
         multiplied by the spectral norm of the matrix in parentheses: the bound is useless if
-        removals amplify the state. From a token that is not finite or overflows, or whose
-        `log_decay` is above 1, the bound is infinity and the value that of
+        removals amplify the state. From the first token that is not finite or overflows, or whose
+        `log_decay` is above 1, the bounds are infinity and the values those of
         `refattn.recurrent_attention`.
 
     Raises

@@ -1,4 +1,4 @@
-"""The estimators, each a function of queries, keys and values that calls the engine."""
+"""The estimators: functions of queries, keys and values."""
 
 from . import key_sampling as key_sampling
 from .few_keys import coreset_attention as coreset_attention

@@ -98,8 +98,8 @@ def coreset_attention(
     whose diagonal is 1. Relative to the sum of the absolute terms the error is at most of the order
     of eps (1 + largest exponent) S sqrt(cond g). Rounding cannot tell a key from those before it if
     its pivot is at most S eps. g is factored in float64 if the device has it, but f and Z are in
-    the dtype of `q`. For example, J may be 6 of 12 keys in 3 dimensions with coordinates of
-    size 0.1, 0.03, 0.01 or 0.003. In float32 the errors are then up to 2e-5, 2e-4, 1e-3 and 1e-2 of
+    the dtype of `q`. For example, J may be 6 of 12 keys in 3 dimensions with coordinates of size
+    0.1, 0.03, 0.01 or 0.003. In float32 the errors are then about 1e-5, 1e-4, 1e-3 and 1e-2 of
     values of size 1; in float64, which such keys need, they are below 1e-10. Keys further apart
     than |k - k'|^2 / 2 = 708, or 87 without float64, are treated as orthogonal. `vjp` has no
     pullback of this function.
@@ -291,8 +291,9 @@ def sampled_key_attention(
     independent keys from pi_i, the softmax itself, it is unbiased, with variance Var_pi(v) / S.
     `theory.sampled_keys_law` computes bias and variance. Sampling by hashing (MagicPIG,
     HyperAttention) and by kernel densities (KDEformer) has this form, with other distributions;
-    `key_sampling.draw_keys` draws some of them. A causal mask hides later keys of a sample, but
-    p_ij belongs to draws from all keys. So there is no decoding state: a new key changes all draws.
+    `key_sampling.draw_keys` draws from some of these distributions. A causal mask hides later keys
+    of a sample, but p_ij belongs to draws from all keys. So there is no decoding state: a new key
+    changes all draws.
 
     Parameters
     ----------

@@ -70,8 +70,8 @@ def draw_pivots(
 
     .. math:: P(s) \propto h(k_s, k_s) - h_{sJ} \, h_{JJ}^{-1} \, h_{Js}
 
-    for each key in turn, with J those chosen before: what they leave of the diagonal. Chen et al.,
-    arXiv:2207.06503. Takes time O(m S (d + S)) and memory O(m S) for each head.
+    for each key in turn, with J the keys chosen before it. Chen et al., arXiv:2207.06503. Takes
+    time O(m S (d + S)) and memory O(m S) for each head.
 
     Parameters
     ----------
@@ -80,15 +80,16 @@ def draw_pivots(
     num_keys : int
         Number S of keys to choose, at most m.
     pivots : {"gaussian", "exponential"}
-        The kernel h of keys less the mean of those seen: e^{-|k - k'|^2 / 2}, or e^{k . k'}, which
-        prefers long keys. Both span the same functions of a query.
+        The kernel h, e^{-|k - k'|^2 / 2} or e^{k . k'}, of keys from which the mean of the keys
+        that may be chosen is subtracted. The latter prefers long keys. Both span the same functions
+        of a query.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of randomness.
     scale : float, optional
         Factor on k . k', 1 / sqrt(d) by default, positive.
     mask : array of bool, broadcasting to (..., 1, m), optional
-        True for keys that may be chosen. Once none is left that differs from those chosen, places
-        are filled with any.
+        True for keys that may be chosen. If none of these is left that differs from the chosen
+        keys, the remaining indices are arbitrary.
 
     Returns
     -------
@@ -211,13 +212,14 @@ def draw_keys(
         Places S of a sample, at most m.
     law : {"uniform", "norms", "softmax"}
         * ``"uniform"``: each key with probability S / m, without replacement;
-        * ``"norms"``: with probability min(1, c (|v_j|^2 / sum_l |v_l|^2 + 1 / m)), of sum S,
-          without replacement: as in HyperAttention, Han et al., arXiv:2310.05869, but half of it
-          uniform, as keys of small values have a part in the denominator;
+        * ``"norms"``: with probability min(1, c (|v_j|^2 / sum_l |v_l|^2 + 1 / m)), with c such
+          that the sum is S, without replacement: as in HyperAttention, Han et al.,
+          arXiv:2310.05869, but half uniform, because keys with small values also count in the
+          denominator;
         * ``"softmax"``: S independent keys of each query from its softmax, which takes time
           O(n m).
 
-        What is drawn without replacement is a systematic sample, in the order of the keys.
+        A sample without replacement is a systematic sample, in the order of the keys.
     rng : None, int, numpy.random.Generator or anything numpy.random.default_rng takes
         Source of randomness.
     scale : float, optional
@@ -230,8 +232,9 @@ def draw_keys(
     -------
     KeySample
         `indices` and `log_probability`, of shape (..., S), or (..., n, S) if the law is
-        ``"softmax"``, for each query head. The latter have the dtype of `q`. Places beyond the keys
-        there are have the log probability inf, with which they are not seen.
+        ``"softmax"``, for each query head. The latter have the dtype of `q`. If there are fewer
+        than S visible keys, the remaining places have the log probability inf, and no query sees
+        them.
 
     Raises
     ------

@@ -55,8 +55,9 @@ def linear_randomized_attention(
         \alpha'_{ic} = \alpha_{ic} \frac{N(\omega_c; 0, I)}{q_c(\omega_c)}, \qquad
         \omega_c \sim q_c
 
-    Zheng 2022, LARA. By default q_c = N(mu_c, I) with mu_c the sum of the mean query and the
-    mean key of the c-th of C contiguous chunks. Linear in n and m; biased, consistent.
+    with xi(x, omega) = exp(omega . x - |x|^2/2). Zheng 2022, LARA (see `refattn.naive`). By default
+    q_c = N(mu_c, I) with mu_c the sum of the mean query and the mean key of the c-th of C
+    contiguous chunks. Linear in n and m; biased, consistent.
 
     Parameters
     ----------
@@ -98,8 +99,8 @@ def linear_randomized_attention(
     causal : bool, default False
         Query i sees key j only if j <= i + m - n, and only proposals of earlier chunks: queries of
         chunk t use N(0, I) and the chunks before t ("balance" and "own" only). So there are again C
-        proposals: N(0, I) and all chunks but the last. The cost stays linear. Zheng 2022 does
-        not define causal LARA.
+        proposals: N(0, I) and all chunks but the last. The cost stays linear. Zheng 2022 does not
+        define causal LARA.
 
     Returns
     -------

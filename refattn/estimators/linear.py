@@ -39,7 +39,8 @@ def linear_attention(
         \mathrm{out}_i = \frac{\phi(q_i) \cdot \sum_j \phi(k_j) \, v_j}
                               {\phi(q_i) \cdot \sum_j \phi(k_j)}
 
-    Linear attention post, kernel_attn; Random features post, KernelizedAttention. Linear in n, m.
+    Katharopoulos et al., arXiv:2006.16236; Linear attention post, kernel_attn, and Random features
+    post, KernelizedAttention (see `refattn.naive`). Linear in n and m.
 
     Parameters
     ----------

@@ -61,11 +61,11 @@ def eva_attention(
         f_c(\omega) = \frac{\sum_{j \in P_c} \xi(k_j, \omega) \, v_j}
                            {\sum_{j \in P_c} \xi(k_j, \omega)}
 
-    with the mean key of each chunk, and omega_c ~ N(mean query + mean key of chunk c, I) in kernel
-    coordinates. Zheng et al., arXiv:2302.04542, who leave out the number |P_c| of keys in a chunk:
-    without it a chunk counts as one key. Biased: the denominator only approximates the sum over
-    all keys, and omega_c is not drawn from the target of a query. Exact if one chunk holds all
-    queries and keys. Time O(n (w + m / w)).
+    with the mean key of each chunk, omega_c ~ N(mean query + mean key of chunk c, I) in kernel
+    coordinates, and xi(x, omega) = exp(omega . x - |x|^2/2). Zheng et al., arXiv:2302.04542, who
+    leave out the number |P_c| of keys in a chunk: without it a chunk counts as one key. Biased: the
+    denominator only approximates the sum over all keys, and omega_c is not drawn from the target of
+    a query. Exact if one chunk holds all queries and keys. Time O(n (w + m / w)).
 
     Parameters
     ----------
@@ -411,9 +411,10 @@ def local_random_feature_attention(
                                + \sum_{j \notin E_i} \hat\kappa_{ij}}, \qquad
         \hat\kappa_{ij} = \frac1S \sum_s w_s \, \xi(q_i, \omega_s) \, \xi(k_j, \omega_s)
 
-    where E_i are the keys in the window of query i, and w are the importance weights of drawn
-    frequencies. Both sums are unbiased, but their ratio is not. Linear in n and m. Chen et al.,
-    arXiv:2110.15343, and Zhang et al., arXiv:2410.10254, also treat near and far keys differently.
+    where E_i are the keys in the window of query i, w are the importance weights of drawn
+    frequencies, and xi(x, omega) = exp(omega . x - |x|^2/2). Both sums are unbiased, but their
+    ratio is not. Linear in n and m. Chen et al., arXiv:2110.15343, and Zhang et al.,
+    arXiv:2410.10254, also treat near and far keys differently.
 
     Parameters
     ----------

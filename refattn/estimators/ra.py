@@ -38,9 +38,10 @@ def randomized_attention(
         f_i(\omega) = \frac{\sum_j \xi(k_j, \omega) \, v_j}{\sum_j \xi(k_j, \omega)}, \qquad
         \omega_{is} \sim p_i = \sum_j \pi_{ij} \, N(q_i + k_j, I)
 
-    Zheng 2022, RA. Unbiased if the frequencies are drawn exactly from p_i, as
-    `sampling.draw_target` does. The variance is Var(f_i)/S, where Var(f_i) is at most the
-    variance of the value of one random key. Takes time O(n m S).
+    with pi_ij = softmax_j(q_i . k_j) and xi(x, omega) = exp(omega . x - |x|^2/2). Zheng 2022, RA
+    (see `refattn.naive`). Unbiased if the frequencies are drawn exactly from p_i, as
+    `sampling.draw_target` does. The variance is Var(f_i)/S, where Var(f_i) is at most the variance
+    of the value of one random key. Takes time O(n m S).
 
     Parameters
     ----------
@@ -150,10 +151,12 @@ def mean_of_ratios_attention(
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s), \qquad \omega_s \sim N(0, I)
 
-    with f_i as in `randomized_attention`. Ye 2023, eq. (12), which calls it RA. It is not RA: the
-    frequencies do not come from p_i, and xi(q_i, omega) cancels. So the result depends on the query
-    only through the keys that it sees. Biased, and inconsistent: with more samples it tends to the
-    mean of f(omega) under N(0, I), not to attention. Provided to show the difference.
+    with f_i(omega) = sum_j xi(k_j, omega) v_j / sum_j xi(k_j, omega) over the keys that query i
+    sees and xi(x, omega) = exp(omega . x - |x|^2/2). Ye 2023 (see `refattn.naive`), eq. (12), which
+    calls it RA. It is not RA: the frequencies do not come from the target p_i of
+    `randomized_attention`, and xi(q_i, omega) cancels. So the result depends on the query only
+    through the keys that it sees. Biased, and inconsistent: with more samples it tends to the mean
+    of f(omega) under N(0, I), not to attention. Provided to show the difference.
 
     Parameters
     ----------

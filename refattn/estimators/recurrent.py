@@ -76,7 +76,7 @@ def recurrent_attention(
     + h) relative to the same recurrence of absolute values. G is the largest sum of |g| in a chunk,
     but no more than the G at which e^-G underflows. h is the number of chunks on which the state
     depends. With removal, the error is also multiplied by the condition number of a triangular
-    system for each chunk. It is bounded if a = -beta k, b = k, |k| = 1 and beta <= 2.
+    system for each chunk. This number is bounded if a = -beta k, b = k, |k| = 1 and beta <= 2.
 
     Sources: Yang et al., arXiv:2406.06484 (chunks); Yang et al., arXiv:2412.06464.
 

@@ -56,11 +56,12 @@ def random_feature_attention(
         \frac{\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s) \, v_j}
              {\sum_s w_s \, \xi(q_i, \omega_s) \cdot \sum_j \xi(k_j, \omega_s)}
 
-    with the positive features xi(x, omega) = exp(omega . x - |x|^2/2) by default. Random features
-    post, KernelizedAttention; Performers post, attention_hat (without its factor 2 pi); Ye 2023,
-    eq. (10); Zheng 2022, RFA. Linear in n and m. Consistent as the number of features grows,
-    and biased for any finite number: with positive features it is self-normalised importance
-    sampling (SNIS, Zheng 2022) of `randomized_attention`, with w the importance weights.
+    with the positive features xi(x, omega) = exp(omega . x - |x|^2/2) by default. Sources (see
+    `refattn.naive`): Random features post, KernelizedAttention; Performers post, attention_hat
+    (without its factor 2 pi); Ye 2023, eq. (10); Zheng 2022, RFA. Linear in n and m. Consistent as
+    the number of features grows, and biased for any finite number: with positive features it is
+    self-normalised importance sampling (SNIS, Zheng 2022) of `randomized_attention`, with w the
+    importance weights.
 
     Parameters
     ----------
@@ -239,8 +240,9 @@ def importance_sampled_attention(
         \mathrm{out}_i = \frac1S \sum_s w_s \frac{p_i(\omega_s)}{N(\omega_s; 0, I)} f(\omega_s),
         \qquad \frac{p_i(\omega)}{N(\omega; 0, I)} = \xi(q_i, \omega) \sum_j \xi(k_j, \omega) / Z_i
 
-    with f as in `randomized_attention` and Z_i = sum_j exp(q_i . k_j) computed exactly, in time
-    O(n m). Unbiased. Ye 2023, eq. (11); Zheng 2022, importance sampling.
+    with f(omega) = sum_j xi(k_j, omega) v_j / sum_j xi(k_j, omega), xi(x, omega) = exp(omega . x -
+    |x|^2/2) and Z_i = sum_j exp(q_i . k_j). Z_i is computed exactly: time O(n m). Unbiased. Ye
+    2023, eq. (11); Zheng 2022, importance sampling (see `refattn.naive`).
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ class Tolerated(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Say what the errors are."""
+        """Describe the errors in words."""
         return (
             f"mean error in all layers of {self.model} at which the {self.measure} "
             f"is {self.threshold:g}"

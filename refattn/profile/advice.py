@@ -68,9 +68,9 @@ class Advice(NamedTuple):
         0 is best.
     queries : int
         Number of evenly spaced queries of each head for which the formulas were evaluated.
-    error : dict of arrays, shape (S, ...)
+    error : dict of arrays, shape (len(sizes), ...)
         Predicted relative error of an estimator; empty without values.
-    inside : dict of arrays, shape (S, ...)
+    inside : dict of arrays, shape (len(sizes), ...)
         Share of the queries for which the formula is valid.
     by_law : dict of arrays
         S that the formula gives for the target, whether or not it is valid there.
@@ -124,7 +124,7 @@ class Advice(NamedTuple):
         return np.maximum(self.by_law[name], self.holds_from[name])
 
     def recommended(self, head: tuple[int, ...]) -> Choice:
-        """Choose what reaches the target with fewest multiply-adds, by formulas that are valid."""
+        """Choose the estimator with the fewest multiply-adds for the target, by valid formulas."""
         options = [Choice(EXACT, None, 1.0)]
         for name in self.by_law:
             samples = float(self.promised(name)[head])

@@ -81,7 +81,7 @@ class Plan(NamedTuple):
     seconds : float
         Estimated time, at most: for all S up to `most`.
     problems : dict
-        By estimator, what it is measured on.
+        By estimator, the arrays on which it is measured.
     """
 
     heads: list[tuple[int, ...]]
@@ -152,7 +152,7 @@ class Search(NamedTuple):
         return "over draws" + (", and of the choice of heads" if some else "")
 
     def content(self) -> dict[str, Any]:
-        """Give plan and results, the rows of `tables` by estimator."""
+        """Return the plan and the results, the rows of `tables` by estimator."""
         rows = self.tables()[0].rows
         return {
             **{x: getattr(self.plan, x) for x in ("heads", "draws", "seed", "most")},
@@ -187,9 +187,9 @@ def plan(
 ) -> Plan:
     """Choose what `search` measures estimators on, and estimate how long it will take.
 
-    At least one head is used, and as many as have `PAIRS` pairs of query and key together. An
-    estimator whose time grows with n m S, and whose queries are independent of each other, is
-    measured on `QUADRATIC_QUERIES` queries of each head. Heads and queries are evenly spaced.
+    As many heads are used as have at most `PAIRS` pairs of query and key together, but at least
+    one. An estimator whose time grows with n m S, and whose queries are independent of each other,
+    is measured on `QUADRATIC_QUERIES` queries of each head. Heads and queries are evenly spaced.
 
     Parameters
     ----------

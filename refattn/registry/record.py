@@ -71,7 +71,7 @@ class Estimator(NamedTuple):
     fn : callable
         The estimator, ``fn(q, k, v, **options)`` on arrays (..., n, d), (..., m, d), (..., m, d_v);
         with the trait "pairs" ``fn(x, y, ...)``, with "rows" ``fn(x)``. With the trait "random" it
-        takes `rng`, whatever `numpy.random.default_rng` takes.
+        takes `rng`: anything that `numpy.random.default_rng` takes.
     naive : callable
         The plain formula, for arrays of any floating-point dtype of NumPy, also longdouble.
         Implementations are compared with it. It takes the `options`, including `omega` if that is
@@ -87,8 +87,8 @@ class Estimator(NamedTuple):
         `refattn.vjp`: of `fn`, if the record has its pullback, or else of the estimator whose
         formula is `naive`.
     traits : iterable of str
-        Its properties, in words of `TRAITS`. Each trait adds checks; only "local" removes some, if
-        a tag would move tokens to other places.
+        Its properties, names in `TRAITS`. Each trait adds checks; only "local" removes some, if a
+        tag would move tokens to other places.
     state : class or None
         Its decoding state, as in `refattn.streaming`: with `init`, `update`, `read` and `merge`.
     aliases : iterable of str
@@ -101,8 +101,8 @@ class Estimator(NamedTuple):
         a function from the cotangent of the output to `refattn.Gradients`. `refattn.vjp` then takes
         `fn`. A string "package.module:name" says where it is; it is imported when it is used.
     evaluate : callable or None
-        If `fn` has no argument for what it draws: the function that `fn` calls with it. `vjp` is
-        then the pullback of this function.
+        If `fn` has no argument for its random numbers: the function to which `fn` passes them.
+        `vjp` is then the pullback of this function.
     vectors : callable, str or None
         Its golden vectors: a function, or a string that says where it is, as for `vjp`. Called with
         the first alias, or the name if there is none, it yields the recipes of cases, as
@@ -111,7 +111,7 @@ class Estimator(NamedTuple):
     source : iterable of str
         Where its formula is from.
     gates : mapping of str
-        Other arrays that `fn` and `naive` always take, by keyword, with what each is, a word of
+        Other arrays that `fn` and `naive` always take, by keyword, each with its kind, a name in
         `GATES`.
 
     Examples

@@ -85,15 +85,16 @@ def predict(
     v : array, shape (..., m, d_v)
         Values.
     dtype : str
-        The storage type: all of `q`, `k` and `v` must be numbers of it.
+        The storage type, which must represent all numbers of `q`, `k` and `v` exactly.
     profile : str or Profile, default "flash"
         What the kernel rounds; names are those of `PROFILES`.
     scale : float, optional
         Factor on q . k, 1 / sqrt(d) by default. For random features it is positive.
     bias : array, broadcasting to (..., n, m), optional
-        Added to the scores, in numbers that the kernel has.
+        Added to the scores; the kernel is assumed to have exactly these numbers.
     mask : array of bool, broadcasting to (..., n, m), optional
-        True where the query attends to the key. With features, of keys: (..., 1, m).
+        True where the query attends to the key. With features it is the same for all queries,
+        of shape (..., 1, m).
     causal : bool, default False
         Query i sees key j only if j <= i + m - n.
     window : pair of int or None, optional
@@ -101,10 +102,10 @@ def predict(
     softcap : float, optional
         Positive c: scores are c tanh(s / c) before the bias is added.
     sinks : array, broadcasting to (..., heads), optional
-        Score of one more key for each head, that all its queries see and whose value is 0, in
-        numbers that the kernel has. The maximum may include it or not.
+        Score of one more key for each head, that all its queries see and whose value is 0; the
+        kernel is assumed to have exactly these numbers. The maximum may include it or not.
     omega : array, shape (..., S, d), optional
-        Frequencies: random feature attention in place of softmax attention.
+        Frequencies: random-feature attention in place of softmax attention.
     log_weight : array, shape (..., S), optional
         Log weights of the frequencies.
     features : {"positive", "hyperbolic"}

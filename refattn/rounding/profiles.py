@@ -57,11 +57,11 @@ class Profile(NamedTuple):
         Type of the derivatives with respect to the scores, in their products with queries and keys.
     delta : {"weights", "out", "unrounded"}
         How the sum over the keys of weights times their derivatives is computed: from the weights,
-        or as d_out . out, with the output after or before it was rounded. Unless it is from the
-        weights, these are e^(score - log normaliser) if they are not rounded.
+        or as d_out . out, with the output after or before it was rounded. With "out" and
+        "unrounded", weights that are not rounded are computed as e^(score - log normaliser).
     again : bool
-        Whether a backward pass with `delta` of an output rounds weights before it multiplies them
-        by their derivatives.
+        Whether a backward pass whose `delta` is "out" or "unrounded" rounds weights before it
+        multiplies them by their derivatives.
     scale_first : pair of float
         Queries and keys are multiplied by the scale to these powers before they are rounded to
         `inputs`.
@@ -106,7 +106,7 @@ class Profile(NamedTuple):
         return None if self.inputs is None else (self.inputs, self.scale_first)
 
     def differs(self, scale: float) -> bool:
-        """Tell whether a scale is rounded where a profile rounds its products."""
+        """Tell whether, at this scale, the profile differs from one that rounds before scaling."""
         alone = self._replace(scaled=False, scale_first=(0.0, 0.0))
         factors = (scale**x for x in ((1.0,) if self.scaled else self.scale_first))
         return self == alone or self.again or not all(map(is_power_of_two, factors))

@@ -42,7 +42,7 @@ class Sequential(NamedTuple):
 
 
 def holm(p: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
-    r"""Adjust p-values so that rejecting those at most alpha has family-wise error alpha.
+    r"""Adjust p-values so that rejecting those of at most alpha has family-wise error alpha.
 
     .. math:: \tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1) \, p_{(j)})
 

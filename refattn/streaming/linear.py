@@ -23,9 +23,9 @@ from .state import check_keys, check_same, check_states
 class LinearState:
     r"""The sums of features times values over the keys so far, for linear attention.
 
-    It stores sum_j phi(k_j) [v_j, 1] divided by a common scale e^base: F (d_v + 1) numbers for
-    each head, whatever the number of tokens. Linear attention post; Katharopoulos et al.,
-    arXiv:2006.16236.
+    It stores sum_j phi(k_j) [v_j, 1] divided by a common scale e^base: F (d_v + 1) numbers for each
+    head, whatever the number of tokens. Katharopoulos et al., arXiv:2006.16236; Linear attention
+    post (see `refattn.naive`).
 
     Examples
     --------

@@ -76,14 +76,15 @@ def attention_law(
         \mathrm{Bias}[\mathrm{out}_i] \approx -\frac1S
             \sum_{jj'} (v_j - \mu_i) \frac{E_{ijj'}}{Z_i^2}
 
-    with mu_i the exact output, Z_i = sum_j exp(q_i . k_j) and E_ijj' the second moments
-    E_q[w^2 xi(q_i)^2 xi(k_j) xi(k_j')] of iid positive features weighted by w = N(0, I) / q. For
-    N(0, I) itself E_ijj' = exp(|q|^2 + 2 q.k_j + 2 q.k_j' + k_j.k_j').
+    with mu_i the exact output, Z_i = sum_j exp(q_i . k_j) and E_ijj' the second moments E_q[w^2
+    xi(q_i)^2 xi(k_j) xi(k_j')] of iid positive features xi(x, omega) = exp(omega . x - |x|^2/2),
+    weighted by w = N(0, I) / q. For N(0, I) itself E_ijj' = exp(|q|^2 + 2 q.k_j + 2 q.k_j' +
+    k_j.k_j').
 
     **Asymptotic**: holds once the effective sample size S Z_i^2 / sum_jj' E_ijj' is large
     (`Law.in_regime`); the result includes this size. Real queries and keys may need more samples
-    than can be drawn; then the result shows only that. v_j - mu_i is known to eps |v|: a share
-    pi_ij of attention that is closer to 1 counts as 1.
+    than can be drawn; then the result shows only that. v_j - mu_i is known to eps |v|: a weight
+    softmax_j(q_i . k_j) within eps of 1 counts as 1.
 
     Parameters
     ----------
@@ -261,8 +262,8 @@ def num_features_for(
     of the squared biases: the inverse of `relative_error`.
 
     **Asymptotic**, as `attention_law`. If the formula is not valid at this number, the number is
-    raised until ess >= 10 for the mean weight of the queries: it is then the number from which the
-    formula is valid, which may be far more than a measured error needs.
+    raised until the harmonic mean of the queries' effective sample sizes is at least 10. This may
+    be far more than a measured error needs.
 
     Parameters
     ----------

@@ -47,9 +47,10 @@ def gradient_law(
     :math:`\Delta = m_{ijj'} - q_i - \sum_j \pi_{ij} k_j`; for N(0, I) the mean is 2 q + k + k' and
     C the identity.
 
-    Derived by the delta method from the formula of Zheng 2022, SNIS. **Asymptotic**, and slower to
-    converge than `attention_law`, because squares of frequencies matter: at 200 effective samples
-    the variance may still be half of this, and at 4,000 nine tenths.
+    Derived by the delta method from the formula of SNIS in Zheng 2022 (see `refattn.naive`).
+    **Asymptotic**, and slower to converge than `attention_law`, because squares of frequencies
+    matter: at 200 effective samples the variance may still be half of this, and at 4,000 nine
+    tenths.
 
     Parameters
     ----------

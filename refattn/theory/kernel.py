@@ -34,7 +34,7 @@ def log_kernel_mean(
 
     .. math:: E\,\hat\kappa = e^{-|x|^2/2 - |y|^2/2} \; {}_0F_1(; d/2; d |x+y|^2 / 4) \le \kappa
 
-    for positive and hyperbolic features. Random features post, Proposition 1.
+    for positive and hyperbolic features. Random features post (see `refattn.naive`), Proposition 1.
 
     Parameters
     ----------
@@ -109,8 +109,9 @@ def log_kernel_variance(
         V = \kappa^2 \Bigl(\prod_i \frac{s_i}{\sqrt{2 s_i - 1}} \;
             \exp \sum_i \frac{(u_i \cdot (z - \mu))^2}{2 s_i - 1} - 1\Bigr)
 
-    which is 0 at mu = z, Sigma = I, and infinite if some s_i <= 1/2. Random features post,
-    Proposition 2, corrected (see `log_second_moment`); Reid et al., arXiv:2301.13856, for simplex.
+    which is 0 at mu = z, Sigma = I, and infinite if some s_i <= 1/2. Random features post (see
+    `refattn.naive`), Proposition 2, corrected in `log_second_moment`; Reid et al.,
+    arXiv:2301.13856, for simplex.
 
     Parameters
     ----------
@@ -318,10 +319,10 @@ def log_second_moment(x: Any, y: Any) -> Doubles:
         \log E\,(\xi(x, \omega) \xi(y, \omega))^2 = |x|^2 + |y|^2 + 4 x \cdot y, \qquad
         S \cdot \mathrm{MSE} = e^{|x|^2 + |y|^2 + 4 x \cdot y} (1 - e^{-|x + y|^2})
 
-    Random features post, Proposition 2, claims that the mean squared error vanishes as the kernel
-    does. It vanishes if and only if this exponent tends to -inf, or x + y to 0 faster than it
-    grows: for x = (1, 0), y = (-9, 0) the kernel is 1e-4 and S MSE = 1e20. With |x| = |y| the
-    exponent is negative where the cosine of the angle is below -1/2.
+    Random features post (see `refattn.naive`), Proposition 2, claims that the mean squared error
+    vanishes as the kernel does. But it vanishes only if this exponent tends to -inf, or if x + y
+    tends to 0 fast enough. For x = (1, 0), y = (-9, 0) the kernel is 1e-4 and S MSE = 1e20. With
+    |x| = |y| the exponent is negative where the cosine of the angle is below -1/2.
 
     Parameters
     ----------
@@ -350,12 +351,12 @@ def log_norm_approximation_bias(
 
     .. math:: \log (E\,\hat\kappa / \kappa) = (|x|^2 - x')/2 + (|y|^2 - y')/2
 
-    Ye 2023, eqs. (13) to (15), puts constants x', y' from `moments.mean_plus_trace` or
-    `moments.mean_only` for the squared norms in the features. In attention the constants cancel,
-    and the estimate is of softmax_j(q . k_j + |k_j|^2 / 2), not of softmax_j(q . k_j). With
-    trigonometric features the sign of the right side is the opposite. Where frequencies come from
-    a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the constants replace their
-    squared norms.
+    Ye 2023 (see `refattn.naive`), eqs. (13) to (15), puts constants x', y' from
+    `moments.mean_plus_trace` or `moments.mean_only` for the squared norms in the features. In
+    attention the constants cancel, and the estimate is of softmax_j(q . k_j + |k_j|^2 / 2), not of
+    softmax_j(q . k_j). With trigonometric features the sign of the right side is the opposite.
+    Where frequencies come from a proposal with a gauge A, `x` and `y` are A q and A^{-T} k, and the
+    constants replace their squared norms.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ SENTENCES: Mapping[str, str] = {
     "sink": "{size} is added to the sum of e^score",
     "lost sink": "the sink counts {rest} times in the sum of the weights",
     "delta": "D = d_out . out is multiplied by {more}",
-    "cap": "the slope of the cap is 1 - x tanh^2 with x = {rest}, not 1",
+    "cap": "in the slope of the cap, 1 - tanh^2, tanh^2 is multiplied by {rest}",
     "edge+1": "a query also sees the next key: {size} of its weight counts",
     "edge-1": "a query does not see its last key: {size} of its weight is missing",
 }

@@ -86,10 +86,11 @@ def verify(
         Input of the backward pass: the gradient of the loss with respect to the output. It has the
         type of `out` or, without `out`, the storage type.
     dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
-        Gradients that the backward pass returned, for softmax attention. It is assumed to have used
-        the numbers of `out`, if you pass them, and to sum over heads that share keys.
+        Gradients that the backward pass returned, for softmax attention. The backward pass is
+        assumed to use the numbers of `out`, if you pass them, and to sum over heads that share
+        keys.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
-        Frequencies of random feature attention, and their log weights.
+        Frequencies of random-feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"} or str
         What the kernel computes, or the name of a recurrence, such as "gated-delta-rule".
     dtype : str or dict of str, optional

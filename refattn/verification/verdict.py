@@ -145,7 +145,7 @@ class Verdict(NamedTuple):
     def accept(self, stacklevel: int = 2) -> None:
         """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.
 
-        A wrong kernel would also have passed then, so the test means little.
+        UNDERPOWERED means that a wrong kernel would also have passed.
         """
         __tracebackhide__ = True  # pytest shows the line that calls
         if self.verdict == "FAIL":
@@ -155,7 +155,7 @@ class Verdict(NamedTuple):
             warnings.warn(text, UserWarning, stacklevel=stacklevel)
 
     def with_remark(self, text: str) -> Verdict:
-        """Put a remark first, also in the part that is written in full."""
+        """Put a remark first, also in the remarks of the part that `of` names."""
         parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
         return self._replace(remarks=[text, *self.remarks], parts=parts)
 

@@ -144,13 +144,13 @@ class Adapter:
 
     @property
     def waves(self) -> bool:
-        """Whether its features are cosines and sines, of which sums may cancel."""
+        """Whether its features are cosines and sines, whose sums may cancel."""
         tagged = self.has("random-features") and self["features"] == "trigonometric"
         return self.has("trigonometric") or tagged
 
     @property
     def drawn_keyword(self) -> str:
-        """The keyword for what it would draw itself; empty if there is none."""
+        """The keyword that passes frequencies or indices instead of drawn ones; empty if none."""
         return next(filter(self.can, DRAWN_KEYWORDS), "")
 
     @property
@@ -176,7 +176,7 @@ class Adapter:
 
     @property
     def limits(self) -> dict[str, str]:
-        """What a verdict does not cover, by what the candidate declares."""
+        """For each declared limit of the candidate, what a verdict does not cover."""
         words = dict.fromkeys(self.capabilities, "")
         words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
         words.pop("centres", None)  # chunks, of which all is tested
@@ -233,7 +233,7 @@ class Adapter:
 
     @property
     def masks_future(self) -> bool:
-        """Whether it can be causal at frequencies that are passed; proposals use all queries."""
+        """Whether it can be causal with given frequencies; LARA's proposals use all queries."""
         return self.can("causal") and not self.has("proposals")
 
     @property

@@ -48,7 +48,7 @@ class Subprocess:
     TypeError, ValueError
         If the command is empty or no list of words, or the format is unknown.
     RuntimeError
-        On a call, if the program cannot be started, crashes, exits with another status than 0,
+        On a call, if the program cannot be started, crashes, exits with a status other than 0,
         takes too long, or writes no result.
 
     Examples

@@ -4,8 +4,8 @@ A row is: name | traits of the estimators | what the candidate must have besides
 
 Of the words in the third column all must hold: conditions of `trials.CONDITIONS`, capabilities,
 tags with one of their values, properties of the adapter, and traits. ``a/b`` is one or the other,
-and ``-a`` is not a. ``law`` and ``bound`` are tests of random numbers, and say how they come by
-their probability; with ``draws`` the candidate must draw by itself for each seed, as in all laws.
+and ``-a`` is not a. ``law`` and ``bound`` are tests of random numbers, of ``bound`` by inequalities
+only; with ``draws`` the candidate must draw by itself for each seed, as in all laws.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..candidate.tags import CAPABILITIES, TAGS, parse_tag
 from .trials import CHECKS, CONDITIONS, RUNS, Check
 
 _CLAIMS = """
-contract | | | shapes, dtypes and errors are as declared, and one seed gives the same result twice
+contract | | | shapes and dtypes are as declared, and one seed gives the same result twice
 seeds | random seeds-differ | draws
   | the result depends on the seed, and no two seeds give the same result
 reference_values | | evaluated | results agree with the reference on ordinary inputs
@@ -44,7 +44,7 @@ masked_keys_unseen | | comparable mask | masked keys and values have no effect, 
 query_without_keys | | attends evaluated mask -empty_rows=undefined
   | a query that sees no key gets 0, or the declared output
 causal | | attends evaluated masks_future | query i sees keys 0 to i
-mask_with_causal | | attends evaluated masks_future mask | a mask and causal apply together
+mask_with_causal | | attends evaluated masks_future mask | a mask and causal=True apply together
 causal_cross | | attends evaluated masks_future self_attention=false
   | causal attention is aligned as declared if the numbers of queries and keys differ
 future_unseen | | comparable causal | future keys and values have no effect, however large
@@ -75,7 +75,7 @@ any_probabilities | | attends given_keys sampled exponential
   | results are right for all sampling probabilities
 large_queries | | attends given_keys linear-solve | results are right for large scores
 negative_normalisers | | attends given_keys linear-solve
-  | negative weights are not clamped, nor is their sum
+  | neither negative weights nor a negative normaliser is clamped
 large_sizes | | evaluated attends rows_alone
   | results are right for long sequences, large heads, many heads and many features
 large_estimates | pairs | evaluated
@@ -158,7 +158,7 @@ target_law | target | law told
 masked_target_law | target | law told mask
   | with a mask, frequencies are drawn from the target over the visible keys
 causal_target_law | target | law told causal
-  | with causal, frequencies are drawn from the target over past and present keys
+  | in causal attention, frequencies are drawn from the target over past and present keys
 choices | target | law precise | each sample chooses its key independently, by its weight
 unbiased | target | bound precise | the mean over seeds is exact attention
 mean_of_samples | target | draws precise

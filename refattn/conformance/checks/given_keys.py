@@ -99,7 +99,7 @@ def any_probabilities(t: CheckRun) -> None:
 
 @add_check
 def large_queries(t: CheckRun) -> None:
-    """Try queries whose exponentials overflow, with keys near enough for the linear system."""
+    """Multiply queries by 30 to 2,000, so that exponentials overflow."""
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 3)
     for size in (30.0, 300.0, 2000.0):

@@ -71,7 +71,7 @@ def gradients(t: CheckRun) -> None:
 
 @add_check
 def gradients_together(t: CheckRun) -> None:
-    """Try pairs of masks of every shape, causal, one query, grouped heads, and more keys."""
+    """Try pairs of masks of every shape, causal=True, one query, grouped heads, and more keys."""
 
     def compare(arrays: Arrays, **options: Any) -> None:
         options = without_empty_rows(t.adapter, arrays, options)

@@ -252,9 +252,10 @@ def _fail_above(t: CheckRun, x: Floats, rule: str, allowed: float) -> None:
 def feature_sums(t: CheckRun) -> None:
     """Find means of omega_i and of omega_i^2 over 15 to 2,049 features from small differences.
 
-    The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i determines both up to terms in c^4; for
-    features without sign, only the squares. If the features are iid the means are exactly normal
-    and chi-squared; otherwise they are compared with means over refattn's draws.
+    The mean of e^{omega . y} at y = +-c e_i and +-2 c e_i determines both up to terms in c^4;
+    features that are the same for omega and -omega determine only the squares. If frequencies are
+    iid, the means are exactly normal and chi-squared; otherwise they are compared with means over
+    refattn's draws.
     """
     coupling = t.adapter["coupling"]
     sizes = [(15, 4, 1.0), (64, 16, 0.25), (257, 1, 0.25), (513, 4, 0.1), (2049, 4, 0.1)]
@@ -490,5 +491,5 @@ def _ends(out: Any) -> Floats:
 
 @add_check
 def unseen_law(t: CheckRun) -> None:
-    """Test nothing, and report UNDERPOWERED: use float64 arrays and an epsilon of 0."""
+    """Test nothing, and report UNDERPOWERED. It needs float64 arrays and an epsilon of 0."""
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

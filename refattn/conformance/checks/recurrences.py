@@ -139,7 +139,7 @@ def state_handed_over(t: CheckRun) -> None:
 
 @add_check
 def states(t: CheckRun) -> None:
-    """Compare results and last states with the reference, for first states of several sizes."""
+    """Compare results and last states with the reference, for small and large initial states."""
     for n, lead in ((1, ()), (5, ()), (6, (2, 3)), (70, (2,))):
         for d_v in (None,) if t.adapter["same_value_size"] else (None, 3):
             arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(*lead), d_v=d_v)

@@ -149,7 +149,7 @@ def choices(t: CheckRun) -> None:
 
 @add_check
 def unbiased(t: CheckRun) -> None:
-    """Test the mean weights of three keys at S = 16 by a betting bound, as weights are bounded."""
+    """Test the mean weights of three keys at S = 16 by bounds for numbers between 0 and 1."""
     d, m, root = 4, 6, t.adapter.root(4)
     q, k = (t.normal(count, d, size=1 / root) for count in (3, m))
     k = t.adapter.exact(k + q[1] * (np.arange(m) < 2)[:, None])
@@ -174,7 +174,7 @@ def mean_of_samples(t: CheckRun) -> None:
     r"""Recover both samples at S = 2 from the weights of five keys j c e_0.
 
     Weights times e^{|k|^2/2} are A_1 a_1^j + A_2 a_2^j with a_s = e^{c omega_s}, and the mean of
-    two ratios has A_s = 1 / (2 sum_j xi(k_j, omega_s)) (Prony's method).
+    two ratios has A_s = 1 / (2 sum_j e^{omega_s . k_j - |k_j|^2/2}) (Prony's method).
     """
     d, c, root = 3, 1.0, t.adapter.root(3)
     line = np.zeros((5, d))

@@ -235,9 +235,9 @@ def has_uses(adapter: Adapter) -> bool:
 
 @add_check
 def uses_together(t: CheckRun) -> None:
-    """Combine all masks, causal, one query or many, grouped heads and frequencies for each head.
+    """Combine masks, causal attention, one query or many, grouped heads, frequencies for each head.
 
-    The function may raise an exception for any two of a mask, a bias and causal.
+    The function may raise an exception for any two of a mask, a bias and causal=True.
     """
     factors = levels(t.adapter)
     if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):
@@ -309,7 +309,7 @@ def log_normalisers(t: CheckRun) -> None:
 
 @add_check
 def normaliser_without_keys(t: CheckRun) -> None:
-    """Hide all keys by a mask or by causal; merging such a part must change nothing."""
+    """Hide all keys by a mask or by causal=True; merging such a part must change nothing."""
     ways: dict[str, Any] = {"mask": True, "causal": True, "window": (1, 0)}
     for name, way in ways.items():
         n, m, d = t.fit(4, 6, 4) if name == "mask" else t.fit(6, 3, 4)

@@ -122,7 +122,7 @@ def frequencies_of_heads(t: CheckRun) -> None:
 
 @add_check
 def large_mean(t: CheckRun) -> None:
-    """Try data whose mean is many times their spread, constant columns, two rows, and N below d."""
+    """Try a mean of many times the spread, constant columns, and few rows: two, or fewer than d."""
     offset = {"float64": 1e8, "float32": 1e4}.get(t.adapter["dtype"], 16.0)
     for n, d in ((2, 1), (2, 3), (5, 2), (50, 3), (1000, 4)):
         steps = t.rng.integers(-8, 9, (n, d)) * 1.0

@@ -21,10 +21,11 @@ from ..checks.trials import CHECKS, Check
 from ..conventions import SPECS
 from ..defects import MUTANTS
 
+_TEST_OF_DRAWS = "a test of random draws: a correct function fails with probability at most alpha"
 _LAYERS = {
     "identity": "a correct function always passes, whatever the input and the seed",
-    "law": "a distribution of random draws, tested by exact p-values",
-    "bound": "a property of random draws, tested by p-values from bounds for any sample size",
+    "law": _TEST_OF_DRAWS,
+    "bound": f"{_TEST_OF_DRAWS}, by inequalities for samples of any size",
 }
 _OF_DRAWS = "how the function draws (distribution, coupling, use of the seed)"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
@@ -42,7 +43,7 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "mean square of tiles": f"{_SQUARES}, of a tile of 16 or more queries of a head",
     "mean square of heads": f"{_SQUARES}, of a head",
     "mean square of columns": f"{_SQUARES}, of a column of the output",
-    "sum of squares of a tile": f"{_SQUARES}, of a tile, with the correlations of its columns",
+    "sum of squares of a tile": f"{_SQUARES}, of a tile; columns may be correlated",
     "likelihood": "a test of verify: another profile is much likelier than this one",
     "some rows": "a test of verify: all its other tests, of a few rows only",
     "key": f"{_FITTED}a key is missing, or counts several times",
@@ -55,7 +56,8 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "have been detected",
     "FAIL": "a verdict: a correct implementation gives such results with probability at most alpha",
     "UNDERPOWERED": "a verdict: no test failed, but a wrong implementation might also have passed",
-    "p": "the probability that a correct implementation gives a result as extreme as this one",
+    "p": "a correct implementation gives a result as extreme as this one with at most this "
+    "probability",
     "adjusted": "a p-value corrected for the number of tests (Holm's method)",
     "error_mean": "a column of compare: |out - exact| / |exact|, the mean over heads",
     "error_worst": "a column of compare: the same error in the worst head",

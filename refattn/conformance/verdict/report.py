@@ -41,8 +41,8 @@ class Result:
     claim : str
         What it asserts.
     layer : {"identity", "law", "bound"}
-        Identities hold for every number up to rounding; distributions ("law") are tested by exact
-        p-values; bounds by p-values from inequalities.
+        Identities hold for every number up to rounding. The others test random draws, and a correct
+        function fails with probability at most alpha: "bound" by inequalities alone.
     status : str
         ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation was found, but the check might have
         missed one of the size it must detect, or time ran out, or nothing could be compared),

@@ -116,10 +116,10 @@ def check(
     checks : iterable of str, optional
         Run these only.
     time_limit : float, optional
-        Seconds for the whole run; by default 120 or 600. The calls of a check may take half of its
-        share of the remaining time; slow candidates get fewer seeds. When the time is over, a check
-        fails if the candidate seems to hang, and is underpowered if it is only slow; the remaining
-        checks are not run.
+        Seconds for the whole run; by default 120, or 600 at level full. The calls of a check may
+        take half of its share of the remaining time; slow candidates get fewer seeds. When the time
+        is over, a check fails if the candidate seems to hang, and is underpowered if it is only
+        slow; the remaining checks are not run.
     isolate : bool
         Call the candidate in its own process. A crash of that process is a failure of the check
         that ran, and the remaining checks are not run. The process must be able to import the
