@@ -374,12 +374,12 @@ def test_the_lines_that_write_a_file(library):
 
 
 def test_names_that_were_not_read_are_repeated_beside_a_failure():
-    """They may say what the kernel did: a table of blocks, another name of the mask."""
-    arrays = problem("float32") | {"padding_mask": np.ones(M, bool)}
+    """They may say what the kernel did: a table of blocks, a mask by another name."""
+    arrays = problem("float32") | {"key_mask": np.ones(M, bool)}
     for factor, times in ((1.0, 1), (1.01, 2)):
         result = run(save("x.npz", arrays | {"out": factor * arrays["out"]}, "float32"))
         assert result.exit_code == (times == 2)
-        assert result.stdout.count("padding_mask") == times
+        assert result.stdout.count("key_mask") == times
 
 
 def test_packed_sequences_in_words():

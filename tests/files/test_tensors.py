@@ -228,6 +228,28 @@ def fails(path, message, kind=ValueError, **options):
     assert re.search(message, str(info.value)), str(info.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            {"q": "query", "k": "key", "out": "o"},
+            "rename `key` to `k`, `o` to `out`, `query` to `q`",
+        ),
+        (
+            {"mask": "attention_mask", "lse": "softmax_lse"},
+            "`attention_mask` to `mask`, `softmax_lse`",
+        ),
+        ({"lse": "window_size"}, "`window_size` of .* is not read: pass the option `window`"),
+        ({"lse": "scale"}, "`scale` of .* is not read: pass the option `scale`"),
+        ({"q": "qkv"}, "`qkv` of .* must be split into `q`, `k` and `v`"),
+        ({"d_out": "dout"}, "rename `dout` to `d_out`"),
+    ],
+)
+def test_what_others_call_our_arrays_is_refused(tmp_path, names, message):
+    arrays = problem()
+    fails(save(tmp_path, "npz", {names.get(x, x): y for x, y in arrays.items()}), message)
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_dtypes_that_are_not_read(tmp_path, suffix):
     arrays = problem()

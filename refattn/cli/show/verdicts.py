@@ -30,7 +30,9 @@ class Verified(NamedTuple):
             yield UNUSED_D_OUT
         if "omega" in shapes and self.problem.kind != "frequencies":
             yield "omega is not used: it is for --estimator rfa"
-        if "lse" in shapes and ("out" not in shapes or self.parts["out"].numbers.lse is None):
+        if "lse" in shapes and "out" not in shapes:
+            yield "lse is judged only with out"
+        elif "lse" in shapes and self.parts["out"].numbers.lse is None:
             yield f"lse is not judged for {self.problem.called}"
         if self.tensors.others:
             yield f"not read: {', '.join(self.tensors.others)}"
