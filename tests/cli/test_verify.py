@@ -382,6 +382,17 @@ def test_names_that_were_not_read_are_repeated_beside_a_failure():
         assert result.stdout.count("key_mask") == times
 
 
+def test_scales_of_8_bits_that_are_left_out_are_asked_for():
+    arrays, factors = problem("float8_e4m3fn"), {"k": 0.5, "v": 2.0}
+    stored = {x: y.astype(np.float32) for x, y in arrays.items()}
+    stored |= {x: (stored[x] / y).astype(ml_dtypes.float8_e4m3fn) for x, y in factors.items()}
+    words = "  k, v: 8 bits without a scale; if the kernel uses scales, add k_scale, v_scale\n"
+    scales = {f"{x}_scale": np.float32(y) for x, y in factors.items()}
+    for more, asked in (({}, True), (scales, False)):
+        save_file({x: np.ascontiguousarray(y) for x, y in (stored | more).items()}, "x.safetensors")
+        assert (words in run("x.safetensors --profile math").stdout) == asked
+
+
 def test_packed_sequences_in_words():
     """Each sequence is causal; packed arrays have one layout, so none is suggested."""
     rng = np.random.default_rng(3)
