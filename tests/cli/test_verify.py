@@ -393,6 +393,17 @@ def test_scales_of_8_bits_that_are_left_out_are_asked_for():
         assert (words in run("x.safetensors --profile math").stdout) == asked
 
 
+def test_hidden_keys_of_a_file_may_hold_anything():
+    """As in arrays of Python: what a query sees must be finite."""
+    arrays = problem("float32") | {"mask": np.broadcast_to(WITHOUT, (HEADS, M, M))}
+    arrays["out"] = naive.softmax_attention(*(arrays[x] for x in "qkv"), mask=arrays["mask"])
+    arrays["k"], arrays["v"] = (np.where(WITHOUT[:, None], arrays[x], np.nan) for x in "kv")
+    assert run(save("x.npz", arrays, "float32") + " --profile math").exit_code == 0
+    arrays["k"][1, 3, 2] = np.inf
+    message = refused("verify", save("x.npz", arrays, "float32"))
+    assert "`k` must be finite where a query sees it, got inf at row 3, column 2" in message
+
+
 def test_packed_sequences_in_words():
     """Each sequence is causal; packed arrays have one layout, so none is suggested."""
     rng = np.random.default_rng(3)
