@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from ...arrays.tables import digits
 from ...arrays.words import portable, to_json
 from ...files.tensors import Tensors
@@ -31,10 +33,18 @@ def print_tolerance(
         page.say(
             "drift: share of the result that is lost by truncated sums; all tolerances include it"
         )
+    usual = tolerance.given == USUAL.get(tolerance.dtype)
+    name = "torch's default" if usual else "the given tolerance"
+    atol = next(x["atol"] for x in whole if x["profile"] == tolerance.profile)
+    enough = (Allowance(atol, 0.0), tolerance.ours)
+    does = f"may reject a correct kernel of profile {tolerance.profile}"
     if tolerance.power[0].given > 1:
-        usual = tolerance.given == USUAL.get(tolerance.dtype)
-        name = "torch's default" if usual else "the given tolerance"
-        page.say(f"{name} ({_write_pair(tolerance.given)}) would reject a correct kernel")
+        does = "would reject a correct kernel"
+    elif any(np.all(np.greater_equal(tolerance.given, x)) for x in enough):
+        does = f"accepts correct kernels of profile {tolerance.profile}"
+    page.say(f"{name} ({_write_pair(tolerance.given)}) {does}")
+    if {"dq", "dk", "dv"} & {*tensors.shapes}:
+        page.say("gradients have no tolerance here; `refattn audit` finds that of each gradient")
     fused = " fused" * tolerance.profile.startswith("flash")
     use = f"for a{fused} kernel (profile {tolerance.profile}): {_write_pair(tolerance.ours)}"
     if not verbose:
