@@ -25,6 +25,7 @@ from ..arrays.stored import (
     mask_of_members,
     storage_type,
 )
+from ..arrays.words import ELSEWHERE
 from . import safetensors
 from .arrays import INSTALL, must_hold, put_heads_first, read_file, read_npz
 from .sequences import SEQUENCE_ARRAYS, Sequences, take_sequences
@@ -42,6 +43,7 @@ _CODES |= {"F16": "float16", "F32": "float32", "F64": "float64", "BOOL": "bool",
 _FIRST = ("mask", "bias", "sinks", "omega", "decay", "initial_state", "state")  # heads come first
 _FINITE = ("q", "k", "v", *SCALES.values(), "omega", "d_out")
 _READ = (*ARRAYS, *SCALES.values())
+_OPTIONS = ("causal", "scale", "window", "softcap")  # which no array of a file replaces
 _WIDE = ("float32", "float64")  # may hold numbers that were rounded
 _BLOCK = 1 << 20  # numbers that are looked at together
 _CANNOT = (
@@ -157,6 +159,7 @@ def open_tensors(
         ".safetensors": _read_safetensors,
     }
     stored, names = read_file(path, readers)
+    _refuse_other_names(path, names)
     must_hold(path, names, "qkv")
     _check_results(path, stored, required)
     read = {name: _view_array(name, stored[name]) for name in (*_READ, *also) if name in stored}
@@ -175,7 +178,8 @@ def open_tensors(
         hint += f" These shapes fit --layout {other}." if other else ""
         raise ValueError(f"{error}{hint}") from None
     for name, x in (read | {x: arrays[x] for x in "qkv"}).items():  # no blocks that are not read
-        _check_numbers(name, x)
+        if also or name not in "kv":  # in keys that no query sees, these may be anything
+            _check_numbers(name, x)
     if isinstance(dtype, Mapping):
         dtypes = _types_by_array(arrays, types)
     else:
@@ -209,6 +213,18 @@ def _read_npz(path: Path, also: Collection[str]) -> tuple[_Stored, list[str]]:
 def _read_safetensors(path: Path) -> tuple[_Stored, list[str]]:
     tensors, _ = safetensors.map_tensors(path)
     return tensors, list(tensors)
+
+
+def _refuse_other_names(path: Path, names: Collection[str]) -> None:
+    """Refuse names by which other libraries call what is read here, or is an option."""
+    if "qkv" in names and not {*"qkv"} <= {*names}:
+        raise ValueError(f"`qkv` of {str(path)!r} must be split into `q`, `k` and `v`.")
+    here = {x: x if x in _OPTIONS else ELSEWHERE.get(x.lower()) for x in sorted(names)}
+    for name in (x for x, y in here.items() if y in _OPTIONS):
+        raise ValueError(f"`{name}` of {str(path)!r} is not read: pass the option `{here[name]}`.")
+    wrong = [f"`{x}` to `{y}`" for x, y in here.items() if y in ARRAYS and y not in names]
+    if wrong:
+        raise ValueError(f"arrays of {str(path)!r} have other names: rename {', '.join(wrong)}.")
 
 
 def _check_results(path: Path, stored: _Stored, required: Collection[str]) -> None:

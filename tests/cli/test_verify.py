@@ -374,12 +374,34 @@ def test_the_lines_that_write_a_file(library):
 
 
 def test_names_that_were_not_read_are_repeated_beside_a_failure():
-    """They may say what the kernel did: a table of blocks, another name of the mask."""
-    arrays = problem("float32") | {"padding_mask": np.ones(M, bool)}
+    """They may say what the kernel did: a table of blocks, a mask by another name."""
+    arrays = problem("float32") | {"key_mask": np.ones(M, bool)}
     for factor, times in ((1.0, 1), (1.01, 2)):
         result = run(save("x.npz", arrays | {"out": factor * arrays["out"]}, "float32"))
         assert result.exit_code == (times == 2)
-        assert result.stdout.count("padding_mask") == times
+        assert result.stdout.count("key_mask") == times
+
+
+def test_scales_of_8_bits_that_are_left_out_are_asked_for():
+    arrays, factors = problem("float8_e4m3fn"), {"k": 0.5, "v": 2.0}
+    stored = {x: y.astype(np.float32) for x, y in arrays.items()}
+    stored |= {x: (stored[x] / y).astype(ml_dtypes.float8_e4m3fn) for x, y in factors.items()}
+    words = "  k, v: 8 bits without a scale; if the kernel uses scales, add k_scale, v_scale\n"
+    scales = {f"{x}_scale": np.float32(y) for x, y in factors.items()}
+    for more, asked in (({}, True), (scales, False)):
+        save_file({x: np.ascontiguousarray(y) for x, y in (stored | more).items()}, "x.safetensors")
+        assert (words in run("x.safetensors --profile math").stdout) == asked
+
+
+def test_hidden_keys_of_a_file_may_hold_anything():
+    """As in arrays of Python: what a query sees must be finite."""
+    arrays = problem("float32") | {"mask": np.broadcast_to(WITHOUT, (HEADS, M, M))}
+    arrays["out"] = naive.softmax_attention(*(arrays[x] for x in "qkv"), mask=arrays["mask"])
+    arrays["k"], arrays["v"] = (np.where(WITHOUT[:, None], arrays[x], np.nan) for x in "kv")
+    assert run(save("x.npz", arrays, "float32") + " --profile math").exit_code == 0
+    arrays["k"][1, 3, 2] = np.inf
+    message = refused("verify", save("x.npz", arrays, "float32"))
+    assert "`k` must be finite where a query sees it, got inf at row 3, column 2" in message
 
 
 def test_packed_sequences_in_words():

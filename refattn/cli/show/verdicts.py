@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.tensors import Tensors
+from ...rounding.formats import FORMATS
 from ...rounding.problems import Problem
 from ...verification.findings import UNUSED_D_OUT, Part
 from ...verification.verdict import Verdict
@@ -30,10 +31,18 @@ class Verified(NamedTuple):
             yield UNUSED_D_OUT
         if "omega" in shapes and self.problem.kind != "frequencies":
             yield "omega is not used: it is for --estimator rfa"
-        if "lse" in shapes and ("out" not in shapes or self.parts["out"].numbers.lse is None):
+        if "lse" in shapes and "out" not in shapes:
+            yield "lse is judged only with out"
+        elif "lse" in shapes and self.parts["out"].numbers.lse is None:
             yield f"lse is not judged for {self.problem.called}"
         if self.tensors.others:
             yield f"not read: {', '.join(self.tensors.others)}"
+
+    def list_unscaled(self) -> list[str]:
+        """List arrays of 8 bits without a scale."""
+        dtypes = self.tensors.dtypes
+        eight = (x for x in "qkv" if dtypes[x] in FORMATS and FORMATS[dtypes[x]].has_8_bits)
+        return [x for x in eight if x not in self.tensors.scales]
 
 
 def print_verdict(verified: Verified, after: bool, verbose: bool, page: Page) -> None:
@@ -47,6 +56,12 @@ def print_verdict(verified: Verified, after: bool, verbose: bool, page: Page) ->
     if verified.verdict.verdict == "FAIL" and verified.tensors.others:
         others = ", ".join(verified.tensors.others)
         page.say(printable(f"  {others}: not read; if the kernel used it, that may be the cause"))
+    bare = verified.list_unscaled()
+    if verified.verdict.verdict == "FAIL" and bare:
+        scales = ", ".join(f"{x}_scale" for x in bare)
+        page.say(
+            f"  {', '.join(bare)}: 8 bits without a scale; if the kernel uses scales, add {scales}"
+        )
 
 
 def verdicts_to_json(files: Sequence[Verified]) -> str:

@@ -12,6 +12,7 @@ from ...arrays.library import Doubles
 from ...rounding.problems import Problem
 from .normalisers import Normalisers
 from .sampled import Alternative, Result, Rows, Seen, show_distances, take_rows
+from .sequences import show_sequence
 from .slips import attend_by, score_all
 from .wrong_rows import Sampled, differ, divide
 
@@ -57,7 +58,7 @@ def rate_fill(
 
 
 def _list_computed(problem: Problem) -> Iterator[tuple[str, int]]:
-    """List sizes of tiles outside of which nothing is computed; 0 if all is."""
+    """List sizes of tiles outside of which nothing is computed; 0 if all of a sequence is."""
     banded = problem.causal or problem.window != (None, None)
     if banded or "mask" in problem.first:
         yield "", 0
@@ -72,10 +73,10 @@ def _fill_hidden(
     head = take_rows(problem, rows)
     s, given = score_all(head._replace(mask=None)), score_all(head)
     filled = np.where(np.isfinite(given), s, s + fill if added else fill)
-    if size:
-        filled[:, : head.keys] = np.where(
-            _compute_tiles(problem, rows, size), filled[:, : head.keys], given[:, : head.keys]
-        )
+    if size or problem.packed is not None:
+        scored = _compute_tiles(problem, rows, size) if size else show_sequence(problem, rows)
+        keys = slice(head.keys)
+        filled[:, keys] = np.where(scored, filled[:, keys], given[:, keys])
     return attend_by(filled, head.v)
 
 

@@ -197,11 +197,12 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
     """Describe rows that are exact rows times numbers, or have small and even errors."""
     factors = by_row(got, right)
     before = np.sum(np.square(got - right))
-    left = np.sum(np.square(got - factors[:, None] * right))
+    left = np.sum(np.square(got - factors[:, None] * right), -1)
     if (
         right.shape[-1] > _COLUMNS
         and np.min(factors) > 0
-        and left < min(_ROWS * before, _LEFT_BY_FACTOR * np.sum(got * got))
+        and np.sum(left) < _ROWS * before
+        and np.all(left <= _LEFT_BY_FACTOR * np.sum(got * got, -1))
     ):
         yield f"{where}: {describe_factors(factors)}: the sum of the weights is wrong"
         return

@@ -77,6 +77,15 @@ def within_sequences(problem: Problem, one: Alternative) -> Alternative:
     return Alternative(one.text, problem, seen, among=False)
 
 
+def show_sequence(problem: Problem, rows: Rows) -> Seen:
+    """Show all keys of the sequence of each query."""
+    packed = problem.packed
+    assert packed is not None
+    whole = packed._replace(causal=False, window=(None, None))
+    seen = partial(_show, Bounds.of(packed.queries, packed.keys), whole)
+    return np.asarray(take_rows(problem, rows, seen, among=False).mask)
+
+
 def one_sequence(problem: Problem) -> Problem:
     """Return a problem with the causal attention and windows of several sequences, but of one."""
     packed, (_, m, columns) = problem.packed, problem.shape

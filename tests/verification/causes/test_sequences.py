@@ -111,13 +111,13 @@ CASES = {
 def posed(tmp_path):
     """Write a file with `cu_seqlens`, and read it."""
 
-    def pose(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), **more):
+    def pose(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), softcap=None, **more):
         arrays = {"out": out} | dict(zip("qkv", arrays or (Q, K, V), strict=True))
         arrays = {x: np.swapaxes(y, 0, 1).astype(np.float32) for x, y in arrays.items()}
         more |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
         np.savez(tmp_path / "x.npz", **arrays, **more)
         tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
-        return read_parts(tensors, pose_tensors(tensors, causal=causal))
+        return read_parts(tensors, pose_tensors(tensors, causal=causal, softcap=softcap))
 
     return pose
 
@@ -151,6 +151,16 @@ def test_what_is_mistaken_is_named(judged, name):
     assert found.suspects[0].text.startswith("agrees if ")
     assert words in found.suspects[0].text
     assert "but only in" not in found.suspects[0].text
+
+
+def test_a_cap_after_the_mask_shows_hidden_keys_of_the_own_sequence(judged):
+    """Rows that lose most of their weight are no exact rows times a number."""
+    capped = 2 * np.tanh(scores(Q, K) / 2)
+    seen = hide(np.where(see(level=LEVEL), capped, -2.0), see())
+    words = "hidden keys have the score -cap (the cap is applied after the mask)"
+    found = judged(fused(seen, V)[0], causal=True, softcap=2.0)
+    assert found.suspects[0].text == f"agrees if {words}"
+    assert "times a number" not in str(found)
 
 
 @pytest.mark.parametrize("longest", [22, 30])
