@@ -13,7 +13,7 @@ from typing import Any
 from ...arrays.words import close
 from ...registry import ESTIMATORS, TRAITS, Estimator
 from ...rounding.hardware import UNITS
-from ...rounding.profiles import PROFILES, Profile
+from ...rounding.profiles import CHUNKED, PROFILES, Profile
 from ...verification.directions import SENTENCES
 from ..candidate.failures import SEVERITIES
 from ..candidate.tags import CAPABILITIES, TAGS, write_tag
@@ -66,6 +66,7 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "error_tolerated": "a column of compare: the largest error in all layers with which a sentence "
     "encoder still works, as measured on all-MiniLM-L6-v2",
 }
+_ALL_PROFILES = {**PROFILES, **CHUNKED}
 _PROFILES = {  # by the first word of their names
     "math": "everything but the result is in float32 (or float64)",
     "serial": "as math, and sums add one term after the other",
@@ -76,6 +77,7 @@ _PROFILES = {  # by the first word of their names
     "tf32": "matrix units round their inputs to TF32",
     "fp8": "inputs of products are rounded to 8 bits",
     "half": "sums of products are kept in float16",
+    "chunk": "a recurrence that is computed in chunks of `run` tokens",
 }
 _VARIANTS = {  # by the other words of their names
     "weights": "queries, keys and values are not",
@@ -109,7 +111,7 @@ def names() -> list[str]:
     """Return all names that can be explained."""
     bugs = (x.name for x in MUTANTS)
     found = [*CHECKS, *bugs, *ESTIMATORS, *CAPABILITIES, *TAGS, *SPECS, *SEVERITIES]
-    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *PROFILES, *UNITS]))
+    return list(dict.fromkeys([*found, *TRAITS, *_OF_REPORTS, *_ALL_PROFILES, *UNITS]))
 
 
 def groups() -> dict[str, list[str]]:
@@ -154,7 +156,7 @@ def explain(name: str) -> list[str]:
         lines.append(f"  declare it: refattn check MODULE:CALLABLE --spec {name}")
     if name in SEVERITIES:
         lines.append(f"severity {name}: {SEVERITIES[name]}.")
-    if name in PROFILES:
+    if name in _ALL_PROFILES:
         lines.append(f"profile {name}, of refattn verify: {_describe_profile(name)}.")
     if name in UNITS:
         lines.append(f"hardware {name}, of refattn verify: its matrix units truncate sums.")
@@ -250,9 +252,10 @@ def _explain_estimator(name: str) -> Iterator[str]:
 
 def _describe_profile(name: str) -> str:
     """Say what a kernel of a profile rounds, with the fields of `rounding.Profile`."""
-    profile = PROFILES[name]
+    profile = _ALL_PROFILES[name]
     changed = (x for x in profile._fields if getattr(profile, x) != getattr(Profile(), x))
     fields = ", ".join(f"{x}={getattr(profile, x)!r}" for x in changed)
     kind, *others = name.split("-")
-    words = [_PROFILES[kind.removesuffix("64")], *(_VARIANTS[x] for x in others if x in _VARIANTS)]
+    words = [_PROFILES[kind.removesuffix("64")]]
+    words += [_VARIANTS[x] for x in others if x in _VARIANTS and kind != "chunk"]
     return "; ".join(words) + f" (Profile({fields}))" * bool(fields)

@@ -214,11 +214,13 @@ def _describe_weights(
     if alone and all(x == within[0] for x in within):
         count = len(within[0])
         places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
-        words = [
-            f"query heads {describe_span(at)} of {count} that share a key head {_COUNT_AS[c]}"
-            for c, at in places.items()
-            if len(at)
-        ]
+        words = []
+        for c, at in places.items():
+            if 0 < len(at) < count:
+                which = describe_span(at).replace(" and ", " or ")
+                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
+            elif len(at):
+                words.append(f"all query heads {_COUNT_AS[c]}")
         return " and ".join(words)
     at, first = next(iter(counts.items()))
     more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""

@@ -36,10 +36,10 @@ def weighed(weights, part="dk"):
     ("weights", "words"),
     [
         ([[1, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 1, 0]],
-         "query heads 1 and 3 of 4 that share a key head are left out"),
+         "query heads h with h % 4 = 1 or 3 are left out"),
         ([[1, 0, 2, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 2, 1]],
-         "query heads 1 of 4 that share a key head are left out and "
-         "query heads 2 of 4 that share a key head count twice"),
+         "query heads h with h % 4 = 1 are left out and "
+         "query heads h with h % 4 = 2 count twice"),
         ([[1, 1, 0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, 1]],
          "the gradient of key head 0 sums query heads 0, 1, 3, 4"),
     ],
