@@ -249,7 +249,7 @@ LOST = np.tile(WITHOUT_LAST, (128, 1))
 EDGES = [np.tri(128, k=x, dtype=bool) | (ONE & ONE.T) for x in (1, -1)]
 EXACT, WINDOW = run(to="float32"), {"window": (64, 0)}
 OWN, SMALL = {"heads": [0], "window": (1, 0)}, {"heads": [0], "sinks": np.array([-1.0])}
-CAPPED = "soft cap: 1 / cap^2 is 2.4"
+CAPPED = "1 / cap^2 of a soft cap on the scores is 2.4"
 
 
 def one_head_of(right, wrong):

@@ -215,11 +215,11 @@ def _describe_weights(
         count = len(within[0])
         places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
         words = []
-        for c, at in places.items():
-            if 0 < len(at) < count:
-                which = describe_span(at).replace(" and ", " or ")
+        for c, these in places.items():
+            if 0 < len(these) < count:
+                which = describe_span(these).replace(" and ", " or ")
                 words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
-            elif len(at):
+            elif len(these):
                 words.append(f"all query heads {_COUNT_AS[c]}")
         return " and ".join(words)
     at, first = next(iter(counts.items()))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from ...features import elu_features
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import PROFILES, Profile
+from ...rounding.roundings import Roundings
 from ..choice import ProfileChoice, choose_profiles, usual_profiles
 from ..empty_rows import find_empty, find_unseen, say_how_to_accept
 from ..findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
@@ -38,11 +42,20 @@ _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted
 _AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
 _SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
 _LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
+_FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for others
+    "relu(x)": lambda x: np.maximum(x, 0.0),
+    "elu(x) + 1": elu_features,
+    "elu(x), without + 1": lambda x: elu_features(x) - 1,
+    "softplus(x)": lambda x: np.logaddexp(x, 0.0),
+    "exp(x)": np.exp,
+    "x": lambda x: x,
+}
 _FACTS = re.compile(  # that say what numbers are
     r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
     "the last tile was never"
 )
 _SURE_ERRORS = 4.0  # by which a size is surely not 0
+_MOST_PRODUCTS = 2**24  # of features of queries and keys of a head, that are kept
 _CAUSE = "convention"  # name of a suspect that holds
 _TRUNCATED = 2.0  # spacings beyond which nothing is truncated
 
@@ -67,6 +80,11 @@ def explain(
         return verdict._replace(suspects=[*named, *fits])
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
+        if scored := as_scores(problem, by.kernel(verdict.dtype)):
+            worst_at = verdict.worst.where if verdict.worst else ()
+            more, sample = explain_output(scored, numbers, profiles, verdict.dtype, "out", worst_at)
+            found = found or [*_in_weights(more)]
+            verdict = verdict._replace(place=describe_place(scored, sample))
         return verdict._replace(suspects=[*found, *fits])
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
@@ -329,12 +347,45 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     return sorted([*holding, *fits, *rest], key=lambda x: plainest and x.explained < _MOST)
 
 
+def as_scores(problem: Problem, kernel: Roundings) -> Problem | None:
+    """Pose a problem of features as one of scores, the logarithms of products of features.
+
+    None if products may be negative, or are too many to be kept.
+    """
+    (n, m, _), first = problem.shape, (0,) * len(problem.lead)
+    if n * m > _MOST_PRODUCTS:
+        return None
+
+    @lru_cache(maxsize=2)
+    def read(index: Index) -> Mapping[str, Any]:
+        head = problem.features(index, kernel)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bias = np.log(head.queries.value @ head.keys.value.T)
+        return {"q": np.zeros((n, 1)), "k": np.zeros((m, 1)), "v": head.v, "bias": bias}
+
+    if np.any(np.isnan(read(first)["bias"])):
+        return None
+    return problem._replace(read=read, kind="scores", scale=1.0, feature_map=None)
+
+
+def _in_weights(found: Sequence[Suspect]) -> Iterator[Suspect]:
+    """Say what is known of scores in words of weights, if that is possible."""
+    for x in found:
+        text = x.text.replace("e^score", "the weights").replace(
+            "key with score 0", "key of weight 1"
+        )
+        if not re.search("score|scale|bias|cap|in part", text):
+            yield x._replace(text=text)
+
+
 def _explain_features(
     problem: Problem, numbers: Numbers, profiles: Mapping[str, Profile], verdict: Verdict
 ) -> Iterator[Suspect]:
     """List problems of random features, or of linear attention, that explain nearly all."""
     kernel = next(iter(profiles.values())).kernel(verdict.dtype)
-    for alternative in list_alternatives(problem):
+    maps = _FEATURE_MAPS.items() if problem.kind == "map" else ()
+    others = (Alternative(f"features are {x}", problem._replace(feature_map=y)) for x, y in maps)
+    for alternative in (*list_alternatives(problem), *others):
         square = mean_square(alternative.problem, numbers, kernel)
         if square < min(4.0, verdict.z.rms**2 / 4):
             yield as_suspect(f"agrees if {alternative.text}")
