@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import secrets
 import sys
 import threading
@@ -31,6 +30,7 @@ from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .advice import advise
 from .neighbours import diagnose
+from .refusals import describe_call, name_keyword
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .suspects import suspect, weighing_keys_alike
@@ -290,28 +290,10 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
     if trial.crashed:
         return "the candidate crashed"
     if item.name == "contract" and trial.refused and trial.calls == 0:
-        result.got = f"{result.got}; {_signatures(trial)}"
+        result.got = f"{result.got}; {describe_call(trial)}"
         return trial.refused
+    result.got += name_keyword(trial.adapter, result.got)
     return ""
-
-
-def _signatures(trial: CheckRun) -> str:
-    """Describe how the candidate was called, and how it is defined."""
-    adapter = trial.adapter
-    names = list(adapter.record.arrays)
-    if trial.case is not None:
-        names += [
-            f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
-            for k, x in trial.case.options.items()
-        ]
-    called = f"called as fn({', '.join(names)})"
-    if len(adapter.record.arrays) == 3:
-        axes = ", ".join(adapter["layout"] or "nd")
-        called += f" with arrays ({axes}) of {adapter['library']} (--tag library=, --tag layout=)"
-    try:
-        return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
-    except Exception:  # no signature, or one that fails
-        return called
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:

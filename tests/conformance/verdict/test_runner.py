@@ -191,6 +191,17 @@ def test_a_run_stops_where_every_call_raises():
     assert "not run: every call raises" in str(report)
 
 
+def test_keywords_of_another_name_are_one_failure():
+    def other(query, key, value, attn_mask=None, is_causal=False):
+        return refattn.softmax_attention(query, key, value, mask=attn_mask, causal=is_causal)
+
+    report = check(other, capabilities=["mask"], checks=["mask", "query_without_keys"], **SOFTMAX)
+    text = str(report)
+    words = "called with mask=, the function takes attn_mask=: wrap it"
+    assert text.count(words) == 1
+    assert "1 more, which may have the same cause: " in text
+
+
 def test_a_run_stops_where_every_call_returns_a_tuple():
     report = check(lambda q, k, v: (q, q[..., 0]), **SOFTMAX)
     (result,) = report.results
