@@ -25,7 +25,7 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
 from ..candidate.limits import leaving_out, sizes
-from ..candidate.tags import CHOICES, LISTING
+from ..candidate.tags import CHOICES, LISTING, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .advice import advise
@@ -343,9 +343,11 @@ def parametrize_with_checks(
         if nested
         else _reasons(expected_failures)
     )
-    for adapter in candidates:
+    adapters = list(candidates)
+    for adapter in adapters:
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
+    for adapter in adapters:
         chosen = list(checks_of(adapter))
         reasons_of = expected.get(str(adapter.name), {}) if nested else expected
         _refuse_unknown("expected_failures", reasons_of, [c.name for c in chosen])
@@ -379,8 +381,16 @@ def parametrize_with_checks(
                 if result.status == UNDERPOWERED:
                     pytest.skip(f"underpowered: {result.summary}")
 
-            cases.append(pytest.param(run, id=f"{adapter.name}-{item.name}"))
+            cases.append(pytest.param(run, id=f"{_label(adapter, adapters)}-{item.name}"))
     return pytest.mark.parametrize("check", cases)
+
+
+def _label(adapter: Adapter, others: Iterable[Adapter]) -> str:
+    """Return the name of an adapter, with the tags in which those of the same name differ."""
+    same = [x for x in others if x.name == adapter.name]
+    tags = (adapter.tags or {}).items()
+    differ = [write_tag(value) for tag, value in tags if any(x[tag] != value for x in same)]
+    return "-".join([str(adapter.name), *differ])
 
 
 def _adapter_of(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:

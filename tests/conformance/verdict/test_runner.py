@@ -398,6 +398,15 @@ def test_pytest_parametrisation():
         narrow["narrow-extreme_logits"]()
 
 
+def test_ids_of_adapters_of_one_name_have_the_tags_that_differ():
+    tags = [{"layout": "bhnd", "dtype": x} for x in ("float32", "float16")]
+    adapters = [Adapter(refattn.softmax_attention, "softmax", (), x, "mine") for x in tags]
+    adapters.append(Adapter(refattn.softmax_attention, "softmax", name="alone"))
+    mark = conformance.parametrize_with_checks(adapters)
+    ids = {p.id.removesuffix("-value_length") for p in mark.args[1] if "value_length" in p.id}
+    assert ids == {"mine-float32", "mine-float16", "alone"}
+
+
 PRINTING = """
 import ctypes, os, sys
 import refattn
