@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import shlex
 from contextlib import suppress
 
 import numpy as np
 
 from ...arrays.words import ELSEWHERE, keyword_names
 from ..candidate.adapter import Adapter
+from ..candidate.programs import Subprocess
 from ..checks.trials import CheckRun
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
@@ -24,10 +26,14 @@ def describe_call(trial: CheckRun) -> str:
             f"{k}={'array' if isinstance(x, np.ndarray) else repr(x)}"
             for k, x in trial.case.options.items()
         ]
+    if isinstance(adapter.fn, Subprocess):
+        command = shlex.join(adapter.fn.command)
+        return f"the command was {command}, with {', '.join(names)} in the file"
     called = f"called as fn({', '.join(names)})"
     if len(adapter.record.arrays) == 3:
         axes = ", ".join(adapter["layout"] or "nd")
-        called += f" with arrays ({axes}) of {adapter['library']} (--tag library=, --tag layout=)"
+        kind = f"{adapter['dtype']} and {adapter['library']}"
+        called += f" with arrays ({axes}) of {kind} (--tag layout=, --tag dtype=, --tag library=)"
     try:
         return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
     except Exception:  # no signature, or one that fails

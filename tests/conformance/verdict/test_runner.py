@@ -185,8 +185,11 @@ def test_a_run_stops_where_every_call_raises():
 
     report = check(other, **SOFTMAX)
     assert [r.check for r in report.results] == ["contract"]
-    called = "called as fn(q, k, v) with arrays (n, d) of numpy (--tag library=, --tag layout=)"
-    assert f"{called}, defined as fn(query, key)" in report.results[0].got
+    called = "called as fn(q, k, v) with arrays (n, d) of float64 and numpy"
+    assert (
+        f"{called} (--tag layout=, --tag dtype=, --tag library=), defined as fn(query, key)"
+        in report.results[0].got
+    )
     assert "every call raises: reference_values" in report.text(verbose=True)
     assert "not run: every call raises" in str(report)
 
