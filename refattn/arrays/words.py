@@ -33,6 +33,7 @@ _WORDS = {
     "window": "window_size",
     "softcap": "soft_cap logits_soft_cap",
     "sinks": "s_aux",
+    "vjp": "grad gradient gradients backward",
     "num_features": "nb_features",
     "rng": "seed",
     "bfloat16": "bf16",

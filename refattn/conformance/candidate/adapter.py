@@ -372,8 +372,7 @@ class Adapter:
                     "an array", f"{_describe_type(result)}: return out alone{or_lse}"
                 )
             return self._result(result, shape, sent[0], strict)
-        more = self.pulled(options)
-        names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in more))
+        more, names = self.pulled(options), self.returns(options)
         if not isinstance(result, tuple | list) or len(result) != len(names):
             raise Failure(f"({', '.join(names)})", _describe_type(result))
         shapes = (shape, *map(np.shape, arrays))
@@ -385,6 +384,16 @@ class Adapter:
             for x, y in zip(result[4:], more, strict=True)
         )
         return (*main, *others)
+
+    def returns(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Name the results of a call with these options."""
+        if self.has("rows"):
+            return "mean", "cov"
+        if "d_out" in options:
+            of_options = (f"d_{name}" for name in self.pulled(options))
+            return ("out", *(f"d{name}" for name in self.record.arrays), *of_options)
+        more = {"return_lse": "lse", "initial_state": "state"}
+        return ("out", *(name for option, name in more.items() if option in options))
 
     def pulled(self, options: Mapping[str, Any]) -> list[str]:
         """Return the options of a call whose cotangents it returns."""

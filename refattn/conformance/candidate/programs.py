@@ -25,11 +25,13 @@ class Subprocess:
 
     For each call the arguments are written to a file, under the names by which `check` passes them
     (``num_features``, ``seed`` and ``causal`` as int64 numbers of shape (), ``indices`` as int64,
-    ``mask`` as uint8). The program is run with the path of this file and the path of a file to
-    write, and ``out`` is read from the latter (``mean`` and ``cov`` for moments). If there is
-    ``d_out``, the cotangent of ``out``, the gradients ``dq``, ``dk`` and ``dv`` are also read, and
-    ``d_bias`` and ``d_sinks`` if declared; with ``return_lse``, ``lse`` is read. A side of a
-    ``window`` without a limit is -1. So a program in any language is checked without bindings.
+    ``mask`` as uint8, a pair of arrays as one with a first axis of 2). The program is run with the
+    path of this file and the path of a file to write, and ``out`` is read from the latter (``mean``
+    and ``cov`` for moments). If there is ``d_out``, the cotangent of ``out``, the gradients ``dq``,
+    ``dk`` and ``dv`` are also read, and ``d_bias`` and ``d_sinks`` if declared, and the gradient of
+    each gate, such as ``d_beta``; with ``return_lse``, ``lse`` is read, and with ``initial_state``,
+    ``state``. A side of a ``window`` without a limit is -1. So a program in any language is checked
+    without bindings.
 
     Parameters
     ----------
@@ -90,7 +92,7 @@ class Subprocess:
         """Have the program make one call."""
         named = dict(zip(self.names, arrays, strict=False))
         for key, value in options.items():
-            if key == "window":
+            if isinstance(value, tuple | list):  # a window, or a pair of arrays
                 value = [-1 if x is None else x for x in value]
             value = np.asarray(value)
             named[key] = (
@@ -114,13 +116,18 @@ class Subprocess:
         wanted = ["mean", "cov"] if self.names == ("x",) else ["out"]
         if "return_lse" in options and "d_out" not in options:
             wanted += ["lse"]
+        if "initial_state" in options and "d_out" not in options:
+            wanted += ["state"]
         if "d_out" in options:
             wanted += [f"d{name}" for name in self.names]
-            wanted += [x for x in ("d_bias", "d_sinks") if x[2:] in options and x in result]
+            others = dict.fromkeys(("bias", "sinks", *options))
+            wanted += [f"d_{x}" for x in others if x in options and f"d_{x}" in result]
         for name in wanted:
             if name not in result:
                 raise RuntimeError(f"the program wrote {sorted(result)} and not `{name}`")
-        return result["out"] if wanted == ["out"] else tuple(result[name] for name in wanted)
+        pairs = [f"d_{x}" for x, value in options.items() if isinstance(value, tuple)]
+        found = tuple(tuple(result[x]) if x in pairs else result[x] for x in wanted)
+        return found[0] if wanted == ["out"] else found
 
     def close(self) -> None:
         """End a program that still runs."""

@@ -176,6 +176,6 @@ def gradients_of_dropout(t: CheckRun) -> None:
         factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
-        names = ("out", "dq", "dk", "dv", *(f"d_{name}" for name in t.adapter.pulled(options)))
+        names = t.adapter.returns(dropping)
         for name, x, y, allowed in zip(names, results, want, most, strict=True):
             t.equal(x, y, allowed / (1 - rate if name == "out" else 1.0), name)

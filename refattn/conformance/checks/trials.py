@@ -157,11 +157,15 @@ class CheckRun:
         self.since = None
         self.calls += 1
         self.got = got
-        for i, x in enumerate(self.results):
-            infinite = i == 1 and "return_lse" in options and "d_out" not in options
-            bad = int(np.sum(np.isnan(x) if infinite else ~np.isfinite(x)))
+        names = self.adapter.returns(options)
+        for i, (name, x) in enumerate(zip(names, self.results, strict=True)):
+            bad = int(np.sum(np.isnan(x) if name == "lse" else ~np.isfinite(x)))
             if bad and not self._may_overflow(arrays, options):
-                raise Failure("finite numbers", f"{bad} of {x.size} that are NaN or infinite")
+                where = f" in {name}" * (len(names) > 1)
+                self.part = None if memory else i  # a script of one call would not repeat it
+                raise Failure(
+                    f"finite numbers{where}", f"{bad} of {x.size} that are NaN or infinite"
+                )
         return got
 
     @property

@@ -139,7 +139,7 @@ def batches_of_rows(t: CheckRun) -> None:
         t.compare(t.adapter.exact(x + np.arange(math.prod(lead)).reshape(*lead, 1, 1)))
 
 
-_ORDINARY_SIZES = (160, 160, 32)  # queries, keys, coordinates
+_ORDINARY_SIZES = (191, 191, 32)  # queries and keys, a prime: multiples of no tile, and coordinates
 _ALPHA = 1e-9  # of any statement: nothing beside the level of a run
 _EXACT_PROFILES = ("math", "serial")
 _LARGE_Z = 8.0  # |z| that no correct kernel has among so many elements

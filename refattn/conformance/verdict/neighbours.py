@@ -125,9 +125,12 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         ):
             if scale != adapter["scale"]:
                 yield _Neighbour("scale", value, _declare(adapter, {"scale": scale}), turn)
+    forward = replace(adapter, capabilities={*adapter.capabilities} - {"vjp"})  # as the tags need
     for tag in OF_RECURRENCES if adapter.has("recurrent") else ():
         for value in (x for x in CHOICES[tag] if x != adapter[tag]):
-            yield _Neighbour(tag, value, _declare(adapter, {tag: value}))
+            text = f"{value} (if that is meant: --tag {tag}={value}, without --capability vjp)"
+            words = text if adapter.can("vjp") else value
+            yield _Neighbour(tag, words, _declare(forward, {tag: value}))
     if adapter["dtype"] == "float64":
         yield _Neighbour("dtype", "float32", _declare(adapter, {"dtype": "float32"}))
     if adapter.can("mask"):

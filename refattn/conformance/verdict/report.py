@@ -352,13 +352,15 @@ class Report:
         listed = [r for r in self.results if verbose or r.status != PASS]
         listed.sort(key=lambda r: (r.status != FAIL, _CAUSES_FIRST.index(r.severity)))
         folded: list[str] = []  # failures that have no cause of their own
+        told: set[tuple[str, str]] = set()
         longest = max((len(r.check) for r in listed), default=0)
         known: set[tuple[str, str]] = set()
         for r in listed:
-            explained = self.diagnosis or (r.suspects and {*r.alike} <= known)
-            if r.status == FAIL and known and explained and not verbose:
+            explained = known and (self.diagnosis or (r.suspects and {*r.alike} <= known))
+            if r.status == FAIL and (explained or (r.expected, r.got) in told) and not verbose:
                 folded.append(r.check)
                 continue
+            told.update([(r.expected, r.got)] if r.got else [])
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
                 why = f": {r.gravity}" if r.claim in r.expected else f"; required: {r.claim}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import inspect
 import secrets
 import sys
 import threading
@@ -26,12 +25,12 @@ from ..candidate.adapter import Adapter
 from ..candidate.failures import Beyond, Failure, Refusal, WrongRecord
 from ..candidate.isolation import Crash, isolated
 from ..candidate.limits import leaving_out, sizes
-from ..candidate.programs import Subprocess
-from ..candidate.tags import CHOICES, LISTING
+from ..candidate.tags import CHOICES, LISTING, write_tag
 from ..checks.trials import CHECKS, Check, CheckRun, attends
 from ..truth.reference import largest_exponent
 from .advice import advise
 from .neighbours import diagnose
+from .refusals import describe_call, name_keyword
 from .report import EXPECTED, FAIL, PASS, STALE, UNDERPOWERED, Report, Result
 from .reproduce import reproducer
 from .suspects import suspect, weighing_keys_alike
@@ -291,27 +290,10 @@ def _stops(item: Check, trial: CheckRun, result: Result) -> str:
     if trial.crashed:
         return "the candidate crashed"
     if item.name == "contract" and trial.refused and trial.calls == 0:
-        result.got = f"{result.got}; {_signatures(trial)}"
+        result.got = f"{result.got}; {describe_call(trial)}"
         return trial.refused
+    result.got += name_keyword(trial.adapter, result.got)
     return ""
-
-
-def _signatures(trial: CheckRun) -> str:
-    """Describe how the candidate was called, and how it is defined."""
-    adapter = trial.adapter
-    names = list(adapter.record.arrays)
-    options = {} if trial.case is None else trial.case.options
-    names += [f"{k}={'array' if isinstance(x, np.ndarray) else x!r}" for k, x in options.items()]
-    called = f"called as fn({', '.join(names)})"
-    if len(adapter.record.arrays) == 3:
-        axes = ", ".join(adapter["layout"] or "nd")
-        called += f" with arrays ({axes}) of {adapter['library']} (see --tag library, --tag layout)"
-    if isinstance(adapter.fn, Subprocess):  # its signature is that of any program
-        return called
-    try:
-        return f"{called}, defined as fn{inspect.signature(adapter.fn)}"
-    except Exception:  # no signature, or one that fails
-        return called
 
 
 def checks_of(adapter: Adapter) -> Iterator[Check]:
@@ -361,9 +343,11 @@ def parametrize_with_checks(
         if nested
         else _reasons(expected_failures)
     )
-    for adapter in candidates:
+    adapters = list(candidates)
+    for adapter in adapters:
         if not isinstance(adapter, Adapter):
             raise TypeError(f"`candidates` must be Adapters, got {type(adapter).__name__}.")
+    for adapter in adapters:
         chosen = list(checks_of(adapter))
         reasons_of = expected.get(str(adapter.name), {}) if nested else expected
         _refuse_unknown("expected_failures", reasons_of, [c.name for c in chosen])
@@ -397,8 +381,16 @@ def parametrize_with_checks(
                 if result.status == UNDERPOWERED:
                     pytest.skip(f"underpowered: {result.summary}")
 
-            cases.append(pytest.param(run, id=f"{adapter.name}-{item.name}"))
+            cases.append(pytest.param(run, id=f"{_label(adapter, adapters)}-{item.name}"))
     return pytest.mark.parametrize("check", cases)
+
+
+def _label(adapter: Adapter, others: Iterable[Adapter]) -> str:
+    """Return the name of an adapter, with the tags in which those of the same name differ."""
+    same = [x for x in others if x.name == adapter.name]
+    tags = (adapter.tags or {}).items()
+    differ = [write_tag(value) for tag, value in tags if any(x[tag] != value for x in same)]
+    return "-".join([str(adapter.name), *differ])
 
 
 def _adapter_of(fn: Any, estimator: str | None, capabilities: Any, tags: Any) -> Adapter:

@@ -152,6 +152,22 @@ def test_programs_and_their_words():
         run(np.ones((2, 2)))
 
 
+def test_programs_of_recurrences_write_states_and_gradients_of_gates():
+    code = (
+        "import sys, numpy as np\n"
+        "x = dict(np.load(sys.argv[1]))\n"
+        "more = {('d' if k in 'qkv' else 'd_') + k: x[k] for k in x if k != 'd_out'}\n"
+        "np.savez(sys.argv[2], out=x['q'], state=3 * x['q'], **more)\n"
+    )
+    run, q = Subprocess(python(code), format="npz"), np.ones((2, 2))
+    out, state = run(q, q, q, initial_state=q)
+    np.testing.assert_array_equal(state, 3 * out)
+    *_, d_removal, d_beta = run(q, q, q, removal=(q, 2 * q), beta=q[0], d_out=q)
+    np.testing.assert_array_equal(d_removal, (q, 2 * q))
+    assert isinstance(d_removal, tuple)
+    assert d_beta.shape == (2,)
+
+
 @pytest.mark.parametrize("format", ["npz", "safetensors"])
 def test_programs_get_scalars_without_axes(tmp_path, format):
     if format == "safetensors":
@@ -161,13 +177,26 @@ def test_programs_get_scalars_without_axes(tmp_path, format):
     run = Subprocess(python(code), format=format)
     q = np.ones((4, 3, 2))[:, ::2]
     with pytest.raises(RuntimeError, match="wrote no readable result"):
-        run(q, q, q, num_features=2, seed=5, causal=True, mask=np.ones((2, 2), bool))
+        run(
+            *(q, q, q),
+            num_features=2,
+            seed=5,
+            causal=True,
+            mask=np.ones((2, 2), bool),
+            window=(2, None),
+            softcap=1.0,
+            bias=np.ones((2, 2), np.float32),
+        )
     found = run._read(str(kept))
     assert {name: (x.shape, str(x.dtype)) for name, x in found.items()} == {
         **dict.fromkeys("qkv", ((4, 2, 2), "float64")),
         **dict.fromkeys(("num_features", "seed", "causal"), ((), "int64")),
         "mask": ((2, 2), "uint8"),
+        "window": ((2,), "int64"),
+        "softcap": ((), "float64"),
+        "bias": ((2, 2), "float32"),
     }
+    assert found["window"].tolist() == [2, -1]
     assert found["seed"] == 5
 
 
@@ -178,4 +207,6 @@ def test_a_crash_of_a_program_is_a_failure():
     contract = report.results[0]
     assert (contract.status, contract.severity) == ("FAIL", "contract")
     assert contract.got.startswith("RuntimeError: the program ended by SIGSEGV (signal 11)")
+    assert "; the command was " in contract.got
+    assert contract.got.endswith(" '{input}' '{output}', with q, k, v in the file")
     assert "Subprocess([" in contract.reproducer

@@ -11,7 +11,7 @@ from refattn import naive
 from refattn.conformance import check, checks_of
 from tests.conformance.candidates import declared, rows
 
-LOST = "cause: keys 128 to 159 are left out"
+LOST = "cause: keys 128 to 190 are left out"
 CHECKS = ("query_without_keys", "causal_cross", "grouped_heads", "hidden_nonsense")
 
 
@@ -77,3 +77,13 @@ def test_a_convention_is_named_if_the_checks_pass_with_it(options, words):
     fn = functools.partial(without_late_keys, **options)
     found = verdict(fn, checks=("reference_values", "rounding_errors"), tags={"dtype": "float32"})
     assert found == ("FAIL", words)
+
+
+@pytest.mark.parametrize(("tile", "first"), [(16, 176), (32, 160)])
+def test_keys_after_whole_tiles_are_a_cause(tile, first):
+    def in_whole_tiles(q, k, v):
+        m = k.shape[-2] // tile * tile
+        return refattn.softmax_attention(q, k[..., :m, :], v[..., :m, :])
+
+    found = verdict(in_whole_tiles, checks=("rounding_errors",), tags={"dtype": "float32"})
+    assert found == ("FAIL", [f"cause: keys {first} to 190 are left out"])

@@ -10,7 +10,7 @@ import pytest
 
 from refattn.conformance import Adapter, Failure, check
 from tests.conformance import candidates
-from tests.conformance.candidates import catalogued, of, pasted, pulled, unscaled
+from tests.conformance.candidates import catalogued, emptied, of, pasted, pulled, unscaled
 
 
 def script(fn, estimator, name, **options):
@@ -99,7 +99,7 @@ def status(text):
     try:
         exec(text, {"__name__": "__main__"})
     except SystemExit as end:
-        return int(end.code or 0)
+        return int(end.code) if isinstance(end.code, int) else 1
     except Failure:
         return 1
     return 0
@@ -121,13 +121,47 @@ DEFECTS = {
 def test_scripts_show_a_mistake_until_it_is_mended(name, monkeypatch):
     defect, checks = DEFECTS[name]
     wrong, right = pulled(change=lambda found, given: defect(*found)), pulled()
+    show_until_mended(monkeypatch, wrong, right, ("vjp",), checks)
+
+
+def show_until_mended(monkeypatch, wrong, right, capabilities, checks):
     module = ModuleType("under_repair")
     monkeypatch.setitem(sys.modules, "under_repair", module)
-    adapter = Adapter(wrong, "softmax", ("vjp",), source="under_repair:attention")
+    adapter = Adapter(wrong, "softmax", capabilities, source="under_repair:attention")
     report = check(adapter, checks=checks, rng=0)
     for module.attention, failed in ((wrong, 1), (right, 0)):
         for result in report.results:
             assert status(result.reproducer) == failed, (result.check, result.reproducer)
+    return report.results
+
+
+def leaking(found, given):
+    """Products of a weight of 0 with a masked key."""
+    found[2] = found[2] + 0 * given["k"]
+
+
+def test_scripts_hold_numbers_that_are_not_finite(monkeypatch):
+    names = ["gradients_of_hidden_nonsense"]
+    (result,) = show_until_mended(
+        monkeypatch, pulled(change=leaking), pulled(), ["mask", "vjp"], names
+    )
+    assert result.summary == "expected finite numbers in dk; got 4 of 28 that are NaN or infinite"
+    assert "np.nan" in result.reproducer
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("out", (lambda out: out * np.nan,)), ("lse", (lambda out: 0 * out, np.nan))],
+)
+def test_scripts_of_infinite_normalisers_end_well_once_mended(name, wrong, monkeypatch):
+    (result,) = show_until_mended(
+        monkeypatch,
+        emptied(*wrong),
+        emptied(lambda out: 0 * out),
+        ["mask", "lse"],
+        ["normaliser_without_keys"],
+    )
+    assert f"finite numbers in {name};" in result.summary
 
 
 def test_the_part_that_is_wrong_is_shown():

@@ -185,10 +185,24 @@ def test_a_run_stops_where_every_call_raises():
 
     report = check(other, **SOFTMAX)
     assert [r.check for r in report.results] == ["contract"]
-    called = "called as fn(q, k, v) with arrays (n, d) of numpy (see --tag library, --tag layout)"
-    assert f"{called}, defined as fn(query, key)" in report.results[0].got
+    called = "called as fn(q, k, v) with arrays (n, d) of float64 and numpy"
+    assert (
+        f"{called} (see --tag layout, --tag dtype, --tag library), defined as fn(query, key)"
+        in report.results[0].got
+    )
     assert "every call raises: reference_values" in report.text(verbose=True)
     assert "not run: every call raises" in str(report)
+
+
+def test_keywords_of_another_name_are_one_failure():
+    def other(query, key, value, attn_mask=None, is_causal=False):
+        return refattn.softmax_attention(query, key, value, mask=attn_mask, causal=is_causal)
+
+    report = check(other, capabilities=["mask"], checks=["mask", "query_without_keys"], **SOFTMAX)
+    text = str(report)
+    words = "called with mask=, the function takes attn_mask=: wrap it"
+    assert text.count(words) == 1
+    assert "1 more, which may have the same cause: " in text
 
 
 def test_a_run_stops_where_every_call_returns_a_tuple():
@@ -385,6 +399,15 @@ def test_pytest_parametrisation():
     message = "max_logit=.* leaves them out.\nrange: wrong at extreme inputs only\n"
     with pytest.raises(AssertionError, match=message):
         narrow["narrow-extreme_logits"]()
+
+
+def test_ids_of_adapters_of_one_name_have_the_tags_that_differ():
+    tags = [{"layout": "bhnd", "dtype": x} for x in ("float32", "float16")]
+    adapters = [Adapter(refattn.softmax_attention, "softmax", (), x, "mine") for x in tags]
+    adapters.append(Adapter(refattn.softmax_attention, "softmax", name="alone"))
+    mark = conformance.parametrize_with_checks(adapters)
+    ids = {p.id.removesuffix("-value_length") for p in mark.args[1] if "value_length" in p.id}
+    assert ids == {"mine-float32", "mine-float16", "alone"}
 
 
 PRINTING = """
