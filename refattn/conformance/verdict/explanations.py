@@ -27,7 +27,7 @@ _LAYERS = {
     "law": _TEST_OF_DRAWS,
     "bound": f"{_TEST_OF_DRAWS}, by inequalities that hold for any number of seeds",
 }
-_KINDS = {  # of checks that are unlike the others of their layer
+_OTHER_KINDS = {  # of checks that are unlike the others of their layer
     "rounding_errors": "a test of rounding errors: a correct function fails with probability below "
     "1e-8",
     "unseen_law": "no test",
@@ -179,7 +179,7 @@ def explain(name: str) -> list[str]:
 def _explain_check(check: Check) -> Iterator[str]:
     """Yield what a check tests, its kind, how it is computed, and examples."""
     yield f"check {check.name}: {check.claim}."
-    yield f"  kind: {_KINDS.get(check.name, _LAYERS[check.layer])}"
+    yield f"  kind: {_OTHER_KINDS.get(check.name, _LAYERS[check.layer])}"
     if check.traits:
         yield "  for estimators with the traits:"
         yield from (f"    {x}: {TRAITS[x]}" for x in sorted(check.traits))
@@ -197,7 +197,7 @@ def _explain_check(check: Check) -> Iterator[str]:
         some = [*unlike.items()][: -_FEW - 1 : -1]
         yield f"  known bugs that it detects: {len(known)}" + ", such as" * (len(some) < len(known))
         yield from (f"    {bug}: {effect}" for effect, bug in some)
-    if _KINDS.get(check.name) != "no test":
+    if _OTHER_KINDS.get(check.name) != "no test":
         yield f"  look first at: {_OF_NUMBERS if check.layer == 'identity' else _OF_DRAWS}"
     yield f"  run it alone: refattn check MODULE:CALLABLE --check {check.name}"
 
