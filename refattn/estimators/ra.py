@@ -147,7 +147,7 @@ def mean_of_ratios_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Average the ratios of single random features drawn from N(0, I).
+    r"""Average estimates from one random feature each, with frequencies from N(0, I).
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s), \qquad \omega_s \sim N(0, I)
 

@@ -75,7 +75,7 @@ def mean_of_ratios_attention(
     mask: Array | None = None,
     causal: bool = False,
 ) -> ArrayT:
-    r"""Average the ratios of single random features at frequencies that all queries share.
+    r"""Average estimates from one random feature each, at frequencies that all queries share.
 
     .. math:: \mathrm{out}_i = \frac1S \sum_s f_i(\omega_s)
 

@@ -102,7 +102,7 @@ def _find_kept(
 
 @add_check
 def factors_of_dropout(t: CheckRun) -> None:
-    """Try every declared feature, twice at each seed; at p = 0 nothing may be dropped."""
+    """Try every declared capability, twice at each seed; at p = 0 nothing may be dropped."""
     adapter, plain = t.adapter, t.adapter.settled
     arrays, _ = t.problem(*t.fit(4, 6, 4))
     got = t.call(*arrays, **plain, dropout=0.0, seed=t.new_seed())

@@ -70,7 +70,7 @@ def gradients(t: CheckRun) -> None:
 
 @add_check
 def gradients_together(t: CheckRun) -> None:
-    """Try pairs of masks of every shape, causal=True, one query, grouped heads, and more keys."""
+    """Combine masks of every shape, causal=True, one query, grouped heads, and unequal lengths."""
 
     def compare(arrays: Arrays, **options: Any) -> None:
         options = without_empty_rows(t.adapter, arrays, options)
@@ -181,7 +181,7 @@ def gradients_of_layouts(t: CheckRun) -> None:
 
 @add_check
 def gradients_again(t: CheckRun) -> None:
-    """Repeat calls; in torch also backpropagate twice through a graph, and for single inputs."""
+    """Repeat calls; in torch also twice through one graph, and for one input at a time."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
     for way in ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ():
         compare_gradients(t, arrays, **frequencies, autograd=way)
@@ -307,7 +307,7 @@ def _moves(adapter: Adapter) -> str:
 
 @add_check
 def gradients_are_slopes(t: CheckRun) -> None:
-    """Take difference quotients in random directions, at one seed, for each declared feature."""
+    """Take difference quotients in random directions, at one seed, for each capability."""
     adapter = t.adapter
     if _moves(adapter) == "v":
         t.untried.append("queries and keys, without frequencies that are given")

@@ -324,8 +324,8 @@ def recovered_values(t: CheckRun) -> None:
     """Recover two frequencies from outputs along the axes; predict outputs at other points.
 
     Outputs are those for one query and for three, for few keys and many, and in a batch of heads;
-    the frequencies are recovered each time, from inputs of the same shapes. Long points detect
-    clipped exponents and added constants.
+    the frequencies are recovered each time, from inputs of the same shapes. Points far from the
+    origin detect clipped exponents and added constants.
     """
     d, c = 3, 0.5
     y = axes_and_sums(d, c)
@@ -491,5 +491,8 @@ def _ends(out: Any) -> Floats:
 
 @add_check
 def unseen_law(t: CheckRun) -> None:
-    """Test nothing, and report UNDERPOWERED. It needs float64 arrays and an epsilon of 0."""
+    """Test nothing, and report UNDERPOWERED.
+
+    To test the distribution, use float32 or float64 arrays and an epsilon of 0.
+    """
     t.power["law of frequencies"] = (lambda alpha: math.inf, 1.0)

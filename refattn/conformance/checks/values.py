@@ -100,7 +100,7 @@ def heads_of_other_size(t: CheckRun) -> None:
 
 @add_check
 def extreme_features(t: CheckRun) -> None:
-    """Try entries of -8 to -60 (elu + 1 is down to 1e-26), and above 709, where exp overflows."""
+    """Try entries of -8 to -60 (elu + 1 falls to 1e-26), and above 709, where exp overflows."""
     low = t.adapter.half
     (q, k, v), _ = t.problem(4, 5, 3)
     if t.adapter["feature_map"] == "relu":

@@ -25,7 +25,12 @@ _TEST_OF_DRAWS = "a test of random draws: a correct function fails with probabil
 _LAYERS = {
     "identity": "a correct function always passes, whatever the input and the seed",
     "law": _TEST_OF_DRAWS,
-    "bound": f"{_TEST_OF_DRAWS}, by inequalities for samples of any size",
+    "bound": f"{_TEST_OF_DRAWS}, by inequalities that hold for any number of seeds",
+}
+_OTHER_KINDS = {  # of checks that are unlike the others of their layer
+    "rounding_errors": "a test of rounding errors: a correct function fails with probability below "
+    "1e-8",
+    "unseen_law": "no test",
 }
 _OF_DRAWS = "how the function draws (distribution, coupling, use of the seed)"
 _OF_NUMBERS = "the element and the sizes in the report (--reproducers prints a script)"
@@ -43,8 +48,8 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "mean square of tiles": f"{_SQUARES}, of a tile of 16 or more queries of a head",
     "mean square of heads": f"{_SQUARES}, of a head",
     "mean square of columns": f"{_SQUARES}, of a column of the output",
-    "sum of squares of a tile": f"{_SQUARES}, of a tile; columns may be correlated",
-    "likelihood": "a test of verify: another profile is much likelier than this one",
+    "sum of squares of a tile": f"{_SQUARES}, of a tile; also valid if columns are correlated",
+    "likelihood": "a test of verify: whether another profile is much likelier than this one",
     "some rows": "a test of verify: all its other tests, of a few rows only",
     "key": f"{_FITTED}a key is missing, or counts several times",
     "factor of a tile": f"{_FITTED}a tile of queries of a head is x times what it should be",
@@ -176,7 +181,7 @@ def explain(name: str) -> list[str]:
 def _explain_check(check: Check) -> Iterator[str]:
     """Yield what a check tests, its kind, how it is computed, and examples."""
     yield f"check {check.name}: {check.claim}."
-    yield f"  kind: {_LAYERS[check.layer]}"
+    yield f"  kind: {_OTHER_KINDS.get(check.name, _LAYERS[check.layer])}"
     if check.traits:
         yield "  for estimators with the traits:"
         yield from (f"    {x}: {TRAITS[x]}" for x in sorted(check.traits))
@@ -194,7 +199,8 @@ def _explain_check(check: Check) -> Iterator[str]:
         some = [*unlike.items()][: -_FEW - 1 : -1]
         yield f"  known bugs that it detects: {len(known)}" + ", such as" * (len(some) < len(known))
         yield from (f"    {bug}: {effect}" for effect, bug in some)
-    yield f"  look first at: {_OF_NUMBERS if check.layer == 'identity' else _OF_DRAWS}"
+    if _OTHER_KINDS.get(check.name) != "no test":
+        yield f"  look first at: {_OF_NUMBERS if check.layer == 'identity' else _OF_DRAWS}"
     yield f"  run it alone: refattn check MODULE:CALLABLE --check {check.name}"
 
 
