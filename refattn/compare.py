@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
     @property
     def worst_head(self) -> tuple[int, ...]:
-        """Index of the head of largest error; () if there are no leading axes."""
+        """Index of the head with the largest error; () if there are no leading axes."""
         return tuple(map(int, np.unravel_index(np.argmax(self.per_head), self.per_head.shape)))
 
 
@@ -201,7 +201,7 @@ class Comparison(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Queries, keys and values, and exact attention over them in float64: see `pose`."""
+    """Queries, keys and values, and exact attention over them in float64."""
 
     q: Floats
     k: Floats

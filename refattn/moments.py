@@ -331,8 +331,8 @@ def shrinkage_intensity(m: Moments) -> Array:
     This intensity needs only the covariance and the count, so it works on merged moments, and when
     the rows are no longer stored. The intensity of Ledoit and Wolf (2004) needs fourth moments of
     the rows. This one is derived for Gaussian rows, and lowers the mean squared error of the
-    covariance. If one direction dominates, that error falls little, and only for a few sets of
-    rows.
+    covariance. If one direction dominates, that mean falls little, and the error rises for about
+    half of the sets of rows or more.
 
     Examples
     --------

@@ -39,8 +39,8 @@ __dir__ = __all__.copy
 class SupportsArray(Protocol):
     """An array of any library: what a type checker can know of all of them.
 
-    Functions whose queries are of one type return arrays of this type: `torch.Tensor` of
-    `torch.Tensor`. The functions check libraries, dtypes and shapes when they are called.
+    Attention functions return arrays of the type of their queries, for example `torch.Tensor`. They
+    check libraries, dtypes and shapes when they are called.
 
     Attributes
     ----------

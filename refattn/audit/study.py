@@ -147,7 +147,10 @@ class Audit(NamedTuple):
         return to_json(self)
 
     def lines(self, verbose: bool = False) -> list[str]:
-        """Describe the results and what to do; with `verbose` also name the bugs not counted."""
+        """Describe the results and what to do.
+
+        With `verbose` also name the bugs of `hidden`, `alike`, `untried` and `left`.
+        """
         return [*self._count(verbose), *self._describe_sizes(), *self._advise()]
 
     def _count(self, verbose: bool) -> Iterator[str]:

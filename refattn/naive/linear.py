@@ -17,7 +17,7 @@ def elu_plus_one(x: Array) -> Array:
 
     .. math:: \phi(x) = x + 1 \;(x > 0), \qquad e^x \;(x \le 0)
 
-    Katharopoulos et al., arXiv:2006.16236; Linear attention post, phi, with alpha = 1.
+    Katharopoulos et al., arXiv:2006.16236; Linear attention post, phi, but with alpha = 1, not 0.1.
 
     Parameters
     ----------

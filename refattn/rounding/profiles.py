@@ -17,7 +17,7 @@ _TYPES = ["scores", "weights", "softmax", "accumulate", "out", "states", "d_weig
 class Profile(NamedTuple):
     """What a kernel rounds, and to what.
 
-    A type is a name of a dtype (`float64`, `float32`, `tfloat32`, `float16`, `bfloat16`,
+    A type is the name of a dtype (`float64`, `float32`, `tfloat32`, `float16`, `bfloat16`,
     `float8_e4m3fn` or `float8_e5m2`), `storage` for that of queries, keys and values, or None if
     nothing is rounded. With `tfloat32-truncated`, further digits are dropped, not rounded.
 

@@ -194,10 +194,10 @@ def betting(x: Any, mean: float, *, level: float = 1e-6) -> float:
         \hat\sigma^2_i = \frac{1/4 + \sum_{j \le i} (x_j - \hat\mu_j)^2}{i + 1}, \quad
         \hat\mu_i = \frac{1/2 + \sum_{j \le i} x_j}{i + 1}
 
-    Each K is a martingale under the null, because lambda_i depends only on the past. lambda_i is so
-    small that no factor is negative, and Ville's inequality bounds their maximum. This p-value is
-    usually far smaller than those of the other tests of means; no lower bound on its power is
-    proven here.
+    Each K is a martingale under the null, because lambda_i depends only on the past, and lambda_i
+    is so small that K is never negative. So Ville's inequality bounds the maximum of the mean of
+    both. This p-value is usually far smaller than those of the other tests of means; no lower bound
+    on its power is proven here.
 
     Parameters
     ----------

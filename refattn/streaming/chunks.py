@@ -218,8 +218,9 @@ class EvaState(_ChunkState):
 
         `q`, shape (..., n, d), has the queries of the last n of these tokens; n may be 0.
         `omega`, shape (..., C, d), may have more chunks than there are yet; with it `q` is not
-        needed. The other options are as in `refattn.eva_attention`. The state copies a generator
-        `rng`, so that the same frequencies are drawn after every step.
+        needed. The other options are as in `refattn.eva_attention`. A generator `rng` is copied,
+        not advanced; the frequency of a chunk does not depend on the steps in which its tokens
+        arrive.
         """
         qkv.keys_and_values(k, v)
         checks.positive_integer("window", window)

@@ -35,8 +35,9 @@ class Finding(NamedTuple):
     adjusted : float
         The p-value after Holm's correction for all tests.
     statistic : float
-        Ratio to the bound, largest |z| or mean square of z (these with the smallest z, see `Z`), or
-        a sum divided by its root mean square.
+        Ratio to the bound, largest |z|, mean square of z, or a sum divided by its root mean square.
+        Here z is as small as it may be: without the rounding of the exact number, and with the
+        standard deviation for the least favourable leading digits.
     where : str
         Where the largest deviation is, in words.
     """
