@@ -93,8 +93,8 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
                     "of the group refattn.estimators (guide: Add an estimator)."
                 )
             raise click.BadParameter(
-                f"must be all, or some of {', '.join(COMMON)}, ... (all: refattn check --list), "
-                f"got {name!r}.{hint}"
+                f"must be all, or some of {', '.join(COMMON)}, ... (those that estimate softmax "
+                f"attention: refattn check --list), got {name!r}.{hint}"
             )
     return list(dict.fromkeys(chosen))
 

@@ -342,7 +342,10 @@ def _say_what_next(verdict: Verdict, verbose: bool) -> str:
         more = "" if SAME_VALUES in verdict.remarks else "more rows, or "
         return f"use {more}{_name_stronger(verdict)}"
     if not verdict.suspects:
-        return "compare the wrong rows with the exact result; --plot draws the worst head"
+        failed = [x for x in verdict.tests if x.adjusted <= verdict.alpha]
+        of_lse = failed and all("lse" in x.name for x in failed)  # which is not drawn
+        plot = "" if of_lse else "; --plot draws the worst head"
+        return "compare the wrong rows with the exact result" + plot
     if verdict.suspects[0].name == "layout":
         return "pass that option"
     if verdict.suspects[0].name == "convention":

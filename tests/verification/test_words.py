@@ -176,3 +176,11 @@ def test_each_axis_of_a_place_is_named_whatever_the_layout():
     arrays["k"][1, 30, 2, 5] = np.nan
     with pytest.raises(ValueError, match="got nan at row 30, column 5 of its head"):
         refattn.verify(**arrays, out=out, layout="bnhd")
+
+
+def test_no_plot_of_lse():
+    arrays = attended()
+    arrays["lse"][0, 1] += f32(0.05)
+    report = str(verify(**arrays))
+    assert "unknown cause" in report
+    assert "--plot" not in report
