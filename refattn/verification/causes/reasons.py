@@ -22,8 +22,10 @@ from .gradients import explain_backward
 from .normalisers import share_of_offset
 from .output import as_suspect, explain_output, say_what_is_left
 from .places import (
+    analyse_sample,
     describe_place,
     find_coarse,
+    find_common_factor,
     find_factor,
     list_seen,
     remark_normalisers,
@@ -135,6 +137,7 @@ def explain_gradients(
             or rescaled.get(name)
             or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
             or name_factors(problem, find_factor(problem, samples[name], exact[name]))
+            or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
         )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
@@ -149,16 +152,25 @@ def explain_gradients(
         remarks = [*nan, *seen, *verdict.remarks]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
-            held = (
-                name_empty_rows(*about)
-                or name_copies(*about, by, verdict.dtype)
-                or find_coarse(*about, usual, verdict.dtype)
-            )
+            held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
+            if not held and samples[name].wrong.any():
+                taken = problem, samples[name], usual, verdict.dtype
+                held = find_coarse(analyse_sample(*taken))
             suspects = held or name_seen([*verdict.remarks, *seen])
             remarks = [x for x in remarks if x not in seen] if held else remarks
             explained[name] = explained[name]._replace(suspects=suspects)
         explained[name] = explained[name]._replace(remarks=remarks)
     return explained
+
+
+def _find_common_factor(
+    problem: Problem, sample: Sample, profiles: Mapping[str, Profile], verdict: Verdict
+) -> list[Suspect]:
+    """Find the factor of all rows of a gradient by the tightest profile that explains the rest."""
+    if not sample.heads:
+        return []
+    laws = (analyse_sample(problem, sample, x, verdict.dtype) for x in profiles.values())
+    return next((x for x in map(find_common_factor, laws) if x), [])
 
 
 def _explain_rescaled(

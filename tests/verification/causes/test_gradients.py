@@ -57,6 +57,23 @@ def test_query_heads_that_count_in_part_are_not_left_out():
     assert cause(backward(*GROUPS, seen_back=seen), "dk") == ""
 
 
+@pytest.mark.parametrize("part", ["dq", "dk", "dv"])
+def test_a_common_factor_of_all_gradients(part):
+    """It is found by a profile that explains the rest, with none given; and no roundings are."""
+    wrong = backward(*SAME, lse=lambda x: x + 0.01)
+    found = verify(**wrong).parts[part]
+    assert [x.name for x in found.suspects] == ["factor"]
+    factor = found.suspects[0]
+    assert abs(1 + factor.estimate - np.exp(-0.01)) < 4 * factor.error < 2e-3
+
+
+def test_a_common_factor_beside_another_error_is_not_the_cause():
+    wrong = backward(*SAME, lse=lambda x: x + 0.01)
+    dv = wrong["dv"] * (1 + 0.01 * NOISE(wrong["dv"].shape))
+    found = verify(**wrong | {"dv": BF16(dv)}).parts["dv"]
+    assert "factor" not in [x.name for x in found.suspects]
+
+
 def added(vectors):
     """Gradients in values to whose rows vectors are added."""
     found = backward(*SAME)
