@@ -119,10 +119,10 @@ def explain_gradients(
     by = profiles.get(first.by, next(iter(profiles.values())))
     own = forward is None or forward.verdict != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
-    named, samples, exact = explain_backward(parts, places, by, first.dtype, own)
-    usual = next(iter(profiles.values()))
-    if not named and by != usual:  # a looser profile may hide what is wrong
-        other = explain_backward(parts, places, usual, first.dtype, own)
+    usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
+    named, samples, exact = explain_backward(parts, places, usual, first.dtype, own)
+    if not named and by != usual:
+        other = explain_backward(parts, places, by, first.dtype, own)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):

@@ -74,6 +74,17 @@ def test_a_common_factor_beside_another_error_is_not_the_cause():
     assert "factor" not in [x.name for x in found.suspects]
 
 
+def test_rows_of_right_heads_do_not_make_a_cause_partial():
+    """They have the roundings of a fused kernel, more than those of a profile without any."""
+    q, k, v, g = draw(1, heads=4, n=64, d=32)
+    k, v = k[:2], v[:2]
+    seen = np.tri(64, dtype=bool)
+    wrong = backward(q, *(np.tile(x, (2, 1, 1)) for x in (k, v)), g, seen=seen)
+    wrong |= {x: BF16(wrong[x][:2] + wrong[x][2:]) for x in ("dk", "dv")}
+    found = verify(**wrong | {"k": k, "v": v}, causal=True).parts["dq"]
+    assert found.suspects[0].text == "agrees if query head h uses key head h % 2"
+
+
 def added(vectors):
     """Gradients in values to whose rows vectors are added."""
     found = backward(*SAME)
