@@ -170,7 +170,8 @@ def _find_common_factor(
     if not sample.heads:
         return []
     laws = (analyse_sample(problem, sample, x, verdict.dtype) for x in profiles.values())
-    return next((x for x in map(find_common_factor, laws) if x), [])
+    found = (find_common_factor(problem, x) for x in laws)
+    return next(filter(None, found), [])
 
 
 def _explain_rescaled(
