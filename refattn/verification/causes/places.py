@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +15,11 @@ from ...arrays.words import name_row, place
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ...rounding.profiles import Profile
+from ..directions import explain_size
 from ..findings import Numbers, Suspect, describe_span, name_span
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
-from .wrong_rows import Sample, differ, divide, find_tiles, number_sequences
+from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
 
 _ALL = 0.95  # of the rows, at most, that are a part of them
 _UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
@@ -35,6 +37,7 @@ _TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that oth
 _MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
 _FACTOR_ALONE = 1e-4  # of the mean square of a gradient, at most, that a factor leaves
 _LEFT_BY_FACTOR, _LEFT_OF_ERRORS = 2e-3, 0.25  # of mean squares, at most, that a factor leaves
+_MOST, _AS_ROUNDED = 0.9, 1.5  # of the error, and of z, that a common factor explains and leaves
 _COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
 _ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
 
@@ -215,25 +218,47 @@ def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
         )
 
 
-def find_coarse(
-    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
-) -> list[Suspect]:
-    """Say that errors of all rows of a gradient, wrong or not, are as many times those expected."""
-    if not sample.wrong.any():
-        return []
+class Errors(NamedTuple):
+    """Rows of a gradient by a profile: (rows, columns), in the order of the sample."""
+
+    got: Doubles
+    exact: Doubles
+    std: Doubles
+
+
+def analyse_sample(problem: Problem, sample: Sample, profile: Profile, dtype: str) -> Errors:
+    """Say what roundings of a profile do to the rows of a gradient that were taken."""
     kernel, read = profile.kernel(dtype), problem.read_by(profile)
-    squares, sizes = [], []
-    for x in sample.heads:
-        for got, row in zip(x.got, x.rows.queries.tolist(), strict=True):
-            law = read.analyse(x.rows.at, kernel, slice(row, row + 1))
-            squares.append(np.mean(np.square(divide(differ(got, law.out[0]), law.std[0]))))
-            sizes.append([np.sum(np.square(differ(got, law.out[0]))), np.sum(np.square(law.out))])
-    times, (error, size) = math.sqrt(np.mean(squares)), np.sum(sizes, 0)
-    spread = np.std(np.log(np.maximum(squares, 1e-300)))
+    at = [(x.rows.at, row) for x in sample.heads for row in x.rows.queries.tolist()]
+    laws = [read.analyse(head, kernel, slice(row, row + 1)) for head, row in at]
+    exact, std = (np.concatenate([getattr(x, name) for x in laws]) for name in ("out", "std"))
+    return Errors(np.concatenate([x.got for x in sample.heads]), exact, std)
+
+
+def find_common_factor(problem: Problem, x: Errors) -> list[Suspect]:
+    """Find the factor of all rows of a gradient, wrong or not, if it leaves roundings alone."""
+    if not np.all(np.isfinite(x.got)):
+        return []
+    slope, z = divide(x.exact, x.std), divide(x.got - x.exact, x.std)
+    size = max(float(np.sum(slope * slope)), 1e-300)
+    off, error = float(np.sum(slope * z)) / size, 1 / math.sqrt(size)
+    before, gain = float(np.sum(z * z)), off * off * size
+    over = max(before - z.size, gain)
+    if gain < POWER or gain < _MOST * over or before - gain > _AS_ROUNDED * z.size:
+        return []
+    text = explain_size(problem, "factor")(off, error)
+    return [Suspect("factor", off, error, math.nan, gain / over, text)]
+
+
+def find_coarse(x: Errors) -> list[Suspect]:
+    """Say that errors of all rows of a gradient, wrong or not, are as many times those expected."""
+    error = differ(x.got, x.exact)
+    squares = np.mean(np.square(divide(error, x.std)), -1)
+    times, spread = math.sqrt(np.mean(squares)), np.std(np.log(np.maximum(squares, 1e-300)))
     if (
         not _COARSER < times < _COARSEST
         or spread > _ROWS_ALIKE
-        or error > _COARSE["8 bits"] ** 2 * size
+        or np.sum(np.square(error)) > _COARSE["8 bits"] ** 2 * np.sum(np.square(x.exact))
     ):
         return []
     text = (

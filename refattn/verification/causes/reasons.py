@@ -26,8 +26,10 @@ from .gradients import explain_backward
 from .normalisers import share_of_offset
 from .output import as_suspect, explain_output, say_what_is_left
 from .places import (
+    analyse_sample,
     describe_place,
     find_coarse,
+    find_common_factor,
     find_factor,
     list_seen,
     remark_normalisers,
@@ -135,10 +137,10 @@ def explain_gradients(
     by = profiles.get(first.by, next(iter(profiles.values())))
     own = forward is None or forward.verdict != "PASS"
     places = {x: verdicts[x].z.where for x in failed}
-    named, samples, exact = explain_backward(parts, places, by, first.dtype, own)
-    usual = next(iter(profiles.values()))
-    if not named and by != usual:  # a looser profile may hide what is wrong
-        other = explain_backward(parts, places, usual, first.dtype, own)
+    usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
+    named, samples, exact = explain_backward(parts, places, usual, first.dtype, own)
+    if not named and by != usual:
+        other = explain_backward(parts, places, by, first.dtype, own)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
     if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):
@@ -153,6 +155,7 @@ def explain_gradients(
             or rescaled.get(name)
             or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
             or name_factors(problem, find_factor(problem, samples[name], exact[name]))
+            or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
         )
         where = describe_place(problem, samples[name])
         worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
@@ -167,16 +170,26 @@ def explain_gradients(
         remarks = [*nan, *seen, *verdict.remarks]
         if not suspects:
             about = problem, parts[name].numbers, samples[name]
-            held = (
-                name_empty_rows(*about)
-                or name_copies(*about, by, verdict.dtype)
-                or find_coarse(*about, usual, verdict.dtype)
-            )
+            held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
+            if not held and samples[name].wrong.any():
+                taken = problem, samples[name], usual, verdict.dtype
+                held = find_coarse(analyse_sample(*taken))
             suspects = held or name_seen([*verdict.remarks, *seen])
             remarks = [x for x in remarks if x not in seen] if held else remarks
             explained[name] = explained[name]._replace(suspects=suspects)
         explained[name] = explained[name]._replace(remarks=remarks)
     return explained
+
+
+def _find_common_factor(
+    problem: Problem, sample: Sample, profiles: Mapping[str, Profile], verdict: Verdict
+) -> list[Suspect]:
+    """Find the factor of all rows of a gradient by the tightest profile that explains the rest."""
+    if not sample.heads:
+        return []
+    laws = (analyse_sample(problem, sample, x, verdict.dtype) for x in profiles.values())
+    found = (find_common_factor(problem, x) for x in laws)
+    return next(filter(None, found), [])
 
 
 def _explain_rescaled(

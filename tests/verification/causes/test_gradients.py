@@ -13,6 +13,7 @@ from tests.verification.causes.kernels import BF16, backward, draw
 pytestmark = pytest.mark.long
 SAME = draw(2, heads=4, n=40)
 GROUPS = [x[:2] if i in (1, 2) else x for i, x in enumerate(draw(3, heads=8, n=40))]
+SHARED = [x[:2] if i in (1, 2) else x for i, x in enumerate(draw(2, heads=4))]
 LARGE = draw(5, n=40, size=12.0)
 NOISE = np.random.default_rng(1).standard_normal
 
@@ -55,6 +56,35 @@ def test_query_heads_that_count_in_part_are_not_left_out():
     seen = np.ones((8, 40, 40), bool)
     seen[1::2, :10] = False
     assert cause(backward(*GROUPS, seen_back=seen), "dk") == ""
+
+
+def test_a_common_factor_of_all_gradients():
+    """It is found by a profile that explains the rest, with none given; and no roundings are."""
+    found = verify(**backward(*SHARED, lse=lambda x: x - 0.01)).parts
+    for part in ("dq", "dk", "dv"):
+        (factor,) = found[part].suspects
+        assert factor.name == "factor"
+        assert abs(1 + factor.estimate - np.exp(0.01)) < 4 * factor.error < 2e-3
+
+
+def test_a_common_factor_beside_another_error_is_not_the_cause():
+    wrong = backward(*SHARED, lse=lambda x: x - 0.01)
+    wrong["dv"] = BF16(wrong["dv"] * (1 + 0.01 * NOISE(wrong["dv"].shape)))
+    del wrong["dq"], wrong["dk"]
+    found = verify(**wrong).parts["dv"]
+    assert found.verdict == "FAIL"
+    assert "factor" not in [x.name for x in found.suspects]
+
+
+def test_rows_of_right_heads_do_not_make_a_cause_partial():
+    """They have the roundings of a fused kernel, more than those of a profile without any."""
+    q, k, v, g = draw(2, heads=4, n=64, d=32)
+    k, v = k[:2], v[:2]
+    seen = np.tri(64, dtype=bool)
+    wrong = backward(q, *(np.tile(x, (2, 1, 1)) for x in (k, v)), g, seen=seen)
+    wrong |= {x: BF16(wrong[x][:2] + wrong[x][2:]) for x in ("dk", "dv")}
+    found = verify(**wrong | {"k": k, "v": v}, causal=True).parts["dq"]
+    assert found.suspects[0].text == "agrees if query head h uses key head h % 2"
 
 
 def added(vectors):
