@@ -15,7 +15,6 @@ from ...arrays.words import name_row, place
 from ...rounding.head import attend_rows
 from ...rounding.problems import Problem
 from ...rounding.profiles import Profile
-from ..directions import explain_size
 from ..findings import Numbers, Suspect, describe_span, name_span
 from .sampled import Rows, attend, take_rows
 from .slips import score_all
@@ -235,7 +234,7 @@ def analyse_sample(problem: Problem, sample: Sample, profile: Profile, dtype: st
     return Errors(np.concatenate([x.got for x in sample.heads]), exact, std)
 
 
-def find_common_factor(problem: Problem, x: Errors) -> list[Suspect]:
+def find_common_factor(x: Errors) -> list[Suspect]:
     """Find the factor of all rows of a gradient, wrong or not, if it leaves roundings alone."""
     if not np.all(np.isfinite(x.got)):
         return []
@@ -246,7 +245,8 @@ def find_common_factor(problem: Problem, x: Errors) -> list[Suspect]:
     over = max(before - z.size, gain)
     if gain < POWER or gain < _MOST * over or before - gain > _AS_ROUNDED * z.size:
         return []
-    text = explain_size(problem, "factor")(off, error)
+    # Wrong rows are taken for their errors: of the factor, these tell three digits.
+    text = f"the gradient is {1 + off:.3g} times what it should be"
     return [Suspect("factor", off, error, math.nan, gain / over, text)]
 
 

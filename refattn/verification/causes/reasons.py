@@ -188,8 +188,7 @@ def _find_common_factor(
     if not sample.heads:
         return []
     laws = (analyse_sample(problem, sample, x, verdict.dtype) for x in profiles.values())
-    found = (find_common_factor(problem, x) for x in laws)
-    return next(filter(None, found), [])
+    return next(filter(None, map(find_common_factor, laws)), [])
 
 
 def _explain_rescaled(
