@@ -151,9 +151,13 @@ def _refuse_idle(table: bool, options: dict[str, Any]) -> None:
     for name, word in (_OF_TARGET if table else _OF_TABLE).items():
         if options[name]:
             raise click.UsageError(f"{word} {rule}.")
+    for name, word in () if table or options["measured"] else _OF_SEARCH.items():
+        if options[name]:
+            raise click.UsageError(f"{word} with --target needs --measure.")
 
 
 _OF_TARGET = {"measured": "--measure", "most": "--most", "shrink": "--shrink"}
+_OF_SEARCH = {"most": "--most", "draws": "--draws", "estimators": "--estimators"}
 _OF_TABLE = {"causal": "--causal", "all_queries": "--all-queries", "per_head": "--per-head"}
 _Published = tuple[Answer, Callable[[Path], None]]
 

@@ -69,7 +69,8 @@ class Verdict(NamedTuple):
         Share of the elements whose error has a predicted distribution; all others have only a
         bound.
     detectable : dict
-        Sizes of known bugs that would have been rejected.
+        Sizes of known bugs from which profile `by` rejects, to within a factor of about 4. Another
+        profile may accept larger ones.
     alpha : float
         Largest probability that a correct kernel fails.
     trials : dict of str to float
