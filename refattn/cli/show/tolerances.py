@@ -65,7 +65,8 @@ def print_tolerance(
         f"{math.prod(problem.lead) * problem.shape[0]} queries; verdict and suspect: from verify"
     )
     page.table(power)
-    page.say(f"given, {name}: {_write_pair(tolerance.given)}")
+    default = " (torch's default)" * usual
+    page.say(f"given{default}: {_write_pair(tolerance.given)}")
     page.say(f"ours, {use}")
 
 
