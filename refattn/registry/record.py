@@ -34,7 +34,7 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "chunked": "its size is the length of a chunk; size 1 and a single chunk are exact",
         "exponential": "weights of keys are exponentials of inner products, which may be large",
         "quadratic": "its time grows with the product of the numbers of queries and keys",
-        "unlimited-size": "its size may exceed the number of tokens",
+        "unlimited-size": "its number of features or samples may exceed the number of tokens",
         "random": "draws random numbers from the generator `rng`",
         "seeds-differ": "no two seeds give the same result",
         "data-free": "the random numbers depend on the seed, not on the numbers in the arrays",

@@ -123,7 +123,7 @@ frequency_law | random-features | law lawful
   | frequencies are N(0, I), independent from seed to seed
 one_function | random-features | precise black_box
   | apart from factors that depend on |x| or |y| alone, the estimate depends on x + y only
-  (trigonometric: x - y)
+ (trigonometric: x - y)
 long_vectors | random-features | law told features=positive
   | at one frequency the logarithm of the estimate is Gaussian, of variance |x + y|^2
 given_moments_law | random-features | law precise features=positive moments

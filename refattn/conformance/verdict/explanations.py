@@ -48,7 +48,8 @@ _OF_REPORTS = {  # tests of verify, verdicts, and columns of tables
     "mean square of tiles": f"{_SQUARES}, of a tile of 16 or more queries of a head",
     "mean square of heads": f"{_SQUARES}, of a head",
     "mean square of columns": f"{_SQUARES}, of a column of the output",
-    "sum of squares of a tile": f"{_SQUARES}, of a tile; also valid if columns are correlated",
+    "sum of squares of a tile": "a test of verify: the sum of (error / standard "
+    "deviation)^2 over a tile, given as the mean; also valid if columns are correlated",
     "likelihood": "a test of verify: whether another profile is much likelier than this one",
     "some rows": "a test of verify: all its other tests, of a few rows only",
     "key": f"{_FITTED}a key is missing, or counts several times",
