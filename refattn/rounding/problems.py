@@ -400,7 +400,8 @@ def pose_gradients(
     The derivatives `d_out` must be numbers of the type, as those that a kernel was given.
     """
     if problem.kind != "scores":
-        raise ValueError(f"gradients are judged for softmax only, got {CALLED[problem.kind]}.")
+        got = CALLED[problem.kind]
+        raise ValueError(f"gradients are judged for softmax and recurrences only, got {got}.")
     for index in np.ndindex(problem.lead):
         check_all_hold("d_out", d_out(index), index, dtype)
 

@@ -49,8 +49,8 @@ class Profile(NamedTuple):
         Type of the sums over the keys, for random features and linear attention; for a recurrence,
         type of the state between chunks.
     exp : float
-        Largest error of an exponential before it is rounded, in unit roundoffs of the type of the
-        sums. The error of e^0 and a sixteenth of every other error are systematic, the rest random.
+        Largest error of an exponential before it is rounded, in unit roundoffs of `accumulate`. The
+        error of e^0 and a sixteenth of every other error are systematic, the rest random.
     d_weights : str or None
         Type of the derivatives with respect to the weights, d_out . v, in a backward pass.
     d_scores : str or None

@@ -88,7 +88,8 @@ def verify(
     dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
         Gradients that the backward pass returned, for softmax attention. The backward pass is
         assumed to use the numbers of `out`, if you pass them, and to sum over heads that share
-        keys.
+        keys. For recurrences without shared heads: `dv`, and also `dq` and `dk` if nothing is
+        removed and all coordinates share the decay.
     omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
         Frequencies of random-feature attention, and their log weights.
     estimator : {"softmax", "rfa", "linear"} or str

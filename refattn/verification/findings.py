@@ -36,8 +36,8 @@ class Finding(NamedTuple):
         The p-value after Holm's correction for all tests.
     statistic : float
         Ratio to the bound, largest |z|, mean square of z, or a sum divided by its root mean square.
-        Here z is as small as it may be: without the rounding of the exact number, and with the
-        standard deviation for the least favourable leading digits.
+        Here z is as small as it may be: the rounding of the exact number is left out, and the
+        standard deviation is the largest that any leading digits of the rounded numbers give.
     where : str
         Where the largest deviation is, in words.
     """
@@ -83,8 +83,8 @@ def as_cause(text: str) -> str:
 class Z(NamedTuple):
     """Errors over their standard deviations, where these are known.
 
-    Tests use the smallest value of each: without the rounding of the exact number, and over the
-    standard deviation for the least favourable leading digits.
+    Tests use the smallest value of each: the rounding of the exact number is left out, and the
+    standard deviation is the largest that any leading digits of the rounded numbers give.
     """
 
     rms: float

@@ -80,13 +80,13 @@ class Verdict(NamedTuple):
     by : str
         Name of the profile of `z` and `tests`.
     of : str
-        Array that the other attributes describe. If gradients are judged, it is the first of
-        `parts` that failed, or else the first that lacks power; otherwise it is `out`.
+        Array that the other attributes describe: `out` or, if there are `parts`, the first of them
+        that failed, or else the first that lacks power, or else the first.
     hardware : str or None
         The hardware whose matrix units explain the numbers, if rounded sums do not.
     parts : dict of str to Verdict
-        If gradients are judged, the verdicts on `out`, `dq`, `dk` and `dv`, each at its share of
-        alpha.
+        If gradients or a state are judged, the verdicts on those of `out`, `state`, `dq`, `dk` and
+        `dv` that were passed, each at its share of alpha.
     looked_at : float
         Share of the rows that were tested.
     blind : tuple of str

@@ -242,7 +242,7 @@ def test_gradients(layout):
     alone = saved(("out", "dq", "dv"))
     assert "\nPASS: dk PASS\n" in run(alone).stdout
     message = refused("verify", *alone.split(), "--estimator", "linear")
-    assert "gradients are judged for softmax only, got linear" in message
+    assert "gradients are judged for softmax and recurrences only, got linear" in message
 
 
 @pytest.mark.long

@@ -42,7 +42,8 @@ class Result:
         What it asserts.
     layer : {"identity", "law", "bound"}
         Identities hold for every number up to rounding. The others test random draws, and a correct
-        function fails with probability at most alpha: "bound" by inequalities alone.
+        function fails with probability at most alpha. Of these, "bound" uses only inequalities that
+        hold for any number of draws.
     status : str
         ``"PASS"``, ``"FAIL"``, ``"UNDERPOWERED"`` (no deviation was found, but the check might have
         missed one of the size it must detect, or time ran out, or nothing could be compared),
