@@ -35,11 +35,12 @@ class Finding(NamedTuple):
     adjusted : float
         The p-value after Holm's correction for all tests.
     statistic : float
-        Ratio to the bound, largest |z|, mean square of z, or a sum divided by its root mean square.
-        Here z is as small as it may be: the rounding of the exact number is left out, and the
-        standard deviation is the largest that any leading digits of the rounded numbers give.
+        What the test measures: ratio to the bound, largest |z|, mean square of z, a sum divided by
+        its root mean square, log of a ratio of likelihoods, or a count; nan for several tests. Here
+        z is as small as it may be: the rounding of the exact number is left out, and the standard
+        deviation is the largest that any leading digits of the rounded numbers give.
     where : str
-        Where the largest deviation is, in words.
+        Where the largest deviation is, or what was found, in words.
     """
 
     name: str
