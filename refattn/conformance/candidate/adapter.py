@@ -183,6 +183,9 @@ class Adapter:
         words.pop("centres", None)  # chunks, of which all is tested
         if self.has("proposals") and self["centres"] == "own" and "omega" not in words:
             words |= {"centres": "=own"} if self.draws else {}
+        known = self.drawn_keyword or self.has("random-features") or self.has("target")
+        if self.has("random") and self.draws and not (known or self.has("proposals")):
+            words["own_law"] = ""  # which is all that is known of its values
         return {f"{name}{words[name]}": text for name, text in LIMITS.items() if name in words}
 
     @property

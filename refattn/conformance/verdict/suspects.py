@@ -23,6 +23,7 @@ _MOST_SUSPECTS = 3  # suspects named for a failure
 _ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
 _DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
 _LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
+_BENT = "the same weights of long keys"
 _NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
 
 
@@ -39,7 +40,8 @@ def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect
     for result, trial in zip(results, trials, strict=True):
         found: list[_Suspect] = []
         if result.check in failed and result.check in laws:
-            found = others or drawn  # wrong numbers are nearer evidence than failed checks
+            bent = [x for x in others if x[1] == _BENT]  # which look like other frequencies
+            found = bent or drawn or others
         elif result.check in failed:
             near = _same_numbers(trial)
             result.compared, found = near is not None, (near or [])[:_MOST_SUSPECTS]
@@ -166,10 +168,12 @@ def weighing_keys_alike(trial: CheckRun) -> list[_Suspect]:
     got, omega, near = bend(trial.call, **trial.options(1)), trial.rng.standard_normal((1, d)), []
     want = bend(Adapter(adapter.record.naive, adapter.record.name), omega=omega)
     limits = _NEARLY * np.maximum(np.abs(got - want), np.sum(x**2) / 2)
-    for mutant in MUTANTS if np.any(np.abs(got - want) > limits) else ():
+    off = np.abs(got - want) > limits
+    words = _BENT if np.any(off[:3]) else "the same least weight of a key"
+    for mutant in MUTANTS if np.any(off) else ():
         if ESTIMATORS[mutant.estimator] is adapter.record and "vjp" not in mutant.capabilities:
             with suppress(Exception), np.errstate(all="ignore"):  # a defect may be that it fails
                 bent = bend(Adapter(mutant.fn, mutant.estimator), omega=omega)
                 if np.all(np.abs(bent - got) <= limits):
-                    near.append((mutant, "the same weights of long keys"))
+                    near.append((mutant, words))
     return sorted(near, key=lambda x: not x[0].seen)[:_MOST_SUSPECTS]

@@ -319,6 +319,9 @@ def test_a_verdict_names_its_limits():
     }
     report = check(adapter, checks=["contract"])
     assert "needs frequencies of its own for each seed" in report.not_tried["frequency_law"]
+    assert [*of(len, "rfa-trigonometric").limits] == ["own_law"]
+    for other in (("rfa-trigonometric", "omega"), ("rfa",), ("ra",), ("softmax", "dropout")):
+        assert not of(len, *other).limits
     given = of(refattn.sampled_key_attention, "sampled-norms", "indices_only")
     report = check(given, checks=["all_keys"])
     assert report.limits == {"indices_only": "drawing of keys was not tested"}
