@@ -105,7 +105,7 @@ def predict(
         Score of one more key for each head, that all its queries see and whose value is 0; the
         kernel is assumed to have exactly these numbers. The maximum may include it or not.
     omega : array, shape (..., S, d), optional
-        Frequencies: random-feature attention in place of softmax attention.
+        Frequencies. If given, the kernel computes random-feature attention, not softmax attention.
     log_weight : array, shape (..., S), optional
         Log weights of the frequencies.
     features : {"positive", "hyperbolic"}

@@ -153,7 +153,7 @@ def test_softmax_in_float32_is_named():
 
 @pytest.mark.parametrize("size", [1e-300, 1e-150, 1e155, 1e300])
 def test_values_whose_errors_have_no_variance(size):
-    """The bound still rejects, and nothing is said that rests on variances."""
+    """Bounds still reject wrong outputs; no sentence uses a variance."""
     q, k, v = tensors(5, 2, 64, 64, 16, 1.0)
     out = size * one_by_one(q, k, v)
     arrays = {"q": q, "k": k, "v": size * v}

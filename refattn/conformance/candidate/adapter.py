@@ -370,7 +370,7 @@ class Adapter:
             if isinstance(result, tuple):
                 or_lse = ", or declare --capability lse" if "lse" in possible(self.record) else ""
                 if "vjp" in self.capabilities:
-                    or_lse += "; gradients are asked for with d_out="
+                    or_lse += "; return gradients only if d_out= is passed"
                 raise SeveralResults(
                     "an array", f"{_describe_type(result)}: return out alone{or_lse}"
                 )

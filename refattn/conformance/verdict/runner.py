@@ -386,7 +386,7 @@ def parametrize_with_checks(
 
 
 def _label(adapter: Adapter, others: Iterable[Adapter]) -> str:
-    """Return the name of an adapter, with the tags in which those of the same name differ."""
+    """Return the name of an adapter, and the tags that tell it from others of that name."""
     same = [x for x in others if x.name == adapter.name]
     tags = (adapter.tags or {}).items()
     differ = [write_tag(value) for tag, value in tags if any(x[tag] != value for x in same)]

@@ -245,7 +245,7 @@ def find_common_factor(x: Errors) -> list[Suspect]:
     over = max(before - z.size, gain)
     if gain < POWER or gain < _MOST * over or before - gain > _AS_ROUNDED * z.size:
         return []
-    # Wrong rows are taken for their errors: of the factor, these tell three digits.
+    # Rows were chosen because they are wrong, which biases the factor: three digits are right.
     text = f"the gradient is {1 + off:.3g} times what it should be"
     return [Suspect("factor", off, error, math.nan, gain / over, text)]
 
