@@ -4,27 +4,23 @@ from . import adapt as adapt
 from . import attention as attention
 from . import certified as certified
 from . import compare as compare
-from . import conformance as conformance
 from . import diagnostics as diagnostics
 from . import distributed as distributed
 from . import estimators as estimators
 from . import features as features
 from . import gradients as gradients
+from . import judge as judge
 from . import kernels as kernels
 from . import moments as moments
 from . import naive as naive
 from . import packed as packed
-from . import profile as profile
 from . import recurrences as recurrences
 from . import registry as registry
-from . import rounding as rounding
 from . import sampling as sampling
-from . import stats as stats
 from . import streaming as streaming
 from . import testing as testing
 from . import theory as theory
 from . import typing as typing
-from . import verification as verification
 from ._version import __version__ as __version__
 from .attention import Attended as Attended
 from .attention import attend as attend
@@ -45,7 +41,11 @@ from .estimators import second_order_attention as second_order_attention
 from .files.sample import load_sample as load_sample
 from .gradients import Gradients as Gradients
 from .gradients import vjp as vjp
-from .verification import Verdict as Verdict
-from .verification import verify as verify
+from .judge import Verdict as Verdict
+from .judge import audit as audit
+from .judge import check as check
+from .judge import conformance as conformance
+from .judge import rounding as rounding
+from .judge import verify as verify
 
 __all__: list[str]

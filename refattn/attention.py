@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from .arrays import checks, qkv
 from .arrays.heads import Alibi, group_heads
 from .arrays.library import Array, as_written, constant
-from .engine import kernel
-from .engine.kernel import Attended
+from .engine.attend import Attended
+from .engine.attend import attend as attend_in_blocks
+from .engine.attend import merge as merge_parts
 from .engine.scores import Options
 from .typing import ArrayT
 
@@ -138,7 +139,7 @@ class ExactInputs(NamedTuple):
 
     def attend(self) -> Attended:
         """Attend, and undo the groups."""
-        out, lse = kernel.attend(*self.arrays, **self.options)
+        out, lse = attend_in_blocks(*self.arrays, **self.options)
         return Attended(self.ungroup(out), self.ungroup(lse, core=1))
 
 
@@ -232,7 +233,7 @@ def merge(a: Attended[ArrayT], b: Attended[ArrayT]) -> Attended[ArrayT]:
     (array([[2.]]), array([[2.]]))
     """
     qkv.attended(a=a, b=b)
-    return kernel.merge(Attended(*a), Attended(*b))
+    return merge_parts(Attended(*a), Attended(*b))
 
 
 @as_written

@@ -12,8 +12,8 @@ from .arrays import checks, frequencies, qkv
 from .arrays.arithmetic import multiply
 from .arrays.heads import group_heads
 from .arrays.library import Array, array_namespace, as_written, is_numpy_array, root_scale
+from .engine.attend import finite, log_sum_exp, nonzero
 from .engine.hops import Keys, Samples, sample
-from .engine.kernel import finite, log_sum_exp, nonzero
 
 __all__ = ["effective_sample_size", "log_weights", "pareto_k"]
 __dir__ = __all__.copy

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from .arrays import checks, frequencies
 from .arrays.arithmetic import multiply, square_norm
 from .arrays.library import Array, as_written, constant
-from .engine.kernel import attend, finite
+from .engine.attend import attend, finite
 from .typing import Features
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]

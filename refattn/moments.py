@@ -24,7 +24,7 @@ from .arrays import checks, rows
 from .arrays.arithmetic import square_norm
 from .arrays.library import Array, array_namespace, as_written, constant, device, to_host
 from .arrays.shown import held
-from .engine.kernel import nonzero
+from .engine.attend import nonzero
 from .engine.scatter import Scatter, fold_rows, join_scatters
 
 __all__ = [

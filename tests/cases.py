@@ -9,9 +9,9 @@ import pytest
 import refattn
 from refattn import features, naive
 from refattn.attention import Alibi
-from refattn.conformance.truth.digits import formulas
 from refattn.estimators import lara
 from refattn.gradients import Gradients, vjp
+from refattn.judge.conformance.truth.digits import formulas
 from tests import problems
 from tests.problems import draw, lara_atol, linear_atol, near_and_far_atol, rfa_atol, softmax_atol
 

@@ -172,13 +172,13 @@ def dtype(request):
 # a second, and three times that where they are the first of a process to import or compile a thing.
 LIMIT = 2.0
 LONG_EXAMPLES = {  # of docstrings
-    "refattn.conformance.vectors.archives.pack",
-    "refattn.conformance.vectors.checking.lint",
-    "refattn.conformance.vectors.exporting.export",
-    "refattn.conformance.vectors.reading.load",
-    "refattn.conformance.vectors.writing.write",
-    "refattn.conformance.verdict.runner.check",
-    "refattn.verification.tolerance.study",
+    "refattn.judge.vectors.archives.pack",
+    "refattn.judge.vectors.checking.lint",
+    "refattn.judge.vectors.exporting.export",
+    "refattn.judge.vectors.reading.load",
+    "refattn.judge.vectors.writing.write",
+    "refattn.judge.conformance.report.runner.check",
+    "refattn.judge.verification.tolerances.tolerance",
 }
 LIBRARIES = ("scipy.stats", "matplotlib.pyplot", "jax.numpy", "dask.array", "arviz_stats")
 SECONDS = "refattn/seconds"

@@ -1,6 +1,6 @@
 """Make one-line mutants of modules, and print those that the default run does not notice.
 
-`python -m tests.mutants refattn/rounding refattn/stats/exact.py --most 20 --reach` changes one
+`python -m tests.mutants refattn/judge/stats/exact.py --most 20 --reach` changes one
 operator, comparison, constant or sign at a time, in a copy of the checkout, and runs the cases of
 the default run that reach the line. `--reach` finds these cases by a run with coverage and keeps
 them in `.mutants/` for the next call. It needs the extra `mutants`. What runs in new processes only

@@ -1,9 +1,9 @@
-"""50-digit arithmetic, that of `refattn.conformance.truth.digits`, and errors measured by it."""
+"""50-digit arithmetic, that of `conformance.truth.digits`, and errors measured by it."""
 
 import numpy as np
 
-from refattn.conformance.truth.digits import attend, context, formulas
-from refattn.conformance.truth.digits import numbers as exact
+from refattn.judge.conformance.truth.digits import attend, context, formulas
+from refattn.judge.conformance.truth.digits import numbers as exact
 
 __all__ = ["CONTRACT", "attend", "error", "exact", "formulas", "mp", "norm", "root"]
 

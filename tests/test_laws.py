@@ -21,7 +21,7 @@ import pytest
 
 import refattn
 from refattn import registry
-from refattn.conformance.truth import digits
+from refattn.judge.conformance.truth import digits
 from tests.cases import CASES, agrees, assert_close, differentiable, prepared, those
 from tests.conftest import Host
 from tests.problems import LEADS, Problem, draw, largest, make, problems, with_norm

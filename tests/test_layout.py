@@ -15,12 +15,12 @@ LINES, MODULES, PARAMETERS, HOMES = 600, 20, 7, 80
 FORMULAS = set(refattn.naive.__all__)
 SEARCHES = {"array_namespace": 60, "broadcast_lead": 12}
 FOREIGN = {"torch", "jax", "cupy", "dask", "tensorflow", "mlx", "ndonnx", "sparse"}
-# A folder, or a module at the top, and those that it imports beside `arrays` and `typing`.
+# A folder, or a module at the top or in `judge`, and those that it imports beside `arrays` and
+# `typing`. What computes attention imports nothing of what judges it, which has one door.
 TABLE = {
     "arrays": "",
     "naive": "_version",
     "features": "",
-    "stats": "",
     "files": "",
     "engine": "features",
     "attention": "engine",
@@ -39,16 +39,22 @@ TABLE = {
     "adapt": "estimators moments sampling theory",
     "registry": "adapt attention certified estimators kernels moments naive recurrences sampling "
     "streaming",
-    "rounding": "certified engine",
-    "verification": "engine features files registry rounding stats",
-    "audit": "conformance features rounding verification",
-    "testing": "audit files rounding verification",
-    "pytest_plugin": "testing",
-    "compare": "attention files registry",
-    "profile": "adapt attention compare moments registry sampling theory",
-    "conformance": "_version attention engine estimators features files gradients kernels "
-    "naive registry rounding sampling stats theory verification",
-    "cli": "_version audit compare conformance files profile registry rounding verification",
+    "compare": "adapt attention files moments registry sampling theory",
+    "judge": "",
+    "judge.stats": "",
+    "judge.rounding": "certified engine",
+    "judge.mistakes": "engine features judge.conformance judge.rounding "
+    "judge.stats judge.verification naive registry",
+    "judge.verification": "engine features files judge.mistakes judge.rounding judge.stats "
+    "registry",
+    "judge.conformance": "_version attention engine estimators features files gradients kernels "
+    "judge.mistakes judge.rounding judge.stats judge.verification naive registry sampling theory",
+    "judge.vectors": "_version files judge.conformance naive registry",
+    "judge.audits": "features judge.conformance judge.mistakes judge.rounding judge.verification",
+    "judge.testing": "files judge.audits judge.rounding judge.verification",
+    "judge.pytest_plugin": "judge.testing",
+    "testing": "judge.testing",
+    "cli": "_version compare files judge registry",
     "__main__": "cli",
     "typing": "",
 }
@@ -58,7 +64,9 @@ LOADERS = {"import_module", "__import__", "resolve_name"}
 HANDS_ON = ast.Import | ast.ImportFrom | ast.Expr
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 # Folders of `conformance`: checks know of no defects, and defects are edits of the formulas.
-CHECKS, DEFECTS = "refattn.conformance.checks", "refattn.conformance.defects"
+HANDED_ON = {"refattn.__main__", "refattn.testing"}
+JUDGES = {"judge", "compare", "cli", "testing"}  # the last is a name for what stands in `judge`
+CHECKS, DEFECTS = "refattn.judge.conformance.checks", "refattn.judge.mistakes.defects"
 
 
 class Module:
@@ -138,7 +146,13 @@ def name_of(x):
 
 
 def room(name):
-    return name.split(".")[1] if "." in name else name
+    """What the table calls it: the first part after the package, in `judge` the first two."""
+    _, *parts = name.split(".")
+    return ".".join(parts[: 1 + (parts[0] == "judge")]) if parts else name
+
+
+def wing(name):
+    return room(name).partition(".")[0]
 
 
 # --- the rules: each yields what breaks it --------------------------------------------------------
@@ -162,11 +176,19 @@ def imports_against_the_table(modules):
         allowed = {room(name), "arrays", "typing", *TABLE.get(room(name), "").split()}
         for other, taken in imports(name, modules):
             # Names that the package itself loads at first use are for users.
-            inside = taken == "__version__" if other == "refattn" else room(other) in allowed
+            own = {room(other), wing(other)} & allowed
+            inside = taken == "__version__" if other == "refattn" else own
             if name != "refattn" and not inside:
                 yield name, other
             if name.startswith(CHECKS) and other.startswith(DEFECTS):
                 yield name, other
+
+
+def imports_of_the_judge(modules):
+    """What computes attention knows nothing of what judges it, whatever the table says."""
+    for name in modules:
+        if wing(name) not in JUDGES:
+            yield from ((name, x) for x, _ in imports(name, modules) if wing(x) == "judge")
 
 
 def private_names_that_are_lent(modules):
@@ -256,7 +278,7 @@ def names_with_several_homes(modules):
 def modules_that_only_hand_on(modules):
     """The face of a folder does; elsewhere it is another path to what has one."""
     for name, module in modules.items():
-        if not (module.defines or module.package or name.endswith("__main__")):
+        if not (module.defines or module.package or name in HANDED_ON):
             yield name
 
 
@@ -274,12 +296,19 @@ BREACHES = (
     (imports_against_the_table, {LIBRARY: "from ..features import exp"}),
     (imports_against_the_table, {LIBRARY: "from .. import softmax_attention"}),
     (imports_against_the_table, {DOOR: "import refattn"}),
-    (imports_against_the_table, {f"{CHECKS}.laws": "from ..defects import edits"}),
+    (imports_against_the_table, {f"{CHECKS}.laws": "from ...mistakes.defects import edits"}),
     (imports_against_the_table, {LIBRARY: "importlib.import_module('refattn.features')"}),
     (imports_against_the_table, {LIBRARY: "def f():\n    import_module('..features', 'refattn')"}),
     (imports_against_the_table, {LIBRARY: "pkgutil.resolve_name('refattn.features:exp')"}),
-    (imports_against_the_table, {f"{CHECKS}.laws": "import_module('..defects', __package__)"}),
+    (
+        imports_against_the_table,
+        {f"{CHECKS}.laws": "import_module('...mistakes.defects', __package__)"},
+    ),
     (circles, {LIBRARY: "__import__('refattn.features')", "refattn.features": f"import {LIBRARY}"}),
+    (imports_of_the_judge, {DOOR: "from .judge.rounding import predict"}),
+    (imports_of_the_judge, {DOOR: "from . import judge"}),
+    (imports_of_the_judge, {"refattn.engine.hops": "def f():\n    from ..judge import stats"}),
+    (imports_of_the_judge, {LIBRARY: "import_module('..judge.stats', __package__)"}),
     (private_names_that_are_lent, {DOOR: "from .arrays.library import _NUMPY"}),
     (private_names_that_are_lent, {DOOR: "from .arrays import library\nlibrary._NUMPY"}),
     (imports_of_array_libraries, {DOOR: "def f():\n    import torch.nn"}),

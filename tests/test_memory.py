@@ -9,7 +9,7 @@ import pytest
 
 import refattn
 from refattn.arrays import arithmetic, blocks
-from refattn.engine import causal, kernel
+from refattn.engine import attend, causal
 
 OMEGA = np.random.default_rng(1).standard_normal((16, 8)).astype("f")
 RFA = partial(refattn.random_feature_attention, omega=OMEGA)
@@ -39,7 +39,7 @@ CALLS = {
 SMALL = {
     blocks: {"_OTHER_BLOCK": (256, 256), "_NUMPY_ROWS": 64, "_NUMPY_ROW_BYTES": 1024},
     causal: {"_CHUNK_BYTES": 2**15, "_LEAF": 32, "_LEAVES": 4},
-    kernel: {"_SHARED_BITS": 2**18},
+    attend: {"_SHARED_BITS": 2**18},
     arithmetic: {"_CACHE_BYTES": 2**15},
 }
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, f, norm
 
-from refattn import moments, stats
+from refattn import moments
 from refattn.engine import scatter
+from refattn.judge import stats
 from refattn.moments import Moments, estimate, estimate_chunks, merge, shrink, shrinkage_intensity
 from tests import reference
 from tests.problems import draw, seeds

@@ -31,9 +31,12 @@ def test_paths_are_of_modules(path, monkeypatch):
 
 def test_paths_are_from_the_folder_or_the_root_of_all(monkeypatch):
     monkeypatch.chdir(mutants.ROOT / "tests")
-    for path in ("../refattn/stats/exact.py", str(mutants.ROOT / "refattn/stats/exact.py")):
+    for path in (
+        "../refattn/judge/stats/exact.py",
+        str(mutants.ROOT / "refattn/judge/stats/exact.py"),
+    ):
         (found,) = mutants.chosen(path, 1, random.Random(0))
-        assert found.file == "refattn/stats/exact.py"
+        assert found.file == "refattn/judge/stats/exact.py"
 
 
 def test_a_line_that_is_gone_is_named(tmp_path):

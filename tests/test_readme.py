@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.rounding.formats import FORMATS
+from refattn.judge.rounding.formats import FORMATS
 from tests.validation import guide_blocks
 
 ROOT = Path(__file__).parent.parent

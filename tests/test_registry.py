@@ -12,11 +12,11 @@ import pytest
 
 import refattn
 from refattn import conformance, naive, registry, vjp
-from refattn.conformance.vectors import recipes
+from refattn.judge.vectors import recipes
 from refattn.registry import ESTIMATORS, TRAITS, Estimator, register
 from refattn.registry.record import load
 from tests.cases import agrees
-from tests.conformance.defects.probes import gates
+from tests.judge.mistakes.defects.probes import gates
 from tests.quiet import QUIET, pull_quiet, quiet_attention, quiet_formula
 
 

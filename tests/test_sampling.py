@@ -12,8 +12,9 @@ from scipy.linalg import qr, sqrtm
 from scipy.special import ndtr, ndtri
 from scipy.stats import beta, multivariate_normal, norm
 
-from refattn import sampling, stats
+from refattn import sampling
 from refattn.engine import targets
+from refattn.judge import stats
 
 ALPHA = 1e-6
 SEED = 20240607

@@ -2,7 +2,8 @@
 
 Run as ``python validation/kills.py``. Every catalogued defect is checked at the quick level with
 alpha 1e-6 and seed 0; the matrix is printed, and with ``--write`` kept as ``kills.json`` in
-``refattn/conformance/verdict``, from which reports name the defects that a failure looks like.
+``refattn/judge/conformance/report``, from which reports name the defects that a failure looks
+like.
 With ``--seeds N`` the file is read instead, and each defect checked at seeds 0 to N - 1: by one
 after the other of the checks that reject it there, and by all where none of these does.
 """
@@ -17,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from refattn import conformance
-from refattn.conformance.defects import MUTANTS, VARIANTS, Mutant
+from refattn.judge.mistakes.defects import MUTANTS, VARIANTS, Mutant
 
-FILE = Path(conformance.__file__).parent / "verdict" / "kills.json"
+FILE = Path(conformance.__file__).parent / "report" / "kills.json"
 
 
 def entry(name: str) -> Mutant:

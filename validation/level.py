@@ -32,13 +32,14 @@ import numpy as np
 from array_api_compat import array_namespace
 from threadpoolctl import threadpool_limits
 
-from refattn import conformance, estimators, features, kernels, moments, naive, sampling, stats
+from refattn import conformance, estimators, features, kernels, moments, naive, sampling
 from refattn.attention import attend
-from refattn.conformance.candidate.tags import CHOICES, OF_RECURRENCES, TAGGED_DTYPES
-from refattn.conformance.conventions import SPECS
-from refattn.conformance.defects import VARIANTS
-from refattn.conformance.truth.recurrences import declared_formula
 from refattn.estimators import lara
+from refattn.judge import stats
+from refattn.judge.conformance.candidate.tags import CHOICES, OF_RECURRENCES, TAGGED_DTYPES
+from refattn.judge.conformance.conventions import SPECS
+from refattn.judge.conformance.truth.recurrences import declared_formula
+from refattn.judge.mistakes.defects import VARIANTS
 from refattn.registry import ESTIMATORS, Estimator
 from refattn.typing import Coupling, Features
 

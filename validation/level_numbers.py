@@ -24,14 +24,14 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn.rounding.formats import FORMATS
-from refattn.rounding.hardware import UNITS
-from refattn.verification.choice import BACKWARD_PROFILES, is_narrow, usual_profiles
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.hardware import UNITS
+from refattn.judge.verification.choice import BACKWARD_PROFILES, is_narrow, usual_profiles
 
-cutting: Any = import_module("tests.rounding.cutting")
-rounded: Any = import_module("tests.rounding.rounded")
-doubles: Any = import_module("tests.verification.test_float64")
-caches: Any = import_module("tests.verification.test_types")
+cutting: Any = import_module("tests.judge.rounding.cutting")
+rounded: Any = import_module("tests.judge.rounding.rounded")
+doubles: Any = import_module("tests.judge.verification.test_float64")
+caches: Any = import_module("tests.judge.verification.test_types")
 ALPHAS = (1e-6, 0.001, 0.01, 0.05)
 PAIRS = 2**18  # of queries and keys
 NARROW = ("bfloat16", "float16")

@@ -5,7 +5,7 @@ texts are in the file of its name that ends in .toml, and those with numbers of 
 constants there with these names in capitals. Its tasks run anywhere and in any order, with
 random numbers that depend only on the seed, the claim and the place of the task; `judge` turns
 their results into evidence for or against each statement, and the verdicts follow by the rules
-here. The tests are those of `refattn.stats`.
+here. The tests are those of `refattn.judge.stats`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from refattn import stats
+from refattn.judge import stats
 
 from . import texts
 
@@ -222,7 +222,7 @@ def alpha() -> float:
 
 
 def detects(test: Callable[..., float], n: int, **parameters: Any) -> Callable[[float], float]:
-    """What a test of `refattn.stats` detects in n draws, as a function of the level."""
+    """What a test of `refattn.judge.stats` detects in n draws, as a function of the level."""
     return lambda level: stats.min_discrepancy(test, n, alpha=level, beta=BETA, **parameters)
 
 
@@ -234,7 +234,7 @@ def evidence(
     target: tuple[float, str] = (float("inf"), ""),
     **assumed: Any,
 ) -> Tested:
-    """Evidence from a test of `refattn.stats` on draws, and what it detects under assumptions.
+    """Evidence from a test of `judge.stats` on draws, and what it detects under assumptions.
 
     The target is the largest discrepancy that may go unseen, and its unit.
     """

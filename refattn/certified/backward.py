@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.library import Array, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
-from ..engine.kernel import Attended
+from ..engine.attend import Attended
 from .forward import (
     PAIR_ROUNDING,
     SAFE,

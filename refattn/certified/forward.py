@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
-from ..engine.kernel import Attended, attend
+from ..engine.attend import Attended, attend
 from ..engine.scores import NO_OPTIONS, Band, Options
 from .pairs import (
     EXP_ROUNDING,

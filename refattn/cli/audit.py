@@ -22,7 +22,7 @@ from .options import (
 from .progress import Work
 
 if TYPE_CHECKING:
-    from ..audit import Audit
+    from ..judge.audits import Audit
     from .show.page import Page
 
 
@@ -67,8 +67,8 @@ def audit_command(
     function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
     the test accepts a trivial output, such as zeros. Control-C prints what was found so far.
     """
-    from ..audit.runs import audit_test
-    from ..audit.study import Interrupted
+    from ..judge.audits.runs import audit_test
+    from ..judge.audits.study import Interrupted
 
     options = {"layout": layout, "causal": causal or None, "scale": scale}
     declared = {name: x for name, x in options.items() if x is not None}

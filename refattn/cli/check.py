@@ -47,8 +47,8 @@ def _list(context: click.Context, parameter: click.Parameter, asked: bool) -> No
     """Print the names that `check` knows, with their meanings, or the table of conventions."""
     if not asked or context.resilient_parsing:
         return
-    conformance = needed("conformance")
-    from ..conformance.candidate.tags import write_tag
+    conformance = needed("judge.conformance")
+    from ..judge.conformance.candidate.tags import write_tag
 
     page = limit() or 100
     if parameter.name == "list_specs":
@@ -96,8 +96,8 @@ def _glossary(words: Mapping[str, str], page: int) -> Iterator[str]:
 
 def _describe_estimator(record: Estimator) -> str:
     """Describe an estimator in the words of its formula, and list its capabilities."""
-    from ..conformance.candidate.tags import possible
-    from ..conformance.verdict.explanations import summarise
+    from ..judge.conformance.candidate.tags import possible
+    from ..judge.conformance.report.explanations import summarise
 
     able = possible(record)
     summary = summarise(record)
@@ -130,26 +130,26 @@ def _describe_estimator(record: Estimator) -> str:
 )
 @click.option(
     "--estimator",
-    shell_complete=words_of(lambda: needed("conformance").ESTIMATORS),
+    shell_complete=words_of(lambda: needed("judge.conformance").ESTIMATORS),
     help="Which estimator it implements: softmax, rfa, performer, lara, ra, eva, linear, ...  "
     "[default: softmax, if it needs only q, k, v]",
 )
 @click.option(
     *("--capability", "capabilities"),
     multiple=True,
-    shell_complete=words_of(lambda: needed("conformance").CAPABILITIES),
+    shell_complete=words_of(lambda: needed("judge.conformance").CAPABILITIES),
     help="A feature it supports (see --list); repeatable.",
 )
 @click.option(
     *("--tag", "tags"),
     multiple=True,
     metavar="KEY=VALUE",
-    shell_complete=words_of(lambda: [f"{tag}=" for tag in needed("conformance").TAGS]),
+    shell_complete=words_of(lambda: [f"{tag}=" for tag in needed("judge.conformance").TAGS]),
     help="A convention or limit of the implementation (see --list); repeatable.",
 )
 @click.option(
     "--spec",
-    shell_complete=words_of(lambda: needed("conformance").SPECS),
+    shell_complete=words_of(lambda: needed("judge.conformance").SPECS),
     help="Conventions of a well-known function; see --list-specs.",
 )
 @click.option(
@@ -174,7 +174,7 @@ def _describe_estimator(record: Estimator) -> str:
 @click.option(
     *("--check", "names"),
     multiple=True,
-    shell_complete=words_of(lambda: needed("conformance").CHECKS),
+    shell_complete=words_of(lambda: needed("judge.conformance").CHECKS),
     help="Run this check only; repeatable.",
 )
 @click.option(
@@ -256,8 +256,8 @@ def _name_option(match: re.Match[str]) -> str:
 
 def _run_checks(target: str, options: dict[str, Any]) -> Any:
     """Run the checks on what the command line names."""
-    from .. import conformance
     from ..arrays import checks
+    from ..judge import conformance
 
     estimator, capabilities, tags, spec, seed, names, program = map(
         options.pop, ("estimator", "capabilities", "tags", "spec", "seed", "names", "program")
@@ -290,8 +290,8 @@ def _candidate(
         yield _import_target(target), target
         return
     from ..arrays import checks
-    from ..conformance import ESTIMATORS, Subprocess
-    from ..conformance.candidate.tags import COMMON, LISTING
+    from ..judge.conformance import ESTIMATORS, Subprocess
+    from ..judge.conformance.candidate.tags import COMMON, LISTING
 
     if estimator is None:
         raise ValueError(_UNNAMED)

@@ -164,7 +164,7 @@ _Published = tuple[Answer, Callable[[Path], None]]
 
 def _compare(path: Path, arrays: dict[str, Floats], options: dict[str, Any]) -> _Published:
     """Measure every estimator at every S."""
-    from ..compare import SLOW, few_queries, measure, seconds_of_exact
+    from ..compare.measured import SLOW, few_queries, measure, seconds_of_exact
     from ..registry import DEFAULT
     from .show import comparisons, plots
 
@@ -198,9 +198,9 @@ def _recommend(
     path: Path, arrays: dict[str, Floats], target: float, options: dict[str, Any]
 ) -> _Published:
     """Predict errors from moments, and measure the S that each estimator needs if asked."""
-    from ..compare import names
-    from ..profile import plan, search, study
-    from ..profile.advice import foreseen
+    from ..compare import plan, search, study
+    from ..compare.advice import foreseen
+    from ..compare.measured import names
     from .show import plots, profiles
 
     scale, searched, planned = options["scale"], None, None

@@ -8,7 +8,7 @@ from .options import Unusable, examples, needed, words_of
 from .show.page import hanging, limit
 from .streams import unread
 
-_EXPLANATIONS = "conformance.verdict.explanations"
+_EXPLANATIONS = "judge.conformance.report.explanations"
 
 
 @click.command(

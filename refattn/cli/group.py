@@ -122,7 +122,7 @@ def group() -> None:
 )
 @known_option(
     "--estimator",
-    known=lambda: needed("conformance.vectors").ESTIMATORS,
+    known=lambda: needed("judge.vectors").ESTIMATORS,
     metavar="NAME",
     help="Write the vectors of one estimator: softmax, rfa, lara, linear, ...  [default: all]",
 )
@@ -133,10 +133,10 @@ def vectors(directory: Path, kind: str, estimator: str | None, check: bool) -> N
     Files of the same name are replaced. An archive has their checksums in SHA256SUMS. With --check
     nothing is written; exit status 1 means that problems were found.
     """
-    from ..conformance import vectors as golden
-    from ..conformance.vectors.archives import is_archive
-    from ..conformance.vectors.exporting import EXPORTS
-    from ..conformance.vectors.solving import prepare
+    from ..judge import vectors as golden
+    from ..judge.vectors.archives import is_archive
+    from ..judge.vectors.exporting import EXPORTS
+    from ..judge.vectors.solving import prepare
 
     archive = is_archive(directory) and not directory.is_dir()
     if directory.is_file() and not archive:

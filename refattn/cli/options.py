@@ -76,7 +76,7 @@ def _parse_names(ctx: click.Context, param: click.Parameter, value: str | None) 
     """Parse names of estimators separated by commas."""
     if value is None:
         return []
-    from ..compare import names as comparable
+    from ..compare.measured import names as comparable
     from ..registry import ESTIMATORS
 
     chosen: list[str] = []
@@ -330,7 +330,7 @@ layout_option = known_option(
 
 
 def _list_profiles() -> Mapping[str, Any]:
-    profiles = needed("rounding.profiles")
+    profiles = needed("judge.rounding.profiles")
     return {**profiles.PROFILES, **profiles.CHUNKED}
 
 
@@ -338,7 +338,7 @@ profile_option = known_option(
     "--profile",
     known=_list_profiles,
     aliases=lambda: (
-        f"{x}@{y}" for x in _list_profiles() for y in needed("rounding.hardware").UNITS
+        f"{x}@{y}" for x in _list_profiles() for y in needed("judge.rounding.hardware").UNITS
     ),
     metavar="NAME",
     help="What the kernel rounds: math, flash, upcast, eager, tf32, fp8, half-sums, ...; an "
@@ -349,7 +349,7 @@ profile_option = known_option(
 def hardware_option(default: str) -> Callable[[Any], Any]:
     return known_option(
         "--hardware",
-        known=lambda: ("ieee", *needed("rounding.hardware").UNITS),
+        known=lambda: ("ieee", *needed("judge.rounding.hardware").UNITS),
         metavar="NAME",
         help="Hardware whose matrix units truncate sums of products: hopper, hopper-promoted, "
         f"blackwell, ampere, turing, ada, volta; ieee if sums are rounded.  [default: {default}]",

@@ -35,9 +35,9 @@ from .options import (
 from .progress import Work
 
 if TYPE_CHECKING:
-    from ..rounding.problems import Problem
-    from ..verification.findings import Part
-    from ..verification.verdict import Verdict
+    from ..judge.rounding.problems import Problem
+    from ..judge.verification.findings import Part
+    from ..judge.verification.verdict import Verdict
     from .show.verdicts import Verified
 
 _ANALYSES = 2  # over all queries that a verdict takes, in times of their analysis
@@ -105,7 +105,7 @@ def _parse_types(
 )
 @known_option(
     "--estimator",
-    known=lambda: needed("verification.reading").list_judged(),
+    known=lambda: needed("judge.verification.reading").list_judged(),
     metavar="NAME",
     default="softmax",
     show_default=True,
@@ -132,8 +132,8 @@ def _parse_types(
 )
 @known_option(
     "--empty-rows",
-    known=lambda: needed("verification.empty_rows").EMPTY_ROWS[:-1],
-    aliases=lambda: needed("verification.empty_rows").EMPTY_ROWS,
+    known=lambda: needed("judge.verification.empty_rows").EMPTY_ROWS[:-1],
+    aliases=lambda: needed("judge.verification.empty_rows").EMPTY_ROWS,
     metavar="[zero|nan|mean|any]",
     default="zero",
     show_default=True,
@@ -192,10 +192,10 @@ def _foresee(
     problem: Problem, dtype: str, profile: str | None, parts: int, everything: bool
 ) -> float:
     """Return about the time that right numbers take: few profiles are tried on all rows."""
-    from ..rounding.profiles import profile_of
-    from ..verification.choice import usual_profiles
-    from ..verification.looks import choose_blocks, count_rows
-    from ..verification.tolerance import block_seconds
+    from ..judge.rounding.profiles import profile_of
+    from ..judge.verification.choice import usual_profiles
+    from ..judge.verification.looks import choose_blocks, count_rows
+    from ..judge.verification.tolerances import block_seconds
 
     if 0 in (*problem.lead, *problem.shape):
         return 0.0
@@ -207,7 +207,7 @@ def _foresee(
 
 def _judge_file(path: Path, *, layout: str, **options: Any) -> Verified:
     """Judge what a file holds; if it fails and looks transposed, also in the other layout."""
-    from ..verification.door import try_other_layout
+    from ..judge.verification.door import try_other_layout
 
     judged = _judge_layout(path, layout=layout, **options)
 
@@ -229,11 +229,11 @@ def _judge_layout(
     **options: Any,
 ) -> Verified:
     from ..files.tensors import open_tensors
-    from ..verification.door import check_alpha
-    from ..verification.empty_rows import settle
-    from ..verification.inputs import name_profiles
-    from ..verification.judging import judge_all
-    from ..verification.reading import list_gates, pose_tensors, read_parts
+    from ..judge.verification.door import check_alpha
+    from ..judge.verification.empty_rows import settle
+    from ..judge.verification.inputs import name_profiles
+    from ..judge.verification.judging import judge_all
+    from ..judge.verification.reading import list_gates, pose_tensors, read_parts
     from .show.verdicts import Verified
 
     alpha, hardware = check_alpha(options.pop("alpha")), options.pop("hardware", None)
@@ -274,7 +274,7 @@ def _judge_layout(
 @file_argument
 @known_option(
     "--dtype",
-    known=lambda: needed("verification.tolerance").USUAL,
+    known=lambda: needed("judge.verification.tolerances").USUAL,
     aliases=lambda: needed("files.tensors").DTYPES,
     metavar="[float32|float16|bfloat16]",
     help="Dtype of the arrays of the kernel.  [default: that of FILE]",
@@ -316,8 +316,8 @@ def tolerance_command(
     """
     from ..files.arrays import find_sample
     from ..files.tensors import open_tensors
-    from ..verification.reading import pose_tensors
-    from ..verification.tolerance import USUAL, study_problem
+    from ..judge.verification.reading import pose_tensors
+    from ..judge.verification.tolerances import USUAL, find_tolerance
     from .show import tolerances
 
     with one_line(False):
@@ -333,7 +333,7 @@ def tolerance_command(
         if tensors.lead and tensors.sequences is None:
             many_heads(tensors.lead[-1], max(problem.shape[:2]), layout)
         with Work("Trying") as work:
-            needed = study_problem(
+            needed = find_tolerance(
                 problem,
                 kept,
                 profile=profile,

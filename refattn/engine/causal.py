@@ -14,8 +14,8 @@ from ..arrays.arithmetic import Workspace, workspace
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, most_threads, part, put, tiles
 from ..arrays.library import Array, as_written, device, is_numpy_array, loop, traced_once
 from ..arrays.threads import available, for_each
+from .attend import Attended, Sums, combine
 from .hops import Keys, concatenate, joined
-from .kernel import Attended, Sums, combine
 from .scores import causal_mask
 
 _CHUNK_BYTES = 2**20  # of the features of a step, of as many heads: they stay in the cache

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays.blocks import WHOLE, part, some_heads
 from ..arrays.library import Array, array_namespace, device, is_numpy_array
-from .kernel import Attended, attend
+from .attend import Attended, attend
 from .scores import Options
 
 _SHORTEST = 128  # tokens of a chunk that are worth a product of matrices

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..arrays.arithmetic import exp_less, multiply, sum_of_products, times
 from ..arrays.library import Array, device, traced_once
-from .kernel import finite, log_sum_exp
+from .attend import finite, log_sum_exp
 
 _QUARTERS = 4  # parts of a leaf for `log_kernel`
 

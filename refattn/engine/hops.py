@@ -22,7 +22,7 @@ from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, some_heads, tiles
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, as_written, device
-from .kernel import Attended, attend
+from .attend import Attended, attend
 from .scores import causal_mask
 
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from ..arrays.blocks import WHOLE, add_part, part, sum_to
 from ..arrays.library import Array, array_namespace, as_written
-from . import kernel_back
+from . import attend_back
+from .attend import Attended
+from .attend_back import Cotangents, zeros_of
 from .hops import Keys, Samples, joined, lead_of_each, sample, tiles_of_queries
-from .kernel import Attended
-from .kernel_back import Cotangents, zeros_of
 from .positive_back import PositiveBack
 from .signed_back import pull_linear
 
@@ -78,7 +78,7 @@ def pull_read(
 ) -> Cotangents:
     """Pull the second hop back: `v` is of the states, `bias` of log Z + log w for each query."""
     bias = states.lse[..., None, :] + samples.log_weight
-    return kernel_back.pull_attend(q, samples.omega, states.out, done, d_out, d_lse, bias=bias)
+    return attend_back.pull_attend(q, samples.omega, states.out, done, d_out, d_lse, bias=bias)
 
 
 def pull_sample(
@@ -86,7 +86,7 @@ def pull_sample(
 ) -> Cotangents:
     """Pull the first hop back: `q` is of frequencies."""
     options = {"half": keys.half, "mask": keys.mask}
-    return kernel_back.pull_attend(omega, keys.k, keys.v, states, d_f, d_log_z, **options)
+    return attend_back.pull_attend(omega, keys.k, keys.v, states, d_f, d_log_z, **options)
 
 
 def pull_read_of_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:

@@ -21,10 +21,7 @@ from ..arrays.arithmetic import (
 )
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.library import Array, as_written, device, is_numpy_array
-from .causal import Arithmetic, causal_attention, whole_leaves
-from .halves import log_kernel
-from .hops import Keys, Samples, concatenate, per_query, read, sample
-from .kernel import (
+from .attend import (
     Attended,
     Sums,
     base_of,
@@ -35,6 +32,9 @@ from .kernel import (
     split_ones,
     sum_scores,
 )
+from .causal import Arithmetic, causal_attention, whole_leaves
+from .halves import log_kernel
+from .hops import Keys, Samples, concatenate, per_query, read, sample
 from .scores import causal_mask
 
 _STEP = 128  # tokens of a step on NumPy, twice what one sum of products adds

@@ -12,7 +12,7 @@ from ..arrays.arithmetic import add, exp, flush_small, multiply, square_norm, su
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.library import Array, is_numpy_array
 from . import halves
-from .kernel import finite
+from .attend import finite
 from .signed_back import Mapped, TakenByTokens
 
 # Exponents of factors are a quarter of the largest, at most; those of longdouble are no floats.

@@ -36,6 +36,7 @@ from ..arrays.blocks import (
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
 from ..features import Features
+from .attend import Attended, Sums, base_of, combine, finite, split_ones
 from .causal import (
     Arithmetic,
     at,
@@ -47,7 +48,6 @@ from .causal import (
     whole_leaves,
 )
 from .hops import Keys
-from .kernel import Attended, Sums, base_of, combine, finite, split_ones
 from .scores import causal_mask
 
 # Of tokens, the other arrays of their heads, and where features may be written on NumPy. A scale of

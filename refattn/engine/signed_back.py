@@ -26,10 +26,10 @@ from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, 
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array, own_copy
 from ..arrays.threads import Sequencer, for_each
 from ..features import Features
+from .attend import finite
+from .attend_back import pull_normaliser, zeros_of
 from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves
 from .hops import Keys, joined
-from .kernel import finite
-from .kernel_back import pull_normaliser, zeros_of
 from .scores import causal_mask
 from .signed import Totals, merge_totals
 

@@ -23,7 +23,7 @@ from ..arrays.library import (
     to_host,
     widest,
 )
-from .kernel import attend
+from .attend import attend
 from .scores import causal_mask
 
 

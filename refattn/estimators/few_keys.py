@@ -22,7 +22,7 @@ from ..arrays.library import (
     take_rows,
     widest,
 )
-from ..engine.kernel import Attended, attend, finite, merge
+from ..engine.attend import Attended, attend, finite, merge
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import check_call, exactly_one, in_heads

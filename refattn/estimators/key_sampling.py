@@ -28,8 +28,8 @@ from ..arrays.library import (
     widest,
 )
 from ..arrays.shown import held
+from ..engine.attend import attend, finite
 from ..engine.hops import Keys
-from ..engine.kernel import attend, finite
 from ..typing import KEY_LAWS, KeyLaw, Pivots
 
 __all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots"]

@@ -17,9 +17,9 @@ from ..arrays.arithmetic import multiply, square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, buffers, part, put, some_heads, tiles
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written, constant, device, is_numpy_array, root_scale
+from ..engine.attend import Attended, attend, log_sum_exp
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
-from ..engine.kernel import Attended, attend, log_sum_exp
 from ..engine.positive import Positive, exponents, two_hops
 from ..typing import ArrayT, Weighting
 from .inputs import change_gauge, check_call

@@ -19,9 +19,9 @@ from ..arrays.arithmetic import square_norm
 from ..arrays.blocks import WHOLE, block_shape, blocks, part, some_heads
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, as_written, constant, device, reverse, root_scale
+from ..engine.attend import Attended, attend, merge
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample
-from ..engine.kernel import Attended, attend, merge
 from ..engine.positive import two_hops
 from ..engine.scores import Options
 from ..typing import ArrayT, Coupling

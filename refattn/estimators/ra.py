@@ -9,8 +9,8 @@ from ..arrays import frequencies
 from ..arrays.blocks import WHOLE, part
 from ..arrays.heads import group_heads, group_with_lead
 from ..arrays.library import Array, as_written, device, root_scale
+from ..engine.attend import Attended, undo_overflow
 from ..engine.hops import Keys, Samples, per_query
-from ..engine.kernel import Attended, undo_overflow
 from ..engine.targets import Targets
 from ..sampling import prepare_targets
 from ..typing import ArrayT, Coupling

@@ -22,8 +22,8 @@ from ..arrays.blocks import some_heads
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, as_written, constant, root_scale
 from ..engine import signed
+from ..engine.attend import Attended, attend, finite
 from ..engine.hops import Keys, Samples
-from ..engine.kernel import Attended, attend, finite
 from ..engine.positive import two_hops
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs

@@ -6,10 +6,10 @@ from typing import Any
 
 from ..arrays.blocks import WHOLE, add_part, part
 from ..arrays.library import Array, add_rows, as_written
-from ..engine import kernel_back
+from ..engine import attend_back
+from ..engine.attend import Attended
+from ..engine.attend_back import Cotangents, zeros_of
 from ..engine.hops import joined
-from ..engine.kernel import Attended
-from ..engine.kernel_back import Cotangents, zeros_of
 from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs, attend_samples, prepare_samples
 from .rules import sources_of, with_pullback
 
@@ -47,7 +47,7 @@ def _pull_sample(
 ) -> Cotangents:
     """Return cotangents of queries and of all keys: what `several` samples take is added."""
     k, v, options = sample.taken()
-    pulled = kernel_back.pull_attend(sample.q, k, v, done, d_out, **options)
+    pulled = attend_back.pull_attend(sample.q, k, v, done, d_out, **options)
 
     def add(rows: Array) -> Array:
         at = sample.xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])

@@ -17,10 +17,10 @@ import numpy as np
 from ..arrays.arithmetic import multiply, square_norm, sum_of_products
 from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, part, some_heads, sum_to, tiles
 from ..arrays.library import Array, as_written, constant, device
-from ..engine import hops_back, kernel_back
+from ..engine import attend_back, hops_back
+from ..engine.attend import Attended
+from ..engine.attend_back import zeros_of
 from ..engine.hops import Samples, sample
-from ..engine.kernel import Attended
-from ..engine.kernel_back import zeros_of
 from ..engine.positive_back import PositiveBack
 from ..engine.signed_back import pull_linear
 from ..estimators import lara
@@ -87,7 +87,7 @@ def _through_proposals(
             done = lara.log_mixture(made.omega, made.centres)
             half, none = constant(0.5, made.omega), made.omega[..., :0]
             arrays = (made.omega, made.centres, made.centres[..., :0])
-            mixture = kernel_back.pull_attend(*arrays, done, none, taken.mixture, half=half)
+            mixture = attend_back.pull_attend(*arrays, done, none, taken.mixture, half=half)
             d_omega, d_centres = _plus(d_omega, mixture.q), _plus(d_centres, mixture.k)
         if inputs.omega is None:
             d_centres = _plus(d_centres, _sum_of_each(d_omega, count, xp))
@@ -172,7 +172,7 @@ def _pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) 
     if d_norm is not None:  # of the softmax over queries
         none = q[..., :0]
         over = weights.over_queries(q, root)
-        more = kernel_back.pull_attend(
+        more = attend_back.pull_attend(
             made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], scale=root
         )
         total = total._replace(q=total.q + more.k, q_mean=total.q_mean + more.q)

@@ -15,11 +15,11 @@ from typing import Any
 from ..arrays import qkv
 from ..arrays.blocks import sum_to
 from ..arrays.library import Array, as_written, reverse
-from ..engine import hops_back, kernel_back
+from ..engine import attend_back, hops_back
+from ..engine.attend import Attended, attend, finite
+from ..engine.attend_back import zeros_of
 from ..engine.chunks import Chunks, slice_rows
 from ..engine.hops_back import PulledHops
-from ..engine.kernel import Attended, attend, finite
-from ..engine.kernel_back import zeros_of
 from ..engine.scores import Options
 from ..estimators.near_and_far import (
     ChunkMoments,
@@ -75,7 +75,7 @@ def _pull_local(
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, xp, _), done = inputs, local.done
     options = near_options(keys, root, sides, causal)
-    near = kernel_back.pull_attend(q, keys.k, keys.v, done, d_out, **options)
+    near = attend_back.pull_attend(q, keys.k, keys.v, done, d_out, **options)
     total = PulledHops(near.q, near.k, near.v, *map(zeros_of, samples))
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
@@ -103,7 +103,7 @@ def _pull_chunks(
     g = _cut_as_queries(d_out, chunks, xp)
     near = _pull_near(chunks, root, inputs.causal, whole, g)
     (mean, f), options = inputs.far(states.out[..., 0, :])
-    far = kernel_back.pull_attend(chunks.q, mean, f, whole, g, **options)
+    far = attend_back.pull_attend(chunks.q, mean, f, whole, g, **options)
     of_f = far.v[..., 0, :, :][..., None, :]
     first = hops_back.pull_sample(inputs.omega[..., None, :], inputs.keys, states, of_f, None)
     d_omega = root * first.q[..., 0, :]
@@ -137,7 +137,7 @@ def _pull_moments(
         by_query = xp.reshape(by_query, (*by_query.shape[:-2], x.shape[-1] * d_some.shape[-1]))
         d_both = xp.concat([d_some, by_query], axis=-1)
         both = xp.concat([out, xp.zeros_like(by_query)], axis=-1)
-        pulled = kernel_back.pull_attend(features, *keys, Attended(both, lse), d_both, **options)
+        pulled = attend_back.pull_attend(features, *keys, Attended(both, lse), d_both, **options)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]
@@ -176,12 +176,12 @@ def _of_moments(moments: ChunkMoments, far_k: Array, far_v: Array) -> tuple[Arra
 
 def _pull_near(
     chunks: Chunks, root: Array, causal: bool, whole: Attended, g: Array
-) -> kernel_back.Cotangents:
+) -> attend_back.Cotangents:
     """Pull `Chunks.near` back, whose part `whole` has, with cotangents g cut as queries."""
     k, v, mask = chunks.near_keys
     scores = {"mask": mask, "causal": causal, "scale": root * root}
     options = Options(shift=chunks.ahead)
-    return kernel_back.pull_attend(chunks.q, k, v, whole, g, options=options, **scores)
+    return attend_back.pull_attend(chunks.q, k, v, whole, g, options=options, **scores)
 
 
 def _rows_of_keys(every: Array, near: Array, chunks: Chunks, m: int, xp: Any) -> Array:

@@ -21,9 +21,10 @@ from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, array_namespace, as_written, own_copy
 from ..arrays.shown import held
 from ..arrays.words import check_keywords, keyword_names
-from ..engine import hops_back, kernel, kernel_back
+from ..engine import attend_back, hops_back
+from ..engine.attend import Attended
+from ..engine.attend import attend as attend_in_blocks
 from ..engine.hops import Samples
-from ..engine.kernel import Attended
 from ..engine.positive import two_hops
 from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
@@ -237,12 +238,12 @@ def _pull_exact(
     """Attend; return also the pullback of cotangents of both results, and the namespace."""
     inputs = attention.prepare_attention(q, k, v, options, rooted=rooted)
     xp, arrays = array_namespace(q), {**options, "q": q, "k": k, "v": v}
-    done = kernel.attend(*inputs.arrays, **inputs.options)
+    done = attend_in_blocks(*inputs.arrays, **inputs.options)
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
         d_lse = None if d_lse is None else xp.reshape(d_lse, done.lse.shape)
         d_out = xp.reshape(d_out, done.out.shape)
-        taken = kernel_back.pull_attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
+        taken = attend_back.pull_attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
         named = {name: x for name, x in taken._asdict().items() if x is not None}
         return Gradients(**{name: xp.reshape(x, arrays[name].shape) for name, x in named.items()})
 
@@ -359,7 +360,7 @@ def vjp_importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
         d_log, none = xp.sum(d_out * raw, axis=-1), d_out[..., :0]
         pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
         no_values = keys.v[..., :0]
-        normaliser = kernel_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, **scores)
+        normaliser = attend_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, **scores)
         d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
         d_k = pulled.k + normaliser.k
         return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
@@ -382,7 +383,7 @@ def _vjp_mean_of_states(inputs: RfaInputs, sources: Sources, causal: bool) -> An
             return hops_back.Taken(None, None, None, share, None)
 
         pulled = hops_back.pull_per_query(read, some, samples, keys, causal)
-        return kernel_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega
+        return attend_back.zeros_of(q), pulled.k, pulled.v, root * pulled.omega
 
     return with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
 

@@ -15,7 +15,7 @@ from .record import Estimator, register
 # What a comparison shows unless told otherwise: one of each kind, and the best of its kind.
 DEFAULT = ("rfa-iid", "rfa-orthogonal", "rfa-adapted", "lara-own", "lara-balance", "ra", "eva")
 
-_PULLBACKS, _VECTORS = "refattn.gradients", "refattn.conformance.vectors"  # which import this
+_PULLBACKS, _VECTORS = "refattn.gradients", "refattn.judge.vectors"  # which import this
 _NEAR_WINDOW = (8, 8)  # tokens on each side, half of the smallest block that pays
 _SEES = ("scale", "mask", "causal", "gqa", "vjp")
 _SAMPLE = ("scale", "gqa", "indices", "log_probability")

@@ -106,7 +106,7 @@ class Estimator(NamedTuple):
     vectors : callable, str or None
         Its golden vectors: a function, or a string that says where it is, as for `vjp`. Called with
         the first alias, or the name if there is none, it yields the recipes of cases, as
-        `refattn.conformance.vectors.recipes.usual` does. `naive` must be a formula of
+        `refattn.judge.vectors.recipes.usual` does. `naive` must be a formula of
         `refattn.naive`.
     source : iterable of str
         Where its formula is from.

@@ -14,8 +14,8 @@ from ..arrays.blocks import block_shape, blocks
 from ..arrays.heads import group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, device, root_scale
 from ..arrays.shown import held
+from ..engine.attend import Attended, attend, merge
 from ..engine.chunks import Chunks, cut_chunks, slice_rows
-from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import (
     EvaInputs,
     attend_chunks,

@@ -8,8 +8,8 @@ from ..arrays import qkv
 from ..arrays.heads import group_heads
 from ..arrays.library import Array, as_written, root_scale
 from ..arrays.shown import held
+from ..engine.attend import Attended, attend, merge
 from ..engine.hops import Keys
-from ..engine.kernel import Attended, attend, merge
 from ..estimators.near_and_far import lacking, near_options
 from .positive import PositiveState
 from .softmax import SoftmaxState

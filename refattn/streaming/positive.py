@@ -10,9 +10,9 @@ from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import group_heads, grouped_lead
 from ..arrays.library import Array, array_namespace, as_written, constant, root_scale
 from ..arrays.shown import held
+from ..engine.attend import Attended, merge
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, read, sample
-from ..engine.kernel import Attended, merge
 from ..engine.positive import Positive
 from .state import check_keys, check_same, copy_array
 

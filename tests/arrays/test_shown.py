@@ -9,7 +9,7 @@ import pytest
 
 import refattn
 from refattn.arrays.shown import held, short
-from refattn.verification import tolerance
+from refattn.judge.verification import tolerances
 from tests.pages import Page
 
 RNG = np.random.default_rng(0)
@@ -33,14 +33,14 @@ HELD = {
     "Moments": lambda: refattn.moments.estimate(Q),
     "Pair": lambda: refattn.certified.softmax_attention(*SMALL).out,
     "Prediction": lambda: refattn.rounding.predict(Q, K, V, dtype="float32"),
-    "Advice": lambda: refattn.profile.study(*DOUBLE, sizes=[4]),
+    "Advice": lambda: refattn.compare.study(*DOUBLE, sizes=[4]),
     "Report": lambda: refattn.conformance.Report("<b>", "rfa", (), {}, "quick", 1e-6, 0, []),
     "Rounded": lambda: refattn.certified.softmax_attention(*SMALL).rounded(),
     "Samples": lambda: refattn.sampling.draw(64, 8, rng=0),
     "SecondOrderState": lambda: refattn.streaming.SecondOrderState.init(K, V, window=8),
     "SoftmaxState": lambda: refattn.streaming.SoftmaxState.init(K, V),
     "Summary": lambda: refattn.moments.summary(refattn.moments.estimate(Q)),
-    "Tolerance": lambda: tolerance.study(*SINGLE, dtype="float16"),
+    "Tolerance": lambda: tolerances.tolerance(*SINGLE, dtype="float16"),
     "Verdict": lambda: refattn.verify(q=Q, k=K, v=V, out=refattn.softmax_attention(Q, K, V)),
 }
 

@@ -16,9 +16,9 @@ import refattn
 from refattn.arrays import threads as arrays_threads
 from refattn.arrays.arithmetic import Tree
 from refattn.arrays.threads import Sequencer, _blas, available, for_each, one_blas_thread
+from refattn.engine import attend
 from refattn.engine import causal as engine_causal
-from refattn.engine import kernel
-from refattn.rounding import problems
+from refattn.judge.rounding import problems
 
 MANY = 40_000  # keys
 OMEGA = np.random.default_rng(1).standard_normal((30, 4))
@@ -177,11 +177,11 @@ def test_a_tree_merges_neighbours_in_one_way_whoever_brings_them(count):
 def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, items, monkeypatch):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, n, 4)) for n in (9, MANY, MANY))
-    monkeypatch.setattr(kernel, "_MOST_SPANS", 1)
-    monkeypatch.setattr(kernel, "available", lambda: 1)
+    monkeypatch.setattr(attend, "_MOST_SPANS", 1)
+    monkeypatch.setattr(attend, "available", lambda: 1)
     whole = refattn.attend(q, k, v, **options)
-    monkeypatch.setattr(kernel, "_MOST_SPANS", items)
-    spans = kernel._spans_of_keys(MANY, 4096, 1)
+    monkeypatch.setattr(attend, "_MOST_SPANS", items)
+    spans = attend._spans_of_keys(MANY, 4096, 1)
     assert len(spans) == {1: 1, 4: 3, 128: 10}[items]
     for a, b in zip(refattn.attend(q, k, v, **options), whole, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -190,10 +190,10 @@ def test_results_do_not_depend_on_how_keys_are_shared_among_threads(options, ite
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("shift", [-3000, 0, 500])
 def test_causal_queries_see_no_key_of_most_spans(threads, shift, monkeypatch):
-    monkeypatch.setattr(kernel, "_MOST_SPANS", 256)
+    monkeypatch.setattr(attend, "_MOST_SPANS", 256)
     n = 6000
     q, (k, v) = np.zeros((n, 2)), np.ones((2, n + shift, 2))
-    assert len(kernel._spans_of_keys(n + shift, 1024, n // 512 + 1)) > 2
+    assert len(attend._spans_of_keys(n + shift, 1024, n // 512 + 1)) > 2
     with threadpool_limits(threads, user_api="blas"):
         out, lse = refattn.attend(q, k, v, causal=True)
     seen = np.maximum(np.arange(1, n + 1) + shift, 0)

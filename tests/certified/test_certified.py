@@ -13,7 +13,7 @@ from refattn.certified import forward
 from refattn.certified.backward import pull_back_with_bounds
 from refattn.certified.forward import Arguments, attend_with_bounds
 from refattn.certified.slices import sliced_error, sliced_products
-from refattn.conformance.truth import digits
+from refattn.judge.conformance.truth import digits
 
 DPS = 60
 

@@ -5,7 +5,7 @@ import pytest
 
 from refattn import certified, recurrent_attention
 from refattn.certified import recurrent
-from refattn.conformance.truth import digits
+from refattn.judge.conformance.truth import digits
 from tests.certified.test_certified import DPS, least_ratio, number
 from tests.estimators.test_recurrent import LAYERS, as_recurrence, inputs
 

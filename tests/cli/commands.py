@@ -18,8 +18,11 @@ LINES = {
 FUNCTIONS = {
     path: pkgutil.resolve_name(path)
     for path in (
-        *("refattn.compare.measure", "refattn.profile.study", "refattn.profile.search"),
-        *("refattn.verification.tolerance.study_problem", "refattn.verification.judging.judge_all"),
+        *("refattn.compare.measured.measure", "refattn.compare.study", "refattn.compare.search"),
+        *(
+            "refattn.judge.verification.tolerances.find_tolerance",
+            "refattn.judge.verification.judging.judge_all",
+        ),
         "refattn.conformance.check",
     )
 }

@@ -13,8 +13,9 @@ import signal
 import sys
 from multiprocessing import process
 
-from refattn import cli, compare, conformance, profile, verification  # noqa: F401
+from refattn import cli, compare, conformance  # noqa: F401
 from refattn.cli import check, group, verify  # noqa: F401
+from refattn.judge import verification  # noqa: F401
 from tests.cli.running import STREAMS
 
 

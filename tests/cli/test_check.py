@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from refattn.conformance.verdict import runner
+from refattn.judge.conformance.report import runner
 from tests.cli.running import ENV, gone, process, run, shown
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -110,7 +110,9 @@ def test_list_of_specs():
     assert "  top-left: torch-sdpa, jax-dpa, onnx-23, " in output
     assert "  bottom-right: flash-attn-2*, flash-attn-3*\n" in output
     assert "  * read in Dao-AILab/flash-attention v2.8.3, hopper/mask.h\n" in output
-    assert output.endswith("tests/conformance/test_conventions.py, 42 read in source files (*)\n")
+    assert output.endswith(
+        "tests/judge/conformance/test_conventions.py, 42 read in source files (*)\n"
+    )
 
 
 def test_diagnosis_of_a_spec():

@@ -6,11 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from refattn import __version__, cli, compare, profile, registry
+from refattn import __version__, cli, compare, registry
 from refattn.cli.options import COMMON
-from refattn.compare import DEFAULT, names
+from refattn.compare import advice, measured, names, plans
+from refattn.compare.measured import DEFAULT
 from refattn.files import sample
-from refattn.profile import advice, plans
 from refattn.registry import ESTIMATORS
 from tests.cli.running import cells, loads, process, report, run, shown
 from tests.cli.test_unusable import refused
@@ -151,8 +151,8 @@ def test_slow_estimators_are_left_out_unless_they_are_named(monkeypatch):
 @pytest.mark.parametrize("more", [(), ("--causal",)])
 def test_quadratic_estimators_are_measured_on_some_queries(monkeypatch, more):
     words = ["compare", "qkv.npz", "--features", 128, "--estimators", "rfa,ra", "--format", "json"]
-    monkeypatch.setattr(compare, "QUADRATIC_PAIRS", 2 * 6 * 24)
-    monkeypatch.setattr(compare, "QUADRATIC_QUERIES", 4)
+    monkeypatch.setattr(measured, "QUADRATIC_PAIRS", 2 * 6 * 24)
+    monkeypatch.setattr(measured, "QUADRATIC_QUERIES", 4)
     few, every = (run(*words, *more, *x) for x in ((), ("--all-queries",)))
     said = "ra: on 6 evenly spaced queries of each head, seconds in proportion "
     assert (few.stderr, every.stderr) == (f"{said}(--all-queries takes all)\n", "")
@@ -283,8 +283,8 @@ def test_what_is_taken_of_the_rows_is_said(monkeypatch):
     output = shown(*RECOMMEND, "easy.npz", "--features", 4000)
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output
     assert "predicted for 3 evenly spaced queries of each head, and all keys;\n" in output
-    found = profile.study(*np.load("easy.npz").values(), sizes=[4000])
-    for name, cell in zip(profile.advice.LAWS, cells(output, "predictions")[0][1:], strict=True):
+    found = compare.study(*np.load("easy.npz").values(), sizes=[4000])
+    for name, cell in zip(compare.advice.LAWS, cells(output, "predictions")[0][1:], strict=True):
         error, spread = map(float, cell.split(" ± "))
         assert error == pytest.approx(found.predictions(name)[0], rel=6e-3)
         assert spread == pytest.approx(found.standard_errors(name)[0], rel=0.34)  # one digit

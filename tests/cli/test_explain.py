@@ -3,10 +3,10 @@
 import pytest
 
 import refattn
-from refattn.conformance import CHECKS
-from refattn.conformance.defects import MUTANTS
-from refattn.conformance.verdict import explanations
-from refattn.rounding import PROFILES
+from refattn.judge.conformance import CHECKS
+from refattn.judge.conformance.report import explanations
+from refattn.judge.mistakes.defects import MUTANTS
+from refattn.judge.rounding import PROFILES
 from tests.cli.running import run, shown
 
 

@@ -15,7 +15,7 @@ from click.shell_completion import ShellComplete
 
 from refattn import __version__, cli, compare
 from refattn.cli.group import COMMANDS
-from refattn.verification import tolerance
+from refattn.judge.verification import tolerances
 from tests.cli.commands import LINES, output, returned
 from tests.cli.running import cells, headings, loads, process, run
 
@@ -57,7 +57,7 @@ def assert_says(seen, name):
             assert x["ratio"] == (row.seconds and row.seconds / found.rows[0].seconds)
             assert x["error_tolerated"] == compare.tolerated().errors.get(row.estimator)
     elif name == "tolerance":
-        assert numbers(returned(name, "study_problem")) <= numbers(seen)
+        assert numbers(returned(name, "find_tolerance")) <= numbers(seen)
     else:
         found, inside = returned(name, "study"), {*pairs(seen)}
         assert numbers(found._replace(rows=())) <= numbers(seen) | {float(found.sizes[0])}
@@ -266,8 +266,8 @@ def test_titles_and_answers():
 
 def test_a_tolerance_is_one_table(monkeypatch):
     """Known bugs, which take nearly all of the time, are simulated only if somebody sees them."""
-    seen, simulated = [], tolerance._try_defect
-    monkeypatch.setattr(tolerance, "_try_defect", lambda *x: seen.append(x) or simulated(*x))
+    seen, simulated = [], tolerances._try_defect
+    monkeypatch.setattr(tolerances, "_try_defect", lambda *x: seen.append(x) or simulated(*x))
     done = run("tolerance", "flat.npz", "--dtype", "float16", "--profile", "flash")
     lines = done.stdout.splitlines()
     assert sum(set(x) == {"─"} for x in lines) == 1

@@ -71,7 +71,7 @@ def test_checks_announce_their_time(monkeypatch, capfd):
 
 def test_vectors_announce_their_time(monkeypatch):
     pytest.importorskip("mpmath")
-    from refattn.conformance.vectors import recipes, solving
+    from refattn.judge.vectors import recipes, solving
 
     for name in ("LONG", "_SOON"):
         monkeypatch.setattr(progress, name, -1.0)

@@ -7,8 +7,8 @@ import sys
 from click import Context
 
 from refattn.cli.group import COMMANDS, group
-from refattn.rounding.hardware import UNITS
-from refattn.rounding.profiles import PROFILES
+from refattn.judge.rounding.hardware import UNITS
+from refattn.judge.rounding.profiles import PROFILES
 from tests.cli.running import run
 
 FIRST = [

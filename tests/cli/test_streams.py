@@ -90,8 +90,8 @@ def test_an_error_or_an_interrupt_is_no_verdict(monkeypatch, capsys):
     done = run(*words)
     assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
     given = dict.fromkeys("qkv", np.ones((1, 8, 4))), np.array_equal
-    monkeypatch.setattr("refattn.audit.runs._find", lambda *_: (lambda: given, None))
-    monkeypatch.setattr("refattn.audit.study._try", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("refattn.judge.audits.runs._find", lambda *_: (lambda: given, None))
+    monkeypatch.setattr("refattn.judge.audits.study._try", Mock(side_effect=KeyboardInterrupt))
     done = run("audit", "inputs:of")
     assert (done.exit_code, done.stderr) == (130, "Aborted!\n")
     assert "that were still to be tried" in done.stdout  # what was found until then

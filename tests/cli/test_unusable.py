@@ -66,7 +66,7 @@ def test_unusable(folder, row):
 
 @pytest.mark.parametrize(("option", "suffix"), [("--json", ".json"), ("--plot", ".png")])
 def test_outputs_are_checked_before_the_work(here, monkeypatch, option, suffix):
-    monkeypatch.setattr("refattn.compare.measure", None)
+    monkeypatch.setattr("refattn.compare.measured.measure", None)
     (here / f"folder{suffix}").mkdir()
     (here / "file").write_text("")
     for place in ("nowhere/out", "folder", "file/out"):

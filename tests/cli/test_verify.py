@@ -11,19 +11,20 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import naive, verification
+from refattn import naive
 from refattn.features import elu_features
 from refattn.files.tensors import open_tensors
-from refattn.rounding import predict
-from refattn.rounding.formats import FORMATS
-from refattn.verification.reading import pose_tensors, read_parts
-from refattn.verification.z_scores import z_by_row, z_of_head
+from refattn.judge import verification
+from refattn.judge.rounding import predict
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification.reading import pose_tensors, read_parts
+from refattn.judge.verification.z_scores import z_by_row, z_of_head
 from tests.cli import running
 from tests.cli.running import loads
 from tests.cli.test_unusable import refused
-from tests.rounding.rounded import made
+from tests.judge.rounding.rounded import made
+from tests.judge.verification.test_units import made as cut_made
 from tests.validation import guide_blocks
-from tests.verification.test_units import made as cut_made
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -11,8 +11,8 @@ from scipy.special import logsumexp
 
 from refattn import attend, merge, naive, softmax_attention, vjp
 from refattn.attention import Alibi, alibi
-from refattn.conformance.truth import digits
 from refattn.engine.scores import Band
+from refattn.judge.conformance.truth import digits
 from refattn.streaming import SoftmaxState
 from tests.problems import draw, largest
 from tests.reference import CONTRACT

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from refattn import coreset_attention, naive, sampled_key_attention, softmax_attention
-from refattn.conformance.truth.digits import formulas
 from refattn.estimators import key_sampling
+from refattn.judge.conformance.truth.digits import formulas
 from refattn.typing import KEY_LAWS
 from tests.estimators.problems import problem, units
 

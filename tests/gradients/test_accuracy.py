@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance.truth import digits
+from refattn.judge.conformance.truth import digits
 from tests import reference
 from tests.cases import CASES, LARA, LINEAR, RA, RFA, differentiable, pulled
 from tests.gradients.test_rules import FEW

@@ -13,18 +13,18 @@ from refattn import (
     moments,
     packed,
     sampling,
-    stats,
     theory,
 )
 from refattn.arrays.heads import Alibi
 from refattn.attention import softmax_attention
+from refattn.compare import advice
 from refattn.estimators.linear import linear_attention
 from refattn.gradients import vjp
-from refattn.profile import advice
+from refattn.judge import stats
 from refattn.registry import ESTIMATORS
+from tests.judge.stats import cases as designs
 from tests.recorded.problems import OPTIONS, SINKS, draw, hidden, qkv, seen
 from tests.recorded.results import log
-from tests.stats import cases as designs
 
 
 def certified_errors():

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from refattn.rounding.formats import FORMATS, Format
-from refattn.rounding.roundings import Roundings
+from refattn.judge.rounding.formats import FORMATS, Format
+from refattn.judge.rounding.roundings import Roundings
 
 
 def draw(seed, *shape, size=1.0, step=8):

@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 
 import numpy as np
 
-from refattn.verification.findings import Finding, Suspect
+from refattn.judge.verification.findings import Finding, Suspect
 
 MOST = 5  # numbers of an array: sums of those that are so far from each other
 

@@ -3,10 +3,10 @@
 import numpy as np
 
 from refattn import features
-from refattn.rounding.backward import variance_along
-from refattn.rounding.formats import FORMATS
-from refattn.rounding.problems import pose_arrays, pose_gradients
-from refattn.rounding.roundings import sum_error, walk
+from refattn.judge.rounding.backward import variance_along
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.problems import pose_arrays, pose_gradients
+from refattn.judge.rounding.roundings import sum_error, walk
 from tests.recorded.problems import KERNELS, OPTIONS, PLAIN, draw, qkv, seen
 
 CHANGES = {"scale": lambda head, tile, i: tile.logits * tile.slope}

@@ -8,18 +8,17 @@ from unittest.mock import patch
 
 import numpy as np
 
-from refattn import (
-    features,
-)
+from refattn import features
 from refattn.files.tensors import open_tensors
-from refattn.rounding import PROFILES, predict
-from refattn.rounding.formats import FORMATS
-from refattn.rounding.problems import pose_arrays, pose_gradients
-from refattn.verification import judge, judging, tolerance, verify
-from refattn.verification.choice import BACKWARD_PROFILES, choose_profiles, is_narrow
-from refattn.verification.findings import Numbers
-from refattn.verification.reading import pose_tensors, read_parts
-from refattn.verification.z_scores import z_by_row, z_of_head
+from refattn.judge.rounding import PROFILES, predict
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.problems import pose_arrays, pose_gradients
+from refattn.judge.verification import judge, judging, verify
+from refattn.judge.verification import tolerances as tolerance_module
+from refattn.judge.verification.choice import BACKWARD_PROFILES, choose_profiles, is_narrow
+from refattn.judge.verification.findings import Numbers
+from refattn.judge.verification.reading import pose_tensors, read_parts
+from refattn.judge.verification.z_scores import z_by_row, z_of_head
 from tests.files import problems as files
 from tests.recorded.problems import KERNELS, SINKS, coarse, draw, hidden, qkv, seen
 
@@ -156,14 +155,14 @@ def tolerances():
     options = {"causal": True, "window": (9, None), "softcap": 3.0, "sinks": SINKS, "scale": 0.5}
     options |= {"mask": seen(18, 20), "bias": draw(5, 18, 20)}
     problem = pose_arrays(q, k, v, **options)
-    yield "all", tolerance.study_problem(problem, "bfloat16", profile="flash")
-    yield "usual", tolerance.USUAL
+    yield "all", tolerance_module.find_tolerance(problem, "bfloat16", profile="flash")
+    yield "usual", tolerance_module.USUAL
 
 
 def more_tolerances():
     q, k, v = qkv((2,), n=18, m=20)
     one = {"q": q[0, :9], "k": k[0], "v": v[0]}
-    yield "plain", tolerance.study(**one, dtype="float16", profile="eager", atol=1e-3)
+    yield "plain", tolerance_module.tolerance(**one, dtype="float16", profile="eager", atol=1e-3)
 
 
 def of_files():

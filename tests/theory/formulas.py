@@ -13,7 +13,8 @@ from functools import lru_cache
 import mpmath
 import numpy as np
 
-from refattn import stats, theory
+from refattn import theory
+from refattn.judge import stats
 from refattn.sampling import Gaussian
 
 ALPHA = 1e-6

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import optimize, special
 from scipy.stats import beta, chi2
 
-from refattn import kernels, stats, theory
+from refattn import kernels, theory
+from refattn.judge import stats
 from refattn.sampling import Gaussian, draw
 from refattn.theory import COUPLINGS
 from refattn.theory.kernel_law import KernelLaw

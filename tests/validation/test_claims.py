@@ -14,7 +14,8 @@ pytest.importorskip("matplotlib")
 
 import refattn
 import validation.claims  # noqa: F401 - in the table
-from refattn import estimators, stats
+from refattn import estimators
+from refattn.judge import stats
 from tests.validation.conftest import run_claim
 from validation import suite
 from validation.claims import _ratios, attention_costs, cost, rfa_biased

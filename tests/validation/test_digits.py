@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from refattn.conformance.vectors import hard, solving
-from refattn.conformance.vectors.hard import Hard
+from refattn.judge.vectors import hard, solving
+from refattn.judge.vectors.hard import Hard
 from validation import studies
 from validation.digits import libraries, precision, search
 from validation.digits.libraries import Library, Row

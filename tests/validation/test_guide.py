@@ -6,9 +6,9 @@ import re
 import pytest
 
 import refattn
-from refattn.conformance.defects import MUTANTS
-from refattn.rounding import PROFILES
-from refattn.rounding.hardware import UNITS
+from refattn.judge.mistakes.defects import MUTANTS
+from refattn.judge.rounding import PROFILES
+from refattn.judge.rounding.hardware import UNITS
 from tests.validation import guide_blocks
 from tests.validation.guide_blocks import GUIDE, difference
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn.conformance import TAGS, Adapter
+from refattn.judge.conformance import TAGS, Adapter
 from refattn.registry import ESTIMATORS
 from validation import level
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from refattn import stats
+from refattn.judge import stats
 from tests.cli.running import gone
 from tests.validation.conftest import run_claim
 from validation import __main__ as cli

@@ -94,7 +94,7 @@ def test_broken_links_are_seen(tmp_path, before, after, what):
 @pytest.mark.docs
 def test_links_lead_somewhere_and_names_to_the_api(built, read):
     assert links.problems(built) == []
-    assert 'href="api/refattn.stats.html#module-refattn.stats"' in read("verdicts.html")
+    assert 'href="api/refattn.judge.stats.html#module-refattn.judge.stats"' in read("verdicts.html")
     assert 'href="api/refattn.testing.html#refattn.testing.assert_attention_close"' in read(
         "tolerances.html"
     )
@@ -202,10 +202,10 @@ def test_formulas_that_have_no_mathml_are_named(sphinx):
     ("text", "module", "found"),
     [
         ("refattn.verify", "", ["refattn.verify"]),
-        ("stats.holm", "", ["refattn.stats.holm"]),
+        ("stats.holm", "", ["refattn.judge.stats.holm"]),
         ("attend()", "", ["refattn.attend"]),
         ("refattn.gradients", "", ["refattn.gradients"]),
-        ("holm", "refattn.stats", ["refattn.stats.holm"]),
+        ("holm", "refattn.judge.stats", ["refattn.judge.stats.holm"]),
         ("gradients", "", []),  # a word
         ("holm", "", []),
         ("q, k", "", []),
@@ -301,7 +301,7 @@ def test_every_name_in_reports_is_explained(read):
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        ("holm", "api/refattn.stats.html#refattn.stats.holm"),
+        ("holm", "api/refattn.judge.stats.html#refattn.judge.stats.holm"),
         ("merging partial results", "streaming.html#merging-partial-results"),
         ("tolerances", "tolerances.html"),
         ("softmax_attention", "api/refattn.softmax_attention.html"),

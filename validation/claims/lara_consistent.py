@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from refattn import linear_randomized_attention, stats
+from refattn import linear_randomized_attention
+from refattn.judge import stats
 from refattn.typing import Weighting
 from validation import plotting, suite
 from validation.claims import _ratios

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from refattn import features, linear_attention
-from refattn.conformance.truth.digits import formulas
+from refattn.judge.conformance.truth.digits import formulas
 from refattn.streaming import LinearState
 from validation import plotting, suite
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import sampling, stats, theory
+from refattn import sampling, theory
+from refattn.judge import stats
 from validation import plotting, suite
 
 D, KEYS, LENGTH = 4, 6, 0.7  # LENGTH of the query and the keys

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from refattn import moments, stats
+from refattn import moments
+from refattn.judge import stats
 from validation import plotting, suite
 
 D, N = 10, 12  # few rows: a divisor N in place of N - 1 changes the covariance by a twelfth

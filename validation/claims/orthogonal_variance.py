@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from refattn import kernels, sampling, stats, theory
+from refattn import kernels, sampling, theory
+from refattn.judge import stats
 from refattn.typing import Features, KnownCoupling
 from validation import plotting, suite
 

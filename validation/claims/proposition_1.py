@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from refattn import kernels, sampling, stats
+from refattn import kernels, sampling
+from refattn.judge import stats
 from validation import plotting, suite
 
 DRAWS = {"tiny": 200, "quick": 20_000, "full": 400_000}

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from refattn import features, kernels, sampling, stats, theory
+from refattn import features, kernels, sampling, theory
+from refattn.judge import stats
 from validation import plotting, suite
 from validation.claims.proposition_1 import D, pair
 

@@ -17,8 +17,9 @@ from scipy import special
 from scipy import stats as laws
 
 import refattn
-from refattn import estimators, sampling, stats, theory
-from refattn.conformance.checks.targets import _rosenblatt
+from refattn import estimators, sampling, theory
+from refattn.judge import stats
+from refattn.judge.conformance.checks.targets import _rosenblatt
 from validation import plotting, suite
 
 DRAWS = {"tiny": 300, "quick": 30_000, "full": 400_000}

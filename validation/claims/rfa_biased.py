@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 import refattn
-from refattn import estimators, kernels, stats, theory
+from refattn import estimators, kernels, theory
+from refattn.judge import stats
 from validation import plotting, suite
 from validation.claims import _ratios
 

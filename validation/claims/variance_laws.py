@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from refattn import kernels, sampling, stats, theory
+from refattn import kernels, sampling, theory
+from refattn.judge import stats
 from refattn.typing import Coupling
 from validation import plotting, suite
 from validation.claims._block_moments import moments

@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 import refattn
 from refattn import certified
-from refattn.conformance.vectors import hard, solving
-from refattn.conformance.vectors.hard import Hard
+from refattn.judge.vectors import hard, solving
+from refattn.judge.vectors.hard import Hard
 
 from ..results import Section
 from . import search

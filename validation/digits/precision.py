@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import refattn
 from refattn import certified, sampling
-from refattn.conformance.truth import digits
+from refattn.judge.conformance.truth import digits
 
 from ..results import Section
 

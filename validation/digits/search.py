@@ -1,11 +1,11 @@
 """Inputs on which a plain float64 evaluation of softmax attention loses most digits.
 
 ``python -m validation.digits.search`` climbs in each family and at each level of
-`refattn.conformance.vectors.hard`: it draws another seed or changes the width by one, and keeps
+`refattn.judge.vectors.hard`: it draws another seed or changes the width by one, and keeps
 what makes the largest error larger. Errors are those of `plain`, to the results in pairs of
 `refattn.certified`, whose proven bound must be far below them. Steps are drawn from a seed; what
 they lead to depends on the last bits of sums, and so on the BLAS. The winners that are golden
-vectors are `refattn.conformance.vectors.hard.HARD_CASES`.
+vectors are `refattn.judge.vectors.hard.HARD_CASES`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ except ModuleNotFoundError as error:
 
 from refattn import certified
 from refattn.arrays.tables import markdown
-from refattn.conformance.vectors import hard
-from refattn.conformance.vectors.hard import Hard
+from refattn.judge.vectors import hard
+from refattn.judge.vectors.hard import Hard
 
 _Array = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import refattn
-from refattn.conformance.verdict.explanations import explain, groups
+from refattn.judge.conformance.report.explanations import explain, groups
 
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]

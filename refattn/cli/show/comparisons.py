@@ -8,7 +8,8 @@ from pathlib import Path
 from ...arrays.library import Floats
 from ...arrays.tables import digits
 from ...arrays.words import to_json
-from ...compare import Comparison, listed, tolerated
+from ...compare.measured import Comparison, listed
+from ...files.tolerated import tolerated
 from .page import Page
 from .source import heading, origin
 

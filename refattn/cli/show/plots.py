@@ -12,11 +12,11 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ...arrays.words import head_number, printable
-from ...compare import Row
-from ...profile import Advice, advice
+from ...compare import Advice, advice
+from ...compare.measured import Row
+from ...judge.verification.findings import as_cause
+from ...judge.verification.z_scores import z_by_row, z_of_head
 from ...registry import ESTIMATORS
-from ...verification.findings import as_cause
-from ...verification.z_scores import z_by_row, z_of_head
 from . import style
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from ...arrays.library import Floats
 from ...arrays.tables import Table, count, digits
 from ...arrays.words import head_number, portable, to_json
-from ...profile import Advice, Choice, Search, advice
+from ...compare import Advice, Choice, Search, advice
 from .page import Page
 from .source import heading, origin
 

@@ -12,7 +12,7 @@ from ..._version import __version__
 from ...arrays.library import Floats
 from ...arrays.words import printable
 from ...files.tensors import Tensors
-from ...rounding.problems import Problem
+from ...judge.rounding.problems import Problem
 
 
 def heading(path: Path, arrays: dict[str, Floats]) -> str:

@@ -9,8 +9,8 @@ import numpy as np
 from ...arrays.tables import digits
 from ...arrays.words import portable, to_json
 from ...files.tensors import Tensors
-from ...rounding.problems import Problem
-from ...verification.tolerance import LEVEL, USUAL, Allowance, Tolerance
+from ...judge.rounding.problems import Problem
+from ...judge.verification.tolerances import LEVEL, USUAL, Allowance, Tolerance
 from .page import Page
 from .source import introduction, source_of
 
@@ -75,5 +75,5 @@ def _write_pair(pair: Allowance) -> str:
 
 
 def tolerance_to_json(tensors: Tensors, problem: Problem, tolerance: Tolerance) -> str:
-    """Format what `tolerance.study` returns as JSON; what is not finite becomes null."""
+    """Format what `judge.tolerance` returns as JSON; what is not finite becomes null."""
     return to_json(source_of(tensors, problem) | portable(tolerance))

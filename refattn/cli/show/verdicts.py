@@ -8,10 +8,10 @@ from typing import NamedTuple
 from ...arrays.tables import Column, Table
 from ...arrays.words import portable, printable, to_json
 from ...files.tensors import Tensors
-from ...rounding.formats import FORMATS
-from ...rounding.problems import Problem
-from ...verification.findings import UNUSED_D_OUT, Part
-from ...verification.verdict import Verdict
+from ...judge.rounding.formats import FORMATS
+from ...judge.rounding.problems import Problem
+from ...judge.verification.findings import UNUSED_D_OUT, Part
+from ...judge.verification.verdict import Verdict
 from .page import Page
 from .source import introduction, source_of
 

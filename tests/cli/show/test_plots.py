@@ -18,8 +18,8 @@ from matplotlib.text import Text
 import refattn
 from refattn import compare
 from refattn.cli.show import plots, style
-from refattn.compare import Row
-from refattn.profile import study
+from refattn.compare import Row, study
+from refattn.registry import DEFAULT
 from tests.cli.running import run
 from validation import plotting, svg
 from validation.benchmarks import figures, scaling
@@ -142,21 +142,21 @@ def test_what_is_wrong_is_found():
 @pytest.mark.parametrize("factor", [1, 0])
 @pytest.mark.parametrize("sizes", [SIZES, (3,), tuple(range(8, 40)), (1, 2, 2**40)])
 def test_any_sizes_and_errors_that_are_all_zero(drawn, sizes, factor):
-    table = [x._replace(errors=factor * x.errors) for x in rows(list(compare.DEFAULT), sizes)]
+    table = [x._replace(errors=factor * x.errors) for x in rows(list(DEFAULT), sizes)]
     figure = drawn(plots.plot_comparison, table)
     assert set(figure.axes[0].get_xticks()) <= set(sizes)
 
 
 def test_bars_are_standard_errors(drawn):
-    table = rows(list(compare.DEFAULT))
+    table = rows(list(DEFAULT))
     axes = drawn(plots.plot_comparison, table).axes[0]
     assert "standard error" in axes.get_ylabel()
-    own = [row for row in table if row.estimator == compare.DEFAULT[0]]
+    own = [row for row in table if row.estimator == DEFAULT[0]]
     _, _, (bars,) = axes.containers[0]
     for row, ((x, low), (_, high)) in zip(own, bars.get_segments(), strict=True):
         assert x == row.samples
         assert high - low == pytest.approx(2 * row.standard_error)
-    once = drawn(plots.plot_comparison, rows(list(compare.DEFAULT), draws=1)).axes[0]
+    once = drawn(plots.plot_comparison, rows(list(DEFAULT), draws=1)).axes[0]
     assert not any(x.has_yerr for x in once.containers)
 
 
@@ -194,7 +194,7 @@ def test_what_is_not_finite_is_left_out(tmp_path, monkeypatch):
     Path("x.svg").unlink()
     lost = [Row(x, 8, np.full((1, 2), math.nan), 1.0) for x in ("exact", "mean of v", "ra")]
     nothing = compare.Comparison(lost, [], 1.0, False, 0, 1)
-    monkeypatch.setattr("refattn.compare.measure", lambda *_, **__: nothing)
+    monkeypatch.setattr("refattn.compare.measured.measure", lambda *_, **__: nothing)
     done = run(*words)
     said = "Error: there is nothing to draw: no error is finite.\n"
     assert (done.exit_code, done.stderr) == (2, said)

@@ -8,7 +8,7 @@ detect smaller shifts; `hoeffding` does not use it.
 
 import numpy as np
 
-from refattn import stats
+from refattn.judge import stats
 from validation.plotting import panels
 from validation.site.drawing import label
 

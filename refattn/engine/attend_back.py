@@ -1,0 +1,210 @@
+r"""The pullback of softmax attention in blocks, with trusted arguments.
+
+With weights :math:`p_{ij} = e^{s_{ij} - \mathrm{lse}_i}` and cotangents :math:`\bar g` of the
+output and :math:`\bar\ell` of the log normaliser,
+
+.. math::
+    \bar s_{ij} = p_{ij} \, (\bar g_i \cdot v_j - \delta_i), \qquad
+    \delta_i = \bar g_i \cdot \mathrm{out}_i - \bar\ell_i, \qquad
+    \bar v_j = \sum_i p_{ij} \, \bar g_i
+
+and all else follows from :math:`\bar s`. The weights are computed again, block after block, from
+the log normalisers; each block of them serves all sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ..arrays.arithmetic import (
+    Workspace,
+    add,
+    exp_less,
+    less,
+    multiply,
+    square_norm,
+    sum_of_visible,
+    times,
+    workspace,
+)
+from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, part, sum_to, tiles
+from ..arrays.library import Array, array_namespace, as_written, device, own_copy
+from ..arrays.threads import Sequencer, for_each
+from .attend import Attended, finite
+from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
+
+_ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
+
+
+class Cotangents(NamedTuple):
+    """What one change of the result takes of each argument, with the shape of that argument."""
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+    sinks: Array | None = None
+
+
+class _Addends(NamedTuple):
+    """What some queries and keys bring to the sums, for all leading axes."""
+
+    q: Array  # (..., rows, d)
+    k: Array  # (..., columns, d)
+    v: Array  # (..., columns, d_v)
+    scores: Array  # (..., rows, columns)
+
+
+def zeros_of(x: Array) -> Array:
+    """Make a buffer for the cotangent of an array."""
+    xp = array_namespace(x)
+    return xp.zeros(x.shape, dtype=x.dtype, device=device(x))
+
+
+@as_written
+def pull_attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    done: Attended,
+    d_out: Array,
+    d_lse: Array | None = None,
+    *,
+    bias: Array | None = None,
+    half: Array | None = None,
+    mask: Array | None = None,
+    causal: bool = False,
+    scale: float | Array | None = None,
+    options: Options = NO_OPTIONS,
+) -> Cotangents:
+    """Pull cotangents of `kernel.attend` back, of which `half` |k|^2 is less than the scores.
+
+    `done` is what it returned, with all leading axes, and so have the cotangents `d_out` and
+    `d_lse`. Arguments that are broadcast get the sum over what they are repeated for.
+    """
+    xp = array_namespace(q, k, v)
+    n, m = q.shape[-2], k.shape[-2]
+    if mask is not None and mask.ndim < 2:
+        mask = xp.broadcast_to(mask, (1, m))
+    softcap, sinks, slopes, dropout = options[2:]
+    band = options.band(n, m, causal)
+    lead = done.lse.shape[:-1]
+    rows, columns = block_shape(q, n, m)
+    budget = rows * columns
+    rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
+    total = Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
+
+    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Addends:
+        head, i = box[:-1], box[-1]
+        q_i, g = (part(x, (*box, WHOLE)) for x in (q, d_out))
+        out, lse = part(done.out, (*box, WHOLE)), part(done.lse, box)[..., None]
+        delta = pull_normaliser(g, out, None if d_lse is None else part(d_lse, box), xp)[..., None]
+        k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
+        q_i = q_i if scale is None else q_i * scale
+        scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
+        steep = None
+        if softcap is not None:
+            steep, scores = slope_of_cap(scores, softcap, xp), cap_scores(scores, softcap, xp)
+        if half is not None:
+            scores = add(scores, -half * square_norm(k_j)[..., None, :])
+        if bias is not None:
+            scores = add(scores, part(bias, (*box, j)))
+        if slopes is not None:
+            scores = add(scores, band.alibi(slopes, box, j, xp))
+        masked = None if mask is None else part(mask, (*box, j))
+        visible = band.visible(i, j, device(q), xp, masked)
+        if visible is not None:
+            scores = xp.where(visible, scores, -math.inf)
+        weights = exp_less(scores, finite(lse, xp), xp)
+        d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
+        kept = weights
+        if dropout is not None:
+            factor = part(dropout, (*box, j))
+            d_weights, kept = xp.where(factor == 0, 0.0, d_weights * factor), weights * factor
+        d_scores = times(less(d_weights, delta), weights)
+        if visible is not None:  # nan in what is hidden goes no further
+            kept, d_scores = (xp.where(visible, x, 0.0) for x in (kept, d_scores))
+        d_products = d_scores
+        if steep is not None:  # of what is hidden it may be nan
+            d_products = d_scores * (steep if visible is None else xp.where(visible, steep, 0.0))
+        turned = xp.matrix_transpose
+        by_key = None if visible is None else turned(visible)
+        d_q = sum_of_visible(d_products, k_j, visible, xp, memory, signed=True)
+        d_k = sum_of_visible(turned(d_products), q_i, by_key, xp, memory, signed=True)
+        d_v = sum_of_visible(turned(kept), g, by_key, xp, memory, signed=True)
+        if half is not None:
+            column = xp.sum(d_scores, axis=-2)[..., None]
+            d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
+        return _Addends(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
+
+    most = most_threads(q, math.prod(lead) * n * m)
+    heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
+
+    def items() -> Iterator[tuple[int, tuple[slice, ...], slice, slice]]:
+        place = 0
+        for head in tiles(lead, heads):
+            for i in blocks(0, n, rows * _ROWS):
+                seen = band.keys(i, slice(0, m), columns)
+                for j in blocks(seen.start, seen.stop, columns * _COLUMNS):
+                    yield place, head, i, j
+                    place += 1
+
+    order = Sequencer()
+
+    def worker() -> Callable[[Any], None]:
+        memory = workspace(q)
+
+        def pull(item: tuple[int, tuple[slice, ...], slice, slice]) -> None:
+            place, head, queries, keys = item
+            sums: dict[tuple[str, int, int], Array] = {}
+            d_bias: list[tuple[tuple[slice, ...], Array]] = []
+
+            def gather(name: str, tokens: slice, x: Array, like: Array) -> None:
+                x = sum_to(x, (*part(like, (*head, tokens, WHOLE)).shape[:-2], *x.shape[-2:]))
+                at = (name, tokens.start, tokens.stop)
+                sums[at] = add(sums[at], x) if at in sums else x
+
+            for i in blocks(queries.start, queries.stop, rows):
+                seen = band.keys(i, keys, columns)
+                for j in blocks(seen.start, seen.stop, columns):
+                    d_tile = tile((*head, i), j, memory)
+                    gather("q", i, d_tile.q, q)
+                    gather("k", j, d_tile.k, k)
+                    gather("v", j, d_tile.v, v)
+                    if bias is not None:
+                        box = (*head, i, j)
+                        d_scores = sum_to(d_tile.scores, part(bias, box).shape)
+                        d_bias.append((box, own_copy(d_scores, xp)))  # lies in `memory`
+
+            def write() -> None:
+                nonlocal total
+                for (name, start, stop), x in sums.items():
+                    box = (*head, slice(start, stop), WHOLE)
+                    buffer = add_part(getattr(total, name), box, x)
+                    total = total._replace(**{name: buffer})
+                for box, x in d_bias:
+                    total = total._replace(bias=add_part(total.bias, box, x))
+
+            order.add(place, write)
+
+        return pull
+
+    for_each(worker, items(), most=most)
+    if sinks is not None:
+        total = total._replace(sinks=_pull_sinks(sinks, done, d_out, d_lse, xp))
+    return total
+
+
+def pull_normaliser(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> Array:
+    """Pull the output back to minus the log normaliser of each query."""
+    delta = xp.sum(d_out * out, axis=-1)
+    return delta if d_lse is None else delta - d_lse
+
+
+def _pull_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None, xp: Any) -> Array:
+    """Pull cotangents of sinks, keys whose value is 0, back."""
+    weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
+    d_sinks = xp.where(weights == 0, 0.0, -weights * pull_normaliser(d_out, done.out, d_lse, xp))
+    return sum_to(d_sinks[..., None], sinks.shape)

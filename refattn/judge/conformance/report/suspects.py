@@ -1,0 +1,179 @@
+"""Find the known bugs that explain a failure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+import numpy as np
+
+from ....registry import ESTIMATORS
+from ..candidate.adapter import Adapter
+from ..candidate.limits import shrink
+from ..candidate.tags import CAPABILITIES
+from ..checks.recovery import FAR_OFF, frequency_moments
+from ..checks.trials import CHECKS, Call, CheckRun
+from ..truth.allowed import pulled, reference
+from .report import EXPECTED, FAIL, Result
+
+_Suspect = tuple[Any, str]  # a defect, and in which way it is like the candidate
+_MOST_SUSPECTS = 3  # suspects named for a failure
+_ENOUGH_LAWS = 3  # the same of laws, where the frequencies drawn are wrong and nothing else
+_DRAWS_OF_A_DEFECT = 200  # at which frequencies of a defect are drawn
+_LONG, _LEAST_WEIGHT = 30.0, 1e-9  # length of a key, and the weight that counts as none
+_BENT = "the same weights of long keys"
+_NEARLY = 0.05  # of the error that is found, for numbers to be nearly those of a defect
+
+
+def suspect(results: list[Result], trials: list[CheckRun], others: list[_Suspect]) -> None:
+    """Name, for each failure, known bugs with the same numbers or failed checks, or else others."""
+    failed = {r.check for r in results if r.status in (FAIL, EXPECTED)}
+    if not failed:
+        return
+    adapter = trials[0].adapter
+    laws = {r.check for r in results if r.layer != "identity"}
+    drawn = _same_laws(adapter, failed & laws, laws)
+    for trial in (t for t in trials if drawn and t.omega is not None):
+        drawn = [x for x in drawn if _same_moments(x[0], trial)]
+    for result, trial in zip(results, trials, strict=True):
+        found: list[_Suspect] = []
+        if result.check in failed and result.check in laws:
+            bent = [x for x in others if x[1] == _BENT]  # which look like other frequencies
+            found = bent or drawn or others
+        elif result.check in failed:
+            near = _same_numbers(trial)
+            result.compared, found = near is not None, (near or [])[:_MOST_SUSPECTS]
+        if result.check in failed and not (found or result.compared):
+            found = others
+        result.suspects = [f"{x.name} ({words}): {x.effect}" for x, words in found]
+        result.changes = [x.fn.shown() for x, _ in found]
+
+
+def _same_numbers(trial: CheckRun) -> list[_Suspect] | None:
+    """List defects that give nearly the candidate's numbers, the nearest first.
+
+    None if they cannot be called as the candidate was when it failed.
+    """
+    from ...mistakes.defects import MUTANTS
+
+    adapter, case, numbers = trial.adapter, trial.case, trial.numbers
+    if case is None or case.want is None or numbers is None or trial.part is None:
+        return None
+    if adapter["scale"] is not None or "seed" in case.options:
+        return None
+    asked = {"lse" if name == "return_lse" else name for name in case.options}
+    needed = ({*CAPABILITIES} & asked) - {adapter.record.size}  # the window of EVA is its size
+    gradient = "d_out" in case.options
+    near = []
+    for mutant in MUTANTS:
+        if ESTIMATORS[mutant.estimator] is not adapter.record:
+            continue
+        able = {x.removesuffix("_only") for x in mutant.capabilities}
+        if not needed <= able or gradient != ("vjp" in able):
+            continue
+        mutant.fn.space()  # an edit that cannot be made is no failure of the defect
+        try:
+            got = Adapter(mutant.fn, mutant.estimator)(*case.arrays, **case.options)
+        except Exception:  # a defect may be that it fails
+            continue
+        got = got[trial.part] if isinstance(got, tuple) else got
+        if not np.all(np.isfinite(got)):
+            continue
+        error = float(np.max(np.abs(numbers - case.want), initial=0.0))
+        apart = float(np.max(np.abs(got - numbers), initial=0.0))
+        if apart < _NEARLY * error:  # nearer to what came than the right numbers are
+            same = apart <= 4 * case.allowed
+            words = "the same numbers" if same else "nearly the same numbers"
+            near.append((apart, mutant.name, (mutant, words)))
+    if near and _is_right(trial):
+        return None
+    return [found for *_, found in sorted(near, key=lambda x: x[:2])]
+
+
+def _is_right(trial: CheckRun) -> bool:
+    """Return whether the last numbers are right, and those that they should be equal to are not."""
+    call, part = cast(Call, trial.case), cast(int, trial.part)
+    evaluate = pulled if "d_out" in call.options else reference
+    with suppress(Exception):  # a check may ask for what no formula has
+        found = evaluate(trial.adapter, call.arrays, call.options)
+        want, allowed = (x[part] if isinstance(x, tuple) else x for x in found)
+        return bool(np.all(np.abs(trial.numbers - want) <= allowed))
+    return False
+
+
+def _same_laws(adapter: Adapter, failed: set[str], ran: set[str]) -> list[_Suspect]:
+    """Return defects of the draw, of the same coupling, that fail the same laws, unless many do."""
+    from ...mistakes.defects import MUTANTS
+    from .explanations import kills
+
+    if len(failed) < _ENOUGH_LAWS:
+        return []
+    names = (adapter.record.name, *adapter.record.aliases)
+    fails = {mutant: {*x} for name in names for mutant, x in kills().get(name, {}).items()}
+    alike = [
+        (x, "fails the same checks")
+        for x in sorted(MUTANTS, key=lambda x: not x.seen)  # first those met in public code
+        if x.tags.get("coupling", "iid") == adapter["coupling"]
+        and fails.get(x.name, set()) & ran == failed
+        and all(CHECKS[check].layer != "identity" for check in fails[x.name])
+    ]
+    return alike if len(alike) <= _MOST_SUSPECTS else []
+
+
+def _same_moments(defect: Any, trial: CheckRun) -> bool:
+    """Return whether no moment tells the frequencies of a defect from those recovered."""
+    adapter = Adapter(defect.fn, defect.estimator, tags=defect.tags)
+    other = CheckRun(adapter, trial.name, trial.seed, _DRAWS_OF_A_DEFECT)
+    with suppress(Exception):  # a defect may be that it fails
+        CHECKS[trial.name].run(other)
+    mine, theirs = trial.omega, other.omega
+    if mine is None or theirs is None or mine.shape[-1] != theirs.shape[-1]:
+        return True
+    for (_, a, *_), (_, b, *_) in zip(
+        frequency_moments(mine), frequency_moments(theirs), strict=True
+    ):
+        spread = math.sqrt(np.var(a) / len(a) + np.var(b) / len(b))
+        if abs(np.mean(a) - np.mean(b)) > FAR_OFF * spread + 1e-3:  # for rounding, if none vary
+            return False
+    return True
+
+
+def weighing_keys_alike(trial: CheckRun) -> list[_Suspect]:
+    """Return defects that weigh long keys as a black box does, whose frequencies are not known.
+
+    At S = 1 the logarithm of a weight is omega . k - |k|^2 / 2. At 2 k, less twice that at k, it
+    does not depend on omega. Keys of length 30 in opposite directions have equal weights only if
+    these are 0, or a constant that is added to features.
+    """
+    from ...mistakes.defects import MUTANTS
+
+    adapter, (n, m, d) = trial.adapter, trial.fit(1, 5, 4)
+    known = adapter.draws and adapter.has("random-features", "normalised")
+    if not known or adapter["scale"] is not None or adapter["features"] != "positive":
+        return []
+    k, x = np.zeros((m, d)), trial.normal(2, d, size=0.5)
+    k[1:5] = *x, *(2 * x)
+    long = np.zeros((m, d))
+    long[1:3] = np.outer((1, -1), _LONG * x[0] / np.linalg.norm(x[0]))
+    long *= shrink(adapter, 0 * long, long)
+
+    def bend(call: Callable[..., Any], **options: Any) -> Any:
+        rows = [call(np.zeros((n, d)), keys, np.eye(m), **options)[0] for keys in (k, long)]
+        log, ends = np.log(np.maximum(rows, _LEAST_WEIGHT))
+        least = ends[1] - ends[0] if abs(ends[1] - ends[2]) < _NEARLY else 0.0
+        return np.asarray([*(log[3:5] - 2 * log[1:3] + log[0]), log[1] == log[2], least])
+
+    got, omega, near = bend(trial.call, **trial.options(1)), trial.rng.standard_normal((1, d)), []
+    want = bend(Adapter(adapter.record.naive, adapter.record.name), omega=omega)
+    limits = _NEARLY * np.maximum(np.abs(got - want), np.sum(x**2) / 2)
+    off = np.abs(got - want) > limits
+    words = _BENT if np.any(off[:3]) else "the same least weight of a key"
+    for mutant in MUTANTS if np.any(off) else ():
+        if ESTIMATORS[mutant.estimator] is adapter.record and "vjp" not in mutant.capabilities:
+            with suppress(Exception), np.errstate(all="ignore"):  # a defect may be that it fails
+                bent = bend(Adapter(mutant.fn, mutant.estimator), omega=omega)
+                if np.all(np.abs(bent - got) <= limits):
+                    near.append((mutant, words))
+    return sorted(near, key=lambda x: not x[0].seen)[:_MOST_SUSPECTS]

@@ -1,0 +1,63 @@
+"""How much rounding may move attention to keys whose weights are solved for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ....arrays.library import Floats
+
+
+def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
+    r"""Return relative errors of a coreset's result over those of its kernels, at most.
+
+    With r = e^{q . k_s} up to factors, A = g_JJ and B = g_JK a, where
+    :math:`h_{ij} = a_i g_{ij} a_j`, the result is N / D, N = r A^-1 B v and D = r A^-1 B 1. Let all
+    entries of r, A and B be off by delta of themselves, and elimination be as if A were off by
+    :math:`|\delta A| \le S \rho \delta |L| |L^T|` more, with its Cholesky factor L. To first order,
+    with X = A^-1 B v,
+
+    .. math::
+        |\delta N| \le \delta \, r \bigl( |X| + |A^{-1}|
+        (|B| |v| + (|A| + S \rho |L| |L^T|) |X|) \bigr)
+
+    and so for D with 1 in place of v; the result is off by at most (|dN| + |N / D| |dD|) / |D|.
+    Factors of Cholesky have rho = 1, those of h as well as those of g: in them a cancels. Where
+    rows of h are exchanged, a long one for a short one, what is subtracted is longer, by up to
+    rho = max a / min a.
+
+    Arrays are in kernel coordinates, with as many heads of keys as of queries; `indices`
+    (..., S) are the keys J. Returned is the largest such error over delta and the length of the
+    longest value, infinite where A is singular to rounding.
+    """
+    k = k - np.mean(k, -2, keepdims=True)
+    lead = np.broadcast_shapes(k.shape[:-2], indices.shape[:-1])
+    at = np.broadcast_to(indices, (*lead, indices.shape[-1]))[..., None]
+    chosen = np.take_along_axis(np.broadcast_to(k, (*lead, *k.shape[-2:])), at, -2)
+    half, half_chosen = (np.sum(x * x, -1)[..., None, :] / 2 for x in (k, chosen))
+    near, gram = (
+        np.exp(chosen @ np.swapaxes(x, -1, -2) - y - np.swapaxes(half_chosen, -1, -2))
+        for x, y in ((k, half), (chosen, half_chosen))
+    )
+    near = near * np.exp(half - np.max(half, -1, keepdims=True))
+    scores = q @ np.swapaxes(chosen, -1, -2) - half_chosen
+    shares = np.exp(scores - np.max(scores, -1, keepdims=True))
+    try:
+        lower, inverse = np.abs(np.linalg.cholesky(gram)), np.linalg.inv(gram)
+    except np.linalg.LinAlgError:
+        return float("inf")
+    spread = np.max(half_chosen, -1, keepdims=True) - np.min(half_chosen, -1, keepdims=True)
+    off = gram + gram.shape[-1] * np.exp(spread) * (lower @ np.swapaxes(lower, -1, -2))
+
+    def of(values: Floats) -> tuple[Floats, Floats]:
+        """Return the sum over the keys of J, and its error over delta."""
+        x = inverse @ (near @ values)
+        moved = near @ np.abs(values) + off @ np.abs(x)
+        return shares @ x, shares @ (np.abs(x) + np.abs(inverse) @ moved)
+
+    (sums, moved), (norm, norm_moved) = of(v), of(np.ones_like(v[..., :1]))
+    with np.errstate(all="ignore"):
+        error = (moved + np.abs(sums / norm) * norm_moved) / np.abs(norm)
+    longest = float(np.max(np.sqrt(np.sum(v * v, -1)), initial=1e-300))
+    return float(np.max(np.where(np.isnan(error), np.inf, error), initial=1.0 * longest)) / longest

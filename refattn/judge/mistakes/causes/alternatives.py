@@ -1,0 +1,560 @@
+"""Problems that kernels often compute by mistake, grouped by what differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ....arrays.stored import NARROW
+from ....arrays.words import name_row
+from ...rounding.formats import FORMATS
+from ...rounding.head import SoftmaxHead
+from ...rounding.problems import Index, Problem
+from ...verification.findings import name_span
+from .changed_inputs import list_narrow, list_scales
+from .heads import list_other_heads
+from .masks import list_diagonals
+from .sampled import Alternative, Bias, Place, Result, Rows, Seen, attend, pad_sum, show_band
+from .sequences import fill_tiles, list_packed, one_sequence, within_sequences
+
+_BLOCKS = (2, 4, 8, 16, 32, 64, 128)  # of causal attention by blocks
+_TILES = (16, 32, 64, 128)  # to which keys may be padded
+_WRAPS = [2**x for x in range(4, 17)]  # where places may start again from 0
+_WRAPPED: Mapping[str, Callable[..., Place]] = {
+    "queries": lambda x, size: x._replace(i=x.i % size),
+    "keys": lambda x, size: x._replace(j=x.j % size),
+    "queries and keys": lambda x, size: x._replace(i=x.i % size, j=x.j % size),
+}
+_COMPARED_ROWS = 64  # of each head, in which biases are compared
+_WORD_BITS = (8, 16, 32, 64)  # bits of a mask that are one number
+_STACKED = 2**22  # numbers of an array, at most, that is read with other strides
+_LOG2E = math.log2(math.e)
+_WITHOUT = {  # an option that was given
+    "soft cap": "there is no soft cap",
+    "bias": "the bias is ignored",
+    "mask": "the mask is ignored",
+    "sinks": "there is no sink",
+    "causal mask": "attention is not causal",
+    "window": "there is no window",
+}
+
+
+def list_remarks(problem: Problem, read: Callable[[Index], Doubles]) -> Iterator[str]:
+    """List what the numbers show without a law."""
+    zero, nan, rows, first = True, 0, 0, ""
+    held, columns = np.zeros(0, int), np.zeros(problem.shape[2], bool)
+    for index in np.ndindex(problem.lead):
+        got = read(index)
+        zero = zero and not np.any(got)
+        strange = np.flatnonzero(~np.all(np.isfinite(got), -1))
+        first = first or (name_row((*index, int(strange[0]))) if strange.size else "")
+        nan, rows, held = nan + strange.size, rows + got.shape[0], np.union1d(held, strange)
+        columns |= ~np.all(np.isfinite(got), 0)
+    if zero and rows:
+        yield f"{problem.result} is 0 everywhere"
+    if nan:
+        parts = [name_span(problem.rows, held)] * (len(held) > 1)
+        parts += [name_span("columns", np.flatnonzero(columns))] * (not columns.all())
+        where = f" ({', '.join(parts)})" if parts else ""
+        hold, there = ("holds", "at") if nan == 1 else ("hold", "the first is")
+        yield f"{nan} of {rows} rows {hold} NaN or infinity, {there} {first}{where}"
+
+
+def suspect_narrower(problem: Problem, dtype: str) -> Iterator[str]:
+    """Say if queries, keys and values look like those of a narrower type."""
+    for name in NARROW:
+        to = FORMATS[name]
+        heads = (problem.read(index) for index in np.ndindex(problem.lead))
+        if to.digits < FORMATS[dtype].digits and all(
+            np.all(to.holds(x[y])) for x in heads for y in "qkv"
+        ):
+            yield f"q, k and v hold only {name} numbers: is that the dtype of the kernel?"
+            return
+
+
+def list_alternatives(problem: Problem) -> Iterator[Alternative]:
+    """List problems and kernels that this one may be taken for, the plainest first."""
+    yield from list_packed(problem)
+    yield from _list_options(problem)
+    if problem.kind == "scores":
+        yield from _list_visible(problem)
+        yield from _list_masks(problem)
+        yield from _list_places(problem)
+
+
+def _list_options(problem: Problem) -> Iterator[Alternative]:
+    """List the same problem with another option, each one that is given left out first."""
+    arrays = problem.first
+    d, m = arrays["q"].shape[-1], problem.shape[1]
+    for name, other in problem.leave_out():
+        if problem.packed is None or name not in ("mask", "causal mask", "window"):
+            yield Alternative(_WITHOUT[name], other)
+    if not problem.causal and problem.packed is None:
+        yield Alternative("attention is causal", problem._replace(causal=True))
+    scales = {
+        f"1 / sqrt({d})": d**-0.5,
+        "0: all weights are equal": 0.0,
+        "1": 1.0,
+        f"1 / {d}": 1 / d,
+        "squared (used twice)": problem.scale**2,
+        "multiplied by log2(e) once more": problem.scale * _LOG2E,
+        "multiplied by ln(2) (log2(e) is left out)": problem.scale / _LOG2E,
+        "multiplied by the log of the number of keys": problem.scale * math.log(max(m, 2)),
+    }
+    for words, scale in scales.items():
+        if not math.isclose(scale, problem.scale):
+            yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
+    if problem.softcap is not None:
+        words = "the cap is applied before the scale"
+        yield Alternative(words, problem._replace(softcap=problem.softcap * problem.scale))
+    if "mask" in arrays and problem.packed is None:
+        text = "the mask is inverted"
+        yield Alternative(text, problem.replaced("mask", lambda _, x: np.logical_not(x)))
+    if problem.has_sinks:
+        sinks: Mapping[str, Callable[[Any, Any], Any]] = {
+            "is also multiplied by the scale": lambda _, x: problem.scale * x,
+            "is multiplied by log2(e) once more": lambda _, x: _LOG2E * x,
+            "is multiplied by ln(2) (log2(e) is left out)": lambda _, x: x / _LOG2E,
+            "counts twice": lambda _, x: x + math.log(2),
+            "is read from the next head": lambda index, _: _sink_of_next(problem, index),
+        }
+        for words, change in sinks.items():
+            yield Alternative(f"the sink {words}", problem.replaced("sinks", change))
+
+
+def list_added(problem: Problem) -> Iterator[Alternative]:
+    """List sums of weights in which there is more than the weights of the keys."""
+    if problem.has_sinks:
+        return
+    added = problem._replace(has_sinks=True).replaced("sinks", lambda *_: np.zeros((1, 1)))
+    yield Alternative("1 is added to the sum of e^score (like one more key with score 0)", added)
+
+
+def _sink_of_next(problem: Problem, index: Index) -> Any:
+    nearest = (*index[:-1], (index[-1] + 1) % problem.lead[-1]) if index else index
+    return problem.read(nearest)["sinks"]
+
+
+def _list_visible(problem: Problem) -> Iterator[Alternative]:
+    """List what queries may see by their place."""
+    if problem.packed is not None:
+        for one in _list_visible(one_sequence(problem)):
+            yield within_sequences(problem, one)
+        return
+    n, m, _ = problem.shape
+    band, (left, right) = show_band(problem), problem.window
+
+    is_causal = problem.causal or right == 0
+    if left is not None and right is not None:
+        for words, window in (("left", (None, right)), ("right", (left, None))):
+            text = f"the window has no limit on the {words}"
+            yield Alternative(text, problem._replace(window=window))
+    if right is None:
+        reach = "" if problem.causal else "attention is causal, and "
+        for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
+            seen = partial(_show_reach, left=left, right=by)
+            yield Alternative(f"{reach}a query {words}", problem, seen)
+        if n != m:
+            for words, shift in (("first", m - n), ("middle", (m - n) // 2)):
+                text = f"{reach}the causal mask is aligned to the {words} key"
+                text += " (query i sees key j if j <= i)" if words == "first" else ""
+                seen = partial(_show_reach, left=left, right=-shift)
+                yield Alternative(text, problem, seen)
+    if right in (None, 0):
+        reach = "" if is_causal else "attention is causal, and "
+        for size in (x for x in _BLOCKS if x < max(n, m)):
+            theirs = {"all keys of the block": size - 1, "only the keys before the block": -1}
+            for words, last in theirs.items():
+                text = f"{reach}queries of a block of {size} see {words}"
+                seen = partial(_show_blocks, size=size, last=last, left=left)
+                yield Alternative(text, problem, seen)
+    for side, words, change in (
+        (left, "left", lambda x: (x, right)),
+        (right, "right", lambda x: (left, x)),
+    ):
+        for by in (-1, 1):
+            if side is not None and side + by >= 0:
+                text = f"the window reaches {side + by} keys to the {words}, not {side}"
+                yield Alternative(text, problem._replace(window=change(side + by)))
+    for size in (x for x in _WRAPS if (is_causal or left is not None) and x < max(n, m)):
+        for words, wrap in _WRAPPED.items():
+            text = f"positions of {words} are taken modulo {size}"
+            seen = partial(_show_wrapped, band=band, wrap=partial(wrap, size=size))
+            yield Alternative(text, problem, seen)
+    if left is not None or right is not None:
+        words = "all queries have the window of the last query"
+        yield Alternative(words, problem, lambda x: band(x._replace(i=0 * x.i + x.n - 1)))
+        if n != m:
+            words = "the window is aligned to the first key, not to the last"
+            yield Alternative(words, problem, lambda x: band(x._replace(n=x.m)))
+    if left is not None and right is not None and left != right and not is_causal:
+        text = "the left and right limits of the window are swapped"
+        yield Alternative(text, problem._replace(window=(right, left)))
+    if left is not None:
+        for words, back in (("half", left // 2), ("double", 2 * left)):
+            text = f"the window reaches {back} keys to the left, {words} of {left}"
+            yield Alternative(text, problem._replace(window=(back, right)))
+    if left is not None and right is not None:
+        for words, sides in (("half", (left // 2, right // 2)), ("double", (2 * left, 2 * right))):
+            text = f"the window has {words} the width on each side, {sides[0]} and {sides[1]}"
+            yield Alternative(text, problem._replace(window=sides))
+    if left and (0 if is_causal else right) not in (None, left):
+        text = f"the window reaches {left} keys to both sides" + ", not causal" * problem.causal
+        yield Alternative(text, problem._replace(causal=False, window=(left, left)))
+
+
+def _show_reach(x: Place, left: int | None, right: int) -> Seen:
+    seen = x.ahead <= right
+    return seen if left is None else seen & (x.ahead >= -left)
+
+
+def _show_wrapped(x: Place, band: Callable[[Place], Seen], wrap: Callable[[Place], Place]) -> Seen:
+    return band(wrap(x))
+
+
+def _show_blocks(x: Place, size: int, last: int, left: int | None) -> Seen:
+    level = x.i + x.m - x.n
+    seen: Seen = x.j <= level // size * size + last
+    return seen if left is None else seen & (x.ahead >= -left)
+
+
+def _list_masks(problem: Problem) -> Iterator[Alternative]:
+    """List what may be done with a mask or a bias, and a bias that is not given."""
+    arrays = problem.first
+    n, m, _ = problem.shape
+    for name in ("mask", "bias"):
+        if name not in arrays or (name == "mask" and problem.packed is not None):
+            continue
+        for words, at in list_other_heads(problem):
+            taken = problem.with_arrays_of([name], at)
+            yield Alternative(f"the {name} is read from {words}", taken)
+        if n == m:
+            text = f"the {name} is transposed"
+            yield Alternative(text, problem.replaced(name, lambda _, x: x.T))
+    if "mask" in arrays and problem.packed is None:  # that of sequences is none of the user's
+        yield from list_diagonals(problem)
+        for by in (-2, -1, 1, 2, 3, 4):
+            change = partial(_move_ends, by=by)
+            moved = problem.replaced("mask", change)
+            yield Alternative(_describe_ends(arrays["mask"], by), moved)
+        of_keys = np.all(arrays["mask"] == arrays["mask"][:1])
+        text = "lengths in the mask are rounded up to multiples of {} keys"
+        text = text if of_keys else "a tile of {} keys is seen whole if the mask shows one of them"
+        for size in _TILES:
+            yield Alternative(
+                text.format(size), problem.replaced("mask", partial(fill_tiles, size=size))
+            )
+        for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
+            added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
+            yield Alternative(f"the mask is added to scores as {words}", added)
+    if "bias" in arrays:
+        text = "the bias is also multiplied by the scale"
+        yield Alternative(text, problem, bias=lambda _, at, x: problem.scale * np.asarray(x))
+        yield from _list_bias_tiles(problem)
+    for words, power in _SLOPES.items():
+        slopes = partial(_slope_of_head, problem, power)
+        if not _is_multiple(problem, slopes):  # of which the factor is fitted
+            text = f"the bias is ALiBi with slopes 2^{words}"
+            yield Alternative(text, problem, bias=slopes)
+
+
+def _list_bias_tiles(problem: Problem) -> Iterator[Alternative]:
+    """List biases of which the first row, or a tile, is used for all."""
+    n, m, _ = problem.shape
+    for size, (words, wrap) in product((1, *_TILES), _WRAPPED.items()):
+        text = f"the bias is read as if positions of {words} were taken modulo {size}"
+        if size < (m if words == "keys" else n) and (size > 1 or words == "queries"):
+            text = "row 0 of the bias is used for all queries" if size == 1 else text
+            read = partial(_read_bias, problem, partial(wrap, size=size))
+            yield Alternative(text, problem, bias=read)
+
+
+def _read_bias(problem: Problem, wrap: Callable[..., Place], x: Place, at: Index, _: Any) -> Any:
+    """Read the bias at other places."""
+    there = wrap(x)
+    return problem.read(at)["bias"][there.i, there.j]
+
+
+_SLOPES: Mapping[str, Callable[[int, int], float]] = {
+    "(-8 h / heads), h from 1": lambda h, heads: -8 * (h + 1) / heads,
+    "(-8 h / heads), h from 0": lambda h, heads: -8 * h / heads,
+    "(-8 h / heads), h from the last head": lambda h, heads: -8 * (heads - h) / heads,
+    "-h, h from 1": lambda h, _: -(h + 1),
+    "(-8 h / c) in c heads, a power of 2, then odd h / 2": lambda h, heads: _power_of(h, heads),
+}
+
+
+def _power_of(h: int, heads: int) -> float:
+    """Return the power of 2 of a slope as ALiBi has it for any number of heads."""
+    closest = 1 << (heads.bit_length() - 1)
+    return -8 * (h + 1) / closest if h < closest else -4 * (2 * (h - closest) + 1) / closest
+
+
+def _slope_of_head(
+    problem: Problem, power: Callable[[int, int], float], x: Place, index: Index, _: Any
+) -> Any:
+    heads = problem.lead[-1] if problem.lead else 1
+    return -float(np.exp2(power(index[-1] if index else 0, heads))) * np.abs(x.ahead)
+
+
+def _is_multiple(problem: Problem, other: Bias) -> bool:
+    """Tell whether the bias of a problem is another times one number, in some rows of all heads."""
+    ratios = []
+    n, m, _ = problem.shape
+    i = np.arange(0, n, max(1, n // _COMPARED_ROWS))
+    for index in np.ndindex(problem.lead):
+        mine = problem.read(index).get("bias")
+        if mine is None:
+            return False
+        mine, theirs = mine[i], other(Place(i[:, None], np.arange(m), n, m, None), index, None)
+        seen = np.isfinite(mine) & (theirs != 0)
+        ratios.append(mine[seen] / theirs[seen])
+    every = np.concatenate(ratios)
+    return every.size > 0 and bool(np.ptp(every) <= 1e-2 * np.abs(every[0]))
+
+
+def _move_ends(_: Index, mask: Any, by: int) -> Any:
+    """Show so many keys more after each key that is seen, or hide the last of them."""
+    keys = np.arange(mask.shape[-1])
+    seen = mask
+    for step in range(1, abs(by) + 1):
+        if by > 0:
+            seen = seen | (np.roll(mask, step, -1) & (keys >= step))
+        else:
+            seen = seen & np.roll(mask, -step, -1) & (keys < len(keys) - step)
+    return seen
+
+
+def _describe_ends(mask: Any, by: int) -> str:
+    count, keys, be = abs(by), *(("key", "is") if abs(by) == 1 else ("keys", "are"))
+    seen = f"{be} {'seen' if by > 0 else 'hidden'}"
+    ends = np.unique(np.argmin(mask, -1))
+    first = int(ends[0]) + min(by, 0)
+    span = str(first) if count == 1 else f"{first} to {first + count - 1}"
+    at = f" (in the first head {keys} {span} {seen})" if len(ends) == 1 else ""
+    return f"the mask ends {count} {keys} too {'late' if by > 0 else 'early'}{at}"
+
+
+def list_families(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[float], Alternative], tuple[float, ...]]]:
+    """List kernels with a number that is fitted, with its name and where fits start."""
+
+    def rescale(c: float) -> Alternative:
+        return Alternative("", problem._replace(scale=c * problem.scale))
+
+    def cap(c: float) -> Alternative:
+        return Alternative("", problem._replace(softcap=c))
+
+    def count_bias(c: float) -> Alternative:
+        return Alternative("", problem, bias=lambda _, at, x: c * np.asarray(x))
+
+    yield "the scale is {} times the declared scale", rescale, (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+    pads = (1.0, 8.0, 64.0, 512.0, 4096.0)
+    text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
+    yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
+    n, m, _ = problem.shape
+    log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
+
+    def multiply(factors: Any, name: str = "q") -> Alternative:
+        return Alternative("", problem.replaced(name, lambda _, x: factors * x))
+
+    if problem.packed is None:
+        text = "scores are multiplied by {} times the log of the position of the query, from 1"
+        yield text, lambda c: multiply(c * log_of_place), (0.2, 1.0)
+        text = "scores are multiplied by log(position of the query) / log({}) if this is above 1"
+        starts = tuple(2.0**x for x in range(4, max(5, m.bit_length())))
+        yield text, lambda c: multiply(np.maximum(log_of_place / math.log(c), 1.0)), starts
+    caps: tuple[float, ...] = (5.0, 15.0, 30.0, 50.0, 100.0)
+    if problem.softcap is not None:
+        caps = tuple(x * problem.softcap for x in (0.25, 0.5, 1.0, 2.0, 4.0))
+    yield "the soft cap is {}", cap, caps
+    if "bias" in problem.first:
+        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.5, 1.0, 2.0, 4.0)
+    if problem.has_sinks:
+        starts = (-1.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+        yield "each sink is multiplied by {}", lambda c: multiply(c, "sinks"), starts
+
+
+def _pad(head: SoftmaxHead, count: float) -> Result:
+    """Add so many keys of score 0 and value 0: one at least, as fewer could be any error."""
+    x = attend(head)
+    return pad_sum(x, np.full(x.lse.shape, math.log(max(count, 1.0))))
+
+
+def _add_mask(problem: Problem, factor: float, index: Index, bias: Any) -> Any:
+    mask = problem.read(index)["mask"]
+    return np.where(mask, factor, 0.0) + (0.0 if bias is None else bias)
+
+
+def _take_from(problem: Problem, name: str, index: Index, _: Any) -> Any:
+    return problem.read(index)[name]
+
+
+def _list_places(problem: Problem) -> Iterator[Alternative]:
+    """List other heads, queries and keys that may be read."""
+    n, m, _ = problem.shape
+    if problem.key_heads is not None:
+        yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
+    for words, at in list_other_heads(problem):
+
+        def of_head(rows: Rows, at: Any = at) -> Rows:
+            return rows._replace(at=at(rows.at))
+
+        yield Alternative(f"each head holds the output of {words}", problem, move=of_head)
+        for names in ("kv", "k", "v"):
+            called = " and ".join({"k": "keys", "v": "values"}[x] for x in names)
+            taken = problem.with_arrays_of(names, at)
+            yield Alternative(f"{called} are read from {words}", taken)
+    for words, by in (("the query before", -1), ("the next query", 1)):
+
+        def of_query(rows: Rows, by: int = by) -> Rows:
+            return rows._replace(queries=np.clip(rows.queries + by, 0, n - 1))
+
+        yield Alternative(f"each row holds the output of {words}", problem, move=of_query)
+    for size in (x for x in _WRAPS if x < max(n, m)):
+        for names, key in (("q", "query i"), ("kv", "key j")):
+            text = f"row {key[-1]} % {size} of {' and '.join(names)} is used for {key}"
+            wrapped = problem
+            for name in names:
+                wrapped = wrapped.replaced(name, partial(_start_again, size=size))
+            # Copies of the first keys have the weights of these alone.
+            yield Alternative(text, wrapped, plain=names == "q")
+    if len(problem.lead) and problem.lead[-1] > 1:
+        reverse = problem.replaced("k", lambda _, x: x[::-1])
+        yield Alternative("keys are read in reverse order", reverse)
+    if n == m:
+        turned = problem.replaced("q", partial(_take_from, problem, "k"))
+        turned = turned.replaced("k", partial(_take_from, problem, "q"))
+        yield Alternative("q and k are swapped", turned)
+    d, d_v = (problem.first[x].shape[-1] for x in "kv")
+    if d == d_v:
+        for name, other in ("vk", "kv"):
+            taken = problem.replaced(name, partial(_take_from, problem, other))
+            yield Alternative(f"{other} is used as {name}", taken)
+    for width in sorted({x for x in (16, 32, 64, 128, 256) if x < d}):
+        cut = problem.replaced("q", partial(_cut, width=width))
+        yield Alternative(f"q . k sums the first {width} channels only", cut)
+    for size in (x for x in _TILES if x < m):
+        for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
+            grown = problem.replaced("k", partial(_grow, size=size, by=factor))
+            text = f"the scale is multiplied by {words} again for each tile of {size} keys"
+            yield Alternative(text, grown)
+    yield from _list_strides(problem)
+    yield from list_narrow(problem)
+    yield from list_scales(problem)
+
+
+def _grow(_: Index, x: Any, size: int, by: float) -> Any:
+    return x * (by ** (np.arange(len(x)) // size))[:, None]
+
+
+def _start_again(_: Index, x: Any, size: int) -> Any:
+    return x[np.arange(len(x)) % size]
+
+
+def _cut(_: Index, x: Any, width: int) -> Any:
+    return np.where(np.arange(x.shape[-1]) < width, x, 0.0)
+
+
+def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
+    """List other key heads that query heads may share."""
+    share = heads // keys
+    dealt = problem.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
+    yield Alternative(f"query head h uses key head h % {keys}", dealt)
+    for words, key in (
+        (f"h // {keys}", lambda h: min(h // keys, keys - 1)),
+        (f"h % {keys}", lambda h: h % keys),
+        ("0", lambda h: 0),
+    ):
+
+        def at(index: Index, key: Callable[[int], int] = key) -> Index:
+            return (*index[:-1], key(index[-1]) * share)
+
+        for names, called in (("kv", ""), ("v", ", for values only"), ("k", ", for keys only")):
+            if words != f"h % {keys}" or names != "kv":
+                text = f"query head h uses key head {words}{called}"
+                yield Alternative(text, problem.with_arrays_of(names, at))
+
+
+def _list_strides(problem: Problem) -> Iterator[Alternative]:
+    """List arrays that are read with the strides of another layout."""
+    heads = problem.lead[-1] if problem.lead else 1
+    arrays = {"v": "values", "k": "keys", "q": "queries", "kv": "keys and values"}
+    for names, called in arrays.items():
+        rows, width = problem.first[names[-1]].shape
+        text = f"{called} are read with the strides of"
+        if names != "kv":
+            turned = problem.replaced(names, lambda _, x: x.reshape(x.shape[::-1]).T)
+            yield Alternative(f"{text} ({width}, {rows}), not ({rows}, {width})", turned)
+        shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
+        count = heads // shared
+        if count > 1 and heads * rows * width <= _STACKED:
+            for words, take in (
+                ("(heads, rows), not (rows, heads)", _by_heads),
+                ("(rows, heads), not (heads, rows)", _by_rows),
+            ):
+                turned = problem
+                for x in names:
+                    turned = turned.replaced(x, partial(_read_other, problem, x, shared, take))
+                yield Alternative(f"{text} {words}", turned)
+    yield from _list_mask_strides(problem)
+
+
+def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
+    """List masks and biases that are read with rows, or tiles of keys, of another length.
+
+    All of them, or the part of the last n keys, as that of a tree of tokens, in words of bits.
+    """
+    n, m, _ = problem.shape
+    if n * m > _STACKED or problem.packed is not None:
+        return
+    parts = {"": (0, m)} | ({f" of the last {n} keys": (m - n, n)} if 1 < n < m else {})
+    for name, part in product((x for x in ("mask", "bias") if x in problem.first), parts):
+        start, width = parts[part]
+        lengths = {
+            n,
+            *(width + -width % x for x in (8, *_TILES)),
+            *(width - width % x for x in _TILES),
+        }
+        lengths |= {x for x in _WORD_BITS if part and x < width}
+        strides = {
+            f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
+        }
+        tiles = [x for x in _TILES if x < width]
+        strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
+        for words, (row, tile) in strides.items():
+            read = partial(_read_strided, start=start, row=row, tile=tile)
+            text = f"the {name}{part} is read with {words}"
+            yield Alternative(text, problem.replaced(name, read))
+
+
+def _read_strided(_: Index, x: Any, start: int, row: int, tile: int) -> Any:
+    """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
+    last = x[:, start:]
+    keys = np.arange(last.shape[1])
+    at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
+    read = last.reshape(-1)[np.minimum(at, last.size - 1)]
+    return np.concatenate([x[:, :start], read], -1)
+
+
+def _by_heads(x: Any) -> Any:
+    return np.swapaxes(x, 0, 1).reshape(x.shape)
+
+
+def _by_rows(x: Any) -> Any:
+    return np.swapaxes(x.reshape(x.shape[1], x.shape[0], -1), 0, 1)
+
+
+def _read_other(
+    problem: Problem, name: str, shared: int, take: Callable[[Any], Any], index: Index, _: Any
+) -> Any:
+    heads = range(0, problem.lead[-1], shared)
+    stack = np.stack([problem.read((*index[:-1], h))[name] for h in heads])
+    return take(stack)[index[-1] // shared]

@@ -1,0 +1,145 @@
+"""Inputs that are changed before they are multiplied: rounded, scaled, rotated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.formats import FORMATS, Format
+from ...rounding.problems import Index, Problem
+from .heads import list_other_heads
+from .sampled import Alternative
+from .slips import KEPT, TILE_SIZES, move_rows
+
+_CALLED = {"q": "queries", "k": "keys", "v": "values"}
+_ANGLE_BASES = (1e4, 5e5, 1e6)  # of the angles of positions
+_TURNED = {"queries and keys": "qk", "keys": "k", "queries": "q"}
+_NARROW = {  # what is done to inputs
+    "cut to TF32, not rounded,": "tfloat32-truncated",
+    "rounded to TF32": "tfloat32",
+    "rounded to float16": "float16",
+    "rounded to bfloat16": "bfloat16",
+    "rounded to float8_e4m3fn": "float8_e4m3fn",
+    "rounded to float8_e5m2": "float8_e5m2",
+}
+
+
+def list_scales(problem: Problem) -> Iterator[Alternative]:
+    """List scales of 8-bit arrays that are left out, used twice, or those of others."""
+    given = tuple(x for x in "qkv" if f"{x}_scale" in problem.first)
+    changes: dict[str, Callable[..., Any]] = {
+        "not applied": partial(_rescale, at=None, power=-1),
+        "applied twice": partial(_rescale, at=None, power=1),
+    }
+    for words, at in list_other_heads(problem):
+        changes[f"read from {words}"] = partial(_rescale, at=at, power=0)
+    fewest = min((len(problem.first[f"{x}_scale"]) for x in given), default=0)
+    for size in (x for x in TILE_SIZES if x < fewest):
+        for words, by in (("late", -size), ("early", size)):
+            changes[f"read {size} tokens too {words}"] = partial(_move_scale, by=by)
+    for names in dict.fromkeys((given, *((x,) for x in given))) if given else ():
+        called = f"{' and '.join(f'{x}_scale' for x in names)} {'are' if names[1:] else 'is'}"
+        for words, change in changes.items():
+            scaled = problem
+            for x in names:
+                scaled = scaled.replaced(x, partial(change, problem, f"{x}_scale"))
+            yield Alternative(f"{called} {words}", scaled)
+    for x, y in permutations(given, 2):
+        if not _may_scale(problem, x, y):
+            continue
+        by_other = partial(_scale_by, problem, f"{x}_scale", f"{y}_scale")
+        scaled = problem.replaced(x, partial(by_other, -1))
+        text = f"{_CALLED[x]} are multiplied by {y}_scale, not by {x}_scale"
+        yield Alternative(text, scaled)
+        text = f"{_CALLED[x]} are also multiplied by {y}_scale"
+        yield Alternative(text, problem.replaced(x, partial(by_other, 0)))
+        if x < y and _may_scale(problem, y, x):
+            back = partial(_scale_by, problem, f"{y}_scale", f"{x}_scale", -1)
+            yield Alternative(f"{x}_scale and {y}_scale are exchanged", scaled.replaced(y, back))
+
+
+def _may_scale(problem: Problem, x: str, y: str) -> bool:
+    """Tell whether an array may be multiplied by the scale of another."""
+    sizes = zip(problem.first[f"{y}_scale"].shape, problem.first[x].shape, strict=True)
+    return all(a in (1, b) for a, b in sizes)
+
+
+def _rescale(problem: Problem, name: str, index: Index, x: Any, at: Any, power: int) -> Any:
+    """Multiply by a power of the own scale, or take that of another head."""
+    own = problem.read(index)[name]
+    return x * own**power if at is None else x / own * problem.read(at(index))[name]
+
+
+def _move_scale(problem: Problem, name: str, index: Index, x: Any, by: int) -> Any:
+    """Take the scales of the tokens so many places later; where there are none, the own."""
+    own = problem.read(index)[name]
+    return x / own * move_rows(index, own, by, KEPT)
+
+
+def _scale_by(problem: Problem, own: str, other: str, power: int, index: Index, x: Any) -> Any:
+    """Multiply by a scale of another array, and by a power of the own one."""
+    arrays = problem.read(index)
+    return x * arrays[own] ** power * arrays[other]
+
+
+def list_narrow(problem: Problem) -> Iterator[Alternative]:
+    """List arrays that are rounded to another type before they are multiplied."""
+    scales = {"": 1.0, " and log2(e)": math.log2(math.e)} if problem.scale else {}
+    for name, to in ((x, FORMATS[y]) for x, y in _NARROW.items()):
+        if "TF32" in name and FORMATS[problem.storage].digits <= to.digits:
+            continue
+        for arrays in ("qkv", "kv", "v", "k", "q"):
+            words = " and ".join(_CALLED[x] for x in arrays[-2:])
+            words = f"queries, {words}" if len(arrays) == 3 else words
+            rounded = problem
+            for x in arrays:
+                rounded = rounded.replaced(x, partial(_round, to))
+            yield Alternative(f"{words} are {name} first", rounded)
+        for (words, factor), x in product(scales.items(), "qk" if not to.has_8_bits else ""):
+            text = f"{_CALLED[x]} times the scale{words} are {name} first"
+            by_scale = partial(_round, to, by=factor * problem.scale)
+            yield Alternative(text, problem.replaced(x, by_scale))
+
+
+def _round(to: Format, _: Index, x: Any, by: float = 1.0) -> Any:
+    return to.round(x * by) / by
+
+
+def list_rotated(problem: Problem) -> Iterator[Alternative]:
+    """List queries and keys that are rotated by their positions, or back; the last are level."""
+    (n, m, _), d = problem.shape, problem.first["q"].shape[-1]
+    if d % 2 or problem.packed is not None:
+        return
+    starts = {"q": m - n, "k": 0}
+    for turn, called, base, of in product((1, -1), _TURNED, _ANGLE_BASES, ("halves", "pairs")):
+        moved = problem
+        for x in _TURNED[called]:
+            rotate = partial(
+                _rotate_columns, start=starts[x], base=base, pairs=of == "pairs", turn=turn
+            )
+            moved = moved.replaced(x, rotate)
+        words = "rotated (RoPE) once more" if turn > 0 else "not rotated (RoPE)"
+        yield Alternative(f"{called} are {words}, by base {base:g} in {of} of the columns", moved)
+
+
+def _rotate_columns(
+    _: Index, x: Doubles, start: int, base: float, pairs: bool, turn: int
+) -> Doubles:
+    """Multiply columns, two of them as a complex number, by e^(i position base^(-2 c / d))."""
+    two = [x[:, ::2], x[:, 1::2]] if pairs else np.split(x, 2, -1)
+    factors = _compute_turns(*x.shape, start, base)
+    turned = (two[0] + 1j * two[1]) * (factors if turn > 0 else factors.conj())
+    return np.stack([turned.real, turned.imag], -1 if pairs else -2).reshape(x.shape)
+
+
+@lru_cache(maxsize=2 * len(_ANGLE_BASES))
+def _compute_turns(n: int, d: int, start: int, base: float) -> npt.NDArray[np.complex128]:
+    angles = (start + np.arange(n))[:, None] * base ** (-np.arange(0, d, 2) / d)
+    return np.asarray(np.exp(1j * angles))

@@ -1,0 +1,470 @@
+"""What is fitted to wrong rows: how often tiles of keys count, and other rows that these hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.blocks import blocks
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.head import SoftmaxHead
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...rounding.roundings import Roundings
+from ...verification.findings import Numbers, Suspect, name_span
+from .heads import weigh_keys
+from .sampled import Alternative, Place, Result, attend
+from .slips import TILE_SIZES, score_all
+from .wrong_rows import FAR, Sample, Sampled, differ, divide, rate_rows, row_sizes, thin
+
+_MOST_TILES, _SOME_ROWS = 64, 32  # of keys; and rows of a tile, at most, to which counts are fitted
+_MOST_COUNT, _OFF_COUNT = 16, 0.2  # how often a tile may count, and how far a fit may be off
+_SEEN, _LEFT = 3.0, 4.0  # root mean square of z that shows a tile, and that a fit may leave
+_NO_REST = 1e-6  # the same of what is no tile, if there is no such
+_POOL, _HEADS = 2**24, 4  # pairs of rows that are compared, and wrong heads, at most
+_FEWEST, _NEAR_ONE = 4, 0.01  # rows that hold others, at least; factor that is none
+_MATCHED, _PART = 0.9, 0.3  # shares of wrong rows that hold others: of all, and of a part
+_HALF, _SURE, _LEAST_ERROR = 0.5, 0.2, 2e-3  # of a weight: lost or not; how sure, at most
+_SUREST = 0.12  # the same, of the surest
+_LEAST_FACTOR = 1.01  # of weights that are kept
+_MORE_LIKELY = 40.0  # twice the log of likelihoods, that two factors are than normal ones
+_AS_NEAR, _APART = 0.8, 1.5  # of what one factor leaves, what one for each row does, at least
+_FEWEST_WEIGHTS = 48  # that are known, at least, of those that may be lost
+_TIMES = {0: "are left out", 2: "count twice"} | {
+    x: f"count {x} times" for x in range(3, _MOST_COUNT + 1)
+}
+
+# What is added to the sum of the weights and to that of the values, by scores and weights.
+_Slip = Callable[[SoftmaxHead, Doubles, Doubles], tuple[Any, Doubles]]
+Columns = Callable[[Sampled, int], Doubles]  # rows and size of a tile: (rows, columns, tiles + 1)
+
+
+def list_counted(
+    problem: Problem, wrong: Sequence[Sampled], columns: Columns, longest: int
+) -> Iterator[Alternative]:
+    """List kernels in which tiles of keys count 0, 2 or more times, by head, or by tile of rows.
+
+    If `longest` is not 0, tiles of wrong rows are of that size.
+    Sums over tiles of keys, and what is always in the sum, are 0 if each is counted so often.
+    """
+    n, m, _ = problem.shape
+    sizes = [x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x]
+    for length in [x for x in (n, *TILE_SIZES[::-1]) if x <= (longest or n)]:
+        for size in sizes:
+            counts = _count_all(wrong, columns, length, size)
+            if counts:
+                text = _describe_counts(problem, counts, length, size)
+                count = partial(_count_tiles, counts, length, size)
+                yield Alternative(text, problem, bias=count)
+                return
+
+
+def _count_all(
+    wrong: Sequence[Sampled], columns: Columns, length: int, size: int
+) -> dict[tuple[Index, int], npt.NDArray[np.int64]]:
+    """Count tiles of keys for each tile of wrong rows; none if one has no counts."""
+    counts = {}
+    for x in wrong:
+        tiles = x.rows.queries // length
+        for at in np.unique(tiles).tolist():
+            some = x.take(thin(np.flatnonzero(tiles == at), _SOME_ROWS))
+            found = _count(columns(some, size))
+            if found is None:
+                return {}
+            counts[x.rows.at, at] = found
+    return counts
+
+
+def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
+    """Find the numbers of times by which columns add to 0: 1 is the least, or the commonest."""
+    flat = columns.reshape(-1, columns.shape[-1])
+    seen = np.sqrt(np.mean(np.square(flat), 0)) > _SEEN
+    seen[-1] = False
+    if not seen.any() or not np.all(np.isfinite(flat)):
+        return None
+    some, rest = flat[:, seen], np.sum(flat[:, ~seen], -1, keepdims=True)
+    both = np.concatenate([some, rest], -1)
+    of_zero = both if np.sqrt(np.mean(rest * rest)) > _NO_REST else some
+    vector = np.linalg.eigh(of_zero.T @ of_zero)[1][: some.shape[-1], 0]
+    least = vector[np.abs(vector) > np.max(np.abs(vector)) / (_MOST_COUNT + 1)]
+    for usual in (least[np.argmin(np.abs(least))], np.median(vector)):
+        fitted = vector / (usual or 1e-300)
+        counts = np.rint(fitted)
+        left = both @ np.append(counts, 1.0)
+        strange = np.any((counts < 0) | (counts > _MOST_COUNT)) or np.all(counts == 1)
+        if strange or np.max(np.abs(fitted - counts)) > _OFF_COUNT:
+            continue
+        if np.sqrt(np.mean(left * left)) < _LEFT:
+            every = np.ones(columns.shape[-1] - 1, np.int64)
+            every[seen[:-1]] = counts
+            return every
+    return None
+
+
+def _count_tiles(
+    counts: Mapping[tuple[Index, int], Any],
+    length: int,
+    size: int,
+    x: Place,
+    index: Index,
+    bias: Doubles | None,
+) -> Doubles:
+    """Add the logarithm of counts to scores."""
+    ones = np.ones(-(-x.m // size))
+    times = [counts.get((index, at), ones) for at in (x.i[:, 0] // length).tolist()]
+    more = np.log(np.maximum(np.stack(times)[:, x.j // size], 1e-300))
+    return np.asarray(more if bias is None else bias + more)
+
+
+def _describe_counts(
+    problem: Problem, counts: Mapping[tuple[Index, int], Any], length: int, size: int
+) -> str:
+    n, m, _ = problem.shape
+    (index, at), first = next(iter(counts.items()))
+
+    def spans(times: int) -> str:
+        tiles = np.split(np.arange(len(first)), np.flatnonzero(np.diff(first)) + 1)
+        some = (x * size for x in tiles if first[x[0]] == times)
+        return " and ".join(f"{x[0]} to {min(x[-1] + size, m) - 1}" for x in some)
+
+    words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
+    text = ", ".join(words)
+    if 0 in first and np.sum(first) == len(first):
+        text += " (used instead)"
+    if all(np.array_equal(x, first) for x in counts.values()) and length == n:
+        return text
+    queries = name_span("queries", np.arange(n)[at * length :][:length])
+    rows = f"{queries} of head {place(index)}"
+    kind = "heads" if length == n else "tiles of rows"
+    more = f" (and keys in {len(counts) - 1} more {kind})" if len(counts) > 1 else ""
+    least, most = (f({c for x in counts.values() for c in x.tolist()}) for f in (min, max))
+    what = " or ".join(["are lost"] * (least == 0) + ["count more than once"] * (most > 1))
+    return f"tiles of {size} keys {what}: for {rows}, {text}{more}"
+
+
+def list_mixed(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Iterator[Alternative]:
+    """List the kernel that reads other blocks of the cache: of wrong batch members, all of them."""
+    packed, m = problem.packed, problem.shape[1]
+    if packed is None or packed.queries.ndim == 1 or "bias" in problem.first:
+        return
+    if packed.causal or packed.window != (None, None):  # then the order of blocks matters
+        return
+    lengths = (packed.keys[:, 1] - packed.keys[:, 0]).tolist()
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
+        pool = [(c, t) for c, length in enumerate(lengths) for t in range(-(-length // size))]
+        read: dict[int, list[tuple[int, int]]] = {}
+        for member in sorted({x.rows.at[0] for x in wrong}):
+            heads, part = [x for x in wrong if x.rows.at[0] == member], lengths[member] % size
+            if 2 * len(pool) > sum(x.got.size for x in heads):  # too few numbers to tell
+                break
+            columns = [_sum_blocks(problem, unit, x, pool, size, part) for x in heads]
+            counts = _count(np.concatenate(columns))
+            if counts is None:
+                break
+            full, last = np.split(
+                np.repeat(np.arange(len(counts)), counts), [sum(counts[: len(pool)])]
+            )
+            read[member] = [pool[x % len(pool)] for x in (*full, *last)]
+            if (len(full), len(last)) != (lengths[member] // size, int(part > 0)):
+                break
+        else:
+            put = (partial(_put_blocks, problem, x, size, read) for x in "kv")
+            moved = problem.replaced("k", next(put)).replaced("v", next(put))
+            yield Alternative(_describe_blocks(read, size), moved)
+            return
+
+
+def _sum_blocks(
+    problem: Problem,
+    unit: float,
+    x: Sampled,
+    pool: Sequence[tuple[int, int]],
+    size: int,
+    part: int,
+) -> Doubles:
+    """Sum over blocks, and parts of each, what it adds to an output, as `sum_by_tiles` does."""
+    at, lse = x.rows.at, attend(Alternative("", problem).head(x.rows)).lse
+    sums: list[list[Doubles]] = [[], []]
+    for member in sorted({c for c, _ in pool}):
+        theirs = problem.with_arrays_of("kv", {at: (member, *at[1:])}.__getitem__)
+        head = Alternative("", theirs).head(x.rows)._replace(mask=None)
+        w = weigh_keys(head, lse)
+        for start in (t * size for c, t in pool if c == member):
+            for found, count in zip(sums, (size, part) if part else (size,), strict=False):
+                j = slice(start, start + count)
+                found.append(w[:, j] @ head.v[j] - np.sum(w[:, j], -1, keepdims=True) * x.got)
+    rest = 0 * x.got if head.sink is None else -np.exp(head.sink - lse)[:, None] * x.got
+    both = np.stack([*sums[0], *sums[1], rest], -1)
+    return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
+
+
+def _put_blocks(
+    problem: Problem,
+    name: str,
+    size: int,
+    read: Mapping[int, Sequence[tuple[int, int]]],
+    at: Index,
+    x: Any,
+) -> Any:
+    blocks = [problem.read((c, *at[1:]))[name][t * size :][:size] for c, t in read.get(at[0], ())]
+    new = np.concatenate([*blocks, x[:0]])[: len(x)]
+    return np.concatenate([new, x[len(new) :]])
+
+
+def _describe_blocks(read: Mapping[int, Sequence[tuple[int, int]]], size: int) -> str:
+    """Say which blocks of the first member are others."""
+    member, found = next(iter(read.items()))
+    own = [(member, t) for t in range(len(found))]
+    lost, others = ([x for x in a if x not in b] for a, b in ((own, found), (found, own)))
+    named = ", ".join(f"{t * size} to {t * size + size - 1}" for _, t in lost)
+    there = ", ".join(f"{t * size} to {t * size + size - 1} of batch member {c}" for c, t in others)
+    more = f" (and in {len(read) - 1} more batch members)" if len(read) > 1 else ""
+    if not lost:  # the order matters as the last is not full
+        t = found[-1][1] * size
+        last = f"the last block of {size} keys of batch member {member}"
+        return f"{last} is keys {t} to {t + size - 1}{more}"
+    where = f"not keys {named} of batch member {member}, but keys {there}{more}"
+    return f"blocks of {size} keys are read from elsewhere: {where}"
+
+
+def list_wrong_tiles(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternative]:
+    """List the kernel in which a tile of keys goes wrong that fits some rows best.
+
+    Errors are in multiples of `sizes`.
+    """
+    weighed = _weigh_head(Alternative("", problem).head(x.rows))
+    slips = [*_list_slips_of_tiles(problem)]
+    z = (divide(differ(x.got, _add_slip(*weighed, slip).out), sizes) for _, slip in slips)
+    off = [float(np.sum(y * y)) for y in z]
+    if slips:
+        text, slip = slips[int(np.argmin(off))]
+        compute = partial(_compute_slip, slip=slip)
+        yield Alternative(text, problem, compute=compute)
+
+
+def _weigh_head(head: SoftmaxHead) -> tuple[SoftmaxHead, Result, Doubles, Doubles]:
+    """Compute the exact result, scores and weights."""
+    exact, s = attend(head), score_all(head)
+    return head, exact, s, np.exp(s - exact.lse[:, None])
+
+
+def _compute_slip(head: SoftmaxHead, slip: _Slip) -> Result:
+    return _add_slip(*_weigh_head(head), slip)
+
+
+def _add_slip(head: SoftmaxHead, exact: Result, s: Doubles, w: Doubles, slip: _Slip) -> Result:
+    """Add to the sums of weights, and of values, of which the exact ones are 1 and the output."""
+    more, moved = slip(head, s, w)
+    return exact._replace(out=np.asarray((exact.out + moved) / (1.0 + more)))
+
+
+def _list_slips_of_tiles(problem: Problem) -> Iterator[tuple[str, _Slip]]:
+    """List what may go wrong with a tile, the largest tiles first."""
+    (_, m, d_v), d = problem.shape, problem.first["k"].shape[-1]
+    for size in (x for x in TILE_SIZES[::-1] if x < m <= _MOST_TILES * x):
+        for j in blocks(0, m, size):
+            keys, width = f"keys {j.start} to {j.stop - 1}", j.stop - j.start
+            if d == d_v:
+                own = partial(_take_other_values, j=j, name="k", start=j.start)
+                yield f"k is used as v for {keys}", own
+            for start in (j.start - size, j.start + size):
+                if 0 <= start <= m - width:
+                    text = f"{keys} have the values of keys {start} to {start + width - 1}"
+                    yield text, partial(_take_other_values, j=j, name="v", start=start)
+            for words, of_sum in (("an output that is", 0.0), ("sums that are", 1.0)):
+                text = f"{keys} are added to {words} not rescaled when the maximum grows"
+                yield text, partial(_keep_earlier, j=j, of_sum=of_sum)
+
+
+def _take_other_values(
+    head: SoftmaxHead, _: Doubles, w: Doubles, j: slice, name: str, start: int
+) -> tuple[Any, Doubles]:
+    """Take other values for some keys."""
+    other = getattr(head, name)[start : start + j.stop - j.start]
+    return 0.0, w[:, j] @ (other - head.v[j])
+
+
+def _keep_earlier(
+    head: SoftmaxHead, s: Doubles, w: Doubles, j: slice, of_sum: float
+) -> tuple[Any, Doubles]:
+    """Leave what was summed before a tile as it was when this raises the maximum."""
+    before = slice(0, j.start)
+    top, new = (np.max(s[:, :x], -1, keepdims=True, initial=-math.inf) for x in (j.start, j.stop))
+    grown = np.expm1(np.where(np.isfinite(top), new - top, 0.0))
+    return of_sum * grown * np.sum(w[:, before], -1, keepdims=True), grown * (
+        w[:, before] @ head.v[before]
+    )
+
+
+def sum_by_tiles(problem: Problem, unit: float, x: Sampled, size: int) -> Doubles:
+    """Sum over tiles of keys what each adds to an output, less its weight in the result."""
+    head = Alternative("", problem).head(x.rows)
+    w = np.exp(score_all(head) - attend(head).lse[:, None])[:, : head.keys]
+    sums = [w[:, j] @ head.v[j] for j in blocks(0, head.keys, size)]
+    share = np.stack([np.sum(w[:, j], -1) for j in blocks(0, head.keys, size)], -1)
+    tiles = np.stack(sums, -1) - share[:, None] * x.got[..., None]
+    rest = (np.sum(share, -1) - 1)[:, None] * x.got  # of the sink
+    both = np.concatenate([tiles, rest[..., None]], -1)
+    return np.asarray(divide(both, (unit * row_sizes(x.got))[..., None]))
+
+
+def name_copies(
+    problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
+) -> list[Suspect]:
+    """Name rows of the result, or columns, that hold what belongs to others."""
+    wrong, kernel = np.flatnonzero(sample.wrong.any(1)), profile.kernel(dtype)
+    pools = [_compute_heads(problem, kernel, "head", wrong[:_HEADS])]
+    if problem.gradient is not None and problem.shares_keys:  # before these are added
+        heads = {x: [x] for x in np.ndindex(problem.gradient.forward.lead)}
+        each = problem.gradient._replace(heads=heads).problem(problem.gradient.forward.lead)
+        pools.append(_compute_heads(each, kernel, "query head", ()))
+    columns = np.flatnonzero(sample.columns)
+    found = []
+    for at in wrong[:_HEADS].tolist():
+        name = f"head {place(problem.index_of(at))}"
+        got, rows = numbers.out(problem.index_of(at)), np.flatnonzero(sample.wrong[at])
+        searches = [(problem.rows, got, rows, x) for x in pools]
+        own = {x: y.T for x, y in pools[0].items() if x == name}
+        searches.append(("columns", got.T, columns, own))
+        held = (_describe_copies(x[0], name, *_match(name, *x[1:], sample.unit)) for x in searches)
+        best = max(zip(held, searches, strict=True), key=lambda x: x[0][0])
+        (count, text), (_, _, some, _) = best
+        if count >= max(_FEWEST, _PART * len(some)):
+            found.append((count / len(some), text))
+    if not found:
+        return []
+    share, text = found[0]
+    looked = min(len(wrong), _HEADS)
+    others = f" (and likewise in {len(found) - 1} more of the {looked} heads searched)"
+    more = others if found[1:] else ""
+    start = "agrees if" if share >= _MATCHED else "agrees in part if"
+    name = "convention" if share >= _MATCHED else "seen"
+    return [Suspect(name, math.nan, math.nan, math.nan, share, f"{start} {text}{more}")]
+
+
+def _compute_heads(
+    problem: Problem, kernel: Roundings, called: str, few: Iterable[Any]
+) -> dict[str, Doubles]:
+    """Compute the exact results of all heads by name; of few, or none, where they are large."""
+    n, m, _ = problem.shape
+    for heads in ([*range(math.prod(problem.lead))], [*few], []):
+        if len(heads) * n * max(n, m) <= _POOL:
+            break
+    indices = map(problem.index_of, heads)
+    return {f"{called} {place(x)}": problem.exact(x, kernel, slice(0, n)) for x in indices}
+
+
+def _match(
+    name: str, got: Doubles, rows: npt.NDArray[np.int64], pool: Mapping[str, Doubles], unit: float
+) -> tuple[dict[str, Any], list[int], float]:
+    """Find rows of a head that hold others, times a number: by name (rows, theirs); and empty ones.
+
+    The head itself has these rows elsewhere.
+    """
+    held = got[rows]
+    empty = rows[~np.any(held, -1)].tolist()
+    rows, held = rows[np.any(held, -1)], held[np.any(held, -1)]
+    if not pool or not len(rows) or not np.all(np.isfinite(held)):
+        return {}, empty, 1.0
+    theirs = np.concatenate([*pool.values()])
+    sizes = np.maximum(np.linalg.norm(theirs, axis=-1), 1e-300)
+    nearest = np.argmax(held @ theirs.T / sizes, -1)
+    found = theirs[nearest]
+    factors = np.sum(held * found, -1) / np.square(sizes[nearest])
+    factor = float(np.median(factors))
+    near = rate_rows(held, factor * found, unit) < FAR
+    length, names = len(next(iter(pool.values()))), [*pool]
+    by_name: dict[str, Any] = {}
+    for x, y in zip(rows[near].tolist(), nearest[near].tolist(), strict=True):
+        if (names[y // length], y % length) != (name, x):
+            by_name.setdefault(names[y // length], []).append((x, y % length))
+    return by_name, empty, factor
+
+
+def _describe_copies(
+    what: str, name: str, by_name: Mapping[str, Any], empty: Sequence[int], factor: float
+) -> tuple[int, str]:
+    """Say what rows hold, and of how many that is known."""
+    words, count = [], 0
+    for source, pairs in sorted(by_name.items(), key=lambda x: -len(x[1])):
+        to, of = (np.unique(x) for x in zip(*pairs, strict=True))
+        whose = "" if source == name else f" of {source}"
+        first = ""
+        if moved := [x for x in pairs if x[0] != x[1] and np.array_equal(to, of)]:
+            one, other = (name_span(what, np.array([x])) for x in moved[0])
+            first = f" in another order ({one} holds those of {other})"
+        source = f"{name_span(what, of)}{whose}{first}"
+        words.append(f"{name_span(what, to)} hold{'s' * (len(to) == 1)} the numbers of {source}")
+        count += len(pairs)
+    times = "" if abs(factor - 1) < _NEAR_ONE else f", times {factor:.3g}"
+    zero = f", and {len(empty)} {what} are 0" if empty and words else ""
+    return (count + len(empty)) * bool(words), f"in {name}, {', '.join(words[:2])}{times}{zero}"
+
+
+def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
+    """Say that weights are 0 or a number too large, at random, as those of dropout.
+
+    It is one number, and no sum without those that are lost, by which each row would be divided.
+    Some key is lost in one row and kept in another.
+    """
+    found = [
+        _fit_weights(problem, x.take(x.wrong), sample.unit) for x in sample.heads if x.wrong.any()
+    ]
+    times, errors, divided, key = np.concatenate([np.zeros((4, 0)), *found], -1)
+    kept = times > _HALF
+    if len(times) < _FEWEST_WEIGHTS or not np.any(np.isin(key[~kept], key[kept])):
+        return []
+    factor, share = float(np.median(times[kept])), float(np.mean(kept))
+    off = 4 * math.sqrt(share * (1 - share) / len(times))
+    if factor < _LEAST_FACTOR or abs(share - 1 / factor) > off:
+        return []
+    noise = np.square(np.hypot(errors, _LEAST_ERROR))
+    two, of_row = (np.square(times - np.where(kept, x, 0.0)) / noise for x in (factor, divided))
+    wide = noise + factor - 1  # variance if factors were normal with the same mean and variance
+    one = np.square(times - 1) / wide + np.log(wide / noise)
+    one += 2 * np.log(np.where(kept, share, 1 - share))
+    sharp = errors <= max(_SUREST, float(np.median(errors)))  # which tell one factor from many
+    ratio = np.mean(of_row[sharp]) / np.mean(two[sharp])
+    if np.mean(two) > _LEFT or ratio < _AS_NEAR or np.sum(one - two) < _MORE_LIKELY:
+        return []
+    words = f"about {1 - share:.0%} of the weights are 0, the others {factor:.3g}"
+    or_hidden = " or keys are hidden at random" * bool(ratio < _APART)
+    text = f"agrees if dropout is on{or_hidden}: {words} times as large"
+    return [Suspect("convention", math.nan, math.nan, math.nan, math.nan, text)]
+
+
+def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
+    """Return by what weights are multiplied, where it is known; (4, weights).
+
+    With it are its standard deviation, the number if the sum of the weights that are kept is 1,
+    and that of the key. What is wrong in other weights is a random error, as are roundings.
+    """
+    head = Alternative("", problem).head(x.rows)
+    exact, v = attend(head), head.v[: head.keys]
+    every = np.exp(score_all(head) - exact.lse[:, None])[:, : head.keys]
+    top = 2.0 ** (math.frexp(np.max(np.abs(v), initial=0.0))[1] - 1)  # squares overflow
+    v, wrong = v / top, (x.got - exact.out) / top
+    noise = np.square(unit * row_sizes(exact.out) / top)
+    some = np.isfinite(exact.lse) & np.all(np.isfinite(wrong), -1)
+    every, wrong, noise = every[some], wrong[some], noise[some]
+    size = max(float(np.sum(np.square(every) @ np.square(v))), 1e-300)
+    c = np.sum(wrong * wrong) / size  # variance of the factors
+    keys = problem.number(x.rows.at) * head.keys + np.arange(head.keys)
+    found = [np.zeros((4, 0))]
+    for w, error, small in zip(every, wrong, noise, strict=True):
+        columns = w[:, None] * v
+        inverse = np.linalg.pinv(c * columns.T @ columns + np.diag(small), hermitian=True)
+        known = np.maximum(c * np.sum(columns @ inverse * columns, -1), 1e-300)  # a share
+        times = 1 + c * (columns @ inverse @ error) / known
+        errors = np.sqrt(c * np.maximum(1 - known, 0.0) / known)
+        sure = errors < _SURE * (1 + c)
+        lost = np.sum(w[sure & (times < _HALF)]) + c / (1 + c) * np.sum(w[~sure])
+        divided = np.full(len(w), 1 / max(1 - lost, 1e-3))
+        found.append(np.stack([times, errors, divided, keys])[:, sure])
+    return np.concatenate(found, -1)

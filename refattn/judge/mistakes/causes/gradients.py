@@ -1,0 +1,481 @@
+"""Which backward passes explain gradients that failed, and what is fitted to these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.formats import FORMATS, Format
+from ...rounding.problems import Gradient, Index
+from ...rounding.profiles import Profile
+from ...rounding.saved import BackwardHead
+from ...verification.findings import Part, Suspect, describe_span
+from .backward import (
+    Backward,
+    Candidate,
+    Kept,
+    Lookup,
+    compute_gradient,
+    list_candidates,
+    read_moved,
+)
+from .places import list_places
+from .sampled import Alternative
+from .search import as_suspect, say_what_is_left
+from .wrong_rows import (
+    Comparison,
+    Sample,
+    Sampled,
+    compare_outputs,
+    differ,
+    divide,
+    list_wrong,
+    row_sizes,
+    thin,
+)
+
+_SQUARE, _SHARE, _LIKE = 9.0, 0.95, 0.8  # of z, at most; of the error, and of the change, at least
+_CANCELLED, _SURE = 2500.0, 0.9995  # the same where terms may cancel
+_FEW_ROWS = 8  # by which candidates are left out
+_PAIRS = 2**21  # of queries and keys of a head, at most, for new log normalisers
+_FITTED_ROWS, _FEWEST_ROWS = 16, 8  # of a head, at most and at least, to which numbers are fitted
+_GROUPS, _MOST_TIMES, _OFF_TIMES = 16, 4, 0.05  # query heads; times that one counts, and how near
+_PADS = (16, 32, 64, 128)  # to which queries may be padded
+_SOLVED, _FEWEST_MOVED = 64, 8  # rows, at most and at least, of which numbers are computed
+_MOVED, _NEAR_MOVED = 0.9, 6.0  # share of them that are moved, and how near
+_MOST_HEADS, _HEADS_MOVED = 16, 8  # among which these are found, and of which
+_READ_PAIRS = 2**22  # of queries and keys of all heads, at most, that are read otherwise
+
+
+class Held(NamedTuple):
+    """A candidate that holds in some parts."""
+
+    candidate: Candidate
+    parts: set[str]
+    everywhere: bool  # whether these are all that failed, and it changes no others
+    off: float  # log of the mean square of z that it leaves, on average
+    local: bool  # whether it holds in the wrong rows alone
+
+
+def _take_largest(sample: Sample, given: Sequence[Doubles]) -> tuple[Sample, list[Doubles]]:
+    """Take the rows of a head whose errors are largest, and what is right there."""
+    sizes = []
+    for x, right in zip(sample.heads, given, strict=True):
+        z = divide(differ(x.got, right), sample.unit * row_sizes(right))
+        sizes.append(np.where(x.wrong, np.sum(z * z, -1), -1.0))
+    at = max(range(len(sizes)), key=lambda x: float(np.max(sizes[x])), default=0)
+    rows = [np.sort(np.argsort(-x)[:_FEW_ROWS]) for x in sizes[at : at + 1]]
+    heads = [x.take(i) for x, i in zip(sample.heads[at:], rows, strict=False)]
+    return sample._replace(heads=heads), [x[i] for x, i in zip(given[at:], rows, strict=False)]
+
+
+def explain_backward(
+    parts: Mapping[str, Part], failed: Mapping[str, Index], profile: Profile, dtype: str, own: bool
+) -> tuple[dict[str, list[Suspect]], dict[str, Sample], dict[str, list[Doubles]]]:
+    """Return alternatives that explain the gradients that failed, samples, and what is right there.
+
+    Each that failed has the place of its worst element.
+    """
+    back = Backward(parts, profile, dtype, {**dict.fromkeys(parts, ()), **failed})
+    given = {
+        of: [back.predict(Candidate(""), of, x.rows.at, x.rows.queries) for x in sample.heads]
+        for of, sample in back.samples.items()
+    }
+    found: list[Held] = []
+    few = {of: _take_largest(back.samples[of], given[of]) for of in failed}
+    first = back.gradients[max(parts, key=lambda of: of != "dq")]
+    n, m, _ = first.forward.shape
+    lists = [partial(back.list_counted, parts[x]) for x in ("dq",) if x in failed]
+    lists += [partial(x, back, parts, first.of, [*failed]) for x in _LISTINGS]
+    some = (x for x in lists if all(y.local for y in found))
+    lost = (x for listing in some for x in listing() if all(y.local for y in found))
+    for one in chain(list_candidates(first, own), lost):
+        if one.own and n * m > _PAIRS and {*parts} != {"dq"}:
+            continue
+        if not any(back.may_hold(one, of, *x) for of, x in few.items()):
+            continue
+        holding, harmless, off, local = set(), True, 0.0, False
+        for of, sample in back.samples.items():
+            if one.to not in ("", of):
+                continue
+            outs = [back.predict(one, of, x.rows.at, x.rows.queries) for x in sample.heads]
+            if any(x.shape != y.shape for x, y in zip(outs, given[of], strict=True)):
+                continue
+            measured = compare_outputs(sample, outs, given[of])
+            if of in failed:
+                if (
+                    _is_near(measured)
+                    and measured.likeness > _LIKE
+                    and (measured.everywhere or measured.near)
+                ):
+                    holding.add(of)
+                    off += math.log(max(measured.square, 1.0))
+                    local |= not measured.everywhere
+            elif measured.changed and measured.likeness < _LIKE:
+                harmless = False
+        if holding:
+            everywhere = harmless and holding == {*failed}
+            found.append(Held(one, holding, everywhere, off / len(holding), local))
+    return _name(found, back, parts, [*failed]), back.samples, given
+
+
+def _is_near(x: Comparison) -> bool:
+    """Tell whether roundings may be what is left; those of large terms that cancel are larger."""
+    if x.square < _SQUARE:
+        return x.share > _SHARE
+    return x.share > _SURE and x.square < _CANCELLED
+
+
+def _name(
+    found: Sequence[Held], back: Backward, parts: Mapping[str, Part], failed: Sequence[str]
+) -> dict[str, list[Suspect]]:
+    """Name what holds for all parts, or for as many as there are."""
+    order = sorted(found, key=lambda x: (not x.everywhere, -len(x.parts), x.local, round(x.off, 0)))
+    named: dict[str, list[Suspect]] = {}
+    for of in failed:
+        for x in [x for x in order if of in x.parts][:1]:
+            said = x.everywhere or len(parts) == 1 or x.candidate.to
+            only = [] if said else [" and ".join(sorted(x.parts))]
+            only += list_places(parts[of].problem, back.samples[of]) if x.local else ()
+            alone = ", but only in " * bool(only) + ", ".join(only)
+            suspect = as_suspect(f"agrees if {x.candidate.text}{alone}")
+            named[of] = [say_what_is_left(suspect, *back.find_left(x.candidate, of, parts[of]))]
+    return named
+
+
+def list_weighed(
+    back: Backward, parts: Mapping[str, Part], _: str, failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List gradients in which other query heads than those of a key head count, and how often."""
+    for of in (x for x in ("dv", "dk") if x in failed):
+        heads = back.gradients[of].heads
+        if max(map(len, heads.values()), default=1) == 1:
+            return
+        counts: dict[Index, dict[Index, int]] = {}
+        for x in list_wrong(parts[of].problem, parts[of].numbers, back.samples[of].wrong):
+            fitted = _fit_times(back, of, x.take(thin(np.arange(len(x.got)), _FITTED_ROWS)))
+            if fitted is None:
+                return
+            counts[x.rows.at] = fitted
+        if counts:
+            by_first = {heads[at][0]: [*x.items()] for at, x in counts.items()}
+            share_by = partial(_share_by, by_first)
+            yield Candidate(_describe_weights(heads, counts), share=share_by)
+            return
+
+
+def _share_by(
+    weights: Mapping[Index, Sequence[tuple[Index, float]]], heads: Sequence[Index]
+) -> Sequence[tuple[Index, float]]:
+    return weights.get(heads[0], [(x, 1.0) for x in heads])
+
+
+def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
+    """Fit how often each query head of a batch member counts in a sum over some; 0 is left out."""
+    own = back.gradients[of].heads[x.rows.at]
+    forward = back.gradients[of].forward
+    heads, (n, m, _) = forward.lead[-1], forward.shape
+    few = heads <= _GROUPS and heads * n * m <= _READ_PAIRS
+    every = [(*own[0][:-1], h) for h in range(heads)] if few else own
+
+    def alone(head: Index) -> Doubles:
+        one = Candidate("", share=lambda _: [(head, 1.0)])
+        return back.predict(one, of, x.rows.at, x.rows.queries)
+
+    size = back.samples[of].unit * row_sizes(x.got)
+    columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
+    with np.errstate(all="ignore"):
+        got = (x.got / size).ravel()
+    if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
+        return None
+    fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
+    counts = np.rint(fitted)
+    left = got - columns @ counts
+    if np.max(np.abs(fitted - counts)) > _OFF_TIMES or np.mean(left * left) > _SQUARE:
+        return None
+    if np.any((counts < 0) | (counts > _MOST_TIMES)):
+        return None
+    return {y: int(c) for y, c in zip(every, counts, strict=True) if c}
+
+
+def _describe_weights(
+    heads: Mapping[Index, Sequence[Index]], counts: Mapping[Index, Mapping[Index, int]]
+) -> str:
+    """Say which query heads count, by their place in each group if that is the same in all."""
+    within = [[x.get(y, 0) for y in heads[at]] for at, x in counts.items()]
+    alone = all({*x} <= {*heads[at]} for at, x in counts.items())
+    if alone and all(x == within[0] for x in within):
+        count = len(within[0])
+        places = {c: np.flatnonzero(np.equal(within[0], c)) for c in _COUNT_AS}
+        words = []
+        for c, these in places.items():
+            if 0 < len(these) < count:
+                which = describe_span(these).replace(" and ", " or ")
+                words.append(f"query heads h with h % {count} = {which} {_COUNT_AS[c]}")
+            elif len(these):
+                words.append(f"all query heads {_COUNT_AS[c]}")
+        return " and ".join(words)
+    at, first = next(iter(counts.items()))
+    more = f" (and {len(counts) - 1} more key heads are wrong)" if len(counts) > 1 else ""
+    which = ", ".join(place(x) + f" ({c} times)" * (c > 1) for x, c in first.items()) or "none"
+    return f"the gradient of key head {place(at)} sums query heads {which}{more}"
+
+
+def list_added_rows(
+    back: Backward, parts: Mapping[str, Part], _: str, failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List gradients to whose rows, in each head, one and the same vector is added."""
+    for of in failed:
+        added: dict[tuple[str, Index], Doubles] = {}
+        for x in list_wrong(parts[of].problem, parts[of].numbers, back.samples[of].wrong):
+            error = differ(x.got, back.predict(Candidate(""), of, x.rows.at, x.rows.queries))
+            vector = np.mean(error, 0)
+            z = divide(error - vector, back.samples[of].unit * row_sizes(x.got))
+            if len(error) < _FEWEST_ROWS or not np.mean(z * z) < _SQUARE:
+                added = {}
+                break
+            added[of, x.rows.at] = vector
+        if added:
+            rows = parts[of].problem.rows
+            text = f"the same vector is added to {of} of all {rows} of a head"
+            yield Candidate(text + _describe_added(back, added), added=added)
+
+
+def _describe_added(back: Backward, added: Mapping[tuple[str, Index], Doubles]) -> str:
+    """Say if it is the sum of the first rows of d_out of the next head, as a tile would have it."""
+    of = next(iter(added))[0]
+    gradient = back.gradients[of]
+    lead, n = gradient.forward.lead, gradient.forward.shape[0]
+    heads = [*np.ndindex(lead)]
+    for size in _PADS if of == "dv" else ():
+        count = -n % size
+        for words, step in (("head", 1), ("batch member", lead[-1] if lead else 1)):
+            if count and all(
+                _is_sum(gradient, heads, heads.index(gradient.heads[at][-1]) + step, count, x)
+                for (_, at), x in added.items()
+            ):
+                return (
+                    f": the sum of d_out over queries 0 to {count - 1} of the next {words}, as if "
+                    f"the last tile of {size} queries ran past query {n - 1}"
+                )
+    return ""
+
+
+def _is_sum(
+    gradient: Gradient, heads: Sequence[Index], at: int, count: int, vector: Doubles
+) -> bool:
+    """Tell whether a vector is the sum of so many first rows of d_out of a head."""
+    if at >= len(heads):
+        return False
+    rows = gradient.derivatives(heads[at])[0][:count]
+    off = np.abs(np.sum(rows, 0) - vector)
+    return bool(np.max(off) < _OFF_TIMES * np.sqrt(np.mean(np.square(vector))))
+
+
+def list_other_strides(
+    back: Backward, _parts: Mapping[str, Part], of: str, _failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List backward passes that read D or lse, or what D is made of, with other strides."""
+    forward = back.gradients[of].forward
+    n, m, _ = forward.shape
+    if not forward.lead or forward.lead[-1] == 1 or math.prod(forward.lead) * n * m > _READ_PAIRS:
+        return
+    for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
+        for words, take in _STRIDES.items():
+            read = partial(_read_turned, forward.lead[-1], name, take)
+            text = f"{called} is read with the strides of {words}"
+            yield Candidate(text, read=read)
+
+
+def _read_turned(
+    heads: int, name: str, take: Callable[[Doubles], Doubles], look: Lookup, at: Index
+) -> tuple[BackwardHead, Kept]:
+    """Take numbers of a head from those of all heads, (heads, rows)."""
+    back, kept = look(at)
+    stack = np.stack([getattr(look((*at[:-1], h))[1], name) for h in range(heads)])
+    return back, kept._replace(**{name: take(stack)[at[-1]]})
+
+
+_STRIDES: Mapping[str, Callable[[Doubles], Doubles]] = {
+    "(heads, rows), not (rows, heads)": lambda x: x.T.reshape(x.shape),
+    "(rows, heads), not (heads, rows)": lambda x: x.reshape(x.shape[::-1]).T,
+}
+_COUNT_AS = {0: "are left out", 2: "count twice", 3: "count 3 times", 4: "count 4 times"}
+
+
+def list_moved(
+    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List backward passes that read D or lse of other queries, by its wrong rows of dq."""
+    forward = back.gradients[of].forward
+    if "dq" not in failed or math.prod(forward.shape[:2]) > _PAIRS:
+        return
+    part = parts["dq"]
+    wrong = list_wrong(part.problem, part.numbers, back.samples["dq"].wrong)
+    heads = [*np.ndindex(forward.lead)][:_MOST_HEADS]
+    for name, called in (("delta", "D = d_out . out"), ("lse", "lse")):
+        found: dict[Index, tuple[Index, int]] = {}
+        for x in wrong[:_HEADS_MOVED]:
+            values, errors = _solve_for(back, name, x)
+            theirs = {y: getattr(back.keep("dq", y)[1], name) for y in heads}
+            near = find_shift(x.rows.queries, values, errors, theirs)
+            if near is None:
+                found = {}
+                break
+            found |= {x.rows.at: near} if near != (x.rows.at, 0) else {}
+        if found:
+            words = ", ".join(
+                f"in head {place(x)} from query i{_name_shift(by)} of head {place(y)}"
+                for x, (y, by) in found.items()
+            )
+            text = f"{called} of query i is read from another query (0 beyond the last): {words}"
+            yield Candidate(text, read=partial(read_moved, name, partial(_find_source, found)))
+
+
+def _name_shift(by: int) -> str:
+    return f" {'+' if by > 0 else '-'} {abs(by)}" if by else ""
+
+
+def _find_source(found: Mapping[Index, tuple[Index, int]], index: Index) -> tuple[Index, int]:
+    return found.get(index, (index, 0))
+
+
+def find_shift(
+    queries: Any, values: Doubles, errors: Doubles, theirs: Mapping[Index, Doubles]
+) -> tuple[Index, int] | None:
+    """Find the head, and how many queries later, of which numbers of some queries are."""
+    known = np.isfinite(errors)
+    if np.sum(known) < max(_FEWEST_MOVED, _MOVED * len(queries)):
+        return None
+    some = thin(np.flatnonzero(known), _SOLVED)
+    i, values, errors = queries[some], values[some], errors[some]
+    best, found = 0.0, None
+    for head, x in theirs.items():
+        padded = np.concatenate([np.zeros(len(x)), x, np.zeros(len(x))])
+        shifts = np.arange(-(len(x) // 2), len(x) // 2 + 1)  # most are not beyond the ends
+        near = np.zeros(len(shifts))
+        for row, value, error in zip(i, values, errors, strict=True):
+            near += np.abs(padded[len(x) + row + shifts] - value) < _NEAR_MOVED * error
+        if near.max() > best:
+            best, found = near.max(), (head, int(shifts[near.argmax()]))
+    return found if best >= _MOVED * len(some) else None
+
+
+def _solve_for(back: Backward, name: str, x: Sampled) -> tuple[Doubles, Doubles]:
+    """Compute D or lse from wrong rows of dq, and their standard deviations.
+
+    These are infinite where no number explains the row.
+    """
+    held, kept = back.keep("dq", x.rows.at)
+    i = x.rows.queries
+    head = Alternative("", back.gradients["dq"].forward).head(
+        x.rows._replace(keys=np.arange(held.head.keys))
+    )
+
+    def of_delta(delta: Doubles) -> Doubles:
+        some = Kept(kept.lse[i], delta, kept.top[i])
+        return compute_gradient(BackwardHead(head, held.d_out[i], None), some, "dq")
+
+    delta = kept.delta[i]
+    exact, slope = of_delta(delta), of_delta(delta + 1) - of_delta(delta)
+    if name == "lse":
+        exact, slope = 0 * exact, exact
+    size = np.maximum(np.sum(slope * slope, -1), 1e-300)
+    number = np.sum((x.got - exact) * slope, -1) / size
+    std = back.samples["dq"].unit * row_sizes(x.got)
+    left = divide(x.got - exact - number[:, None] * slope, std)
+    error = np.sqrt(np.sum(np.square(slope * std), -1)) / size
+    error = np.where(np.mean(left * left, -1) < _SQUARE, error, math.inf)
+    if name == "delta":
+        return delta + number, error
+    with np.errstate(all="ignore"):
+        return kept.lse[i] - np.log(number), np.where(number > 0, error / number, math.inf)
+
+
+def list_rounded_scores(
+    back: Backward, _parts: Mapping[str, Part], of: str, _failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List backward passes that round scores which the forward pass does not."""
+    forward = back.gradients[of].forward
+    scale = forward.scale
+    for name in ("float16", "bfloat16"):
+        to = FORMATS[name]
+        by = {"scores are": 1.0, "q . k is": scale}
+        if forward.softcap is not None or "bias" in forward.first or not scale:
+            del by["q . k is"]
+        elif math.frexp(scale)[0] == 0.5:  # a power of 2
+            by = {"q . k is (or scores are)": scale}
+        for words, factor in by.items():
+            text = f"in the backward pass {words} rounded to {name}"
+            yield Candidate(text, scores=partial(_round_scores, to, factor))
+
+
+def _round_scores(to: Format, by: float, scores: Doubles) -> Doubles:
+    return np.asarray(by * to.round(scores / by))
+
+
+def list_solved(
+    back: Backward, parts: Mapping[str, Part], of: str, failed: Sequence[str]
+) -> Iterator[Candidate]:
+    """List the backward pass with another D in some rows, those of dq that one number explains."""
+    n, m, _ = back.gradients[of].forward.shape
+    if "dq" not in failed or n * m > _PAIRS or parts["dq"].problem.shape[2] < _FEWEST_ROWS:
+        return
+    part, found, solved = parts["dq"], {}, [np.zeros((5, 0))]
+    for x in list_wrong(part.problem, part.numbers, back.samples["dq"].wrong):
+        values, errors = _solve_for(back, "delta", x)
+        found[x.rows.at] = x.rows.queries, values
+        delta = back.keep("dq", x.rows.at)[1].delta
+        near = [np.roll(delta, by)[x.rows.queries] for by in (0, 1, -1)]
+        solved.append(np.stack([values, errors, *near]))
+    values, errors, *near = np.concatenate(solved, -1)
+    if not len(values) or not np.all(np.isfinite(errors)):
+        return
+    rows = back.samples["dq"]._replace(columns=np.ones(0, bool))  # D is of whole rows
+    where = ", ".join(list_places(part.problem, rows))
+    text = f"D = d_out . out is {_relate(values / errors, near / errors)} in {where or 'all rows'}"
+    yield Candidate(text, read=partial(_read_solved, found))
+
+
+def _relate(values: Doubles, near: Doubles) -> str:
+    """Say if numbers are 0, those of queries beside theirs, or the right ones times one number."""
+    factor = float(np.sum(near[0] * values) / max(np.sum(near[0] * near[0]), 1e-300))
+    related = {
+        "left out": 0 * values,
+        "that of the query before": near[1],
+        "that of the next query": near[2],
+        f"multiplied by {factor:.3g}": factor * near[0],
+    }
+    for name, x in related.items():
+        if np.mean(np.square(values - x)) < _SQUARE and name != "multiplied by 1":
+            return name
+    return "another number"
+
+
+def _read_solved(
+    found: Mapping[Index, tuple[Any, Doubles]], look: Lookup, at: Index
+) -> tuple[BackwardHead, Kept]:
+    """Take D of some rows."""
+    back, kept = look(at)
+    delta = kept.delta.copy()
+    if at in found:
+        rows, values = found[at]
+        delta[rows] = values
+    return back, kept._replace(delta=delta)
+
+
+_LISTINGS = (
+    list_moved,
+    list_other_strides,
+    list_rounded_scores,
+    list_weighed,
+    list_added_rows,
+    list_solved,
+)

@@ -1,0 +1,333 @@
+"""What heads take from other heads, and numbers that each head has of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.blocks import blocks
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.head import SoftmaxHead
+from ...rounding.problems import Index, Problem
+from .sampled import Alternative, Result, Rows, attend, show_band
+from .slips import TILE_SIZES, score_all
+from .wrong_rows import Sample, Sampled, differ, divide, row_sizes
+
+_HEADS, _ROWS = 32, 8  # that are compared with those of a wrong head, at most
+_NEUTRAL = {"mask": True, "bias": 0.0, "sinks": -math.inf}  # values that change nothing
+_COMPARED_PAIRS = 2**22  # of queries and keys, at most, of masks and biases that are compared
+_MOST_TILES = 64  # of keys, at most
+_MOST_SCORE = 300.0  # of other keys, less the log normaliser: then their weights stay finite
+_NO_PART = 0.02  # of a sum of heads, at most
+_CROSSED = 16  # tiles, at most, that are tried in the place of each other
+
+
+def list_other_heads(problem: Problem) -> Iterator[tuple[str, Callable[[Index], Index]]]:
+    """List the heads that a kernel may read by mistake: the first, the next, the one before."""
+    lead = problem.lead
+    for axis, length in enumerate(lead):
+        if length == 1:
+            continue
+        called = "head" if axis == len(lead) - 1 else "batch member"
+
+        def move(index: Index, by: int | None, axis: int = axis, length: int = length) -> Index:
+            to = 0 if by is None else (index[axis] + by) % length
+            return (*index[:axis], to, *index[axis + 1 :])
+
+        yield f"the first {called}", partial(move, by=None)
+        yield f"the next {called}", partial(move, by=1)
+        if length > 2:
+            yield f"the {called} before", partial(move, by=-1)
+
+
+def list_exchanged(
+    problem: Problem, sample: Sample, sizes: Sequence[Doubles]
+) -> Iterator[Alternative]:
+    """List kernels that take an array of other heads: for each wrong head, of the nearest."""
+    others = [*np.ndindex(problem.lead)]
+    if not 1 < len(others) <= _HEADS:
+        return
+    for words, take in _list_arrays(problem):
+        nearest: dict[Index, Index | None] = {}
+        for x, size in zip(sample.heads, sizes, strict=True):
+            i = np.flatnonzero(x.wrong)[:_ROWS]
+            rows = x.rows._replace(queries=x.rows.queries[i])
+            far: dict[Index | None, float] = {}
+            none = [None] if words.split()[-1] in _NEUTRAL else []  # as if it were not given
+            same = sorted(others, key=lambda y: y[-1] != x.rows.at[-1])  # first, of equal ones
+            for other in [*same, *none] if len(i) else ():
+                out = take({x.rows.at: other}).result(rows).out
+                far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
+            nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
+        moved = {x: y for x, y in nearest.items() if x != y}
+        if moved:
+            called = (
+                f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
+                for x, y in moved.items()
+            )
+            yield take(moved)._replace(
+                text=f"heads have {words} of other heads: {', '.join(called)}"
+            )
+
+
+def _list_arrays(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[Mapping[Index, Any]], Alternative]]]:
+    """List what may be of another head, and how the kernel computes that takes it so."""
+
+    def moved(to: Mapping[Index, Any]) -> Alternative:
+        return Alternative("", problem, move=lambda x: x._replace(at=to.get(x.at, x.at)))
+
+    def taken(to: Mapping[Index, Any], names: Iterable[str]) -> Alternative:
+        return Alternative("", problem.with_arrays_of(names, lambda x: to.get(x, x)))
+
+    def taken_or_none(to: Mapping[Index, Any], name: str) -> Alternative:
+        def change(at: Index, x: Any) -> Any:
+            other = to.get(at, at)
+            return np.full_like(x, _NEUTRAL[name]) if other is None else problem.read(other)[name]
+
+        return Alternative("", problem.replaced(name, change))
+
+    yield "the output", moved
+    for names, words in (("kv", "the keys and values"), ("v", "the values"), ("k", "the keys")):
+        yield words, partial(taken, names=names)
+    n, m, _ = problem.shape
+    for name in ("mask", "bias", "sinks"):
+        if name in problem.first and (name == "sinks" or n * m <= _COMPARED_PAIRS):
+            yield f"the {name}", partial(taken_or_none, name=name)
+
+
+def list_of_heads(
+    problem: Problem,
+) -> Iterator[tuple[str, Callable[[Mapping[Index, float]], Alternative], tuple[float, ...]]]:
+    """List kernels with a number for each head that is fitted, and where fits start."""
+    n, m, _ = problem.shape
+    has_bias, few = "bias" in problem.first, n * m <= _COMPARED_PAIRS
+
+    def count_sink(c: Mapping[Index, float]) -> Alternative:
+        def change(at: Index, x: Any) -> Any:
+            return x + math.log(max(c.get(at, 1.0), 1e-300))
+
+        return Alternative("", problem.replaced("sinks", change))
+
+    def count_bias(c: Mapping[Index, float]) -> Alternative:
+        return Alternative("", problem, bias=lambda _, at, x: c.get(at, 1.0) * np.asarray(x))
+
+    def add_slope(c: Mapping[Index, float]) -> Alternative:
+        return Alternative("", problem, bias=lambda x, at, _: -c.get(at, 0.0) * np.abs(x.ahead))
+
+    if problem.has_sinks:
+        yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
+    if has_bias and few:
+        yield "the bias is multiplied by {}", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
+    elif few:
+        yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
+
+
+def describe_numbers(text: str, numbers: Mapping[Index, float]) -> str:
+    """Write the number of each head into a sentence."""
+    words = [f"{x:.4g} (head {place(at)})" for at, x in numbers.items()]
+    return text.format(", ".join(words))
+
+
+def list_other_places(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List kernels in which what wrong heads hold is from elsewhere, by what they hold."""
+    yield from list_pages(problem, sample)
+    yield from list_other_queries(problem, sample)
+    yield from list_summed(problem, sample)
+    yield from list_spilled(problem, sample.wrong)
+
+
+def list_pages(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List kernels in which a tile of keys, or values, is one of another head: the one that fits.
+
+    It is of the same place in that head or, if queries see all keys, of any.
+    """
+    m, wrong = problem.shape[1], [x for x in sample.heads if x.wrong.any()]
+    sizes = [x for x in TILE_SIZES if x < m <= _MOST_TILES * x]
+    others = [*np.ndindex(problem.lead)]
+    if not (sizes and 1 < len(others) <= _HEADS) or problem.packed is not None:
+        return
+    some = [x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in wrong]
+    for names, called in (("kv", "keys and values"), ("k", "keys"), ("v", "values")):
+        pages = Pages(problem, names, sample.unit, others)
+        nearest = {x.rows.at: pages.find(x, sizes) for x in some}
+        off = {
+            tile: sum(x[tile][0] for x in nearest.values()) for tile in nearest[wrong[0].rows.at]
+        }
+        size, at = min(off, key=off.__getitem__)
+        to = {head: x[size, at][1:] for head, x in nearest.items()}
+        moved = problem
+        for name in names:
+            moved = moved.replaced(name, partial(_turn_page, problem, name, size, at, to))
+        last = min(at * size + size, m) - 1
+        words = (
+            f"head {place(x)} from head {place(y)}"
+            + f" at {source * size} to {min(source * size + size, m) - 1}" * (source != at)
+            for x, (y, source) in to.items()
+        )
+        text = f"{called} {at * size} to {last} are read from other heads: {', '.join(words)}"
+        yield Alternative(text, moved)
+
+
+def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List the kernel that takes queries from elsewhere: of each wrong head, from one place on."""
+    n, m, _ = problem.shape
+    heads = sorted(np.ndindex(problem.lead), key=lambda x: x[::-1])  # members one after another
+    if not problem.lead or len(heads) * n * m > _COMPARED_PAIRS:
+        return
+    every = np.concatenate([problem.read(x)["q"] for x in heads])
+    first: dict[Index, int] = {}  # place of the query in row 0, among all of them
+    for x in (x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()):
+        head = Alternative("", problem).head(x.rows)
+        places = set()
+        for row, (i, got) in enumerate(zip(x.rows.queries.tolist(), x.got, strict=True)):
+            bias, mask = (y if y is None else y[row] for y in (head.bias, head.mask))
+            of_row = [y if y is None else np.broadcast_to(y, (len(every), m)) for y in (bias, mask)]
+            out = attend(head._replace(q=every, bias=of_row[0], mask=of_row[1])).out
+            places.add(int(np.argmin(np.sum(np.square(out - got), -1))) - i)
+        if len(places) > 1:
+            return
+        first[x.rows.at] = places.pop()
+    words = []
+    for at, start in first.items():
+        source, by = divmod(max(start, 0), n)
+        words.append(f"head {place(at)} from query {by} of head {place(heads[source])} on")
+
+    def change(at: Index, q: Any) -> Any:
+        start = first.get(at, heads.index(at) * n)
+        return every[np.clip(start + np.arange(n), 0, len(every) - 1)]
+
+    text = f"queries are read from elsewhere: {', '.join(words)}"
+    yield Alternative(text, problem.replaced("q", change))
+
+
+def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
+    """List the kernel whose heads hold sums of the outputs of several: those that fit."""
+    heads, given = [*np.ndindex(problem.lead)], Alternative("", problem)
+    found: dict[Index, dict[Index, float]] = {}
+    for x in (x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()):
+        if not 1 < len(heads) <= min(_HEADS, x.got.size // 2) or not np.all(np.isfinite(x.got)):
+            return
+        outs = [given.result(x.rows._replace(at=y)).out.ravel() for y in heads]
+        factors = np.linalg.lstsq(np.stack(outs, -1), x.got.ravel())[0].tolist()
+        found[x.rows.at] = {y: c for y, c in zip(heads, factors, strict=True) if abs(c) > _NO_PART}
+    if max(map(len, found.values()), default=0) > 1:
+        add_up = partial(_add_up, problem, found)
+        sums = ([f"{c:.2g} times head {place(z)}" for z, c in y.items()] for y in found.values())
+        words = (f"head {place(x)} is {' + '.join(y)}" for x, y in zip(found, sums, strict=True))
+        yield Alternative(f"outputs are added: {', '.join(words)}", problem, answer=add_up)
+
+
+def _add_up(problem: Problem, parts: Mapping[Index, Mapping[Index, float]], rows: Rows) -> Result:
+    """Sum the outputs of several heads, each times a factor."""
+    given = Alternative("", problem).result
+    some = parts.get(rows.at, {rows.at: 1.0}).items()
+    outs = np.stack([c * given(rows._replace(at=y)).out for y, c in some])
+    return given(rows)._replace(out=np.sum(outs, 0))
+
+
+def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alternative]:
+    """List kernels that write rows beyond the end of a head over the first of the next.
+
+    Only if those are the wrong rows, (heads, rows).
+    """
+    n, count = problem.shape[0], int(np.sum(wrong.any(0)))
+    if wrong[:, count:].any() or not (problem.lead and 0 < count < n):
+        return
+    if not {"mask", "bias"}.isdisjoint(problem.first):
+        return
+    for step, factor in product(dict.fromkeys((1, problem.lead[-1])), (1.0, 0.0)):
+        called = "head" if step == 1 else "batch member"
+        source = f"read from the next {called}" if factor else "0"
+        text = f"rows {n} to {n + count - 1} of a {called}, past its end, overwrite the first rows "
+        text += f"of the next {called} (their q is {source})"
+        if not wrong[:step].any():
+            answer = partial(_spill, problem, count, step, factor)
+            yield Alternative(text, problem, answer=answer)
+
+
+def _spill(problem: Problem, count: int, step: int, factor: float, rows: Rows) -> Result:
+    """Compute rows of which the first are beyond the end of a head before."""
+    given, number, band = Alternative("", problem), problem.number(rows.at), show_band(problem)
+    own = given.result(rows)
+    if number < step:
+        return own
+    names = [x for x in ("k", "v", "sinks") if x in problem.first]
+    taken = problem.with_arrays_of(names, lambda _: problem.index_of(number - step))
+    taken = taken.replaced("q", lambda _, q: factor * q)
+    late = Alternative("", taken, lambda x: band(x._replace(i=x.i + x.n))).result(rows)
+    first = rows.queries < count
+    return Result(*(np.where(first, y.T, x.T).T for x, y in zip(own, late, strict=True)))
+
+
+def _turn_page(
+    problem: Problem,
+    name: str,
+    size: int,
+    at: int,
+    to: Mapping[Index, tuple[Index, int]],
+    head: Index,
+    x: Any,
+) -> Any:
+    """Put a tile of another head in the place of one."""
+    other, source = to.get(head, (head, at))
+    page = problem.read(other)[name][source * size : source * size + size]
+    return np.concatenate([x[: at * size], page, x[at * size + len(page) :]])
+
+
+class Pages(NamedTuple):
+    """Tiles of some arrays of all heads, of which one may be read in place of another."""
+
+    problem: Problem
+    names: str  # "k", "v" or "kv"
+    unit: float
+    heads: Sequence[Index]
+
+    def find(
+        self, x: Sampled, sizes: Sequence[int]
+    ) -> dict[tuple[int, int], tuple[float, Index, int]]:
+        """Find what fits best in place of each tile: how far it is, the head, and the tile there.
+
+        Tiles are given by size and number; the head itself is none that fits.
+        """
+        given = Alternative("", self.problem)
+        exact = given.result(x.rows)
+        scale, whole = self.unit * row_sizes(exact.out), given.head(x.rows).mask is None
+        every = np.concatenate([exact.out, np.ones((len(exact.out), 1))], -1)
+        heads = [y for y in self.heads if y != x.rows.at]
+        found: dict[tuple[int, int], tuple[float, Index, int]] = {}
+        for size in sizes:
+            mine = self._sum(x, exact.lse, x.rows.at, size)
+            for other in sorted(heads, key=lambda y: y[-1] != x.rows.at[-1]):
+                theirs = self._sum(x, exact.lse, other, size)
+                full = whole and self.names == "kv" and len(mine) <= _CROSSED
+                full = full and self.problem.shape[1] % size == 0
+                shifts = range(len(mine)) if full else range(1)
+                for shift in shifts:  # in the same place first
+                    sums = every - mine + np.roll(theirs, -shift, 0)
+                    z = divide(differ(sums[..., :-1] / sums[..., -1:], x.got), scale)
+                    for at, off in enumerate(np.sum(z * z, (1, 2)).tolist()):
+                        if off < found.get((size, at), (math.inf,))[0]:
+                            found[size, at] = off, other, (at + shift) % len(mine)
+        return found
+
+    def _sum(self, x: Sampled, lse: Doubles, at: Index, size: int) -> Doubles:
+        """Sum weights over tiles, with values and 1: (tiles, rows, columns + 1)."""
+        taken = self.problem.with_arrays_of(self.names, lambda _: at)
+        head = Alternative("", taken).head(x.rows)
+        w = weigh_keys(head, lse)
+        values = np.concatenate([head.v[: head.keys], np.ones((head.keys, 1))], -1)
+        return np.stack([w[:, j] @ values[j] for j in blocks(0, head.keys, size)])
+
+
+def weigh_keys(head: SoftmaxHead, lse: Doubles) -> Doubles:
+    """Compute weights of a head's keys, (queries, keys), with log normalisers of another head."""
+    return np.exp(np.minimum(score_all(head)[:, : head.keys] - lse[:, None], _MOST_SCORE))

@@ -1,0 +1,149 @@
+"""What log normalisers are, also those of other heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....arrays.library import Doubles
+from ....arrays.words import place
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...verification.findings import Numbers
+from .sampled import Alternative, Result, Rows
+from .slips import NORMALISERS
+from .wrong_rows import FAR, Sample, Sampled, differ, divide, error_of_lse, finite, thin
+
+_HEADS, _ROWS_OF_EACH = 32, 8  # that are compared, at most
+_SEVERAL = 2  # numbers, at least, that are those of other heads
+_NAMED = 4  # heads, at most, that are named
+_STEPS, _LEAST_STEP = 3, 1e-7  # of a number that follows log normalisers; of it, each at least
+_MOST_ERRORS = 8.0  # how far it may move: those of a few rows alone are hardly known
+
+
+class Normalisers(NamedTuple):
+    """What log normalisers are: in words, "" for those of an alternative, and of which result."""
+
+    words: str
+    result: Callable[[Rows], Result] | None = None  # of another one
+    change: Callable[[Result, float | None], Doubles] = lambda x, _: x.lse
+
+    def compute(
+        self, x: Sampled, result: Result, problem: Problem, numbers: Numbers, profile: Profile
+    ) -> tuple[Doubles, Doubles]:
+        """Compute those of some rows, with about their standard deviations."""
+        result = result if self.result is None else self.result(x.rows)
+        with np.errstate(all="ignore"):
+            lse = np.asarray(self.change(result, problem.head(x.rows.at).sink))
+        return lse, error_of_lse(result._replace(lse=lse), numbers, profile, problem.shape[1])
+
+    def far(self, x: Sampled, result: Result, *about: Any) -> Doubles:
+        """Say by how many standard deviations those of some rows are off."""
+        assert x.lse is not None
+        lse, std = self.compute(x, result, *about)
+        return np.asarray(np.abs(divide(differ(x.lse, lse), std)))
+
+
+def follow_normalisers(
+    family: Callable[[float], Alternative],
+    heads: Sequence[Sampled],
+    fitted: tuple[float, float],
+    *about: Any,
+) -> tuple[float, float]:
+    """Move a fitted number, by a few of its errors, to where log normalisers agree best.
+
+    They are followed if they tell the number better than outputs do, in one of their forms.
+    """
+    c, error = fitted
+    if not 2 * _MOST_ERRORS * error < abs(c):
+        return fitted
+    forms = [Normalisers(""), *(Normalisers("", change=x) for x in NORMALISERS.values())]
+    for _ in range(_STEPS):
+        step = max(error, _LEAST_STEP * abs(c))
+        ends = [[family(y).result(x.rows) for y in (c - step, c + step)] for x in heads]
+        estimates = (_estimate(form, heads, ends, about) for form in forms)
+        by, error = min(estimates, key=lambda x: x[1])
+        c, error = c + by * step, error * step
+        if not (error < fitted[1] and abs(c - fitted[0]) < _MOST_ERRORS * fitted[1]):
+            return fitted
+    return c, error
+
+
+def _estimate(
+    form: Normalisers, heads: Sequence[Sampled], ends: Sequence[Sequence[Result]], about: Any
+) -> tuple[float, float]:
+    """Estimate by how many steps a number is off, of two results at a step on each side of it."""
+    slopes, errors = [np.zeros(0)], [np.zeros(0)]
+    for x, results in zip(heads, ends, strict=True):
+        assert x.lse is not None
+        (low, std), (high, _) = (form.compute(x, y, *about) for y in results)
+        with np.errstate(invalid="ignore"):
+            slopes.append(finite((high - low) / 2 / std))
+            errors.append(finite((x.lse - (high + low) / 2) / std))
+    slope, error = np.concatenate(slopes), np.concatenate(errors)
+    if not (size := float(slope @ slope)) > 0:
+        return 0.0, math.inf
+    by = float(slope @ error) / size
+    square = float(np.mean(np.square(error - by * slope)))
+    return by, math.sqrt(max(square, 1.0) / size)
+
+
+def list_exchanged_normalisers(
+    problem: Problem, numbers: Numbers, profile: Profile, sample: Sample
+) -> Iterator[tuple[str, Alternative]]:
+    """List, of all wrong heads, of which others they hold log normalisers, if each is of one."""
+    heads, wrong = [*np.ndindex(problem.lead)], np.flatnonzero(sample.wrong.any(1))
+    m = problem.shape[1]
+    if numbers.lse is None or not len(wrong) or not 1 < len(heads) <= _HEADS:
+        return
+    i = thin(np.flatnonzero(sample.wrong.any(0)), _ROWS_OF_EACH)
+    if len(wrong) * len(i) < _SEVERAL:
+        return
+    given, keys = Alternative("", problem), np.arange(m)
+    exact = {x: given.result(Rows(x, i, keys)) for x in heads}
+    moved: dict[Index, Index] = {}
+    for at in map(problem.index_of, wrong.tolist()):
+        got = numbers.lse(at)[i]
+        far = {
+            y: np.max(np.abs(divide(differ(got, x.lse), error_of_lse(x, numbers, profile, m))))
+            for y, x in exact.items()
+        }
+        moved[at] = min(far, key=far.__getitem__)
+        if far[moved[at]] > FAR:
+            return
+    text = f"that of other heads: {_describe_moved(moved, problem.lead)}"
+    yield text, Alternative("", problem, move=lambda x: x._replace(at=moved.get(x.at, x.at)))
+
+
+def _describe_moved(moved: Mapping[Index, Index], lead: Index) -> str:
+    """Say which head has that of which other, once if it is so in each batch member."""
+    last = {x[-1:]: y[-1:] for x, y in moved.items()}
+    members = np.ndindex(lead[:-1])
+    every = {(*at, *x): (*at, *y) for at in members for x, y in last.items()}
+    named = last if every == moved else moved
+    words = [f"head {place(x)} from head {place(y)}" for x, y in named.items()]
+    more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""
+    order = _find_order(last, lead[-1]) if named is last else ""
+    return ", ".join(words[:_NAMED]) + more + order
+
+
+def _find_order(last: Mapping[Index, Index], heads: int) -> str:
+    """Say that heads are written group by group in another order, if they are."""
+    for a in (x for x in range(2, heads) if heads % x == 0):
+        order = np.arange(heads).reshape(a, -1).T.ravel()
+        if all(last.get((h,), (h,)) == (y,) for h, y in enumerate(order.tolist())):
+            return f", as if heads in order ({a}, {heads // a}) were written as ({heads // a}, {a})"
+    return ""
+
+
+def share_of_offset(problem: Problem, sample: Sample) -> float:
+    """Return the share of the errors of log normalisers that one number explains."""
+    given = Alternative("", problem)
+    errors = np.concatenate(
+        [differ(x.lse, given.result(x.rows).lse) for x in sample.heads if x.lse is not None]
+    )
+    square = float(np.mean(np.square(errors))) if np.all(np.isfinite(errors)) else 0.0
+    return 1 - float(np.var(errors)) / square if square else 0.0

@@ -1,0 +1,332 @@
+"""Where wrong rows are, and what they hold: what the numbers show where no cause is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.blocks import blocks
+from ....arrays.library import Doubles
+from ....arrays.words import name_row, place
+from ...rounding.head import attend_rows
+from ...rounding.problems import Problem
+from ...rounding.profiles import Profile
+from ...verification.findings import Numbers, Suspect, describe_span, name_span
+from .sampled import Rows, attend, take_rows
+from .slips import score_all
+from .wrong_rows import POWER, Sample, differ, divide, find_tiles, number_sequences
+
+_ALL = 0.95  # of the rows, at most, that are a part of them
+_UNLIKE = 0.3  # correlation, at most, of numbers that have nothing to do with the exact ones
+_NUMBERS = 256  # at least, by which that is said
+_NEAR_ONE = 0.01  # that a factor differs from 1, at least
+_COLUMNS, _ROWS = 4, 0.05  # columns of a row, and share that factors of rows leave, at most
+_EVEN = 0.1  # of the numbers, at most, that errors of roundings are
+_COARSE = {  # what errors are at most, over numbers, for it to be named
+    "float32 or TF32": 2.0**-13,
+    "float16": 2.0**-10,
+    "bfloat16": 2.0**-7,
+    "8 bits": 2.0**-4,
+}
+_TILES, _LEFT = (16, 32, 64, 128), 0.01  # of keys, and share of errors that others leave, at most
+_MOST_ROWS, _PAIRS = 256, 2**21  # queries, and pairs with keys, of a head that is looked at
+_FACTOR_ALONE = 1e-4  # of the mean square of a gradient, at most, that a factor leaves
+_LEFT_BY_FACTOR, _LEFT_OF_ERRORS = 2e-3, 0.25  # of mean squares, at most, that a factor leaves
+_MOST, _AS_ROUNDED = 0.9, 1.5  # of the error, and of z, that a common factor explains and leaves
+_COARSER, _COARSEST = 2.0, 16.0  # times the errors that are expected
+_ROWS_ALIKE = 0.7  # standard deviation of logs of squares of errors by row, at most
+
+
+def describe_place(problem: Problem, sample: Sample) -> str:
+    """Say where wrong rows are: how many, heads, rows and columns."""
+    wrong = sample.wrong
+    if not wrong.any():
+        return ""
+    looked = " that were tested" if sample.looked < wrong.size else ""
+    count = f"{int(wrong.sum()):,} of {sample.looked:,} rows{looked}"
+    if wrong.sum() == sample.looked:
+        count = f"all {sample.looked:,} rows{looked}" if sample.looked > 1 else "the only row"
+    lengths = {problem.rows: wrong.shape[1], "columns": len(sample.columns)}
+    everywhere = {f"{name} between 0 and {n - 1}" for name, n in lengths.items()}
+    return ", ".join([count, *(x for x in list_places(problem, sample) if x not in everywhere)])
+
+
+def list_places(problem: Problem, sample: Sample) -> Iterator[str]:
+    """Say in which heads, rows and columns wrong numbers are, if not in all."""
+    wrong = sample.wrong
+    heads, rows = np.flatnonzero(wrong.any(1)), np.flatnonzero(wrong.any(0))
+    if problem.lead and 0 < len(heads) < len(wrong):
+        yield name_heads(problem, heads)
+    if size := find_tiles(wrong):
+        head, row = (int(x) for x in np.argwhere(wrong)[0])
+        count = len(np.unique(np.argwhere(wrong) // [1, size], axis=0))
+        row = row // size * size
+        at = f"{row} to {min(row + size, wrong.shape[1]) - 1}"
+        if count == 1:
+            yield f"{problem.rows} {at}"
+        else:
+            of = place(problem.index_of(head))
+            yield f"{count} tiles of {size} {problem.rows}, the first: {at} of head {of}"
+    elif 0 < len(rows) < wrong.shape[1]:
+        yield name_span(problem.rows, rows) + _name_sequences(problem, rows)
+    columns = np.flatnonzero(sample.columns)
+    if 0 < len(columns) < len(sample.columns):
+        yield name_span("columns", columns)
+
+
+def name_heads(problem: Problem, heads: npt.NDArray[np.int64]) -> str:
+    """Name each of some heads, or of many the first or, if they are all of those, spans of axes."""
+    names = ", ".join(place(problem.index_of(x)) for x in heads[:4])
+    axes = [np.unique(x) for x in np.unravel_index(heads, problem.lead)]
+    spans = ", ".join(map(describe_span, axes))
+    if len(heads) > 4 and math.prod(map(len, axes)) == len(heads) and "between" not in spans:
+        names = f"({spans})" if len(axes) > 1 else spans
+    elif len(heads) > 4:
+        names += f" and {len(heads) - 4} more"
+    return f"head{'s' * (len(heads) > 1)} {names}"
+
+
+def _name_sequences(problem: Problem, rows: npt.NDArray[np.int64]) -> str:
+    """Say which sequences rows are of, if not of all."""
+    of_row = number_sequences(problem, rows)
+    if problem.packed is None or of_row is None:
+        return ""
+    found = np.unique(of_row)
+    few = len(found) < len(problem.packed.queries) - 1
+    return f" (sequence{'s' * (len(found) > 1)} {describe_span(found)})" if few else ""
+
+
+def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Iterator[str]:
+    """Say what the wrong numbers of a part are: 0, one number, a factor, or unlike the exact ones.
+
+    They are a part if other rows, or other columns, are right.
+    """
+    kept = sample.columns
+    if not sample.wrong.any() or not kept.any():
+        return
+    part = np.sum(sample.wrong) <= _ALL * sample.looked or np.mean(kept) <= _ALL
+    heads = [(x.got[x.wrong], y[x.wrong]) for x, y in zip(sample.heads, exact, strict=True)]
+    heads = [(x[:, kept], y[:, kept]) for x, y in heads]
+    got, right = map(np.concatenate, zip(*heads, strict=True))
+    where = ", ".join(list_places(problem, sample)) or "all wrong rows"
+    if not np.all(np.isfinite(got)) or not np.any(right):
+        return
+    if problem.gradient is not None and not part:
+        return
+    if not part:
+        yield from _describe_rows("all rows", got, right)
+    elif not np.any(got):
+        yield f"{where}: all numbers are 0, as if they were never computed"
+    elif got.size == 1:
+        return  # a number by itself is like any other
+    elif np.all(got == got.flat[0]):
+        yield f"{where}: all numbers are {got.flat[0]:.6g}, as if they were never computed"
+    elif _correlate(got, right) < _UNLIKE < _correlate(*_take_means(heads)):
+        like = "numbers are like the exact ones if each head's mean row is subtracted from both"
+        yield f"{where}: {like}"
+    else:
+        rows = np.flatnonzero(sample.wrong.any(0))
+        n = sample.wrong.shape[1]
+        tail = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] :].all() and 0 < rows[0] < n
+        found = _describe_part(where, got, right, bool(tail))
+        yield from (x for x in found if problem.gradient is None or "precision" not in x)
+
+
+def _correlate(x: Doubles, y: Doubles) -> float:
+    return float(np.sum(x * y) / max(math.sqrt(np.sum(x * x) * np.sum(y * y)), 1e-300))
+
+
+def _take_means(heads: Sequence[tuple[Doubles, Doubles]]) -> Iterator[Doubles]:
+    """Take the mean row of each head off, of the numbers and of the exact ones."""
+    for arrays in zip(*heads, strict=True):
+        yield np.concatenate([x - np.mean(x, 0) for x in arrays if len(x)])
+
+
+def _describe_part(where: str, got: Doubles, right: Doubles, tail: bool) -> Iterator[str]:
+    """Say that numbers are a factor too large, or have nothing to do with the exact ones."""
+    product, size = np.sum(got * right), np.sum(right * right)
+    left = np.sum(np.square(got - product / size * right))
+    most = min(
+        _LEFT_BY_FACTOR * np.sum(got * got), _LEFT_OF_ERRORS * np.sum(np.square(got - right))
+    )
+    by_rows = list(_describe_rows(where, got, right))
+    if "each row" in "".join(by_rows) and np.std(by_row(got, right)) > _NEAR_ONE / 4:
+        yield from by_rows
+    elif abs(product / size - 1) > _NEAR_ONE and left < most:
+        yield f"{where}: numbers are {product / size:.4g} times as large as they should be"
+    elif got.size >= _NUMBERS and abs(_correlate(got, right)) < _UNLIKE:
+        tail_words = "the last tile was never written, or its queries were not read"
+        what = tail_words if tail else "they were never written (stale)"
+        yield f"{where}: numbers are unlike the exact ones, as if {what}"
+    else:
+        yield from by_rows
+
+
+def find_factor(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> list[Suspect]:
+    """Find the factor by which all wrong rows of a gradient are too large, if there is one."""
+    if not sample.wrong.any():
+        return []
+    got = np.concatenate([x.got[x.wrong] for x in sample.heads])
+    right = np.concatenate([y[x.wrong] for x, y in zip(sample.heads, exact, strict=True)])
+    factor = float(np.sum(got * right) / max(np.sum(right * right), 1e-300))
+    rest, error, size = (float(np.sum(x * x)) for x in (got - factor * right, got - right, got))
+    if not rest < min(_FACTOR_ALONE * size, _LEFT * error):
+        return []
+    where = ", ".join(list_places(problem, sample))
+    text = f"the gradient{' of ' * bool(where)}{where} is {factor:.4g} times what it should be"
+    spread, share = math.sqrt(rest / size), 1 - rest / error
+    return [Suspect("factor", factor - 1, spread, math.nan, share, text)]
+
+
+def by_row(got: Doubles, right: Doubles) -> Doubles:
+    """Return the factor of each row."""
+    return np.asarray(np.sum(got * right, -1) / np.maximum(np.sum(right * right, -1), 1e-300))
+
+
+def describe_factors(factors: Doubles) -> str:
+    """Describe rows that are exact rows times one number, or times numbers in a range."""
+    low, high = f"{np.min(factors):.4g}", f"{np.max(factors):.4g}"
+    span = low if low == high else f"{low} to {high}"
+    times = f"1 + {np.mean(factors) - 1:.2g}" if span == "1" else span
+    return f"each row is the exact row times a number, {times}"
+
+
+def _describe_rows(where: str, got: Doubles, right: Doubles) -> Iterator[str]:
+    """Describe rows that are exact rows times numbers, or have small and even errors."""
+    factors = by_row(got, right)
+    before = np.sum(np.square(got - right))
+    left = np.sum(np.square(got - factors[:, None] * right), -1)
+    if (
+        right.shape[-1] > _COLUMNS
+        and np.min(factors) > 0
+        and np.sum(left) < _ROWS * before
+        and np.all(left <= _LEFT_BY_FACTOR * np.sum(got * got, -1))
+    ):
+        yield f"{where}: {describe_factors(factors)}: the sum of the weights is wrong"
+        return
+    sizes = np.mean(np.square(got - right), -1) / np.maximum(np.mean(right * right, -1), 1e-300)
+    coarse = next((x for x, unit in _COARSE.items() if np.mean(sizes) < unit * unit), None)
+    if coarse and np.std(np.log(np.maximum(sizes, 1e-300))) < 1 and np.max(sizes) < _EVEN**2:
+        yield (
+            f"{where}: relative errors are {np.sqrt(np.mean(sizes)):.1g} in every row: precision "
+            f"is lost, as by {coarse} in inputs, scores, weights or sums, or an approximate exp"
+        )
+
+
+class Errors(NamedTuple):
+    """Rows of a gradient by a profile: (rows, columns), in the order of the sample."""
+
+    got: Doubles
+    exact: Doubles
+    std: Doubles
+
+
+def analyse_sample(problem: Problem, sample: Sample, profile: Profile, dtype: str) -> Errors:
+    """Say what roundings of a profile do to the rows of a gradient that were taken."""
+    kernel, read = profile.kernel(dtype), problem.read_by(profile)
+    at = [(x.rows.at, row) for x in sample.heads for row in x.rows.queries.tolist()]
+    laws = [read.analyse(head, kernel, slice(row, row + 1)) for head, row in at]
+    exact, std = (np.concatenate([getattr(x, name) for x in laws]) for name in ("out", "std"))
+    return Errors(np.concatenate([x.got for x in sample.heads]), exact, std)
+
+
+def find_common_factor(x: Errors) -> list[Suspect]:
+    """Find the factor of all rows of a gradient, wrong or not, if it leaves roundings alone."""
+    if not np.all(np.isfinite(x.got)):
+        return []
+    slope, z = divide(x.exact, x.std), divide(x.got - x.exact, x.std)
+    size = max(float(np.sum(slope * slope)), 1e-300)
+    off, error = float(np.sum(slope * z)) / size, 1 / math.sqrt(size)
+    before, gain = float(np.sum(z * z)), off * off * size
+    over = max(before - z.size, gain)
+    if gain < POWER or gain < _MOST * over or before - gain > _AS_ROUNDED * z.size:
+        return []
+    # Rows were chosen because they are wrong, which biases the factor: three digits are right.
+    text = f"the gradient is {1 + off:.3g} times what it should be"
+    return [Suspect("factor", off, error, math.nan, gain / over, text)]
+
+
+def find_coarse(x: Errors) -> list[Suspect]:
+    """Say that errors of all rows of a gradient, wrong or not, are as many times those expected."""
+    error = differ(x.got, x.exact)
+    squares = np.mean(np.square(divide(error, x.std)), -1)
+    times, spread = math.sqrt(np.mean(squares)), np.std(np.log(np.maximum(squares, 1e-300)))
+    if (
+        not _COARSER < times < _COARSEST
+        or spread > _ROWS_ALIKE
+        or np.sum(np.square(error)) > _COARSE["8 bits"] ** 2 * np.sum(np.square(x.exact))
+    ):
+        return []
+    text = (
+        f"precision is lost: errors are {times:.2g} times as large as expected in all "
+        "rows, as if sums were kept in a narrower type"
+    )
+    return [Suspect("roundings", math.nan, math.nan, math.nan, math.nan, text)]
+
+
+def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
+    """Name the least tile of keys whose values, if they are others, explain a wrong head.
+
+    What is off is then a sum of as many rows as the tile has keys, by the weights of these: at
+    least twice as many rows must be wrong.
+    """
+    n, m, _ = problem.shape
+    if not sample.wrong.any() or n * m > _PAIRS:
+        return
+    number = int(np.argmax(sample.wrong.sum(1)))
+    index = problem.index_of(number)
+    head = take_rows(problem, Rows(index, np.arange(min(n, _MOST_ROWS)), np.arange(m)))
+    exact = attend(head)
+    error = numbers.out(index)[: len(head.q)] - exact.out
+    if not np.all(np.isfinite(error)) or not np.all(np.isfinite(exact.lse)):
+        return
+    w = np.exp(score_all(head)[:, :m] - exact.lse[:, None])
+    count = np.sum(sample.wrong[number, : len(w)])
+    for size in (x for x in _TILES if 2 * x <= count and x < m):
+        for j in blocks(0, m, size):
+            basis = np.linalg.qr(w[:, j])[0]
+            left = error - basis @ (basis.T @ error)
+            if np.sum(left * left) < _LEFT * np.sum(error * error):
+                yield f"other values for keys {j.start} to {j.stop - 1} would explain the error"
+                return
+
+
+def remark_zeros(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator[str]:
+    """Say that wrong rows are 0, if some are and others are not."""
+    zeros = np.zeros_like(sample.wrong)
+    for at in np.flatnonzero(sample.wrong.any(1)):
+        got = numbers.out(problem.index_of(at))
+        zeros[at] = sample.wrong[at] & ~np.any(got, -1)
+    if zeros.any() and np.any(zeros != sample.wrong):
+        head, row = (int(x) for x in np.argwhere(zeros)[0])
+        first = name_row((*problem.index_of(head), row))
+        yield f"{zeros.sum()} of the wrong rows are exactly 0, the first is {first}"
+
+
+def remark_normalisers(problem: Problem, numbers: Numbers) -> Iterator[str]:
+    """Say which log normalisers are not finite and should be."""
+    if numbers.lse is None:
+        return
+    heads: list[int] = []
+    rows: list[int] = []
+    found = np.zeros(0)
+    for index, i in problem.items():
+        got = numbers.lse(index)[i]
+        if np.all(np.isfinite(got)):
+            continue
+        exact = attend_rows(problem.head(index), i, None).lse
+        lost = np.flatnonzero(~np.isfinite(got) & np.isfinite(exact))
+        rows, heads = [*rows, *(i.start + lost)], [*heads, *[problem.number(index)] * len(lost)]
+        found = np.concatenate([found, got[lost]])
+    if rows:
+        what = "not finite" if len(np.unique(found)) > 1 else str(found[0])
+        what = f"normaliser is {what}" if len(rows) == 1 else f"normalisers are {what}"
+        where = f"of {name_span('queries', np.unique(rows))}"
+        some = np.unique(heads)
+        if len(some) < math.prod(problem.lead):
+            where += f", {name_heads(problem, some)}"
+        yield f"{len(rows)} log {what}, {where}"

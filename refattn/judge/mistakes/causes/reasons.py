@@ -1,0 +1,406 @@
+"""The reasons of a failure: what is named, in which order, and where the wrong rows are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ....features import elu_features
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import PROFILES, Profile
+from ...rounding.roundings import Roundings
+from ...verification.choice import ProfileChoice, choose_profiles, usual_profiles
+from ...verification.empty_rows import find_empty, find_unseen, say_how_to_accept
+from ...verification.findings import LOGARITHMS, Finding, Numbers, Part, Suspect, name_number
+from ...verification.verdict import Verdict
+from ...verification.worst import find_worst
+from ...verification.z_scores import mean_square
+from .alternatives import list_alternatives
+from .fitted import name_copies, name_dropout
+from .gradients import explain_backward
+from .normalisers import share_of_offset
+from .places import (
+    analyse_sample,
+    describe_place,
+    find_coarse,
+    find_common_factor,
+    find_factor,
+    list_seen,
+    remark_normalisers,
+    remark_stale,
+    remark_zeros,
+)
+from .sampled import Alternative
+from .search import as_suspect, explain_output, say_what_is_left
+from .states import explain_states
+from .wrong_rows import Sample
+
+_MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
+_AS_GOOD = 0.03  # of the error, by which a fit may explain less than the best
+_SMALL_REST = 1.5  # mean square of z up to which a fit to the derivatives leaves roundings only
+_LINEAR_NAMES = ("factor", "truncated", "lse", "delta")  # derivatives to these hold for any size
+_FEATURE_MAPS: Mapping[str, Callable[[Any], Any]] = {  # that are mistaken for others
+    "relu(x)": lambda x: np.maximum(x, 0.0),
+    "elu(x) + 1": elu_features,
+    "elu(x), without + 1": lambda x: elu_features(x) - 1,
+    "softplus(x)": lambda x: np.logaddexp(x, 0.0),
+    "exp(x)": np.exp,
+    "x": lambda x: x,
+}
+_FACTS = re.compile(  # that say what numbers are
+    r"all numbers are|times as large|exact row times a number|holds? NaN|see no key|log normaliser|"
+    "the last tile was never"
+)
+_SURE_ERRORS = 4.0  # by which a size is surely not 0
+_FACTOR_ROWS = 24  # by which a factor of a gradient is sought
+_MOST_PRODUCTS = 2**24  # of features of queries and keys of a head, that are kept
+_CAUSE = "convention"  # name of a suspect that holds
+_TRUNCATED = 2.0  # spacings beyond which nothing is truncated
+
+
+def explain(
+    problem: Problem, numbers: Numbers, verdict: Verdict, profile: ProfileChoice = None
+) -> Verdict:
+    """Give the verdict on a failed output its suspects, and the place of the wrong rows."""
+    if problem.gradient is not None or 0 in (*problem.lead, *problem.shape):
+        return verdict
+    profiles = list_profiles(verdict, numbers, profile)
+    by = profiles.get(verdict.by, next(iter(profiles.values())))
+    worst = find_worst(problem, numbers, verdict._replace(of=problem.of), by)
+    verdict = verdict._replace(worst=worst)
+    if verdict.verdict != "FAIL":
+        return verdict
+    failed = failed_part(verdict.tests, verdict.alpha)
+    fits = name_factors(problem, tidy_fits(verdict, failed))
+    if problem.kind == "recurrent":
+        kernel = by.kernel(verdict.dtype)
+        named = explain_states(problem, numbers, kernel)
+        return verdict._replace(suspects=[*named, *fits])
+    if problem.kind != "scores":
+        found = list(_explain_features(problem, numbers, profiles, verdict))
+        if scored := as_scores(problem, by.kernel(verdict.dtype)):
+            worst_at = verdict.worst.where if verdict.worst else ()
+            more, sample = explain_output(scored, numbers, profiles, verdict.dtype, "out", worst_at)
+            found = found or [*_in_weights(more)]
+            verdict = verdict._replace(place=describe_place(scored, sample))
+        return verdict._replace(suspects=[*found, *fits])
+    where = verdict.worst.where if verdict.worst else ()
+    where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
+    rest = verdict.dtype, failed, where, bool(fits)
+    found, sample = explain_output(problem, numbers, profiles, *rest)
+    if sample.apart and not any(x.name == _CAUSE for x in found):
+        alone = explain_output(problem, numbers, profiles, *rest, strange_alone=True)
+        found, sample = alone if alone[0] else ([], sample)
+    if failed == "lse":
+        share = 0.0 if found else share_of_offset(problem, sample)
+        fits = [x._replace(explained=share) for x in fits if share >= _MOST]
+    suspects = order_suspects(found, fits)
+    holds = any(x.name == "convention" for x in suspects)
+    suspects = suspects if holds else name_trivial(verdict) or suspects
+    at = describe_place(problem, sample)
+    exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
+    seen = [] if failed == "lse" or holds else list(list_seen(problem, sample, exact))
+    if suspects:  # numbers that these explain, if in part, were written
+        seen = [x for x in seen if "as if" not in x]
+    seen += [] if failed == "lse" or suspects else list(remark_stale(problem, numbers, sample))
+    strange = list(remark_normalisers(problem, numbers))
+    remarks = [*seen, *verdict.remarks, *strange, *remark_zeros(problem, numbers, sample)]
+    about = problem, numbers, sample, by, verdict.dtype
+    copies = [] if failed == "lse" or holds else name_copies(*about)
+    if copies and (copies[0].name == _CAUSE or not suspects):
+        suspects, remarks = copies, [x for x in remarks if x not in seen]
+    if not suspects and failed != "lse":
+        suspects = name_dropout(problem, sample)
+    suspects = suspects or name_seen([*sample.remarks, *strange, *verdict.remarks, *seen])
+    return verdict._replace(suspects=suspects, place=at, remarks=remarks)
+
+
+def explain_gradients(
+    parts: Mapping[str, Part],
+    verdicts: Mapping[str, Verdict],
+    profile: ProfileChoice,
+    forward: Verdict | None,
+) -> dict[str, Verdict]:
+    """Give the verdicts on failed gradients their suspects; that on the output is `forward`.
+
+    If the output has another scale, causes are those of a backward pass with that scale.
+    """
+    failed = [name for name, x in verdicts.items() if x.verdict == "FAIL"]
+    if not failed:
+        return dict(verdicts)
+    first = verdicts[failed[0]]
+    profiles = list_profiles(first, parts[failed[0]].numbers, profile)
+    by = profiles.get(first.by, next(iter(profiles.values())))
+    own = forward is None or forward.verdict != "PASS"
+    places = {x: verdicts[x].z.where for x in failed}
+    usual = next(iter(profiles.values()))  # by a tighter one, right rows seem wrong
+    named, samples, exact = explain_backward(parts, places, usual, first.dtype, own)
+    if not named and by != usual:
+        other = explain_backward(parts, places, by, first.dtype, own)
+        named, samples, exact = other if other[0] else (named, samples, exact)
+    rescaled: dict[str, list[Suspect]] = {}
+    if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):
+        rescaled = _explain_rescaled(
+            parts, places, (usual, first.dtype), samples, forward.suspects[0]
+        )
+    explained = dict(verdicts)
+    for name in failed:
+        verdict, problem = verdicts[name], parts[name].problem
+        suspects = (
+            name_trivial(verdict)
+            or rescaled.get(name)
+            or order_suspects(named.get(name, []), name_factors(problem, tidy_fits(verdict, "out")))
+            or name_factors(problem, find_factor(problem, samples[name], exact[name]))
+            or name_factors(problem, _find_common_factor(problem, samples[name], profiles, verdict))
+        )
+        where = describe_place(problem, samples[name])
+        worst = find_worst(problem, parts[name].numbers, verdict._replace(of=name), by)
+        explained[name] = verdict._replace(suspects=suspects, place=where, worst=worst)
+        nan = [
+            f"{x}: {text}"
+            for x in failed
+            for text in verdicts[x].remarks
+            if x != name and "NaN" in text
+        ]
+        seen = [] if suspects else list(list_seen(problem, samples[name], exact[name]))
+        remarks = [*nan, *seen, *verdict.remarks]
+        if not suspects:
+            about = problem, parts[name].numbers, samples[name]
+            held = name_empty_rows(*about) or name_copies(*about, by, verdict.dtype)
+            if not held and samples[name].wrong.any():
+                taken = problem, samples[name], usual, verdict.dtype
+                held = find_coarse(analyse_sample(*taken))
+            suspects = held or name_seen([*verdict.remarks, *seen])
+            remarks = [x for x in remarks if x not in seen] if held else remarks
+            explained[name] = explained[name]._replace(suspects=suspects)
+        explained[name] = explained[name]._replace(remarks=remarks)
+    return explained
+
+
+def _find_common_factor(
+    problem: Problem, sample: Sample, profiles: Mapping[str, Profile], verdict: Verdict
+) -> list[Suspect]:
+    """Find the factor of all rows of a gradient by the tightest profile that explains the rest."""
+    if not sample.heads:
+        return []
+    step = max(1, -(-sum(len(x.got) for x in sample.heads) // _FACTOR_ROWS))
+    some = sample._replace(heads=[x.take(slice(None, None, step)) for x in sample.heads])
+    laws = (analyse_sample(problem, some, x, verdict.dtype) for x in profiles.values())
+    return next(filter(None, map(find_common_factor, laws)), [])
+
+
+def _explain_rescaled(
+    parts: Mapping[str, Part],
+    places: Mapping[str, Index],
+    by: tuple[Profile, str],
+    samples: Mapping[str, Sample],
+    scale: Suspect,
+) -> dict[str, list[Suspect]]:
+    """Name causes of gradients of a kernel that has another scale, if its output says which."""
+    if not math.isfinite(scale.estimate):
+        return {}
+    rescaled, found = {}, {}
+    for name, (problem, numbers) in parts.items():
+        gradient = problem.gradient
+        assert gradient is not None
+        forward = gradient.forward
+        forward = forward._replace(scale=(1 + scale.estimate) * forward.scale)
+        other = gradient._replace(forward=forward).problem(problem.lead)
+        rescaled[name] = Part(other._replace(blocks=problem.blocks), numbers)
+    named, left, exact = explain_backward(rescaled, places, *by, False)
+    words = scale.text.removeprefix("agrees if ").partition(", and ")[0]
+    for name in places:
+        problem, wrong = rescaled[name].problem, np.argwhere(left[name].wrong)
+        rows = [(*problem.index_of(head), int(row)) for head, row in wrong]
+        count = max(int(np.sum(samples[name].wrong)), 1)
+        alone = say_what_is_left(as_suspect(f"agrees if {words}"), rows, count)
+        if alone.name == _CAUSE:
+            found[name] = [alone]
+            continue
+        causes = named.get(name) or name_factors(
+            problem, find_factor(problem, left[name], exact[name])
+        )
+        found[name] = [x._replace(text=f"{x.text}, and {words}") for x in causes]
+    return {x: y for x, y in found.items() if y}
+
+
+def name_trivial(verdict: Verdict) -> list[Suspect]:
+    """Name what is the cause if no other is known: results that are all 0, or NaN in every row."""
+    found = (
+        re.match(r".* is 0 everywhere|(\d+) of \1 rows holds? NaN.*", x) for x in verdict.remarks
+    )
+    return [as_suspect(x.group().partition(", ")[0], 1.0, "trivial") for x in found if x]
+
+
+def name_empty_rows(problem: Problem, numbers: Numbers, sample: Sample) -> list[Suspect]:
+    """Say what gradients in queries that see no key, or in keys that none sees, are.
+
+    Only if these are all that are wrong.
+    """
+    if problem.gradient is None:
+        return []
+    of, forward = problem.gradient.of, problem.gradient.forward
+    find = find_empty if of == "dq" else find_unseen
+    heads = [problem.index_of(x) for x in np.flatnonzero(sample.wrong.any(1))]
+    wrong = sample.wrong[sample.wrong.any(1)]
+    for head, rows in zip(heads, wrong, strict=True):
+        if np.any(rows & ~np.all([find(forward, x) for x in problem.gradient.heads[head]], 0)):
+            return []
+    if not heads:
+        return []
+    got = np.concatenate([numbers.out(x)[i] for x, i in zip(heads, wrong, strict=True)])
+    what, option = ("NaN", "nan") if np.all(np.isnan(got)) else ("not 0", "any")
+    text = f"{of} of keys that no query sees is {what}"
+    if of == "dq":
+        text = f"dq of queries that see no key is {what} {say_how_to_accept(option)}"
+    return [as_suspect(f"agrees if {text}")]
+
+
+def name_seen(remarks: Sequence[str]) -> list[Suspect]:
+    """Name what wrong numbers were seen to be, where no cause is known."""
+    facts = [x for x in remarks if _FACTS.search(x)]
+    return [as_suspect(" and ".join(facts), math.nan, "seen")] if facts else []
+
+
+def failed_part(tests: Sequence[Finding], alpha: float) -> str:
+    """Say whether tests of the output failed, tests of log normalisers, or both."""
+    of_lse = {"lse" in x.name.split() for x in tests if x.adjusted <= alpha}
+    return "both" if len(of_lse) == 2 else "lse" if True in of_lse else "out"
+
+
+def list_profiles(verdict: Verdict, numbers: Numbers, profile: ProfileChoice) -> dict[str, Profile]:
+    """List the profiles that were tried, the tightest first."""
+    if isinstance(profile, str | Profile):
+        return choose_profiles(verdict.dtype, numbers.out_dtype, profile)
+    order = [*usual_profiles(verdict.dtype), *PROFILES]
+    names = sorted(verdict.trials, key=lambda x: order.index(x) if x in order else len(order))
+    usual = [x for x in usual_profiles(verdict.dtype) if x != "math"]
+    first = [x for x in usual[:1] if x in names]
+    return choose_profiles(
+        verdict.dtype, numbers.out_dtype, [*first, *(x for x in names if x not in first)]
+    )
+
+
+def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
+    """Keep the fits that explain nearly all of the error beyond roundings, of the part that failed.
+
+    An error is given to those alone that leave nothing but roundings: the derivative of a large
+    defect is not the defect.
+    """
+    square = verdict.z.rms**2
+    sized = [x for x in verdict.suspects if x.error < math.inf]
+    kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse") and _may_be(x)]
+    kept = [x for x in kept if not x.name.startswith("truncated") or 0.3 < x.estimate <= _TRUNCATED]
+    most = max((x.explained for x in kept), default=0.0) * square
+    noise = 4 * math.sqrt(2 / max(math.prod(verdict.shape), 1))
+    over = max(square - 1.0 - noise, most, 1e-300)
+    fits = []
+    for x in kept:
+        if failed == "lse":
+            fits.append(x._replace(explained=min(x.explained, 1.0)))
+            continue
+        share = min(max(x.explained * square / over, 0.0), 1.0)
+        text = x.text
+        if square * (1 - min(x.explained, 1.0)) > _SMALL_REST or not _is_as_derived(x):
+            text = re.sub(r" ± \S*\d", "", text)
+        if share >= _MOST:
+            fits.append(x._replace(explained=share, text=text))
+    best = max((x.explained for x in fits), default=0.0)
+    return sorted((x for x in fits if x.explained > best - _AS_GOOD), key=lambda x: -x.explained)
+
+
+def _may_be(x: Suspect) -> bool:
+    """Tell whether a weight that counts in part is a share: neither none nor more than all."""
+    sure = _SURE_ERRORS * x.error
+    return not x.name.startswith("edge") or sure < x.estimate < 1 + sure
+
+
+def _is_as_derived(x: Suspect) -> bool:
+    """Tell whether the derivative to a defect gives its size: of small ones, to their errors."""
+    of_key = x.name.startswith(("edge", "key"))  # for one that counts fully, or not, it is exact
+    from_exact = min(abs(x.estimate), abs(x.estimate - of_key))
+    return x.name.startswith(_LINEAR_NAMES) or from_exact**2 < x.error
+
+
+def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
+    """Say what a factor is that has a name: of the scale, of logarithms, or of head counts."""
+    known, named = {**LOGARITHMS}, []
+    if problem.gradient is not None and problem.gradient.of != "dv" and problem.scale:
+        known |= {
+            "the scale is used twice": problem.scale,
+            "the scale is left out": 1 / problem.scale,
+        }
+    share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
+    if share > 1:
+        known["the number of query heads of a key head"] = share
+        known["1 / the number of query heads of a key head"] = 1 / share
+    for x in fits:
+        words = name_number(1 + x.estimate, x.error, known)
+        text = f"{x.text}: {words}" if x.name == "factor" and words else x.text
+        named.append(x._replace(text=text))
+    return named
+
+
+def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Suspect]:
+    """Put what holds first, then the fits that do, then what explains a part.
+
+    A scale or a factor comes before what explains less, as one of many causes may by chance.
+    """
+    holding = [x for x in found if x.name == "convention"]
+    scales = [x for x in fits if x.name.startswith("scale")]
+    if any("±" in x.text for x in scales):  # of all rows: the surer
+        holding = [x for x in holding if "times the declared scale" not in x.text]
+    elif any(math.isfinite(x.estimate) for x in holding):  # of which this is the scale
+        fits = [x for x in fits if x not in scales]
+    rest = [] if holding or fits else [x for x in found if x.name != "convention"][:1]
+    plainest = any(x.name.startswith(("scale", "factor")) for x in fits)
+    return sorted([*holding, *fits, *rest], key=lambda x: plainest and x.explained < _MOST)
+
+
+def as_scores(problem: Problem, kernel: Roundings) -> Problem | None:
+    """Pose a problem of features as one of scores, the logarithms of products of features.
+
+    None if products may be negative, or are too many to be kept.
+    """
+    (n, m, _), first = problem.shape, (0,) * len(problem.lead)
+    if n * m > _MOST_PRODUCTS:
+        return None
+
+    @lru_cache(maxsize=2)
+    def read(index: Index) -> Mapping[str, Any]:
+        head = problem.features(index, kernel)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            bias = np.log(head.queries.value @ head.keys.value.T)
+        return {"q": np.zeros((n, 1)), "k": np.zeros((m, 1)), "v": head.v, "bias": bias}
+
+    if np.any(np.isnan(read(first)["bias"])):
+        return None
+    return problem._replace(read=read, kind="scores", scale=1.0, feature_map=None)
+
+
+def _in_weights(found: Sequence[Suspect]) -> Iterator[Suspect]:
+    """Say what is known of scores in words of weights, if that is possible."""
+    for x in found:
+        text = x.text.replace("e^score", "the weights").replace(
+            "key with score 0", "key of weight 1"
+        )
+        if not re.search("score|scale|bias|cap|in part", text):
+            yield x._replace(text=text)
+
+
+def _explain_features(
+    problem: Problem, numbers: Numbers, profiles: Mapping[str, Profile], verdict: Verdict
+) -> Iterator[Suspect]:
+    """List problems of random features, or of linear attention, that explain nearly all."""
+    kernel = next(iter(profiles.values())).kernel(verdict.dtype)
+    maps = _FEATURE_MAPS.items() if problem.kind == "map" else ()
+    others = (Alternative(f"features are {x}", problem._replace(feature_map=y)) for x, y in maps)
+    for alternative in (*list_alternatives(problem), *others):
+        square = mean_square(alternative.problem, numbers, kernel)
+        if square < min(4.0, verdict.z.rms**2 / 4):
+            yield as_suspect(f"agrees if {alternative.text}")

@@ -1,0 +1,360 @@
+"""Wrong rows, of which some are taken with right ones, and how far numbers are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ....arrays.library import Doubles
+from ...rounding.formats import FORMATS
+from ...rounding.head import attend_rows
+from ...rounding.problems import Index, Problem
+from ...rounding.profiles import Profile
+from ...verification.empty_rows import list_conventions
+from ...verification.findings import Numbers
+from .sampled import Result, Rows
+
+_WRONG_ROWS, _RIGHT_ROWS, _HEADS = 32, 16, 4  # that are taken
+_CONFIRMED_PAIRS, _FEWEST_ROWS = 2**22, 16  # of all wrong rows, and rows of a head at least
+_UNEXPLAINED = 0.25  # of the error of a row, beyond which what is left of it is not explained
+FAR = 8.0  # standard deviations beyond which a row is wrong
+_SEARCHED_PAIRS = 2**23  # of queries and keys, at most, among which wrong rows are looked for
+POWER = 50.0  # sum of the squares of what an alternative changes, at least, over roundings
+_MOST_STD = 1e6  # standard deviations
+_TILES, _WHOLE = (128, 64, 32, 16), 0.75  # of rows, and share of one, at least, that is wrong
+_DOUBTFUL, _AGAIN = 1e4, 2**20  # how far a row may be to be looked at again; pairs, at most
+_ALL_ROWS = 0.03  # of the root mean square of all rows, where a row is exactly 0
+
+
+class Sampled(NamedTuple):
+    """Some rows of a head, what the kernel gave for them, and which of them are wrong."""
+
+    rows: Rows
+    got: Doubles
+    lse: Doubles | None
+    wrong: npt.NDArray[np.bool_]
+    near: npt.NDArray[np.bool_]  # in the place of the wrong rows, if there are others
+
+    def take(self, rows: Any) -> Sampled:
+        """Take some of the rows."""
+        of_rows = self.rows._replace(queries=self.rows.queries[rows])
+        lse = None if self.lse is None else self.lse[rows]
+        return Sampled(of_rows, self.got[rows], lse, self.wrong[rows], self.near[rows])
+
+
+class Sample(NamedTuple):
+    """Rows of some heads, and what an error is measured by."""
+
+    heads: list[Sampled]
+    unit: float  # standard deviation of errors over `row_sizes`
+    wrong: npt.NDArray[np.bool_]  # (heads, n): rows that are wrong, of those that were looked at
+    columns: npt.NDArray[np.bool_]  # (d_v,): columns that are wrong
+    looked: int  # rows that were looked at
+    remarks: Sequence[str] = ()  # of a convention for rows without keys, which are not taken
+    apart: bool = False  # whether rows with NaN or infinity are left out
+
+
+def divide(error: Doubles, std: Doubles) -> Doubles:
+    """Divide errors by standard deviations; NaN is as far as may be."""
+    with np.errstate(all="ignore"):
+        z = error / np.where(std > 0, std, 1e-300)
+    z = np.where(error == 0, 0.0, np.where(np.isnan(z), _MOST_STD, z))
+    return np.clip(z, -_MOST_STD, _MOST_STD)
+
+
+def differ(x: Doubles, y: Doubles) -> Doubles:
+    """Subtract; equal infinities are equal, and NaN is equal to what is not finite."""
+    with np.errstate(invalid="ignore"):
+        strange = ~np.isfinite(x) & ~np.isfinite(y) & (np.isnan(x) | np.isnan(y))
+        return np.where(strange | (x == y), 0.0, x - y)
+
+
+def finite(x: Doubles) -> Doubles:
+    """Put 0 in place of what is not finite."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def row_sizes(x: Doubles) -> Doubles:
+    """Return what errors go with: |x| and the root mean square of its row, and a part of all."""
+    x = finite(x)
+    mean = np.mean(np.square(x), -1, keepdims=True) if x.shape[-1] else x
+    all_rows = np.sqrt(np.mean(mean, (-2, -1), keepdims=True)) if mean.size else 0.0
+    return np.maximum(np.abs(x) + np.sqrt(mean) + _ALL_ROWS * all_rows, 1e-30)
+
+
+def draw_sample(
+    problem: Problem,
+    numbers: Numbers,
+    profile: Profile,
+    dtype: str,
+    where: Index,
+    strange_alone: bool = False,
+) -> Sample:
+    """Find wrong rows, among them that of the worst element, and take some of them with others.
+
+    Those with NaN or infinity are left out if others are wrong, or are the only ones.
+    """
+    n, m, d_v = problem.shape
+    heads = math.prod(problem.lead)
+    far, columns = np.full((heads, n), np.nan), np.zeros((2, d_v), bool)
+    empty, strange, cleared = np.zeros((3, heads, n), bool)
+    items = list(problem.items())
+    unit = measure_unit(problem, profile, dtype)
+    pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
+    if where:
+        covering = ((x, i) for x, i in items if x == where[:-2] and i.start <= where[-2] < i.stop)
+        blocks += [x for x in covering if x not in blocks]
+    for index, i in blocks:
+        with np.errstate(all="ignore"):
+            exact = attend_rows(problem.head(index), i, None)
+            error = differ(numbers.out(index)[i], exact.out)
+            z = np.abs(divide(error, unit * row_sizes(exact.out)))
+            doubtful = np.max(z, -1, initial=0.0)
+            doubtful = np.flatnonzero((doubtful > FAR) & (doubtful < _DOUBTFUL))
+            if len(doubtful) and pairs < _AGAIN:  # larger scores may have larger errors
+                pairs += m * (i.stop - i.start)
+                std = problem.analyse(index, profile.kernel(dtype), i).std
+                z[doubtful] = np.minimum(z, np.abs(divide(error, std)))[doubtful]
+            worst, lost = np.max(z, -1, initial=0.0), ~np.isfinite(np.sum(error, -1))
+            if numbers.lse is not None:
+                error = differ(numbers.lse(index)[i], exact.lse)
+                worst = np.maximum(
+                    worst, np.abs(divide(error, error_of_lse(exact, numbers, profile, m)))
+                )
+                # A row of 0 with a lse of -inf sees no key: wrong as others are.
+                no_key = np.isneginf(numbers.lse(index)[i]) & ~np.any(numbers.out(index)[i], -1)
+                lost |= ~np.isfinite(error) & ~no_key
+        columns |= find_columns(z, lost)
+        at = problem.number(index)
+        far[at, i], strange[at, i], empty[at, i] = worst, lost, np.isneginf(exact.lse)
+        cleared[at, i.start + doubtful] = worst[doubtful] <= FAR  # right, but not to be compared
+    far[cleared] = np.nan
+    conventions = list(list_conventions(problem, numbers, empty))
+    if conventions:
+        far[empty] = np.nan
+    looked = int(np.sum(~np.isnan(far) | empty | strange | cleared))
+    if strange_alone:
+        far, columns[0] = np.where(strange | (far <= FAR), far, np.nan), False
+    far, of_others = set_apart(far, strange, columns)
+    wrong = far > FAR
+    near = find_near(wrong, problem)
+    among = wrong.any(1, keepdims=True) & (far <= FAR)
+    chosen = [
+        *_spread(np.argwhere(wrong), _WRONG_ROWS),
+        *_spread(np.argwhere(near & (far <= FAR)), _RIGHT_ROWS),
+        *_spread(np.argwhere(among), _RIGHT_ROWS),
+        *_spread(
+            np.argwhere(~among & (far <= FAR)), _RIGHT_ROWS if wrong.any() else 4 * _WRONG_ROWS
+        ),
+    ]
+    by_head: dict[int, list[int]] = {}
+    for at, row in chosen:
+        by_head.setdefault(int(at), []).append(int(row))
+    taken = []
+    for at, queries in by_head.items():
+        index = problem.index_of(at)
+        order = np.array(sorted({*queries}))
+        lse = None if numbers.lse is None else numbers.lse(index)[order]
+        some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
+        rows = Rows(index, order, np.arange(m))
+        taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
+    apart = bool(np.any(strange & ~wrong))
+    return Sample(taken, unit, wrong, of_others, looked, conventions, apart)
+
+
+def find_columns(z: Doubles, strange: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Find the wrong columns, (2, columns): of rows of numbers, and of rows that are strange."""
+    return np.stack([np.any((z > FAR) & x[:, None], 0) for x in (~strange, strange)])
+
+
+def set_apart(
+    far: Doubles, strange: npt.NDArray[np.bool_], columns: npt.NDArray[np.bool_]
+) -> tuple[Doubles, npt.NDArray[np.bool_]]:
+    """Leave out rows with NaN or infinity if others are wrong as well: these have their own cause.
+
+    Return how far the other rows are off, and the columns that are wrong in them.
+    """
+    if np.any(far[~strange] > FAR):
+        return np.where(strange, np.nan, far), columns[0]
+    return far, np.any(columns, 0)
+
+
+class Comparison(NamedTuple):
+    """What is left of errors, and what is changed; as in `Explained`."""
+
+    square: float
+    share: float
+    likeness: float
+    everywhere: bool
+    near: bool
+    changed: bool
+
+
+def compare_outputs(
+    sample: Sample,
+    outs: Sequence[Doubles],
+    given: Sequence[Doubles],
+    empty: Sequence[npt.NDArray[np.bool_]] | None = None,
+) -> Comparison:
+    """Compare what is left of errors by an alternative with the errors themselves.
+
+    Rows that are empty by the alternative are left out.
+    """
+    before = after = moved = right = close = 0.0
+    elements = 0
+    for number, (x, out, own) in enumerate(zip(sample.heads, outs, given, strict=True)):
+        if empty is not None and empty[number].any():
+            kept = ~empty[number]
+            x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
+            out, own = out[kept], own[kept]
+        size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
+        rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
+        error = divide(differ(x.got, own), size)
+        after += float(np.sum(np.square(rest[x.wrong])))
+        before += float(np.sum(np.square(error[x.wrong])))
+        moved += float(np.sum(np.square(change[x.wrong])))
+        elements += error[x.wrong].size
+        right = max(right, float(np.max(np.abs(rest[~x.wrong]), initial=0.0)))
+        close = max(close, float(np.max(np.abs(rest[~x.wrong & x.near]), initial=0.0)))
+    gain, square = before - after, after / max(elements, 1)
+    excess = max(before - elements, gain, 1e-300)
+    here = close < 2 * FAR and any(x.near.any() for x in sample.heads) and _has_numbers(sample)
+    holds = right < 2 * FAR, here
+    if moved < POWER:
+        return Comparison(square, 0.0, 0.0, *holds, False)
+    likeness = (gain + 2 * math.sqrt(moved)) / moved  # to the error that roundings make in it
+    return Comparison(square, max(gain / excess, 0.0), likeness, *holds, True)
+
+
+def _has_numbers(sample: Sample) -> bool:
+    """Tell whether all rows are finite, and some wrong one is not 0."""
+    heads = sample.heads
+    finite_rows = all(np.all(np.isfinite(x.got)) for x in heads)
+    return finite_rows and any(np.any(x.got[x.wrong]) for x in heads)
+
+
+def list_wrong(problem: Problem, numbers: Numbers, wrong: npt.NDArray[np.bool_]) -> list[Sampled]:
+    """List all wrong rows by head or, of many, some of them evenly."""
+    n, m, _ = problem.shape
+    heads = np.flatnonzero(wrong.any(1))
+    most = max(_FEWEST_ROWS, _CONFIRMED_PAIRS // max(len(heads) * max(n, m), 1))
+    found = []
+    for at in heads:
+        i = thin(np.flatnonzero(wrong[at]), most)
+        index, every = problem.index_of(at), np.ones(len(i), bool)
+        lse = None if numbers.lse is None else numbers.lse(index)[i]
+        rows = Rows(index, i, np.arange(m))
+        found.append(Sampled(rows, numbers.out(index)[i], lse, every, every))
+    return found
+
+
+def rate_rows(got: Doubles, x: Doubles, unit: float) -> Doubles:
+    """Return how far each row is from a result, in units of `row_sizes`."""
+    return np.asarray(np.max(np.abs(divide(differ(got, x), unit * row_sizes(x))), -1, initial=0.0))
+
+
+def stay_wrong(
+    got: Doubles, out: Doubles, given: Doubles, unit: float, usual: float = math.inf
+) -> npt.NDArray[np.bool_]:
+    """Tell which rows are nearly as far from a result as from the one that was given.
+
+    Or far beyond what is usual in rows that the result explains.
+    """
+    rest, before = (rate_rows(got, x, unit) for x in (out, given))
+    return np.asarray((rest > 2 * FAR) & (rest > np.minimum(_UNEXPLAINED * before, 4 * usual)))
+
+
+def find_near(wrong: npt.NDArray[np.bool_], problem: Problem) -> npt.NDArray[np.bool_]:
+    """Find the rows of some heads among which wrong rows are: none if these are everywhere.
+
+    They are whole tiles, where such are wrong, or all from the first to the last.
+    Of sequences one after another it is those that have some.
+    """
+    near = np.zeros_like(wrong)
+    size = _size_tiles(wrong)
+    tiles: Any = np.ones_like(wrong)
+    if size:
+        tiles = np.repeat(_share_by_tile(wrong, size) > 0, size, 1)[:, : wrong.shape[1]]
+    if find_tiles(wrong):
+        return np.asarray(tiles)
+    if wrong.any():
+        rows = np.flatnonzero(wrong.any(0))
+        tile: Any = slice(int(rows[0]), int(rows[-1]) + 1)
+        of_row = number_sequences(problem, np.arange(wrong.shape[1]))
+        if of_row is not None:
+            tile = np.isin(of_row, of_row[rows])
+        near[np.ix_(wrong.any(1), np.arange(wrong.shape[1])[tile])] = True
+        near &= tiles
+    return np.zeros_like(wrong) if near.all() else near
+
+
+def find_tiles(wrong: npt.NDArray[np.bool_]) -> int:
+    """Find the size of tiles of rows of heads that are wrong as a whole, or right; 0 if none is.
+
+    It is that of none if the same tiles are wrong in every head.
+    """
+    size = 0 if (wrong == wrong[:1]).all() else _size_tiles(wrong)
+    share = _share_by_tile(wrong, size or 1)
+    return size if np.any((share > 0).any(1) & (share == 0).any(1)) else 0
+
+
+def _size_tiles(wrong: npt.NDArray[np.bool_]) -> int:
+    """Find the largest size of tiles of rows that are all wrong, nearly, or all right."""
+    for size in (x for x in _TILES if x < wrong.shape[1]):
+        share = _share_by_tile(wrong, size)
+        if np.all((share == 0) | (share >= _WHOLE)):
+            return size
+    return 0
+
+
+def _share_by_tile(wrong: npt.NDArray[np.bool_], size: int) -> Doubles:
+    starts = np.arange(0, wrong.shape[1], size)
+    sums = np.add.reduceat(wrong.astype(float), starts, axis=1)
+    return np.asarray(sums / np.minimum(size, wrong.shape[1] - starts))
+
+
+def number_sequences(problem: Problem, rows: Any) -> Any:
+    """Return which sequence each row is of; None if it is the only one of its head."""
+    packed = problem.packed
+    if packed is None or packed.queries.ndim > 1:
+        return None
+    offsets = packed.queries if problem.rows == "queries" else packed.keys
+    return np.searchsorted(offsets, rows, "right") - 1
+
+
+def error_of_lse(exact: Result, numbers: Numbers, profile: Profile, keys: int) -> Doubles:
+    """Return about the standard deviation of log normalisers, and of what they are rounded to."""
+    to, unit = FORMATS[numbers.lse_dtype], FORMATS[profile.accumulate].unit
+    if profile.scores is not None:
+        unit = max(unit, FORMATS["float32"].unit, to.unit)
+    size = np.abs(finite(exact.lse)) + np.abs(finite(exact.top)) + 1
+    return np.asarray(
+        to.spacing(finite(exact.lse)) + 4 * unit * size * math.sqrt(1 + math.log(keys + 1))
+    )
+
+
+def measure_unit(problem: Problem, profile: Profile, dtype: str) -> float:
+    """Return the usual standard deviation over `row_sizes`."""
+    found: list[float] = []
+    for index, i in problem.few_items(3):
+        part = slice(max(i.start, i.stop - 16), i.stop)
+        with np.errstate(all="ignore"):
+            rows = problem.analyse(index, profile.kernel(dtype), part)
+        ratio = rows.std / row_sizes(rows.out)
+        found += ratio[np.isfinite(ratio) & (ratio > 0) & np.any(rows.out, -1)[:, None]].tolist()
+    return float(np.median(found)) if found else FORMATS[dtype].unit
+
+
+def _spread(places: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Take so many of the places, of few heads and evenly."""
+    heads = thin(np.unique(places[:, 0]), _HEADS)
+    return np.asarray(thin(places[np.isin(places[:, 0], heads)], most))
+
+
+def thin(x: Any, most: int) -> Any:
+    """Take at most so many, evenly."""
+    return x if len(x) <= most else x[np.unique(np.linspace(0, len(x) - 1, most).astype(int))]

@@ -1,0 +1,142 @@
+"""The rows of the catalogue: what is known of each implementation, right or wrong, and its edits.
+
+A row of `rows/*.diff` is a block of lines:
+
+    causal-ahead: softmax rfa ra linear        name: estimators [over TEXT]
+    A token sees the next one.                 the effect, of any number of lines
+    seen: ...                                  where it was met; also tags:, only: and lacks:
+    @ visible                                  a function of the text
+    - (ahead <= 0)                             occurs exactly once after its docstring
+    + (ahead <= 1)                             what takes its place
+
+Each of the estimators has an entry, with all the capabilities that it has over this text, those
+named by `only:`, or all but those named by `lacks:`. A file may begin with an `only:` for all of
+its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from ...conformance.truth.text import Edit
+from .edits import RECURRENCES, Edited
+
+_NO_TAGS: Mapping[str, Any] = MappingProxyType({})
+_OF_ALL = ("mask", "causal", "gqa")
+_ABLE = {
+    "softmax": _OF_ALL,
+    "rfa": ("omega", *_OF_ALL),
+    "ra": ("omega", *_OF_ALL),
+    "lara": ("omega", "mask", "gqa"),
+    "linear": _OF_ALL,
+    "kernel": ("omega",),
+    "eva": ("causal", "gqa"),
+    "second-order": ("causal", "gqa"),
+    "eva-sampled": ("causal", "gqa", "omega_only", "omega_per_head"),
+    "rfa-local": ("omega", "omega_per_head", *_OF_ALL),
+    **dict.fromkeys(("coreset", "sampled-uniform", "sampled-norms", "sampled-softmax"), ("gqa",)),
+    "moments": (),
+    **dict.fromkeys(RECURRENCES, ("gqa", "initial_state")),
+}
+_ABLE_BACK = {
+    "softmax": (*_OF_ALL, "vjp"),
+    "rfa": ("omega_only", *_OF_ALL, "vjp"),
+    "linear": (*_OF_ALL, "vjp"),
+}
+_TAGS = {"lara": {"weighting": "balance"}, "linear": {"feature_map": "elu"}}
+_RIGHT = "right.diff"
+_KEYS = ("seen", "tags", "only", "lacks")
+
+
+class Mutant(NamedTuple):
+    """An implementation under test; `capabilities` are the optional keywords `fn` understands.
+
+    `effect` is what a user sees, `seen` where the mistake has been met, `tags` what is claimed.
+    """
+
+    name: str
+    estimator: str
+    fn: Edited
+    capabilities: tuple[str, ...]
+    effect: str
+    seen: str = ""
+    tags: Mapping[str, Any] = _NO_TAGS
+
+
+@cache
+def wrong() -> tuple[Mutant, ...]:
+    """Return all defects."""
+    files = resources.files(__package__).joinpath("rows").iterdir()
+    texts = {x.name: x.read_text("utf-8") for x in files if x.name.endswith(".diff")}
+    return tuple(x for name in sorted({*texts} - {_RIGHT}) for x in read(texts[name]))
+
+
+@cache
+def right() -> tuple[Mutant, ...]:
+    """Return the definition of each estimator, which is the text without edits, and variants."""
+    text = resources.files(__package__).joinpath("rows", _RIGHT).read_text("utf-8")
+    definitions = (
+        Mutant(x, x, Edited(x, x), able, "The definition.", tags=_TAGS.get(x, _NO_TAGS))
+        for x, able in _ABLE.items()
+    )
+    return (*definitions, *read(text))
+
+
+def read(source: str) -> Iterator[Mutant]:
+    """Read a file of rows, and yield an entry for each estimator that a block names."""
+    every: list[str] = []
+    for block in source.split("\n\n"):
+        lines = [x for x in block.splitlines() if x and x[0] != "#"]
+        if lines and lines[0].startswith("only: "):
+            every = lines.pop(0)[6:].split()
+        if lines:
+            yield from _entries(lines, every)
+
+
+def _entries(lines: list[str], every: list[str]) -> Iterator[Mutant]:
+    name, _, of = lines[0].partition(": ")
+    of, _, over = of.partition(" over ")
+    first = next((i for i, x in enumerate(lines) if x.startswith("@ ")), len(lines))
+    about = dict.fromkeys(_KEYS, "")
+    effect = []
+    for line in lines[1:first]:
+        key, _, value = line.partition(": ")
+        if key in about:
+            about[key] = value
+        else:
+            effect.append(line)
+    edits = tuple(_edits(lines[first:]))
+    tags = dict(x.split("=") for x in about["tags"].split())
+    only = about["only"].split() or every
+    for estimator in of.split():
+        able = (_ABLE_BACK if over == "backward" else _ABLE)[estimator]
+        foreign = {*only} - {*_ABLE["rfa"]}  # claimed whatever the estimator has
+        has = tuple(x for x in only if x in able or x in foreign) if only else able
+        yield Mutant(
+            f"{estimator}-{name}",
+            estimator,
+            Edited(name, estimator, over, edits, tags.get("features", "")),
+            tuple(x for x in has if x not in about["lacks"].split()),
+            " ".join(effect),
+            about["seen"],
+            _TAGS.get(estimator, {}) | tags,
+        )
+
+
+def _edits(lines: list[str]) -> Iterator[Edit]:
+    """Read changes: a `-` after a `+` begins another one, of the same function."""
+    function, old, new = "", list[str](), list[str]()
+    for line in [*lines, "@ "]:
+        if line[0] not in "@-+":
+            raise ValueError(f"A change must begin with @, - or +, got {line!r}.")
+        if (new and line[0] == "-") or ((old or new) and line[0] == "@"):
+            yield Edit(function, "\n".join(old), "\n".join(new))
+            old, new = [], []
+        if line[0] == "@":
+            function = line[2:]
+        else:
+            (old if line[0] == "-" else new).append(line[2:])

@@ -1,0 +1,123 @@
+"""A defect is an edit of a formula: what to take out of one of its functions, and what to put in.
+
+The text is the file that `python -m refattn.naive` prints, then how an implementation is called and
+how it draws (`texts/contract.py`, `texts/draws.py`), and perhaps one more of `texts` over both, or
+another law of frequencies: of two definitions of a name the later one counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from ...conformance.truth.text import Edit, cut, edited, run, statements
+
+_FOLDER = resources.files(__package__)
+_CALLS = ("draws", "keys", "kernel", "contract")
+_UNDER = {"online": ("stabilised",)}  # the other texts that one stands on
+_COUPLINGS = ("orthogonal", "simplex")  # laws of `texts/draws.py`
+_COUNTS = ("num_features", "num_samples", "num_proposals", "num_keys")
+RECURRENCES = (
+    *("retention", "gated-linear-attention", "state-space-duality", "delta-rule"),
+    *("gated-delta-rule", "kimi-delta-attention", "rwkv7"),
+)
+_DIRECT = {  # functions of the text that are called as they are
+    "kernel": "kernel",
+    "moments": "mean_and_covariance",
+    **{name: name.replace("-", "_") for name in RECURRENCES},
+}
+
+
+@cache
+def text(over: str = "") -> dict[str, str]:
+    """Return the statements of the formulas, the contract and perhaps a text over them, by name."""
+    found = dict(statements())
+    texts = () if over in ("", *_COUPLINGS) else (*_UNDER.get(over, ()), over)
+    for name in (*_CALLS, *texts):
+        found |= cut(_FOLDER.joinpath("texts", f"{name}.py").read_text("utf-8"))
+    if over in _COUPLINGS:
+        found |= edited(found, [Edit("law", "normal", over)])
+    return found
+
+
+@cache
+def _calling() -> frozenset[str]:
+    """Functions that call an implementation: no formula, and of no use to a reader."""
+    source = _FOLDER.joinpath("texts", "contract.py").read_text("utf-8")
+    return frozenset(cut(source)) | {"group_heads"}
+
+
+@dataclass(frozen=True)
+class Edited:
+    """An implementation of an estimator: the text with its edits, run when it is first called."""
+
+    block: str = field(compare=False)  # the row that it is of
+    estimator: str
+    over: str = ""  # the text over the formulas, if any
+    edits: tuple[Edit, ...] = ()
+    features: str = ""  # where they are not the positive ones
+
+    def sources(self) -> dict[str, str]:
+        """Return the functions that are changed."""
+        try:
+            return edited(text(self.over), self.edits)
+        except ValueError as error:
+            raise ValueError(f"{self.block}: {error}") from None
+
+    def right(self) -> dict[str, str]:
+        """Return the functions that are changed, as they should be."""
+        return {name: text(self.over)[name] for name in self.sources()}
+
+    def diff(self) -> dict[str, list[str]]:
+        """Return the changed lines of each function: `-` as it should be, `+` as it is."""
+        right = self.right()
+        return {name: _changed(right[name], x) for name, x in self.sources().items()}
+
+    def shown(self, most: int = 3) -> str:
+        """Return the change for a reader: a function and a few lines, or nothing.
+
+        Nothing where more than one function is changed, or more lines, or what calls the formula.
+        """
+        diff = self.diff()
+        name, lines = next(iter(diff.items()), ("", []))
+        if len(diff) != 1 or len(lines) > most or name in _calling():
+            return ""
+        return "\n".join([f"in {name} (- right, + like yours):", *(f"  {line}" for line in lines)])
+
+    def space(self) -> dict[str, Any]:
+        """Return the functions of the text with its edits; they run at the first call."""
+        return _space(self)
+
+    def __call__(self, *arrays: Any, **options: Any) -> Any:
+        space = self.space()
+        if self.features:
+            options["features"] = self.features
+        with np.errstate(all="ignore"):
+            if self.estimator in _DIRECT:
+                return space[_DIRECT[self.estimator]](*arrays, **options)
+            arrays += tuple(options.pop(name) for name in ("q", "k", "v") if name in options)
+            sizes = [options.pop(name, None) for name in _COUNTS]
+            size = next((x for x in sizes if x is not None), None)
+            call = space["call"]
+            if "d_out" in options:
+                call = space.get("backward", call)
+            return call(*arrays, estimator=self.estimator, size=size, **options)
+
+
+@cache
+def _space(edited: Edited) -> dict[str, Any]:
+    """Run the text with edits, for each estimator by itself, as a defect may keep a state."""
+    return run(text(edited.over), edited.sources())
+
+
+def _changed(before: str, after: str) -> list[str]:
+    """Return the lines that differ, with the least indent that keeps their shape."""
+    pairs = difflib.ndiff(before.splitlines(), after.splitlines())
+    lines = [x for x in pairs if x[0] in "+-" and x[2:].strip()]
+    least = min((len(x[2:]) - len(x[2:].lstrip()) for x in lines), default=0)
+    return [f"{x[0]} {x[2 + least :]}" for x in lines]

@@ -1,0 +1,506 @@
+r"""The law and the bound of the rounding errors of the gradients of softmax attention.
+
+With the weights :math:`p_{ij}` and the derivative :math:`g` with respect to the output,
+
+.. math:: t_{ij} = g_i \cdot v_j, \qquad D_i = g_i \cdot \mathrm{out}_i, \qquad
+    \bar s_{ij} = p_{ij} (t_{ij} - D_i), \qquad
+    \bar q_i = c \sum_j \bar s_{ij} k_j, \quad \bar k_j = c \sum_i \bar s_{ij} q_i, \quad
+    \bar v_j = \sum_i p_{ij} g_i
+
+for scores :math:`s = c\, q \cdot k`. With a cap, :math:`s = b \tanh x` for
+:math:`x = c\, q \cdot k / b`, derivatives to scores are multiplied by its slope first:
+
+.. math:: \tilde s_{ij} = \bar s_{ij} (1 - \tau_{ij}^2), \qquad \tau_{ij} = \tanh x_{ij}, \qquad
+    \bar q_i = c \sum_j \tilde s_{ij} k_j .
+
+An error of :math:`\tau` moves the weight by :math:`b\, \delta\tau` and the slope by
+:math:`-2 \tau \delta\tau`: together :math:`p (1 - \tau^2)` by
+:math:`p (1 - \tau^2 - 2 \tau / b)\, b\, \delta\tau`. The square and the difference are rounded,
+too, and so may be the quotient that :math:`\tau` is taken from: where :math:`|\tau|` is near 1 all
+cancels but these,
+
+.. math:: \operatorname{Var} \delta(1 - \tau^2) = \sigma_u^2 (9 \tau^4 + (1 - \tau^2)^2) .
+
+A sink is a key of 0 with the value 0, of which :math:`D` and the sum of the weights know.
+
+A backward pass computes the weights again from the log
+normalisers, or keeps them as they were rounded; it rounds p before the sum for v and
+:math:`\bar s` before those for q and k, to the type to which a forward pass rounds weights. It
+takes D from the output, which is rounded, or, where scores are rounded, from weights and products:
+then D and the sum of the weights are rounded to the type of the softmax.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from .formats import Format
+from .hardware import CutSum, allow, cut_error, split_error
+from .head import scan_tile
+from .roundings import (
+    BIAS,
+    CONSTANTS,
+    RMS,
+    WORST,
+    Roundings,
+    RowErrors,
+    expect_loss,
+    round_bound,
+    sum_error,
+    walk,
+)
+from .saved import (
+    BLOCK_QUERIES,
+    RUN_STEPS,
+    BackwardHead,
+    Saved,
+    multiply_slope,
+    share_tile,
+    unscale_rows,
+)
+from .score_gradients import PairErrors, analyse_pairs, round_scaled, scaled_spacing
+
+_SUM_TOKENS = 256  # that are added at a time
+_CACHED_ROWS = 128  # whose pairs with these are analysed at a time
+_SURE_OF_GRADIENTS = 4.0  # standard deviations beyond which roundings are tied to each other
+
+
+class _GradientSum:
+    """A sum of products over tokens, with what its law and bound are made of."""
+
+    def __init__(
+        self,
+        rows: int,
+        columns: int,
+        kernel: Roundings,
+        scale: float,
+        copies: float,
+        rounded: Format | None = None,
+    ) -> None:
+        self.kernel, self.scale = kernel, scale
+        self.dropped = rounded if rounded is not None and rounded.truncated else None
+        unit = None if rounded is None else kernel.unit
+        self.copies = copies  # of a term, at most: they are rounded alike
+        shape = rows, columns
+        self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
+        self.variance, self.running, self.moved = (np.zeros(shape) for _ in range(3))
+        self.flushed, self.known = np.zeros(shape), np.zeros(shape)
+        self.rounded, self.again = np.zeros(shape), np.zeros(shape)  # by head, and sums of heads
+        self.before: Any = (0.0, 0.0, 0.0)  # total, near and moved, of the heads before
+        self.terms = self.heads = 0
+        self.cuts = None if unit is None else CutSum(unit, rows, columns)
+
+    def add(
+        self,
+        x: Doubles,
+        near: Doubles,
+        bound: Doubles,
+        flushed: Doubles,
+        y: Doubles,
+        to: Format | None,
+    ) -> None:
+        """Add products of x (rows, b) with y (b, columns) to a sum that is rounded first."""
+        if to is not None and self.terms:
+            total, nearest, moved = self._since()
+            self.variance += np.square(scaled_spacing(to, total, self.scale)) / 12
+            self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
+            self.near += round_scaled(to, nearest, self.scale) - nearest
+            self.restart()
+        for at in blocks(0, len(y), RUN_STEPS if self.kernel.scores_matter else len(y)):
+            last = self.total + x[:, at] @ y[at]
+            squares = np.square(x[:, at]) @ np.square(y[at])
+            lanes, steps = self.kernel.lanes, at.stop - at.start
+            walked = walk(self.total, last, squares, steps, lanes)
+            self.running += self.copies * (walked + squares)
+            self.total = last
+        sizes, tiny = np.abs(y), self.kernel.accumulate.tiny
+        size = np.abs(x) @ sizes
+        self.near += near @ y
+        if self.dropped is not None:
+            self.known -= expect_loss(self.dropped, x) @ y
+        if self.cuts is not None:
+            self.cuts.add(near, y)
+        self.sizes += size
+        lost = np.minimum(len(y) * tiny, size)
+        if flushed.any():
+            lost += flushed @ sizes
+        self.flushed += lost
+        self.moved += bound @ sizes + lost
+        self.terms += len(y)
+
+    def _since(self) -> list[Doubles]:
+        """Return what the heads that are not closed have brought to the total, near and moved."""
+        now = self.total, self.near, self.moved
+        return [x - y for x, y in zip(now, self.before, strict=True)]
+
+    def close_head(self, to: Format) -> None:
+        r"""Round what one head brings, and the sum of it and those before if they are two or more.
+
+        .. math:: \frac{1}{12} \sum_h h(\bar k_h)^2 \quad\text{and}\quad
+            \frac{1}{12} \sum_{1 < h < H} h(\bar k_1 + \dots + \bar k_h)^2
+
+        with the distance h of neighbouring numbers. Not all kernels round the sums.
+        """
+        total, near, moved = self._since()
+        self.rounded += np.square(scaled_spacing(to, total, self.scale)) / 12
+        self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
+        self.near += round_scaled(to, near, self.scale) - near
+        if self.heads > 1:
+            earlier, _, off = self.before
+            self.again += np.square(scaled_spacing(to, earlier, self.scale)) / 12
+            self.moved += scaled_spacing(to, np.abs(earlier) + off, self.scale) / 2
+        self.before = self.total.copy(), self.near.copy(), self.moved.copy()
+        self.heads += 1
+
+    def restart(self) -> None:
+        """Begin another sum in the unit, that is added to those before."""
+        if self.cuts is not None:
+            self.cuts.restart()
+
+
+def list_directions(of: str, has_cap: bool, has_sinks: bool) -> list[str]:
+    """Name the defects that have a derivative."""
+    common = ["scale"] + ["lost sink"] * has_sinks
+    return common if of == "dv" else [*common, "delta"] + ["cap"] * has_cap
+
+
+def exact_gradient(
+    backs: Sequence[tuple[BackwardHead, Saved]], of: str, rows: slice, thin: int = 1
+) -> Doubles:
+    """Compute the exact gradient of some queries or keys, of one in so many tokens."""
+    gradient = np.zeros((rows.stop - rows.start, _count_columns(backs[0][0], of)))
+    for back, saved in backs:
+        head = back.head
+        for at in blocks(0, head.keys if of == "dq" else len(head.q), _SUM_TOKENS):
+            at = slice(at.stop - -(-(at.stop - at.start) // thin), at.stop)
+            i, j = (rows, at) if of == "dq" else (at, rows)
+            tile = scan_tile(head, i, j)
+            if tile is not None:
+                p, _ = share_tile(tile, saved.lse[i])
+                if of == "dv":
+                    gradient += p.T @ back.d_out[i]
+                    continue
+                t = back.d_out[i] @ head.v[j].T
+                s = head.scale * p * (t - saved.delta[i, None]) * tile.slope
+                gradient += s @ head.k[j] if of == "dq" else s.T @ head.q[i]
+    return gradient
+
+
+def list_sources(
+    backs: Sequence[BackwardHead], kernel: Roundings, of: str, rows: slice
+) -> list[Doubles]:
+    """List what makes some rows of the gradient: rows with the same have the same roundings.
+
+    Rows of dq whose derivatives are equal share the roundings of g . v, whatever their queries are.
+    """
+    head = backs[0].head
+    k, v = head.k[: head.keys], head.v[: head.keys]
+    if of != "dq":
+        return [np.concatenate([k[rows], v[rows]], -1) if of == "dk" else k[rows]]
+    q, d_out = head.q[rows], backs[0].d_out[rows]
+    sources = [np.concatenate([q, d_out], -1)]
+    if kernel.products_matter:
+        values = np.full((len(d_out), 1), zlib.crc32(v.tobytes()), np.float64)
+        sources.append(np.concatenate([unscale_rows(d_out), values], -1))
+    return sources
+
+
+def variance_along(
+    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, w: Doubles
+) -> Any:
+    r"""Return the variances (...) of sums of w (..., m, columns) times errors of dk or dv.
+
+    With :math:`y_{ij} = c\, q_i \cdot w_j` the sum for dk is that of :math:`\bar s_{ij} y_{ij}`, in
+    which y is what values are for the output: one query moves its weights for all keys.
+    """
+    along = w.reshape(-1, *w.shape[-2:])
+    total = np.zeros(len(along))
+    for back, saved in backs:
+        head = back.head
+        rows = back.d_out if of == "dv" else head.scale * head.q
+        unseen = ((0, len(head.k) - head.keys), (0, 0))
+        columns = [np.pad(x, unseen).T for x in along]
+        for i in blocks(0, len(head.q), BLOCK_QUERIES):
+            means, moves = np.zeros((2, len(along), i.stop - i.start, 1))
+            for j in head.blocks(_SUM_TOKENS):
+                tile = scan_tile(head, i, j)
+                if tile is not None:
+                    p, _ = share_tile(tile, saved.lse[i])
+                    s = p * (back.d_out[i] @ head.v[j].T - saved.delta[i, None])
+                    for column, mean, moved in zip(columns, means, moves, strict=True):
+                        y = rows[i] @ column[:, j] * (1.0 if of == "dv" else tile.slope)
+                        mean += np.sum(p * y, -1, keepdims=True)
+                        moved += np.sum(s * y, -1, keepdims=True)
+            for j in head.blocks(_SUM_TOKENS):
+                x = analyse_pairs(back, saved, kernel, i, j, of)
+                if x is None:
+                    continue
+                for number, (mean, moved) in enumerate(zip(means, moves, strict=True)):
+                    y, about = rows[i] @ columns[number][:, j], 0.0 if kernel.delta_of_out else mean
+                    if of == "dv":
+                        variances = x.p * x.p * x.log_variance * np.square(y - about)
+                        variances += x.p_variance * y * y
+                    else:
+                        variances = _variances_of_scores(x, y, saved, kernel, i, mean, moved)
+                    total[number] += float(np.sum(saved.copies[i, None] * variances))
+            common = np.square(means if of == "dv" else moves)[..., 0]
+            shared = saved.lse_variance[i]
+            if kernel.delta_of_out:
+                shared = shared + saved.scores_variance[i]
+            total += np.sum(saved.copies[i] * shared * common, -1)
+            if of == "dk":
+                variance_of_delta = saved.copies[i] * saved.delta_variance[i]
+                total += np.sum(variance_of_delta * np.square(means)[..., 0], -1)
+    return total.reshape(w.shape[:-2])[()]
+
+
+def _variances_of_scores(
+    x: PairErrors,
+    y: Doubles,
+    saved: Saved,
+    kernel: Roundings,
+    i: slice,
+    mean: Doubles,
+    moved: Doubles,
+) -> Doubles:
+    """Return the variances of derivatives to scores times y, with what they do to D."""
+    about, off = (0.0, 0.0) if kernel.delta_of_out else (mean, moved)
+    apart = x.t - saved.delta[i, None]
+    variances = x.s_variance * y * y
+    for variance, factor in x.moves():
+        variances += variance * np.square(apart * (factor * y - about) - off)
+    products = saved.products[i, None] * x.t_variance
+    variances += x.p * x.p * products * np.square(x.slope * y - about)
+    if kernel.kept:
+        variances += x.p_variance * np.square(apart * x.slope * y - x.t * about)
+    return variances
+
+
+def analyse_gradient(
+    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, rows: slice
+) -> RowErrors:
+    """Say what a backward pass that rounds like this may give for some queries or keys.
+
+    Several heads share keys and values; their gradients are sums over all of them.
+    """
+    cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
+    return RowErrors.join([_analyse_rows(backs, kernel, of, i) for i in cut])
+
+
+def _analyse_rows(
+    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, rows: slice
+) -> RowErrors:
+    """Analyse so few rows that pairs of them with some tokens are held in the cache."""
+    scale = 1.0 if of == "dv" else backs[0][0].head.scale
+    columns = _count_columns(backs[0][0], of)
+    copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
+    most = float(np.max(copies, initial=1.0))
+    rounded = kernel.weights if of == "dv" else kernel.d_scores
+    sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, rounded)
+    has_sinks = any(back.head.sink is not None for back, _ in backs)
+    names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
+    tangents = {x: np.zeros_like(sum_.total) for x in names}
+    size, to = _SUM_TOKENS, None  # tokens of a block, and what the sum is rounded to after each
+    if kernel.parts is not None:
+        size, to = kernel.parts[of == "dq"], kernel.out
+    for back, saved in backs:
+        head = back.head
+        sum_.restart()
+        if of == "dq":
+            for j in head.blocks(size):
+                x = analyse_pairs(back, saved, kernel, rows, j, of)
+                if x is not None:
+                    rounded = None if head.is_sink(j) else to  # a sink adds 0
+                    _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
+                    for name, y in _list_tangents(x, back, saved, kernel, rows, names):
+                        tangents[name] += y @ head.k[j]
+            mean, d = saved.mean[rows], saved.delta[rows, None]
+            sum_.variance += saved.delta_variance[rows, None] * mean * mean
+            common = saved.lse_variance + saved.scores_variance
+            sum_.variance += common[rows, None] * sum_.total * sum_.total
+            tangents["delta"] -= d * mean
+            sum_.known -= saved.delta_shift[rows, None] * mean
+        else:
+            saved_blocks = blocks(0, len(head.q), BLOCK_QUERIES)  # no block has weights of two
+            for i in (y for x in saved_blocks for y in blocks(x.start, x.stop, size)):
+                x = analyse_pairs(back, saved, kernel, i, rows, of)
+                if x is not None:
+                    (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
+                    if of == "dv":
+                        tangents["scale"] += x.p_scale.T @ back.d_out[i]
+                        if has_sinks:
+                            odds = _odds_without_sink(back, saved, i)
+                            tangents["lost sink"] += (x.p * odds).T @ back.d_out[i]
+                    else:
+                        d = multiply_slope(x.p, x.slope)
+                        tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
+                        sum_.known -= (d * saved.delta_shift[i, None]).T @ head.q[i]
+                        for name, y in _list_tangents(x, back, saved, kernel, i, names):
+                            tangents[name] += y.T @ head.q[i]
+            if kernel.by_head and kernel.out is not None and len(backs) > 1:
+                sum_.close_head(kernel.out)
+    if of != "dv":
+        tangents["scale"] += sum_.total
+    return _close_sum(sum_, tangents)
+
+
+def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
+    """Return what weights gain, over themselves, if the sink has no part in their sum."""
+    if back.head.sink is None:
+        return np.zeros((i.stop - i.start, 1))
+    odds = 1 / np.expm1(saved.lse[i, None] - back.head.sink)
+    return np.where(np.isfinite(odds), odds, 0.0)
+
+
+def _list_tangents(
+    x: PairErrors,
+    back: BackwardHead,
+    saved: Saved,
+    kernel: Roundings,
+    i: slice,
+    names: Sequence[str],
+) -> Iterator[tuple[str, Doubles]]:
+    """List what derivatives to scores gain: by the scale, a cap of no slope, and a lost sink."""
+    delta = saved.delta[i, None]
+    yield "scale", x.s_scale
+    if "cap" in names:
+        yield "cap", x.p * (x.t - delta) * (1 - np.asarray(x.slope))
+    if "lost sink" in names:  # D, too, if it is made of weights
+        odds = _odds_without_sink(back, saved, i)
+        more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
+        yield "lost sink", (odds * (x.t - delta) - more) * x.p * x.slope
+
+
+def _count_columns(back: BackwardHead, of: str) -> int:
+    columns: int = (back.head.v if of == "dv" else back.head.q).shape[-1]
+    return columns
+
+
+def _add_to_queries(
+    sum_: _GradientSum,
+    x: PairErrors,
+    saved: Saved,
+    i: slice,
+    k: Doubles,
+    copies: Doubles,
+    to: Format | None,
+) -> None:
+    """Add errors of weights, and of D if it is made of them; keys may have copies."""
+    kernel = sum_.kernel
+    mean, apart = saved.mean[i], x.t - saved.delta[i, None]
+    squares, variances = k * k, copies * x.s_variance
+    more: Doubles | float = x.p * x.p * x.t_variance
+    for variance, factor in x.moves():
+        moved = np.square(apart)
+        moved *= variance
+        moved += more
+        moved *= copies
+        more = 0.0
+        variances += multiply_slope(moved, np.square(factor))
+        if not kernel.delta_of_out:  # D moves with weights and products: k - mean, not k
+            whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
+            sum_.variance += mean * mean * whole - 2 * mean * part
+    if kernel.kept:
+        rounding = copies * x.p_variance
+        sum_.variance += (rounding * np.square(apart * x.slope)) @ squares
+        if not kernel.delta_of_out:
+            both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
+            sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
+    sum_.variance += variances @ squares
+    sum_.add(x.s, x.near_s, x.s_bound, x.s_flushed, k, to)
+
+
+def _add_to_keys(
+    sum_: _GradientSum, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, to: Format | None
+) -> None:
+    q, kernel = back.head.q[i], sum_.kernel
+    apart = x.t - saved.delta[i, None]
+    common, times = (saved.scores_variance + saved.lse_variance)[i, None], saved.products[i, None]
+    products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
+    variances = np.square(apart)
+    variances *= common if x.cap_variance is not None else x.log_variance + common
+    variances += products
+    variances += saved.delta_variance[i, None] + shared
+    if not kernel.delta_of_out:
+        variances += saved.moved_variance[i, None] - 2 * x.p * products
+    for _ in range(2):
+        variances *= x.p
+    if kernel.kept:
+        variances += x.p_variance * apart * apart
+        if not kernel.delta_of_out:
+            variances -= 2 * x.p_variance * x.p * x.t * apart
+    variances = multiply_slope(variances, np.square(x.slope))
+    variances += x.s_variance
+    if x.cap_variance is not None:
+        for variance, factor in x.moves():
+            variances += variance * np.square(apart * factor)
+    variances *= saved.copies[i, None]
+    sum_.variance += np.maximum(variances, 0.0).T @ (q * q)
+    sum_.add(x.s.T, x.near_s.T, x.s_bound.T, x.s_flushed.T, q, to)
+
+
+def _add_to_values(
+    sum_: _GradientSum, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, to: Format | None
+) -> None:
+    g = back.d_out[i]
+    shared = (saved.scores_variance + saved.lse_variance)[i, None]
+    variances = x.p_variance + x.p * x.p * (x.log_variance + shared)
+    sum_.variance += (saved.copies[i, None] * variances).T @ (g * g)
+    sum_.add(x.p.T, x.near_p.T, x.p_bound.T, x.p_flushed.T, g, to)
+
+
+def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
+    """Multiply the sums by the scale, round them, and return their law."""
+    kernel, scale = sum_.kernel, sum_.scale
+    unit = kernel.accumulate.unit
+    variance = sum_.variance
+    if kernel.scores_matter:
+        variance = variance + (RMS * unit) ** 2 * (sum_.running + sum_.total * sum_.total)
+    else:
+        variance = variance + (RMS * unit * sum_.total) ** 2 * max(sum_.terms, 1) * sum_.copies
+    total, near = scale * sum_.total, scale * sum_.near
+    rest = scale * np.where(np.isfinite(sum_.known), sum_.known, 0.0)
+    shift: Doubles | float = 0.0
+    if sum_.cuts is not None:
+        shift, variance = scale * sum_.cuts.shift, variance + sum_.cuts.variance
+    variance = scale * scale * np.maximum(variance, 0.0)
+    worst = WORST**2 * variance + scale * scale * (sum_.rounded + sum_.again)
+    variance += scale * scale * sum_.rounded
+    gamma = sum_error(kernel, sum_.terms, 2) + 2 * unit + cut_error(kernel.unit, sum_.terms)
+    tiny = kernel.accumulate.tiny
+    bound = np.minimum(np.abs(total), tiny) + abs(scale) * (
+        sum_.moved + gamma * (sum_.sizes + sum_.moved)
+    )
+    most = (sum_.sizes + sum_.moved) * (1 + gamma)
+    bound = (
+        np.where(most > kernel.accumulate.largest, math.inf, bound) + np.abs(shift) + np.abs(rest)
+    )
+    loose = ~(np.abs(near - total - rest) <= _SURE_OF_GRADIENTS * np.sqrt(variance))
+    near = near + shift
+    spacing = np.zeros_like(total)
+    if kernel.out is not None:
+        spacing = kernel.out.spacing(total + rest)
+        variance, worst = (x + np.square(spacing) / 12 for x in (variance, worst))
+        bound, near = round_bound(kernel.out, total, bound), kernel.out.round(near)
+    loose |= np.isinf(bound) | ~np.isfinite(near)
+    near = np.where(loose, total + shift, near)
+    std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))
+    apart = (RMS * unit * scale) ** 2 * (sum_.running + sum_.total * sum_.total) + spacing**2 / 12
+    apart += scale * scale * (sum_.rounded + sum_.again)
+    # What the exponentials and the constants have in common.
+    slack = abs(scale) * (kernel.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
+    slack = unit * (slack + CONSTANTS * np.abs(total))
+    split = abs(scale) * sum(np.abs(x) for x in tangents.values())
+    slack += split_error(kernel.score_unit) * (split + np.abs(total))
+    slack += abs(scale) * sum_.flushed + np.where(np.abs(total) < tiny, np.abs(total), 0.0)
+    slack += allow(kernel.unit, shift)
+    none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
+    rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
+    return RowErrors(*rows, apart, rest=rest, shift=shift)

@@ -1,0 +1,203 @@
+"""Softmax attention of some queries of a head, exact: scores in tiles of keys, and results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.arithmetic import flush_small
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from ...certified.forward import Arguments, Bounded, attend_with_bounds
+from ...certified.pairs import Pair
+from ...engine.attend import Sums, combine, finite, normalise, sum_values
+from ...engine.scores import Band, Options
+
+TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
+
+
+class SoftmaxHead(NamedTuple):
+    """Softmax attention of one head, in float64; a sink is a key of 0 at the end, with value 0."""
+
+    q: Doubles
+    k: Doubles
+    v: Doubles
+    scale: float
+    bias: Doubles | None
+    mask: npt.NDArray[np.bool_] | None
+    causal: bool
+    window: tuple[int | None, int | None]
+    softcap: float | None
+    sink: float | None = None
+
+    def with_sink(self, sink: float) -> SoftmaxHead:
+        """Add a sink; one of -inf is none."""
+        if sink == -math.inf:
+            return self
+        k, v = (np.concatenate([x, np.zeros((1, x.shape[-1]))]) for x in (self.k, self.v))
+        return self._replace(k=k, v=v, sink=sink)
+
+    @property
+    def keys(self) -> int:
+        """The number of keys without the sink."""
+        return len(self.k) - (self.sink is not None)
+
+    def blocks(self, size: int) -> Iterator[slice]:
+        """Cut the keys into blocks; the sink is alone, and the last."""
+        yield from blocks(0, self.keys, size)
+        yield from blocks(self.keys, self.k.shape[0], 1)
+
+    def is_sink(self, j: slice) -> bool:
+        """Tell whether a block of keys is the sink."""
+        return self.sink is not None and j.start >= self.keys
+
+    def visible(self, i: slice, j: slice) -> npt.NDArray[np.bool_] | None:
+        """Return which keys the queries see; None for all."""
+        if self.is_sink(j):
+            return None
+        mask = None if self.mask is None else np.asarray(self.mask[i, j])
+        band = Band.of(self.keys - self.q.shape[0], self.causal, self.window)
+        seen: npt.NDArray[np.bool_] | None = band.visible(i, j, None, np, mask)
+        return seen
+
+    def ahead(self, i: slice, j: slice) -> npt.NDArray[np.int64]:
+        """Return how far keys are ahead of queries, j - (i + m - n)."""
+        if self.is_sink(j):
+            return np.zeros((i.stop - i.start, 1), np.int64)
+        shift = self.keys - self.q.shape[0]
+        distance: npt.NDArray[np.int64] = (
+            np.arange(j.start, j.stop) - np.arange(i.start + shift, i.stop + shift)[:, None]
+        )
+        return distance
+
+
+class Tile(NamedTuple):
+    """Scores of some queries and keys, with what they are made of."""
+
+    keys: slice
+    visible: npt.NDArray[np.bool_] | None
+    products: Doubles  # q . k
+    logits: Doubles  # times the scale
+    ratio: Doubles | float  # capped scores over the cap; 0 if there is none
+    capped: Doubles
+    scores: Doubles
+    slope: Doubles | float  # of the cap
+    is_sink: bool = False
+
+
+def scan_tiles(head: SoftmaxHead, i: slice, size: int = TILE_KEYS) -> Iterator[Tile]:
+    """Compute scores of the queries i with all keys."""
+    for j in head.blocks(size):
+        tile = scan_tile(head, i, j)
+        if tile is not None:
+            yield tile
+
+
+def scan_tile(head: SoftmaxHead, i: slice, j: slice) -> Tile | None:
+    """Compute scores of the queries i with the keys j; None if no query sees one."""
+    visible = head.visible(i, j)
+    if visible is not None and not visible.any():
+        return None
+    return score_tile(head, i, j, visible, head.q[i] @ head.k[j].T)
+
+
+def same(x: Doubles) -> Doubles:
+    """Round nothing."""
+    return x
+
+
+def score_tile(
+    head: SoftmaxHead,
+    i: slice,
+    j: slice,
+    visible: npt.NDArray[np.bool_] | None,
+    products: Doubles,
+    to: Callable[[Doubles], Doubles] = same,
+) -> Tile:
+    """Take the steps from q . k to scores, each result passed through `to`."""
+    if head.is_sink(j):
+        assert head.sink is not None
+        return Tile(j, None, products, products, 0.0, products, products + head.sink, 0.0, True)
+    products = to(products)
+    logits = to(head.scale * products)
+    capped: Doubles = logits
+    ratio: Doubles | float = 0.0
+    slope: Doubles | float = 1.0
+    if head.softcap is not None:
+        x = to(logits / head.softcap)
+        ratio = to(np.tanh(x))
+        capped, slope = to(head.softcap * ratio), _slope(x) if to is same else 1 - ratio * ratio
+    scores = capped if head.bias is None else to(capped + head.bias[i, j])
+    return Tile(j, visible, products, logits, ratio, capped, scores, slope)
+
+
+def _slope(x: Doubles) -> Doubles:
+    """Return 1 - tanh(x)^2, also where that cancels."""
+    e = np.exp(-2 * np.abs(x))
+    return np.asarray(4 * e / np.square(1 + e))
+
+
+class ScoredRows(NamedTuple):
+    """Sums over the keys of a profile's own weights, and the largest score, with the sink's."""
+
+    out: Doubles
+    lse: Doubles
+    top: Doubles
+
+
+ExactRows = Mapping[Any, ScoredRows]  # by head, and first and last row of a block
+
+
+def attend_rows(
+    head: SoftmaxHead, i: slice, to: Callable[[Doubles], Doubles] | None, size: int = 4 * TILE_KEYS
+) -> ScoredRows:
+    """Attend with scores that are exact, or rounded by `to`, to so many keys at a time."""
+    m, rows = head.k.shape[0], i.stop - i.start
+    zero = np.zeros((1, 1))
+    total = Sums(zero, zero, zero - math.inf)
+    top = np.full(rows, -math.inf)
+    for tile in scan_tiles(head, i, size):
+        if to is not None:
+            tile = score_tile(head, i, tile.keys, tile.visible, tile.products, to)
+        scores = np.broadcast_to(tile.scores, (rows, tile.scores.shape[-1]))
+        seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
+        largest = np.max(seen, -1, keepdims=True)
+        top = np.maximum(top, largest[:, 0])
+        base = largest + math.log(2 * m)  # so that sums of the largest finite values are finite
+        weights = np.subtract(seen, finite(base, np))
+        np.exp(flush_small(weights, np), out=weights)
+        sums = sum_values(weights, base, head.v[tile.keys], tile.visible, np)
+        total = combine(total, sums, np)
+    out, lse = normalise(total, np)
+    shape = (rows, head.v.shape[-1])
+    return ScoredRows(np.broadcast_to(out, shape), np.broadcast_to(lse, rows), top)
+
+
+def exact_rows(head: SoftmaxHead, i: slice) -> Doubles:
+    """Compute the exact result for the queries i, rounded to float64."""
+    return attend_rows(head, i, None).out
+
+
+def certify_rows(head: SoftmaxHead, i: slice) -> Bounded:
+    """Compute the exact result for the queries i in pairs, with a proven bound of its error."""
+    keys = slice(0, head.keys)
+    bias, mask = (None if x is None else np.atleast_2d(x) for x in (head.bias, head.mask))
+    bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
+    shift = head.keys - len(head.q) + i.start  # of these queries
+    sink = None if head.sink is None else np.full((1, 1), head.sink)
+    return attend_with_bounds(
+        Arguments.of_arrays(
+            head.q[i],
+            head.k[keys],
+            head.v[keys],
+            bias,
+            mask=mask,
+            causal=head.causal,
+            options=Options(head.window, shift, head.softcap, sink),
+            scale=Pair(np.asarray(head.scale), np.asarray(0.0)),
+        )
+    )

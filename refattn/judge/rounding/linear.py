@@ -1,0 +1,285 @@
+r"""The law and the bound of the rounding errors of attention that is linear in features.
+
+.. math:: \mathrm{out}_i = \frac{\sum_s \phi_{is} \, U_s}{\sum_s \phi_{is} \, Z_s}, \qquad
+    U_s = \sum_j \psi_{js} \, v_j, \quad Z_s = \sum_j \psi_{js}
+
+With relative errors :math:`\alpha_{is}` of a query's features, :math:`\beta_{js}` of a key's and
+:math:`\gamma_{sc}`, :math:`\gamma'_s` of the sums, where they are rounded, to first order
+
+.. math:: \delta \mathrm{out}_{ic} = \frac{1}{\sum_s \phi_{is} Z_s} \sum_s \phi_{is} \Big[
+    \alpha_{is} (U_{sc} - Z_s \mathrm{out}_{ic})
+    + \sum_j \psi_{js} \beta_{js} (v_{jc} - \mathrm{out}_{ic})
+    + \gamma_{sc} U_{sc} - \gamma'_s Z_s \mathrm{out}_{ic} \Big] + \text{sums} + \text{rounding}.
+
+All queries of a head share the errors of its keys: rows are not independent here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from .formats import Format
+from .roundings import RMS, SURE, WORST, Roundings, RowErrors, walk
+
+_STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
+
+
+class FeatureErrors(NamedTuple):
+    """Features (rows, S), up to a factor for each row or each S that cancels."""
+
+    value: Doubles  # what is computed
+    nearest: Doubles  # the same, rounded to nearest where the profile rounds it
+    variance: Doubles  # of the relative error
+    most: Doubles  # the largest relative error is e^most - 1
+
+    def rows(self, i: slice) -> FeatureErrors:
+        return FeatureErrors(*(x[i] for x in self))
+
+
+class LinearHead(NamedTuple):
+    """Features of the queries and keys of a head, in float64, and the values."""
+
+    queries: FeatureErrors
+    keys: FeatureErrors
+    v: Doubles
+    visible: npt.NDArray[np.bool_] | None  # keys, (m,)
+    causal: bool
+
+
+def random_feature_head(
+    q: Doubles,
+    k: Doubles,
+    v: Doubles,
+    omega: Doubles,
+    log_weight: Doubles,
+    kernel: Roundings,
+    *,
+    scale: float,
+    visible: npt.NDArray[np.bool_] | None,
+    causal: bool,
+) -> LinearHead:
+    """Take random features exp(omega . x - |x|^2 / 2) of x = sqrt(scale) q, with weights."""
+    q, k = math.sqrt(scale) * q, math.sqrt(scale) * k
+    of_queries, of_keys = q @ omega.T, k @ omega.T
+    squares = np.sum(k * k, -1, keepdims=True) / 2
+    of_keys = of_keys - squares + log_weight
+    if visible is not None:
+        of_keys = np.where(visible[:, None], of_keys, -math.inf)
+    top = np.max(of_keys, axis=0, initial=-math.inf)
+    top = np.where(np.isfinite(top), top, 0.0)
+    gaps = of_queries + top
+    gaps = gaps - np.max(gaps, -1, keepdims=True)
+    # As they are stored: over the largest of a query, and over the largest of all keys.
+    stored = of_queries - np.max(of_queries, -1, keepdims=True)
+    highest = np.max(of_keys, initial=-math.inf)
+    highest = highest if np.isfinite(highest) else 0.0
+    phi = _exponent_errors(q, omega, of_queries, 0.0, kernel)
+    psi = _exponent_errors(k, omega, of_keys, squares, kernel)
+    return LinearHead(
+        _round_features(np.exp(gaps), np.exp(stored), *phi, kernel.weights),
+        _round_features(np.exp(of_keys - top), np.exp(of_keys - highest), *psi, kernel.weights),
+        v,
+        visible,
+        causal,
+    )
+
+
+def _exponent_errors(
+    x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, kernel: Roundings
+) -> tuple[Doubles, Doubles]:
+    """Return variance and bound of the errors of exponents and of the exponential."""
+    d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
+    exponents = np.where(np.isfinite(exponents), exponents, 0.0)
+    terms = np.square(x) @ np.square(omega).T
+    sums = walk(0.0, x @ omega.T, terms, d, kernel.lanes) + terms
+    sums = sums + np.square(squares) * (d / 3 + 2) + 2 * np.square(exponents)
+    variance = (RMS * unit) ** 2 * sums + (RMS * half) ** 2 * (np.square(exponents) + 1)
+    norms = np.sqrt(np.sum(x * x, -1))[:, None] * np.sqrt(np.sum(omega * omega, -1))
+    most = (d + 4) * unit * (norms + squares) + (half + unit) * (4 * np.abs(exponents) + 4)
+    most = most + kernel.exp * unit
+    if kernel.scores is not None:
+        variance = variance + np.square(RMS * kernel.scores.unit * exponents)
+        most = most + 1.01 * kernel.scores.unit * np.abs(exponents)
+    return variance, most
+
+
+def _round_features(
+    value: Doubles, stored: Doubles, variance: Doubles, most: Doubles, to: Format | None
+) -> FeatureErrors:
+    """Round features of which a multiple is stored."""
+    if to is None:
+        return FeatureErrors(value, value, variance, most)
+    size = np.where(stored == 0, 1.0, np.abs(stored))
+    nearest = to.round(stored)
+    step = np.where(nearest == stored, 0.0, to.spacing(stored) / size)
+    ratio = np.where(stored == 0, 1.0, nearest / np.where(stored == 0, 1.0, stored))
+    return FeatureErrors(
+        value, value * ratio, variance + step * step / 12, most + np.log1p(step / 2)
+    )
+
+
+def map_head(
+    q: Doubles,
+    k: Doubles,
+    v: Doubles,
+    feature_map: Callable[[Doubles], Doubles],
+    kernel: Roundings,
+    *,
+    visible: npt.NDArray[np.bool_] | None,
+    causal: bool,
+) -> LinearHead:
+    """Take features of a map that is computed to a few units of the type of the sums."""
+
+    def of(x: Doubles) -> FeatureErrors:
+        value = np.asarray(feature_map(x), np.float64)
+        unit = kernel.accumulate.unit
+        # What the storage type holds, as ReLU's, is not computed but copied.
+        variance = np.where(value == 0, 0.0, np.full_like(value, (2 * RMS * unit) ** 2))
+        most = np.full_like(value, (kernel.exp + 4) * unit)
+        return _round_features(value, value, variance, most, kernel.weights)
+
+    keys = of(k)
+    if visible is not None:
+        keys = FeatureErrors(*(np.where(visible[:, None], x, 0.0) for x in keys))
+    return LinearHead(of(q), keys, v, visible, causal)
+
+
+class _States(NamedTuple):
+    """Sums over keys, (S, ...) or, for queries with keys of their own, (rows, S, ...)."""
+
+    total: Doubles  # psi v and psi
+    nearest: Doubles  # the same, rounded
+    noise: Doubles  # psi^2 var(beta) times v^2, v and 1
+    squares: Doubles  # psi^2 v^2
+    shift: Doubles  # |psi| (e^most - 1) times |v| and 1
+    sizes: Doubles  # |psi| times |v| and 1
+
+
+def _list_columns(keys: FeatureErrors, v: Doubles) -> Iterator[tuple[Doubles, Doubles]]:
+    """List features of keys, and columns whose products with them are the states."""
+    ones = np.ones((v.shape[0], 1))
+    value, signed = np.abs(keys.value), np.concatenate([v, ones], -1)
+    size = np.concatenate([np.abs(v), ones], -1)
+    noise = np.concatenate([v * v, v, ones], -1)
+    yield from (
+        (keys.value, signed),
+        (keys.nearest, signed),
+        (np.square(value) * keys.variance, noise),
+        (np.square(value), v * v),
+        (value * np.expm1(keys.most), size),
+        (value, size),
+    )
+
+
+def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
+    """Say what a kernel that rounds like this may give for the queries i."""
+    m, n = head.v.shape[0], head.queries.value.shape[0]
+    if not head.causal:
+        states = _States(*(x.T @ y for x, y in _list_columns(head.keys, head.v)))
+        return _analyse_rows(head.queries.rows(i), states, kernel, m)
+    parts, sums = [], head.keys.value.shape[-1] * (2 * head.v.shape[-1] + 1)
+    for block in blocks(i.start, i.stop, max(1, min(64, _STATE_NUMBERS // max(sums, 1)))):
+        first = max(0, min(m, block.start + 1 + m - n))
+        before = head.keys.rows(slice(first))
+        known = [x.T @ y for x, y in _list_columns(before, head.v[:first])]
+        more = slice(first, max(first, min(m, block.stop + m - n)))
+        fresh = [
+            np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
+            for x, y in _list_columns(head.keys.rows(more), head.v[more])
+        ]
+        seen = np.clip(np.arange(block.start, block.stop) + 1 + m - n, 0, m) - first
+        seen_sums = []
+        for start, rest in zip(known, fresh, strict=True):
+            padded = np.concatenate([np.zeros((1, *start.shape)), rest])
+            seen_sums.append(start + padded[np.maximum(seen, 0)])
+        rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), kernel, m)
+        empty = (seen + first <= 0)[:, None]
+        parts.append(rows._replace(out=np.where(empty, 0.0, rows.out)))
+    return RowErrors.join(parts)
+
+
+def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:
+    """Sum weights (rows, S) times states (S, c) or (rows, S, c) over S."""
+    if states.ndim == 2:
+        return weights @ states
+    sums: Doubles = (weights[:, None, :] @ states)[:, 0]
+    return sums
+
+
+def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m: int) -> RowErrors:
+    unit, narrow = kernel.accumulate.unit, kernel.states
+    value = queries.value
+    sums = _weigh_states(value, states.total)
+    mass = sums[:, -1:]
+    seen = mass != 0
+    phi = value / np.where(seen, mass, 1.0)
+    out = sums[:, :-1] / np.where(seen, mass, 1.0)
+    d_v, square = out.shape[-1], phi * phi
+
+    def about(x: Doubles) -> Doubles:
+        """From sums with v^2, v and 1, those with (v - out)^2."""
+        second, first, zeroth = np.split(x, [d_v, 2 * d_v], -1)
+        return np.asarray(np.maximum(second - 2 * out * first + out * out * zeroth, 0.0))
+
+    total, count = states.total[..., :-1], states.total[..., -1:]
+    states_squared = np.concatenate([total * total, total * count, count * count], -1)
+    benford = about(_weigh_states(square * queries.variance, states_squared))
+    benford += about(_weigh_states(square, states.noise))
+    features = value.shape[-1]
+    run = max(1, min(m, kernel.run))
+    walked = _weigh_states(
+        square,
+        walk(0.0, total, states.squares, run, kernel.lanes) + total * total * max(1, m / run),
+    )
+    walked += walk(0.0, out, _weigh_states(square, total * total), features, kernel.lanes)
+    benford += (RMS * unit) ** 2 * (walked + 3 * out * out)
+    if narrow is not None:
+        ends = _weigh_states(square, np.concatenate([total * total, count * count], -1))
+        benford += (RMS * narrow.unit) ** 2 * (ends[:, :-1] + out * out * ends[:, -1:])
+    bound = _bound_errors(queries, states, phi, out, kernel, m)
+    nearest = _weigh_states(queries.nearest, states.nearest)
+    near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
+    std, worst = np.sqrt(benford), WORST * np.sqrt(benford)
+    loose = np.abs(near - out) > SURE * std
+    spacing = np.zeros_like(out)
+    if kernel.out is not None:
+        spacing = kernel.out.spacing(out)
+        std, worst = (np.sqrt(x * x + spacing * spacing / 12) for x in (std, worst))
+        bound = bound + kernel.out.spacing(np.abs(out) + bound) / 2
+        near = kernel.out.round(near)
+    free = ~loose & (std > 0) & seen
+    std, worst = (np.where(free, x, math.inf) for x in (std, worst))
+    none = np.zeros(out.shape[0])
+    slack = (
+        (kernel.exp / 16 + 4)
+        * unit
+        * (_weigh_states(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
+    )
+    return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})
+
+
+def _bound_errors(
+    queries: FeatureErrors, states: _States, phi: Doubles, out: Doubles, kernel: Roundings, m: int
+) -> Doubles:
+    """Bound the errors: every rounding at its largest."""
+    size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
+    shift = _weigh_states(grown, states.shift) + _weigh_states(grown - size, states.sizes)
+    features = phi.shape[-1]
+    gamma = (min(m, kernel.run) + m / kernel.run + features + 4) * kernel.accumulate.unit
+    if kernel.states is not None:
+        gamma += 1.01 * kernel.states.unit
+    gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
+    sizes = _weigh_states(size, states.sizes)
+    error = shift + gamma * (sizes + shift)
+    mass, off = error[:, -1:], error[:, :-1]
+    least = np.where(mass < 1, 1 - mass, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bound = np.where(least > 0, (off + np.abs(out) * mass) / least, math.inf)
+    return np.asarray(bound + 4 * kernel.accumulate.unit * (np.abs(out) + bound))

@@ -1,0 +1,210 @@
+"""What a kernel rounds, in formats, and what that makes of sums and of rows.
+
+A rounding to nearest moves a number by at most half of the distance of its neighbours h, and by
+h / sqrt(12) in root mean square where nothing ties it to h. Where a number is not known that well,
+and for its leading digits the law of Benford is taken, that is `RMS` units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from .formats import FORMATS, Format
+from .hardware import Unit
+
+# Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
+RMS = math.sqrt(1 / (8 * math.log(2)))
+WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
+BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
+_TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
+SURE = 5.0  # standard deviations beyond which roundings are tied to each other
+MAXIMUM_KEYS = 16  # keys after which a running maximum may change, at the least
+CONSTANTS = 3  # units by which the product of a scale and log2 e, both rounded, may be off
+
+
+class Roundings(NamedTuple):
+    """What a kernel rounds, in formats: `Profile` for a storage type."""
+
+    scores: Format | None
+    weights: Format | None
+    softmax: Format
+    accumulate: Format
+    out: Format | None
+    lanes: int
+    normalised: bool
+    run: int
+    states: Format | None  # sums over keys, that queries read
+    exp: float  # largest error of an exponential, which may have a sign, in units of the sums
+    d_weights: Format | None  # of a backward pass: derivatives to the weights
+    d_scores: Format | None
+    delta_of_out: bool  # whether D is taken from the output, and weights are computed again
+    parts: tuple[int, int] | None  # queries and keys after which running sums are rounded
+    unit: Unit | None = None  # that multiplies weights or derivatives; None rounds sums
+    score_unit: Unit | None = None  # that multiplies queries and keys
+    by_head: bool = False  # whether gradients of the query heads that share keys are rounded each
+    unrounded: bool = False  # whether D is taken from the output before it was rounded
+    again: bool = False  # whether weights that are computed again are rounded, and then used
+    scaled: bool = False  # whether derivatives to scores are multiplied by the scale, then rounded
+
+    @property
+    def fine(self) -> bool:
+        """Whether nothing but sums and elementary functions is rounded."""
+        return self.scores is None and self.weights is None
+
+    @property
+    def of_log(self) -> bool:
+        """Whether weights are e^(score - log normaliser), forward too."""
+        return self.fine and self.delta_of_out
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether a backward pass has the weights of the forward pass, step by step."""
+        return self.scores is not None and self.weights is not None
+
+    @property
+    def kept(self) -> bool:
+        """Whether a backward pass multiplies weights as they were rounded."""
+        return self.stepwise or self.again
+
+    @property
+    def reads_output(self) -> bool:
+        """Whether a backward pass has the output as it was rounded."""
+        return self.delta_of_out and not self.unrounded
+
+    @property
+    def scores_matter(self) -> bool:
+        """Whether the errors of scores and sums are more than a trifle beside those of weights."""
+        if self.weights is None or self.scores is not None:
+            return True
+        return max(self.accumulate.unit, self.softmax.unit) * _TRIFLE > self.weights.unit
+
+    @property
+    def products_matter(self) -> bool:
+        """Whether the errors of products of d_out and values are more than a trifle."""
+        return self.scores_matter or self.d_weights is not None
+
+
+class RowErrors(NamedTuple):
+    """What is known of some queries: arrays (b, d_v), and (b,) of log normalisers and scores.
+
+    The rest is what float64 leaves of the exact result, where a kernel sums in float64 itself; what
+    is expected of digits that are dropped; and what the output that a backward pass was given adds
+    to gradients.
+    """
+
+    out: Doubles  # the exact result
+    lse: Doubles
+    top: Doubles  # the largest score
+    nearest: Doubles  # where every rounding of the profile but those of sums is to nearest
+    std: Doubles  # standard deviation of the error; infinite where its law is not known
+    worst: Doubles  # the same at the least favourable digits: the error is sub-Gaussian with it
+    bound: Doubles  # what no error exceeds
+    lse_std: Doubles  # of the log normaliser, before it is rounded itself
+    lse_bound: Doubles
+    lse_slack: Doubles  # how much of that may be the same for all, by exponentials and constants
+    spacing: Doubles  # of the numbers that the result may be rounded to; 0 if it is not rounded
+    slack: Doubles  # how much of the error may be the same for all, likewise
+    tangents: dict[str, Doubles]  # derivatives of the result with respect to changes of the scores
+    apart: Doubles | None = None  # variance of what has no part in another element, of gradients
+    rest: Doubles | float = 0.0
+    lse_rest: Doubles | float = 0.0
+    shift: Doubles | float = 0.0  # what a unit that cuts sums is expected to add to the result
+
+    def errors(self, got: Doubles) -> Doubles:
+        """Return how far numbers are from the exact result, the rest and the shift of its unit."""
+        errors: Doubles = got - self.out - self.rest - self.shift
+        return errors
+
+    def take(self, i: slice) -> RowErrors:
+        """Take some rows."""
+        parts: list[Any] = [x[i] if isinstance(x, np.ndarray) else x for x in self]
+        return RowErrors(*parts)
+
+    @classmethod
+    def join(cls, parts: Sequence[RowErrors]) -> RowErrors:
+        """Stack the rows of the parts; what is not an array is taken from the first part."""
+
+        def below(x: Sequence[Any]) -> Any:
+            if isinstance(x[0], dict):
+                return {name: np.concatenate([y[name] for y in x]) for name in x[0]}
+            return np.concatenate(x) if isinstance(x[0], np.ndarray) else x[0]
+
+        return cls(*map(below, zip(*parts, strict=True)))
+
+
+def round_bound(to: Format | None, out: Doubles, bound: Doubles) -> Doubles:
+    """Add the rounding of the result to a bound."""
+    if to is None:
+        return bound
+    bound = bound + to.spacing(np.abs(out) + bound) / 2
+    return np.where(np.abs(out) + bound > to.largest, math.inf, bound)
+
+
+def expect_loss(to: Format, x: Doubles) -> Doubles:
+    """Return what is dropped of numbers on average: half a spacing; of those above 1/2 it is known.
+
+    A weight that is nearly 1 is 1, and loses nothing, or nearly a whole spacing.
+    """
+    known = x - to.round(FORMATS["float32"].round(x))
+    return np.where(np.abs(x) > 0.5, known, np.sign(x) * to.spacing(x) / 2)
+
+
+def is_power_of_two(x: float) -> bool:
+    """Tell whether a multiplication rounds nothing; 0 counts, too."""
+    return abs(math.frexp(x)[0]) in (0.0, 0.5)
+
+
+def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
+    r"""Return the expected sum of squares of the running sums between two of them.
+
+    Terms of which the sum of squares is known, in random order: the running sums are a line and a
+    bridge, :math:`E S_t^2 = (a + t (b - a) / n)^2 + t (n - t) / (n (n - 1)) (Q - (b - a)^2 / n)`.
+    With lanes, each holds a share.
+    """
+    return _walk_line(first, last, steps, lanes) + squares * ((steps + 1) / (6 * lanes))
+
+
+def _walk_line(first: Any, last: Any, steps: int, lanes: int) -> Any:
+    """Return what is known of `walk` without the sum of squares of the terms."""
+    rise = last - first
+    line: Any = 0.0
+    if np.ndim(first) or first:  # no sum begins here
+        line = steps * last
+        line += rise
+        line *= first
+        line /= lanes**2
+    rise *= rise
+    rise *= (steps + 1) / (6 * steps) * ((2 * steps + 1) / lanes**2 - 1 / lanes)
+    rise += line
+    return rise
+
+
+def sum_running_products(
+    x: Doubles, y: Doubles, products: Doubles, width: int, lanes: int
+) -> Doubles:
+    """Sum squares of terms of products x . y, and of running sums: they are known after `width`."""
+    parts = [*blocks(0, x.shape[-1], width)]
+    of_term = np.concatenate([np.full(a.stop - a.start, a.stop - a.start) for a in parts])
+    sums: Doubles = (np.square(x) * (1 + (of_term + 1) / (6 * lanes))) @ np.square(y).T
+    first: Any = 0.0
+    for at in parts:
+        last = products
+        if at.stop < x.shape[-1]:
+            last = x[:, at] @ y[:, at].T
+            last += first
+        sums += _walk_line(first, last, at.stop - at.start, lanes)
+        first = last
+    return sums
+
+
+def sum_error(kernel: Roundings, terms: float, more: float) -> float:
+    """Bound the relative error of a sum of so many terms, with so many roundings more."""
+    steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + more
+    bound = steps * kernel.accumulate.unit
+    return bound / (1 - bound) if bound < 1 else math.inf

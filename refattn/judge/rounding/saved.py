@@ -1,0 +1,310 @@
+"""What a backward pass has of the queries of a head before gradients are summed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from .hardware import cut_error
+from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
+from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products
+from .shares import OFF, TileShares, find_log_errors, narrow_head
+from .softmax import ErrorSums, NearestWeights, analyse_softmax, begin_bound, size_of_log
+
+BLOCK_QUERIES = 256  # of a block
+_SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
+RUN_STEPS = 16  # tokens between running sums that are known, if they matter
+
+
+class BackwardHead(NamedTuple):
+    """A head, the derivative to its output, and the output that the backward pass is given.
+
+    The derivative is that of the products with values and weights, which may be rounded.
+    """
+
+    head: SoftmaxHead
+    d_out: Doubles
+    out: Doubles | None
+    given: Doubles | None = None  # the derivative before it was rounded
+
+    def derivative_of_delta(self, kernel: Roundings) -> Doubles:
+        """Return what D is made of: the derivative as given, if D is taken from the output."""
+        return self.d_out if self.given is None or not kernel.delta_of_out else self.given
+
+
+class Saved(NamedTuple):
+    """What is known of the queries of a head, (n,), before gradients are summed."""
+
+    lse: Doubles  # exact
+    top: Doubles  # largest scores
+    delta: Doubles  # D, exact
+    near_delta: Doubles  # D as roundings to nearest make it
+    delta_shift: Doubles  # known beforehand: D of the output that was given, less the exact D
+    delta_variance: Doubles  # of the sums of D
+    shared_variance: Doubles  # of what weights and products bring to it
+    delta_bound: Doubles  # of all
+    scores_variance: Doubles  # of the sums over keys of p times errors of scores
+    moved_variance: Doubles  # and of these times t - D
+    lse_variance: Doubles
+    lse_bound: Doubles
+    logit: Doubles  # weighted mean of what the log of the scale makes of scores
+    moved_logit: Doubles  # and of it times t - D
+    copies: Doubles  # how many queries are the same: their weights have the same errors
+    key_copies: Doubles  # how many keys are, (m,)
+    products: Doubles  # how many times more queries, at most, share the errors of products g . v
+    mean: Doubles  # (n, d), weighted means of the keys, times the slope of the cap
+    weights: list[Any]  # `NearestWeights` of each block of queries that is looked at, or None
+    single: SoftmaxHead | None = None  # the head in float32, where that is enough for errors
+
+
+def forget_gradients(kernel: Roundings) -> Roundings:
+    """Leave out what a kernel rounds later than what is saved."""
+    kernel = kernel._replace(parts=None, by_head=False, d_scores=None, scaled=False)
+    return kernel._replace(again=False, d_weights=None) if kernel.delta_of_out else kernel
+
+
+def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
+    """Return how far weights may move if their logarithms do by epsilon."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.max(epsilon, initial=0.0) < _SMALL:  # to x^5
+            most = 1 + epsilon / 4
+            for terms in (3, 2):
+                most *= epsilon / terms
+                most += 1
+            most *= epsilon
+        else:
+            most = np.expm1(epsilon)
+        most *= p
+        if not np.min(p, initial=1.0) > 0:
+            gone = p == 0
+            most[gone] = np.exp(logs + epsilon)[gone]
+        return most
+
+
+def multiply_slope(x: Doubles, slope: Doubles | float) -> Doubles:
+    """Multiply by the slope of a cap, or a power of it, which is 1 without a cap."""
+    return x if np.ndim(slope) == 0 and slope == 1 else x * slope
+
+
+def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
+    """Return the weights of a tile, and their logs."""
+    logs = tile.scores - np.where(np.isfinite(lse), lse, math.inf)[:, None]
+    np.minimum(logs, 0.0, out=logs)
+    if tile.visible is not None:
+        logs[~tile.visible] = -math.inf
+    return np.exp(logs), logs
+
+
+def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doubles:
+    """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
+    least = (lse if kernel.delta_of_out else top)[:, None]
+    gaps = tile.scores - least
+    np.minimum(gaps, 0.0, out=gaps)
+    if tile.visible is not None:
+        gaps[~tile.visible] = 0.0
+    elif not np.all(np.isfinite(least)):
+        gaps[~np.isfinite(least[:, 0])] = 0.0
+    return gaps
+
+
+def multiply_values(
+    back: BackwardHead, kernel: Roundings, i: slice, j: slice
+) -> tuple[Any, Any, Any]:
+    """Multiply g . v; return the variance but for a last rounding, and the bound, too."""
+    g, v = back.d_out[i], back.head.v[j]
+    t = g @ v.T
+    d_v = v.shape[-1]
+    rows, columns = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (g, v))
+    sizes = rows[:, None] * columns
+    bound = (sum_error(kernel, d_v, 2) + cut_error(kernel.score_unit, d_v)) * sizes
+    # Of a difference of nearly equal numbers all the rest is these.
+    steps = RUN_STEPS if kernel.scores_matter else max(d_v, 1)
+    variance: Any = sum_running_products(g, v, t, steps, kernel.lanes) if d_v else np.zeros_like(t)
+    variance *= (RMS * kernel.accumulate.unit) ** 2
+    bound += d_v * kernel.accumulate.tiny
+    if not np.max(sizes, initial=0.0) <= kernel.accumulate.largest:
+        bound = np.where(sizes > kernel.accumulate.largest, math.inf, bound)
+    if kernel.d_weights is not None:
+        variance = variance + np.square(kernel.d_weights.spacing(t)) / 12
+        most = np.abs(t) + bound
+        bound = bound + kernel.d_weights.spacing(most) / 2
+        bound = np.where(most > kernel.d_weights.largest, math.inf, bound)
+    return t, variance, bound
+
+
+def save_queries(
+    back: BackwardHead,
+    kernel: Roundings,
+    rows: Sequence[slice] | None = None,
+    known: dict[Any, Any] | None = None,
+) -> Saved:
+    """Analyse all pairs of a head once, or only the blocks with some queries.
+
+    What is the same for all kernels is taken from what is known, or added.
+    """
+    head, n = back.head, back.head.q.shape[0]
+    known = {} if known is None else known
+    if "counts" not in known:
+        known["counts"] = _count_twins(back)
+    counts = known["counts"]
+    names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
+    columns = {x: np.zeros(n) for x in names}
+    mean, single = np.zeros(head.q.shape), narrow_head(head, kernel)
+    nearest_weights: list[Any] = []
+    for i in blocks(0, n, BLOCK_QUERIES):
+        if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
+            nearest_weights.append(None)
+            continue
+        if i.start not in known:
+            known[i.start] = attend_rows(head, i, None)
+        exact = known[i.start]
+        nearest = NearestWeights(head, kernel, i, exact)
+        nearest_weights.append(nearest)
+        delta = np.sum(back.derivative_of_delta(kernel)[i] * exact.out, -1)
+        spread, log_variance, moved, near, variance, shared, bound, run = np.zeros(
+            (8, i.stop - i.start)
+        )
+        logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
+        reads = kernel.delta_of_out and back.out is not None and not kernel.unrounded
+        law = begin_bound(head, kernel, i, exact) if reads else None
+        for tile in scan_tiles(head, i, BLOCK_QUERIES):
+            j = tile.keys
+            p, logs = share_tile(tile, exact.lse)
+            finite = take_gaps(tile, kernel, exact.lse, exact.top)
+            mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
+            relative, epsilon = find_log_errors(head, single, kernel, tile, i, finite)
+            if law is not None:
+                shares = TileShares.of_shares(tile, p, finite)
+                law.add_shares(kernel, head.v[j], shares, _since_top(kernel, epsilon, exact))
+            noise = p * p * relative
+            most = move_weights(p, logs, epsilon)
+            spread += np.sum(most, -1)
+            if kernel.delta_of_out:
+                t = back.d_out[i] @ head.v[j].T
+            else:
+                t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+            apart = t - delta[:, None]
+            log_variance += np.sum(noise, -1)
+            moved += np.einsum("ij,ij->i", noise * apart, apart)
+            risen = p * multiply_slope(tile.logits, tile.slope)
+            logit += np.sum(risen, -1)
+            moved_logit += np.einsum("ij,ij->i", risen, apart)
+            if not kernel.delta_of_out:
+                near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
+                near += np.sum(nearest.weights(tile, rounded=kernel.kept) * near_t, -1)
+                shared += np.sum(p * p * t_variance, -1)
+                variance += (RMS * kernel.accumulate.unit) ** 2 * _sum_running_squares(p * t, run)
+                run = run + np.sum(p * t, -1)
+                width: Any = 0.0
+                if kernel.kept:
+                    assert kernel.weights is not None
+                    rounding = np.square(kernel.weights.spacing(p)) / 12 * (p > 0)
+                    shared += np.sum(rounding * t * t, -1)
+                    width = kernel.weights.unit * (p + most) + kernel.weights.spacing(0.0)
+                bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
+                sizes += np.sum(p * np.abs(t), -1)
+        if kernel.delta_of_out:
+            near, variance, bound = _take_delta_from_output(back, kernel, i, exact, law)
+        unit, gamma = kernel.accumulate.unit, sum_error(kernel, len(head.k), 2)
+        size = size_of_log(exact.lse, len(head.k))
+        lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
+        of_log = unit * size if kernel.delta_of_out else max(2 * unit, kernel.softmax.unit)
+        if not kernel.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
+            for factor in (gamma, np.expm1(lse_bound)):
+                bound += factor * (sizes + bound)
+            if kernel.softmax.unit > unit:  # D is rounded to it, and moves with the normaliser
+                variance += np.square(kernel.softmax.spacing(delta)) / 12
+                variance += np.square(RMS * of_log * delta)
+                bound += kernel.softmax.spacing(np.abs(delta) + bound) / 2
+                near = kernel.softmax.round(near)
+        row = {
+            "lse": exact.lse,
+            "top": exact.top,
+            "delta": delta,
+            "near_delta": near,
+            "delta_shift": near - delta if kernel.reads_output and back.out is not None else 0.0,
+            "logit": logit,
+            "moved_logit": moved_logit,
+            "delta_variance": variance,
+            "shared_variance": shared,
+            "delta_bound": bound,
+            "scores_variance": log_variance,
+            "moved_variance": moved,
+            "lse_variance": (RMS * of_log) ** 2,
+            "lse_bound": lse_bound,
+        }
+        for name in names:
+            columns[name][i] = row[name]
+    return Saved(**columns, **counts, mean=mean, weights=nearest_weights, single=single)
+
+
+def unscale_rows(x: Doubles) -> Doubles:
+    """Divide rows by the sign and power of 2 of their first number: roundings stay the same."""
+    if not x.size:
+        return x
+    first = np.take_along_axis(x, np.argmax(x != 0, -1)[:, None], -1)
+    return x * np.copysign(np.ldexp(1.0, -np.frexp(first)[1]), first)
+
+
+def _count_twins(back: BackwardHead) -> dict[str, Doubles]:
+    """Count copies of queries, of keys, and of derivatives for a query."""
+    copies, keys = _count_copies(back.head.q), _count_copies(back.head.k)
+    products = np.maximum(_count_copies(unscale_rows(back.d_out)) / copies, 1.0)
+    return {"copies": copies, "key_copies": keys, "products": products}
+
+
+def _count_copies(x: Doubles) -> Doubles:
+    """Count how often each row is there."""
+    marks = np.array([hash(row.tobytes()) for row in x + 0.0], np.int64)  # where -0 is 0
+    _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    copies: Doubles = counts[which].astype(np.float64)
+    return copies
+
+
+def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
+    """Sum the squares of terms and of their running sums, along the last axis."""
+    sums = np.cumsum(x, -1) + (first if isinstance(first, float) else first[:, None])
+    squares: Doubles = np.sum(x * x + sums * sums, -1)
+    return squares
+
+
+def _since_top(kernel: Roundings, epsilon: Doubles, exact: ScoredRows) -> Doubles:
+    """Bound errors of logs of weights over the largest by those of logs of weights over the sum."""
+    size = np.where(np.isfinite(exact.lse), exact.lse - exact.top, 0.0)[:, None]
+    size *= 2 * kernel.softmax.unit * (1 if epsilon.dtype == np.float64 else 1 + OFF)
+    return np.subtract(epsilon, size, dtype=epsilon.dtype)
+
+
+def _take_delta_from_output(
+    back: BackwardHead, kernel: Roundings, i: slice, exact: ScoredRows, law: ErrorSums | None
+) -> tuple[Doubles, Doubles, Doubles]:
+    """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
+    g, head = back.derivative_of_delta(kernel)[i], back.head
+    if kernel.unrounded:
+        kernel = kernel._replace(out=None)
+    if back.out is None or kernel.unrounded:
+        rows = analyse_softmax(head, kernel, i)
+        known = np.where(np.isfinite(rows.std), rows.std, rows.bound)
+        near, variance = np.sum(g * rows.nearest, -1), np.sum(np.square(g * known), -1)
+        bound = np.sum(np.abs(g) * rows.bound, -1)
+        out = rows.nearest
+    else:
+        out = back.out[i]
+        near, variance = np.sum(g * out, -1), np.zeros(len(g))
+        if law is None:
+            found = analyse_softmax(head, kernel, i)
+            true, most = found.out, found.bound
+        else:
+            true = exact.out
+            most = round_bound(kernel.out, true, law.bound(head, kernel, true))
+        bound = np.abs(np.sum(g * (out - true), -1))
+        bound += np.sum(np.abs(g) * most, -1)  # where another was read, not yet rounded
+    sizes = np.sum(np.abs(g * out), -1)
+    unit, d_v = kernel.accumulate.unit, g.shape[-1]
+    variance = variance + (RMS * unit) ** 2 * _sum_running_squares(g * out)
+    return near, variance, bound + sum_error(kernel, d_v, 2) * sizes

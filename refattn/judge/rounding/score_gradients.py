@@ -1,0 +1,238 @@
+"""Weights and derivatives to the scores of some queries and keys, with their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from .formats import Format
+from .head import SoftmaxHead, Tile, scan_tile
+from .roundings import RMS, Roundings, is_power_of_two
+from .saved import (
+    BLOCK_QUERIES,
+    BackwardHead,
+    Saved,
+    move_weights,
+    multiply_slope,
+    multiply_values,
+    share_tile,
+    take_gaps,
+)
+from .shares import find_log_errors
+from .weight_errors import cap_error, cap_variance
+
+
+class PairErrors(NamedTuple):
+    """Queries and keys, (queries, keys) each."""
+
+    p: Doubles  # weights
+    t: Doubles  # products of g and v
+    s: Doubles  # derivatives to the scores before the cap
+    slope: Doubles | float  # of the cap
+    bent: Doubles | float  # what p times the slope changes by with the capped score, over p
+    p_scale: Doubles  # what a change of the logarithm of the scale makes of p, by the scores
+    s_scale: Doubles  # and of s
+    log_variance: Doubles  # relative variance of a weight before it is rounded
+    cap_variance: Doubles | None  # the part of it that bends the slope of a cap, if there is one
+    p_variance: Doubles  # of the roundings of each
+    t_variance: Doubles
+    s_variance: Doubles
+    near_p: Doubles  # as roundings to nearest make them
+    near_s: Doubles
+    p_bound: Doubles  # what errors do not exceed
+    s_bound: Doubles
+    p_flushed: Doubles  # what is lost where numbers below the smallest normal one are flushed to 0
+    s_flushed: Doubles  # the same, and what errors of slopes may have in common
+
+    def moves(self) -> Iterator[tuple[Doubles, Doubles | float]]:
+        """List variances of weights before they are rounded, and what moves in place of slopes."""
+        size = self.p * self.p
+        if self.cap_variance is None:
+            yield size * self.log_variance, self.slope
+        else:
+            yield size * (self.log_variance - self.cap_variance), self.slope
+            yield size * self.cap_variance, self.bent
+
+
+def scaled_spacing(to: Format, x: Doubles, scale: float) -> Doubles:
+    """Return the distance of numbers near x that is rounded after a multiplication."""
+    if scale == 0:
+        return np.zeros_like(x)
+    return to.spacing(x) if abs(scale) == 1 else to.spacing(scale * x) / abs(scale)
+
+
+def round_scaled(to: Format, x: Doubles, scale: float) -> Doubles:
+    """Round to nearest after a multiplication, which is undone."""
+    if scale in (0, 1):
+        return to.round(x) if scale else x
+    return to.round(scale * x) / scale
+
+
+_NONE = np.zeros((1, 1))  # what is not asked for
+
+
+def analyse_pairs(
+    back: BackwardHead, saved: Saved, kernel: Roundings, i: slice, j: slice, of: str = ""
+) -> PairErrors | None:
+    """Analyse some queries and keys; None if no query sees one.
+
+    The gradient says what is asked for: derivatives to scores not of dv, and roundings of weights
+    only of this or where they are kept.
+    """
+    head = back.head
+    tile = scan_tile(head, i, j)
+    if tile is None:
+        return None
+    p, logs = share_tile(tile, saved.lse[i])
+    finite = take_gaps(tile, kernel, saved.lse[i], saved.top[i])
+    relative, epsilon = find_log_errors(head, saved.single, kernel, tile, i, finite)
+    unit = kernel.accumulate.unit
+    epsilon = epsilon + saved.lse_bound[i, None]
+    p_bound = move_weights(p, logs, epsilon)
+    nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
+    raw = nearest.weights(tile, rounded=False) if nearest.moved else p
+    near_p, p_variance, rounded_bound = raw, _NONE, p_bound
+    if kernel.weights is not None and (kernel.kept or of in ("", "dv")):
+        near_p = kernel.weights.round(raw)
+        p_variance = kernel.weights.spacing(p)
+        p_variance *= p_variance
+        p_variance /= 12
+        rounded_bound = p + p_bound
+        rounded_bound *= kernel.weights.unit
+        rounded_bound += p_bound
+        rounded_bound += kernel.weights.spacing(0.0)
+    tiny, least = kernel.accumulate.tiny, np.min(p, initial=1.0)
+    hidden = None if least > 0 else p == 0
+    if hidden is not None:
+        p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
+    p_flushed = _NONE if least >= tiny else p * (p < tiny)
+    risen = multiply_slope(tile.logits, tile.slope)
+    p_scale = p * (risen - saved.logit[i, None])
+    if of == "dv":
+        weights = p, _NONE, _NONE, tile.slope, tile.slope, p_scale, _NONE, relative, None
+        bounds = rounded_bound + p_flushed, _NONE, p_flushed, _NONE
+        return PairErrors(*weights, p_variance, _NONE, _NONE, near_p, _NONE, *bounds)
+    t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+    apart = t - saved.delta[i, None]
+    s = p * apart
+    used_bound = rounded_bound if kernel.kept else p_bound
+    near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
+    near_s = (near_p if kernel.kept else raw) * (near_t - saved.near_delta[i, None])
+    off = t_bound + np.abs(saved.delta_bound[i, None])
+    distance, size = np.abs(apart), np.abs(s)
+    s_bound = p + used_bound
+    s_bound *= off
+    s_bound += used_bound * distance
+    s_bound *= 1 + 8 * unit
+    s_bound += (8 * unit) * size
+    # Of the product, and of the difference: where it cancels, nothing else is left.
+    s_variance = np.square(t)
+    s_variance += np.square(saved.delta[i, None])
+    for _ in range(2):
+        s_variance *= p
+    s_variance *= (RMS * unit) ** 2
+    gradient = _ScoreGradient(s, near_s, s_variance, s_bound)
+    to, (before, after) = kernel.d_scores, _list_factors(head, kernel)
+    if to is not None:
+        for by in before:
+            gradient = gradient.rounded(to, by)
+    if head.softcap is not None:
+        most = cap_error(head, kernel, tile, i, finite)
+        gradient = gradient.times(tile, nearest.slope(tile), most, unit)
+    if to is not None:
+        for by in after:
+            gradient = gradient.rounded(to, by)
+    s = gradient.s
+    size = np.abs(s)
+    s_flushed = size * (size < tiny)
+    s_flushed += (2 * back.d_out.shape[-1] * tiny) * p
+    if p_flushed.any():
+        s_flushed += p_flushed * distance
+    if head.softcap is not None:
+        # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
+        s_flushed += unit * p * distance * np.square(tile.ratio)
+    turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
+    s_scale = p_scale * apart
+    s_scale -= p * saved.moved_logit[i, None]
+    s_scale = multiply_slope(s_scale, tile.slope)
+    if head.softcap is not None:
+        s_scale -= p * apart * turned * risen
+    variance, near_s = gradient.variance, gradient.near
+    if hidden is not None:
+        numbers = t_variance, variance, near_s
+        t_variance, variance, near_s = (np.where(hidden, 0.0, x) for x in numbers)
+    return PairErrors(
+        p,
+        t,
+        s,
+        tile.slope,
+        tile.slope - turned,
+        p_scale,
+        s_scale,
+        relative,
+        None if head.softcap is None else cap_variance(head, kernel, tile, i),
+        p_variance,
+        t_variance,
+        variance,
+        near_p,
+        near_s,
+        rounded_bound + p_flushed,
+        gradient.bound + s_flushed,
+        p_flushed,
+        s_flushed,
+    )
+
+
+class _ScoreGradient(NamedTuple):
+    """Derivatives to scores: exact, as roundings to nearest make them, variance and bound."""
+
+    s: Doubles
+    near: Doubles
+    variance: Doubles
+    bound: Doubles
+
+    def rounded(self, to: Format, by: float) -> _ScoreGradient:
+        """Round after a multiplication, which is undone."""
+        most = np.abs(self.s) + self.bound
+        variance = np.square(scaled_spacing(to, self.s, by))
+        variance /= 12
+        variance *= self.s != 0
+        bound = self.bound + scaled_spacing(to, most, by) / (1 if to.truncated else 2)
+        if not abs(by) * np.max(most, initial=0.0) <= to.largest:
+            bound = np.where(abs(by) * most > to.largest, math.inf, bound)
+        return _ScoreGradient(
+            self.s, round_scaled(to, self.near, by), self.variance + variance, bound
+        )
+
+    def times(
+        self, tile: Tile, near: Doubles | float, most: Doubles, unit: float
+    ) -> _ScoreGradient:
+        """Multiply by the slope of the cap, with its value to nearest and its largest error."""
+        slope, ratio = tile.slope, np.square(tile.ratio)
+        rounding = (RMS * unit) ** 2 * (9 * np.square(ratio) + 2 * np.square(slope))
+        variance = self.variance * np.square(slope) + np.square(self.s) * rounding
+        bound = (self.bound * (slope + most) + np.abs(self.s) * most) * (1 + 4 * unit)
+        bound = np.where(self.bound < math.inf, bound + 4 * unit * np.abs(self.s * slope), math.inf)
+        return _ScoreGradient(self.s * slope, self.near * near, variance, bound)
+
+
+def _list_factors(head: SoftmaxHead, kernel: Roundings) -> tuple[list[float], list[float]]:
+    """List factors of derivatives to scores when they are rounded, before the slope and after.
+
+    Once, before a product with queries or keys. Step by step, arrays are multiplied by the cap, the
+    slope, and the scale, and divided by the cap.
+    """
+    cap = head.softcap
+    if not kernel.stepwise:
+        by = [head.scale if kernel.scaled else 1.0]
+        return ([], by) if cap is not None else (by, [])
+    after = [] if is_power_of_two(head.scale) else [head.scale]
+    if cap is None:
+        return [1.0], after
+    if is_power_of_two(cap):
+        return [1.0], [1.0, *after]
+    return [1.0, cap], [cap, 1.0, *after]

@@ -1,0 +1,201 @@
+"""Weights and values of a tile of keys, as variances and bounds are summed of them.
+
+Where weights are rounded to a narrow type, that is most of the error, and all else of a tile may be
+computed in float32. Its numbers are then off by 2^-14 of themselves at most, for which bounds are
+made larger. What underflows is no loss: values are taken over the largest of their column in the
+tile, whose key has a share of more than 2^-39, so that its rounding alone has a variance of more
+than 2^-110 of the square of its value; and what is lost is less than 2^-126 of that square.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.blocks import WHOLE
+from ...arrays.library import Doubles
+from .formats import Format, leading_power
+from .head import SoftmaxHead, Tile
+from .roundings import Roundings
+from .weight_errors import largest_error, relative_variance
+
+_LEAST_WEIGHT, _LEAST_SHARE, _LARGEST = 2.0**-23, 2.0**-16, 2.0**30  # of float32
+_DIGITS = 24
+_FEW_PAIRS = 2**13  # of a tile, that take as long in float64
+LEAST_SHARE = _LEAST_WEIGHT * _LEAST_SHARE
+OFF = 2.0**-14  # by which sums in float32 may be off
+
+
+class TileShares(NamedTuple):
+    """Weights of a tile."""
+
+    gap: Doubles  # differences to the largest score, 0 where hidden
+    weights: Doubles  # e^gap, 0 where hidden
+    tops: npt.NDArray[np.intp]  # the places of the largest scores, as numbers
+    hidden: npt.NDArray[np.bool_] | None  # where keys are, if any are
+    least: float  # the smallest weight
+    shares: Any = None  # the weights over their sum
+    positive: bool = True  # whether all of these are above 0
+    step: Doubles | None = None  # where e^gap is rounded: distances of neighbouring numbers
+    near: Any = None  # the nearest of them
+    moved: Doubles | None = None  # and how far they are
+
+    @classmethod
+    def of(cls, tile: Tile, top: Doubles) -> TileShares:
+        """Take the weights of the scores of a tile, and the largest of all."""
+        gap = tile.scores - top
+        np.minimum(gap, 0.0, out=gap)
+        hidden = None if tile.visible is None else ~tile.visible
+        if hidden is not None:
+            gap[hidden] = -math.inf
+        weights = np.exp(gap)
+        tops = np.flatnonzero(gap == 0)
+        if hidden is not None:
+            gap[hidden] = 0.0
+        return cls(gap, weights, tops, hidden, float(np.min(weights, initial=1.0)))
+
+    @classmethod
+    def of_shares(cls, tile: Tile, shares: Doubles, gap: Doubles) -> TileShares:
+        """Take weights over their sum, with their logs, 0 where hidden."""
+        hidden, least = None if tile.visible is None else ~tile.visible, float(np.min(shares))
+        return cls(gap, shares, np.zeros(0, np.intp), hidden, least, shares, least > 0)
+
+    def over(self, whole: Doubles) -> TileShares:
+        """Multiply the weights by the share of a weight of 1."""
+        shares = self.weights * whole.astype(self.weights.dtype, copy=False)
+        positive = self.least * float(np.min(whole, initial=1.0)) > 0
+        return self._replace(shares=shares, positive=positive)
+
+    def rounded(self, to: Format) -> TileShares:
+        """Round the weights to nearest."""
+        step = to.spacing(self.weights)
+        near = self.weights / step
+        to.to_integers(near, out=near)
+        near *= step
+        return self._replace(step=step, near=near, moved=near - self.weights)
+
+    def keep_rounded(self, x: Doubles) -> Doubles:
+        """Put 0 where a weight is the largest, or is 0: it is not rounded."""
+        x.reshape(-1)[self.tops] = 0.0
+        if not self.positive:
+            x[self.shares == 0] = 0.0
+        return x
+
+    def move(self, whole: Doubles | float, epsilon: Doubles) -> tuple[Doubles, Doubles]:
+        """Return how far shares may move if their logs do by epsilon, and their sums at least."""
+        shares = self.shares
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.max(epsilon, initial=0.0) < 2.0**-10:  # e^x - 1 <= x (1 + x) and e^-x >= 1 - x
+                most = epsilon + 1
+                most *= epsilon
+                least = np.sum(shares, -1) - np.einsum("ij,ij->i", shares, epsilon)
+            else:
+                most = np.expm1(epsilon)
+                least = np.sum(shares * np.exp(-epsilon), -1)
+            most *= shares
+            if not self.positive:
+                gone = shares == 0
+                most[gone] = (np.exp(self.gap + epsilon) * whole)[gone]
+        if self.hidden is not None:
+            most[self.hidden] = 0.0
+        return most, least[:, None]
+
+
+class TileValues(NamedTuple):
+    """Values of a tile with their sizes and squares; in float32 over scales of the columns."""
+
+    v: Doubles
+    sizes: Doubles
+    squares: Doubles
+    scale: Doubles | float = 1.0
+    off: float = 0.0  # by which sums may be off, of themselves
+
+    @classmethod
+    def of(cls, v: Doubles, like: Doubles) -> TileValues:
+        """Take them in the type of an array that is multiplied by them."""
+        if like.dtype == np.float64:
+            return cls(v, np.abs(v), v * v)
+        largest = leading_power(np.max(np.abs(v), 0))
+        scale = np.where(largest > 0, largest, 1.0)
+        scaled: Any = (v / scale).astype(like.dtype)
+        return cls(scaled, np.abs(scaled), scaled * scaled, scale, OFF)
+
+    def sum_squares(self, variances: Doubles, sums: Doubles) -> None:
+        """Add sums of squares with variances (rows, keys)."""
+        sums += self.scaled(variances @ self.squares, self.scale)
+
+    def scaled(self, x: Doubles, factor: Doubles | float = 1.0) -> Doubles:
+        """Multiply sums by what values were divided by, and by a factor in float32."""
+        return x if isinstance(self.scale, float) else x * (self.scale * factor)
+
+
+class WeighedTile(NamedTuple):
+    """A tile of a head with its weights and values."""
+
+    head: SoftmaxHead
+    tile: Tile
+    of: TileShares
+    values: TileValues
+
+
+def weigh_tile(
+    head: SoftmaxHead, single: SoftmaxHead | None, tile: Tile, of: TileShares, whole: Doubles
+) -> WeighedTile:
+    """Take a tile in float64, or in float32 if the head may be and weights are large enough."""
+    v = head.v[tile.keys]
+    if single is not None and of.least > _LEAST_WEIGHT and of.gap.size >= _FEW_PAIRS:
+        tile, of = tile._replace(products=tile.logits), of._replace(near=None)  # not needed
+        head, tile, of = single, in_single(tile), in_single(of)
+    of = of.over(whole)
+    return WeighedTile(head, tile, of, TileValues.of(v, of.shares))
+
+
+def take_single(
+    head: SoftmaxHead, kernel: Roundings, i: slice, whole: Doubles
+) -> SoftmaxHead | None:
+    """Convert queries and keys to float32; None where variances and bounds need float64."""
+    least, most = np.min(whole, initial=1.0), np.max(whole, initial=0.0)
+    return narrow_head(head, kernel, i) if _LEAST_SHARE < least <= most < 1 else None
+
+
+def narrow_head(head: SoftmaxHead, kernel: Roundings, i: slice = WHOLE) -> SoftmaxHead | None:
+    """Convert queries and keys to float32; None where errors of scores need float64."""
+    reach = max(float(np.max(np.abs(x), initial=0.0)) for x in (head.q[i], head.k))
+    few_digits = kernel.accumulate.digits <= _DIGITS and not kernel.scores_matter
+    if not few_digits or not reach < _LARGEST or not abs(head.scale) < _LARGEST:
+        return None
+    return head._replace(q=in_single(head.q), k=in_single(head.k))
+
+
+def find_log_errors(
+    head: SoftmaxHead,
+    single: SoftmaxHead | None,
+    kernel: Roundings,
+    tile: Tile,
+    i: slice,
+    gap: Doubles,
+) -> tuple[Doubles, Doubles]:
+    """Return variances of logs of weights, and bounds of their errors; in float32 if it may be."""
+    is_single = single is not None and gap.size >= _FEW_PAIRS
+    if is_single and single is not None:
+        tile = in_single(tile._replace(products=tile.logits))
+        head, gap = single, in_single(gap)
+    variance = relative_variance(head, kernel, tile, i, gap)
+    bound = largest_error(head, kernel, tile, i, gap)
+    if is_single:
+        bound *= 1 + OFF
+    return variance, bound
+
+
+def in_single(x: Any) -> Any:
+    """Convert an array of float64, or those in a tuple, to float32."""
+    if not isinstance(x, tuple):
+        return x.astype(np.float32)
+    found: dict[int, Any] = {
+        id(y): y.astype(np.float32) for y in x if getattr(y, "dtype", None) == np.float64
+    }
+    parts: Any = [found.get(id(y), y) for y in x]
+    return type(x)(*parts)

@@ -1,0 +1,581 @@
+r"""The law and the bound of the rounding errors of softmax attention, for some queries of a head.
+
+A kernel multiplies each weight :math:`e_{ij}` by :math:`e^{\delta_{ij}}`, with the errors of the
+score and of the exponential, and adds :math:`\eta_{ij}` where it rounds the weight to a narrow
+type before the second product. With :math:`p_{ij} = e_{ij} / \sum_j e_{ij}`, to first order,
+
+.. math:: \delta \mathrm{out}_{ic} = \sum_j p_{ij} \, \delta_{ij} (v_{jc} - \mathrm{out}_{ic})
+    + \sum_j \eta_{ij} v_{jc} + \text{sums} + \text{the rounding of the result}.
+
+A sink is one more key, that every query sees and whose value is 0: it has part in the sum and in
+the maximum, and its score is a number that the kernel was given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.blocks import blocks
+from ...arrays.library import Doubles
+from ...certified.pairs import Pair
+from .hardware import SLACK, CutSum, allow, cut_error, split_error
+from .head import (
+    TILE_KEYS,
+    ScoredRows,
+    SoftmaxHead,
+    Tile,
+    attend_rows,
+    certify_rows,
+    scan_tiles,
+    score_tile,
+)
+from .roundings import (
+    BIAS,
+    CONSTANTS,
+    MAXIMUM_KEYS,
+    RMS,
+    SURE,
+    WORST,
+    Roundings,
+    RowErrors,
+    expect_loss,
+    round_bound,
+    sum_error,
+    walk,
+)
+from .shares import (
+    LEAST_SHARE,
+    OFF,
+    TileShares,
+    TileValues,
+    WeighedTile,
+    in_single,
+    take_single,
+    weigh_tile,
+)
+from .weight_errors import largest_error, relative_variance
+
+_DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
+_TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
+CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
+_ALIKE = 16  # roundings that may be the same before they are taken for tied
+_FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
+
+
+def analyse_softmax(
+    head: SoftmaxHead,
+    kernel: Roundings,
+    i: slice,
+    changes: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = MappingProxyType({}),
+    exact: ScoredRows | None = None,
+    may_be_single: bool = True,
+) -> RowErrors:
+    """Say what a kernel that rounds like this may give for the queries i, and what is exact."""
+    exact = exact or attend_rows(head, i, None)
+    rounded = NearestWeights(head, kernel, i, exact)
+    rows, d_v = exact.out.shape
+    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    top, log = law.share(exact)
+    if may_be_single:
+        law.single = take_single(head, kernel, i, law.whole)
+    steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
+    nearest, lost = np.zeros((2, rows, d_v))
+    cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
+    for tile in scan_tiles(head, i, _tile_keys(rows)):
+        v = head.v[tile.keys]
+        of = TileShares.of(tile, top)
+        if rounded.of_largest:  # the same weights, rounded
+            assert kernel.weights is not None
+            of = of.rounded(kernel.weights)
+            nearest += of.near @ v
+        else:
+            nearest += rounded.weights(tile) @ v
+        part = law.add(kernel, head, tile, i, of)
+        if kernel.weights is not None and kernel.weights.truncated:  # the mean of what is dropped
+            weights = of.over(law.whole).shares if kernel.normalised else of.weights
+            lost += expect_loss(kernel.weights, weights) @ v
+        if cuts is not None:
+            stored = rounded.stored(tile) if of.near is None else of.near
+            for j in _list_runs(of, len(v)):
+                cuts.add(stored[:, j], v[j])
+        for name, change in changes.items():
+            moved = part.of.shares * change(part.head, part.tile, i)
+            steep[name][:, :-1] += part.values.scaled(moved @ part.values.v)
+            steep[name][:, -1] += np.sum(moved, -1)
+    if law.is_doubtful(kernel):
+        return analyse_softmax(head, kernel, i, changes, exact, may_be_single=False)
+    if rounded.of_largest:
+        nearest /= rounded.total
+    variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
+    shift: Doubles | float = 0.0
+    if cuts is not None:
+        shift, noise = cuts.shift / rounded.divisor, cuts.variance / rounded.divisor**2
+        variance, least_favourable = variance + noise, least_favourable + noise
+        nearest, bound = nearest + shift, bound + np.abs(shift)
+    rest = -lost / rounded.divisor
+    slack = allow(kernel.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
+    if kernel.of_log:
+        relative = kernel.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
+        of_log = relative * np.abs(exact.out)  # the same for all columns: slack, too
+        variance, least_favourable = (x + (RMS * of_log) ** 2 for x in (variance, least_favourable))
+        slack, bound = slack + of_log, bound + np.expm1(4 * relative) * (np.abs(exact.out) + bound)
+    std, worst = np.sqrt(variance), np.sqrt(least_favourable)
+    tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
+    loose = (np.abs(nearest - exact.out - shift - rest) > SURE * std) | law.tied(kernel)[:, None]
+    loose |= law.lost(kernel)
+    spacing = np.zeros_like(exact.out)
+    if kernel.out is not None:
+        spacing = kernel.out.spacing(exact.out)
+        rounding = np.square(spacing) / 12
+        std, worst = np.sqrt(variance + rounding), np.sqrt(least_favourable + rounding)
+        bound = round_bound(kernel.out, exact.out, bound)
+        nearest = kernel.out.round(nearest)
+    free = ~loose & (std > 0)
+    std, worst = (np.where(free, x, math.inf) for x in (std, worst))
+    lse_std, lse_bound = law.bound_lse(head, kernel, exact.lse)
+    drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
+    unit = kernel.accumulate.unit
+    slack = slack + unit * kernel.exp * law.common(exact.out)
+    if "scale" in tangents:
+        constants = CONSTANTS * unit + split_error(kernel.score_unit)
+        slack = slack + constants * np.abs(tangents["scale"])
+    flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
+    lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
+    out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
+    if kernel.accumulate.unit <= _DOUBLE:
+        out, lse, *_ = certify_rows(head, i)
+        nearest = out.hi if kernel.out is None else kernel.out.round(out.hi)
+    return RowErrors(
+        out.hi,
+        lse.hi,
+        exact.top,
+        nearest,
+        std,
+        worst,
+        bound,
+        lse_std,
+        lse_bound,
+        kernel.accumulate.unit * lse_slack,
+        spacing,
+        slack + flushed,
+        tangents,
+        rest=out.lo + rest,
+        lse_rest=lse.lo,
+        shift=shift,
+    )
+
+
+def begin_bound(
+    head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows
+) -> ErrorSums | None:
+    """Begin sums for the bound of `analyse_softmax` alone; None if it has parts of another kind."""
+    if kernel.unit is not None or kernel.accumulate.unit <= _DOUBLE:
+        return None  # what is cut depends on the rounded weights
+    rows, d_v = exact.out.shape
+    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    law.share(exact)
+    law.single = take_single(head, kernel, i, law.whole)
+    return law
+
+
+def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: RowErrors) -> Doubles:
+    r"""Return the part of the variance that a running maximum may spare a fused kernel, (b, d_v).
+
+    A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
+    and order, and in parts that are merged, it is the largest of its 16 keys, too:
+
+    .. math:: \sum_{j\ \text{largest of its 16 keys}} h_{ij}^2 v_{jc}^2 / 12
+
+    with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
+    """
+    spared, to = np.zeros_like(rows.out), kernel.weights
+    assert to is not None
+    top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
+    for tile in scan_tiles(head, i, _tile_keys(len(rows.out))):
+        of = TileShares.of(tile, top).over(np.exp(top - lse))
+        cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
+        largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
+        largest = largest[:, : of.weights.shape[-1]]
+        step = to.spacing(of.weights) * np.exp(top - lse) * (of.weights == largest)
+        spared += of.keep_rounded(np.square(step) / 12) @ np.square(head.v[tile.keys])
+    return spared
+
+
+class NearestWeights:
+    """Weights over their sum, with the roundings of the profile to nearest."""
+
+    def __init__(self, head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows) -> None:
+        self.head, self.kernel, self.i = head, kernel, i
+        to = kernel.scores
+        self.first = exact if to is None else attend_rows(head, i, to.round)
+        self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
+        self.narrow = kernel.softmax.unit > kernel.accumulate.unit
+        plain = kernel.weights is not None and not kernel.normalised
+        self.moved = to is not None or self.narrow  # before the weights are rounded themselves
+        self.of_largest = plain and not self.moved  # rounded over the largest
+        lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
+        total = np.exp(lse - self.top)
+        if self.narrow:
+            total = np.zeros_like(total)
+            for tile in scan_tiles(head, i, _tile_keys(len(total))):
+                total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
+            total = kernel.softmax.round(total)
+        self.total = np.where(total > 0, total, 1.0)
+
+    def part(self, i: slice) -> NearestWeights:
+        """Take some of the queries."""
+        weights, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
+        weights.i, weights.top, weights.total = i, self.top[at], self.total[at]
+        return weights
+
+    def _tile(self, tile: Tile) -> Tile:
+        """Round the scores."""
+        if self.kernel.scores is None:
+            return tile
+        to = self.kernel.scores.round
+        return score_tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
+
+    def slope(self, tile: Tile) -> Doubles | float:
+        """Return the slope of the cap, of a tanh that was rounded."""
+        return self._tile(tile).slope
+
+    def _logs(self, tile: Tile) -> Doubles:
+        """Return logs of the weights over the largest."""
+        tile = self._tile(tile)
+        gap = np.minimum(tile.scores - self.top, 0.0)
+        if self.narrow:
+            with np.errstate(divide="ignore"):
+                to = self.kernel.softmax.round
+                gap = np.log(to(np.exp(to(gap))))
+        return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
+
+    def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
+        """Return the weights of a tile, rounded if the profile does."""
+        if self.kernel.weights is None or not rounded:
+            return np.asarray(np.exp(self._logs(tile)) / self.total)
+        return np.asarray(self.stored(tile) / self.divisor)
+
+    def stored(self, tile: Tile) -> Doubles:
+        """Return the rounded weights of a tile as they are multiplied by values."""
+        weights, to = np.exp(self._logs(tile)), self.kernel.weights
+        assert to is not None
+        return to.round(weights / self.total if self.kernel.normalised else weights)
+
+    @property
+    def divisor(self) -> Doubles | float:
+        """What sums of rounded weights times values are divided by."""
+        return 1.0 if self.kernel.normalised else self.total
+
+
+class ErrorSums:
+    """Sums over the keys that the variance and the bound are made of."""
+
+    single: SoftmaxHead | None = None  # the head in float32, if that is enough
+
+    def __init__(self, rows: int, d_v: int, m: int, kernel: Roundings) -> None:
+        self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
+        self.weights = np.zeros((rows, d_v))  # var(eta) v^2
+        self.wider = np.zeros((rows, d_v))  # how much more at the least favourable digits
+        self.near = np.zeros((rows, 4))  # p^2 times 1, gap and gap^2, and p^4
+        self.keys = 0
+        self.together = self.alone = 0.0  # squares of roundings, summed over rows first or not
+        self.lattice = False
+        self.running = np.zeros((rows, d_v))  # squares of p v and of their running sums
+        self.run, self.runs, self.steps = np.zeros((rows, d_v)), np.zeros((rows, d_v)), 0
+        self.relative = np.zeros(rows)  # p^2 var(delta)
+        self.moved = np.zeros((rows, d_v))  # the largest errors of p, and of their sum, times |v|
+        self.shift = np.zeros((rows, 1))  # p (e^epsilon - 1)
+        self.least = np.zeros((rows, 1))  # the sum of the weights, at least
+        self.whole = np.full((rows, 1), 1e-300)  # the share of a weight of 1
+        self.flushed = np.zeros((rows, d_v + 1))  # half the last spacing times |v| and 1
+        self.sizes = np.zeros((rows, d_v))  # p |v|
+        self.rounded = np.zeros(d_v)  # |v| of tiles in which all weights are rounded
+        self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
+        # With changes of a running maximum.
+        self.gamma = sum_error(kernel, m, 2 + 2 * m / MAXIMUM_KEYS)
+
+    def share(self, exact: ScoredRows) -> list[Doubles]:
+        """Find the share of a weight of 1; return the largest scores and the log normalisers."""
+        top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+        self.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
+        return [top, log]
+
+    def add(
+        self, kernel: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
+    ) -> WeighedTile:
+        """Add the keys of a tile; return what is added."""
+        if kernel.weights is not None and not kernel.normalised and self.keys == 0:
+            seen = (of.weights > kernel.weights.spacing(0.0)) & (of.gap < 0)
+            some = np.flatnonzero(seen.any(0))[:TILE_KEYS]
+            self.lattice = _has_few_values(of.gap[:, some][seen[:, some]])
+        part = self.add_bound(kernel, head, tile, i, of)
+        head, tile, of, values = part
+        size = of.shares * of.shares
+        noise = relative_variance(head, kernel, tile, i, of.gap)
+        noise *= size
+        self.relative += np.sum(noise, -1)
+        if kernel.scores_matter:
+            columns = np.concatenate([values.squares, values.v], -1)
+            self.scores += noise @ _add_ones(columns)
+            for j in _list_runs(of, len(values.v)):
+                self._run(kernel, of.shares[:, j], size[:, j], values.v[j])
+        if kernel.weights is not None:
+            variance = self._weights(kernel, of, size, values)
+            if not kernel.scores_matter:
+                variance += noise
+            values.sum_squares(variance, self.weights)
+        else:
+            self._spread(of.keep_rounded(size), of.gap)
+        self.keys += len(values.v)
+        return part
+
+    def add_bound(
+        self, kernel: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
+    ) -> WeighedTile:
+        """Add what bounds are made of."""
+        part = weigh_tile(head, self.single, tile, of, self.whole)
+        head, tile, of, values = part
+        most = largest_error(head, kernel, tile, i, of.gap)
+        self._move(kernel, of, values, *of.move(self.whole, most))
+        row, key = np.divmod(of.tops, max(len(values.v), 1))
+        top = of.shares[row, key, None]
+        np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
+        np.add.at(self.top[:, -1], row, top[:, 0])
+        return part
+
+    def add_shares(self, kernel: Roundings, v: Doubles, of: TileShares, epsilon: Doubles) -> None:
+        """Add what the bound of the result alone is made of, where bounds of logs are known."""
+        if self.single is not None and epsilon.dtype == np.float32 and of.least > LEAST_SHARE:
+            of = in_single(of)
+        self._move(kernel, of, TileValues.of(v, of.shares), *of.move(1.0, epsilon))
+
+    def _move(
+        self,
+        kernel: Roundings,
+        of: TileShares,
+        values: TileValues,
+        most: Doubles,
+        least: Doubles,
+    ) -> None:
+        """Add shares that move so far at most."""
+        self.least += least * (1 - values.off)
+        self.shift += np.sum(most, -1, keepdims=True) * (1 + values.off)
+        whole, moved = of.shares @ values.sizes, most @ values.sizes
+        self.sizes += values.scaled(whole)
+        if kernel.weights is not None:
+            moved += self._round_shares(kernel, of, most, values, whole + moved)
+        self.moved += values.scaled(moved, 1 + values.off)
+
+    def _smallest(self, kernel: Roundings) -> Doubles | float:
+        """Return half the distance of the smallest numbers, of shares."""
+        assert kernel.weights is not None
+        smallest = kernel.weights.unit * kernel.weights.tiny
+        return smallest if kernel.normalised else smallest * self.whole  # whose largest is not 1
+
+    def _round_shares(
+        self, kernel: Roundings, of: TileShares, most: Doubles, values: TileValues, moved: Doubles
+    ) -> Doubles:
+        """Return how far rounding moves sums at most: of shares with their errors.
+
+        The maximum may be any that was before.
+        """
+        assert kernel.weights is not None
+        if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
+            self.rounded += values.scaled(np.sum(values.sizes, 0))
+            moved *= kernel.weights.unit
+            return moved
+        smallest = self._smallest(kernel)
+        rounding = kernel.weights.unit * (of.shares + most) + smallest
+        rounding[of.shares >= 1] = 0.0
+        if of.hidden is not None:
+            rounding[of.hidden] = 0.0
+        return np.asarray(rounding @ values.sizes)
+
+    def _run(self, kernel: Roundings, shares: Doubles, size: Doubles, v: Doubles) -> None:
+        """Add some keys to the running sums."""
+        last, terms = self.run + shares @ v, size @ np.square(v)
+        self.running += walk(self.run, last, terms, len(v), kernel.lanes) + terms
+        self.run, self.steps = last, self.steps + len(v)
+        if self.steps >= kernel.run:
+            self.close()
+
+    def _weights(
+        self, kernel: Roundings, of: TileShares, size: Doubles, values: TileValues
+    ) -> Doubles:
+        """Return the variance of rounding the weights: over their sum, or over the largest, 1.
+
+        A running maximum may be another than the last when a weight is rounded, and digits, too.
+        """
+        to, weights, shares = kernel.weights, of.weights, of.shares
+        assert to is not None
+        if kernel.normalised:
+            narrow = to.spacing(shares).astype(shares.dtype, copy=False)
+            narrow *= narrow
+            narrow /= 12
+            return narrow if of.positive else np.where(shares > 0, narrow, 0.0)
+        narrow = np.square(to.spacing(weights) if of.step is None else of.step)
+        narrow *= (np.square(self.whole) / 12).astype(narrow.dtype, copy=False)
+        narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
+        widest = size * (4.0**-to.digits / 3)
+        last = to.spacing(0.0)
+        if of.least < to.tiny:
+            np.maximum(widest, narrow, out=widest)
+        widest -= narrow
+        values.sum_squares(widest, self.wider)
+        if of.least < _FLUSHED * last:
+            flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
+            self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
+            self.flushed[:, -1] += np.sum(flushed, -1)
+        self._tie(kernel, of)
+        self._spread(size, of.gap)
+        return narrow
+
+    def _tie(self, kernel: Roundings, of: TileShares) -> None:
+        """Add what tells whether weights are rounded alike."""
+        to, weights = kernel.weights, of.weights
+        assert to is not None
+        residual = to.round(weights) - weights if of.moved is None else of.moved
+        if to.truncated:
+            residual += of.keep_rounded(to.spacing(weights) / 2)
+        self.together += np.sum(np.square(self.whole.T.astype(residual.dtype) @ residual))
+        alone = np.einsum("ij,ij->i", residual, residual)
+        self.alone += np.vdot(alone, np.square(self.whole))
+
+    def _spread(self, size: Doubles, gap: Doubles) -> None:
+        """Add how far weights are from each other and from the largest."""
+        moved = size * gap
+        sums = ((moved, gap), (size, size))
+        second, fourth = (np.einsum("ij,ij->i", x, y) for x, y in sums)
+        self.near += np.stack([np.sum(size, -1), np.sum(moved, -1), second, fourth], -1)
+
+    def lost(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
+        """Tell whether products are as small as the smallest numbers of the sums."""
+        smallest = kernel.accumulate.spacing(0.0) * (1.0 if kernel.normalised else self.whole)
+        small: npt.NDArray[np.bool_] = self.sizes < 8 * max(self.keys, 1) * smallest
+        return small & (self.sizes > 0)
+
+    def tied(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
+        """Tell whether weights are rounded alike, or their sums.
+
+        They are where they are near to each other or to the largest, where they take few values, or
+        where queries are nearly the same.
+        """
+        square, distance = self._measure_spread()
+        unit = (kernel.weights or kernel.accumulate).unit  # of sums, where weights are as they are
+        limit = (_TIED_UNITS * unit) ** 2
+        near: npt.NDArray[np.bool_] = (square < limit) | (distance < limit)
+        return near | (self.together > _ALIKE * self.alone) | self.lattice
+
+    def is_doubtful(self, kernel: Roundings) -> bool:
+        """Tell whether float64 is needed to say which weights are near to each other."""
+        if self.single is None or kernel.weights is None or kernel.normalised:
+            return False
+        square, distance = self._measure_spread()
+        limit = (2 * _TIED_UNITS * kernel.weights.unit) ** 2
+        return bool(np.any(np.minimum(square, distance - OFF * square) < limit))
+
+    def _measure_spread(self) -> tuple[Doubles, Doubles]:
+        """Return mean squares of distances to the largest, and to each other where many are."""
+        zeroth, first, second, fourth = self.near.T
+        total = np.where(zeroth > 0, zeroth, 1.0)
+        square, mean = second / total, first / total
+        many = zeroth * zeroth > 8 * fourth
+        distance = np.where(many, square - mean * mean, math.inf)
+        return np.where(zeroth > 0, square, math.inf), distance
+
+    def close(self) -> None:
+        """End a run of the sum over the keys: it is added to those before."""
+        self.runs += self.run
+        self.running += np.square(self.runs)
+        self.run, self.steps = np.zeros_like(self.run), 0
+
+    def common(self, out: Doubles) -> Doubles:
+        """Return what errors of exponentials of one sign add up to, over their size.
+
+        That of e^0 is always the same, and of others it averages to `BIAS` at most.
+        """
+        sizes: Doubles = BIAS * (self.sizes + np.abs(out))
+        return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
+
+    def bound_lse(
+        self, head: SoftmaxHead, kernel: Roundings, lse: Doubles
+    ) -> tuple[Doubles, Doubles]:
+        """Return standard deviation and bound of the log normaliser."""
+        m, unit = head.k.shape[0], kernel.accumulate.unit
+        size = size_of_log(lse, m)
+        std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
+        spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
+        return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
+
+    def bound_result(
+        self, head: SoftmaxHead, kernel: Roundings, out: Doubles
+    ) -> tuple[Doubles, Doubles, Doubles]:
+        """Return variance, the same at the least favourable digits, and bound, before rounding."""
+        if self.steps:
+            self.close()
+        unit, half, d_v = kernel.accumulate.unit, kernel.softmax.unit, out.shape[-1]
+        squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
+        scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
+        running = self.running if kernel.scores_matter else out * out * head.k.shape[0]
+        sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
+        variance = scores + self.weights + sums
+        # Sums in the range of subnormal numbers, and beyond the largest.
+        m, last = head.k.shape[0], self._lose(head, kernel)
+        variance = variance + np.where(np.abs(out) * unit < last, last * last / (12 * m), 0.0)
+        known = self.weights if kernel.scores is None else scores + self.weights
+        worst = known + WORST**2 * (variance - known) + self.wider
+        return variance, worst, self.bound(head, kernel, out)
+
+    def _lose(self, head: SoftmaxHead, kernel: Roundings) -> Doubles | float:
+        """Return what sums in the range of subnormal numbers may lose."""
+        whole = 1.0 if kernel.normalised or kernel.of_log else self.whole
+        return len(head.k) * kernel.accumulate.spacing(0.0) * whole
+
+    def bound(self, head: SoftmaxHead, kernel: Roundings, out: Doubles) -> Doubles:
+        """Return the bound of the result before it is rounded."""
+        half, accumulate, last = kernel.softmax.unit, kernel.accumulate, self._lose(head, kernel)
+        whole = 1.0 if kernel.normalised else self.whole
+        least = np.where(self.least > 0, self.least, 1.0)
+        gamma = self.gamma + cut_error(kernel.unit, len(head.k))
+        moved = self.moved
+        if kernel.weights is not None:
+            moved = moved + self._smallest(kernel) * self.rounded
+        error = moved + gamma * (self.sizes + moved) + last / 2
+        bound = (error + np.abs(out) * self.shift) / least
+        bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
+        reach = (self.sizes + moved) * (1 + self.gamma) / whole
+        return np.where(reach > accumulate.largest, math.inf, bound)
+
+
+def size_of_log(lse: Doubles, m: int) -> Doubles:
+    """Bound the rounding error of a log normaliser of m keys, in units, without that of its sum."""
+    return np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
+
+
+def _tile_keys(rows: int) -> int:
+    """Return the keys of a tile."""
+    return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
+
+
+def _list_runs(of: TileShares, keys: int) -> Iterator[slice]:
+    """List keys of a tile between running sums that are known; some query sees one of them."""
+    for j in blocks(0, keys, TILE_KEYS):
+        if of.hidden is None or not of.hidden[:, j].all():
+            yield j
+
+
+def _has_few_values(x: Doubles) -> bool:
+    """Tell whether many numbers have few values."""
+    return x.size > TILE_KEYS * _ALIKE and np.unique(np.round(x * 2.0**20)).size * _ALIKE < x.size
+
+
+def _add_ones(x: Doubles) -> Doubles:
+    """Add a column of ones."""
+    return np.concatenate([x, np.ones((len(x), 1))], -1)

@@ -1,0 +1,130 @@
+"""Outputs that say nothing of a kernel: which of them pass as well, on these inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ..rounding.formats import FORMATS
+from ..rounding.head import SoftmaxHead, exact_rows
+from ..rounding.problems import Index, Problem, sweep
+from ..rounding.profiles import Profile
+from ..rounding.roundings import RowErrors
+from .findings import BEYOND, IGNORES, SAME_KEYS, SAME_VALUES, Numbers
+from .head_sums import HeadSums, row_weights
+from .trial import passes
+from .z_scores import mean_square
+
+_LOST_KEYS = 64  # keys
+_MEAN_OF_V = "mean of v"
+_AS_ROUNDED = 0.5, 1.5  # mean squares of z where a profile explains errors
+_DIRECTIONS = ["factor", "truncated", "epsilon", "sink"]
+
+
+def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
+    """Hide the last keys."""
+    n, m = len(head.q), head.k.shape[0]
+    seen = np.arange(head.keys) < head.keys - min(_LOST_KEYS, (head.keys + 1) // 2)
+    shown = np.broadcast_to(seen, (n, m if head.sink is None else m - 1))
+    return exact_rows(head._replace(mask=shown if head.mask is None else shown & head.mask), i)
+
+
+OUTPUTS: Mapping[str, Callable[[SoftmaxHead, slice], Doubles]] = {
+    "zeros": lambda head, i: np.zeros((i.stop - i.start, head.v.shape[-1])),
+    _MEAN_OF_V: lambda head, i: exact_rows(head._replace(q=0 * head.q, bias=None), i),
+    "half the scale": lambda head, i: exact_rows(head._replace(scale=head.scale / 2), i),
+    "the last keys lost": _lose_tile,
+}
+
+
+class _Rows:
+    """Rows of an output, computed when they are read."""
+
+    def __init__(self, compute: Callable[[slice], Doubles]) -> None:
+        self.compute = compute
+
+    def __getitem__(self, i: slice) -> Doubles:
+        return self.compute(i)
+
+
+def list_blind(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profile: Profile,
+    alpha: float,
+    names: Sequence[str] = (*OUTPUTS,),
+) -> list[str]:
+    """Name the outputs that pass the same tests as the numbers, of the rows of a problem."""
+    if not problem.is_mean or not math.prod((*problem.lead, *problem.shape)):
+        return []
+    kernel, to, read = profile.kernel(dtype), FORMATS[numbers.out_dtype], problem.read_by(profile)
+    weights, edges = row_weights(read, kernel), ["edge+1", "edge-1"] * problem.causal
+
+    def sums_of(compute: Callable[[SoftmaxHead, slice], Doubles]) -> HeadSums:
+        def out(index: Index) -> _Rows:
+            return _Rows(lambda i: to.round(compute(read.head(index), i)))
+
+        others = Numbers(out, numbers.out_dtype)  # type: ignore[arg-type]
+        return HeadSums(problem, _DIRECTIONS + edges, others, weights, True)
+
+    tried = {name: sums_of(OUTPUTS[name]) for name in names}
+
+    def add(index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
+        added = [x.add_few(index, i, rows) for x in tried.values()]
+
+        def sums_of_all() -> None:
+            for each in added:
+                each()
+
+        return sums_of_all
+
+    sweep(problem, dtype, profile, add)
+    with np.errstate(all="ignore"):
+        return [name for name, sums in tried.items() if passes(sums, alpha)]
+
+
+def mark_right_mean(problem: Problem, blind: Sequence[str]) -> list[str]:
+    """Say that the mean of v is right, where scores are not 0 but the same for all keys."""
+    if _MEAN_OF_V not in blind:
+        return [*blind]
+    heads = (problem.read(index) for index in np.ndindex(problem.lead))
+    is_right = all(
+        "bias" not in x and np.any(x["q"]) and np.any(x["k"]) and np.all(x["k"] == x["k"][:1])
+        for x in heads
+    )
+    right = f"{_MEAN_OF_V} {SAME_KEYS}"
+    return [right if is_right and x == _MEAN_OF_V else x for x in blind]
+
+
+def remark_same_values(problem: Problem, blind: Sequence[str]) -> Iterator[str]:
+    """Say that no weights can be judged, where the mean of v passes because v is constant."""
+    heads = (problem.read(index)["v"] for index in np.ndindex(problem.lead))
+    if _MEAN_OF_V in blind and problem.shape[1] > 1 and all(np.all(v == v[:1]) for v in heads):
+        yield SAME_VALUES
+
+
+def remark_beyond(problem: Problem) -> Iterator[str]:
+    """Say that squares of all values overflow, or squares of their errors vanish."""
+    heads = (np.max(np.abs(problem.read(x)["v"]), initial=0.0) for x in np.ndindex(problem.lead))
+    top = max(map(float, heads), default=0.0)
+    limits = np.finfo(np.float64)
+    if math.isinf(top * top) or (top and (top * limits.eps) ** 2 < limits.tiny):
+        yield BEYOND
+
+
+def list_ignored(
+    problem: Problem, numbers: Numbers, dtype: str, profiles: Sequence[Profile]
+) -> list[str]:
+    """Name options without which one of some profiles explains the numbers."""
+    if not problem.is_mean:
+        return []
+    least, most = _AS_ROUNDED
+    return [
+        f"{IGNORES} the {words}"
+        for words, other in problem.leave_out()
+        if any(least < mean_square(other, numbers, x.kernel(dtype)) < most for x in profiles)
+    ]

@@ -1,0 +1,105 @@
+"""Known defects: the derivative of the output to the size of each, and what a size means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ..rounding.head import SoftmaxHead, Tile
+from ..rounding.problems import Index, Problem
+from ..rounding.roundings import RowErrors
+from ..rounding.saved import multiply_slope
+
+NEARLY_ONE = 1 - 2.0**-20
+
+# Defects that change scores: derivative of the score, and what a size means.
+SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
+    "scale": lambda head, tile, i: multiply_slope(tile.logits, tile.slope),
+    "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
+    "slope": lambda head, tile, i: head.ahead(i, tile.keys),
+}
+
+SENTENCES: Mapping[str, str] = {
+    "scale": "the scale is {factor} times the declared scale",
+    "softcap": "1 / cap^2 of a soft cap on the scores is {size}",
+    "slope": "scores {way} by {amount} with each key, as with ALiBi",
+    "lse": "lse is too {side} by {amount}",
+    "factor": "{result} is {factor} times what it should be",
+    "truncated": "{result} is truncated, not rounded ({size} times the expected shift)",
+    "epsilon": "{size} is added to the sum of e^(score - largest score)",
+    "sink": "{size} is added to the sum of e^score",
+    "lost sink": "the sink counts {rest} times in the sum of the weights",
+    "delta": "D = d_out . out is multiplied by {more}",
+    "cap": "in the slope of the cap, 1 - tanh^2, tanh^2 is multiplied by {rest}",
+    "edge+1": "a query also sees the next key: {size} of its weight counts",
+    "edge-1": "a query does not see its last key: {size} of its weight is missing",
+}
+
+
+def explain_size(problem: Problem, name: str) -> Callable[[float, float], str]:
+    """Return what puts the size of a defect into words, for the output or a gradient."""
+    return lambda x, e: SENTENCES[name].format(
+        result=problem.result,
+        size=give_error(x, e),
+        amount=give_error(abs(x), e),
+        side="small" if x < 0 else "large",
+        way="fall" if x < 0 else "rise",
+        rest=give_error(1 - x, e),
+        more=give_error(1 + x, e),
+        factor=_give_factor(x, e),
+    )
+
+
+def give_error(x: float, error: float) -> str:
+    return f"{x:.4g} ± {error:.1g}"
+
+
+def _give_factor(x: float, error: float) -> str:
+    """Write a factor 1 + x with the digits that are known."""
+    digits = min(max(2, 1 - math.floor(math.log10(error))), 15) if 0 < error < 1 else 6
+    return f"{1 + x:.{digits}f} ± {error:.1g}"
+
+
+def list_tangents(
+    problem: Problem, index: Index, i: slice, rows: RowErrors
+) -> Iterator[tuple[str, Doubles]]:
+    """List the derivatives of the output to the sizes of defects."""
+    yield from rows.tangents.items()
+    yield "factor", rows.out
+    yield "truncated", -np.sign(rows.out) * rows.spacing / 2
+    if not problem.is_mean:
+        return
+    with np.errstate(all="ignore"):
+        yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
+        yield "sink", np.nan_to_num(-rows.out * np.exp(-rows.lse)[:, None], posinf=0.0, neginf=0.0)
+    if problem.causal and problem.shape[1]:
+        head = problem.head(index)
+        yield "edge+1", _tangent_of_edge(head, i, rows, 1)
+        yield "edge-1", _tangent_of_edge(head, i, rows, 0)
+
+
+def _tangent_of_edge(head: SoftmaxHead, i: slice, rows: RowErrors, ahead: int) -> Doubles:
+    """Return the change of the output if queries see one key more, or lose the last."""
+    n, m = head.q.shape[0], head.keys
+    keys = np.arange(i.start, i.stop) + m - n + ahead
+    there = (keys >= 0) & (keys < m)
+    j = np.clip(keys, 0, m - 1)
+    scores = head.scale * np.sum(head.q[i] * head.k[j], -1)
+    if head.softcap is not None:
+        scores = head.softcap * np.tanh(scores / head.softcap)
+    if head.bias is not None:
+        scores = scores + head.bias[np.arange(i.start, i.stop), j]
+    if head.mask is not None:
+        there &= head.mask[np.arange(i.start, i.stop), j]
+    with np.errstate(all="ignore"):
+        share = np.where(there, np.exp(scores - rows.lse), 0.0)
+        part = share / (1 + share) if ahead else -share / (1 - share)
+    part = np.where(
+        np.isfinite(part) & (np.abs(share) < (math.inf if ahead else NEARLY_ONE)), part, 0.0
+    )
+    tangent: Doubles = part[:, None] * (head.v[j] - rows.out)
+    return tangent

@@ -1,0 +1,311 @@
+"""`verify`: check arguments, pose the problem, and judge the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ...arrays import checks
+from ...arrays.library import Doubles
+from ...arrays.stored import mask_of_members
+from ...arrays.words import with_known_keywords
+from ...features import elu_features
+from ...files.tensors import JUDGED, fits_other_layout, view_heads_first
+from ...typing import Features
+from ..rounding.formats import check_all_hold, dtype_of, widen
+from ..rounding.layers import pose_recurrence
+from ..rounding.problems import Problem, check_holds, pose_arrays
+from ..rounding.profiles import Profile, check_hardware
+from .choice import ProfileChoice
+from .empty_rows import EMPTY_ROWS, settle
+from .findings import UNUSED_D_OUT
+from .inputs import name_profiles, narrowest, read_inputs, type_of_states, unlimited
+from .judging import judge_all
+from .reading import gates_of, gather_parts, gather_recurrent, kind_of, refuse_options
+from .verdict import Verdict
+
+
+@with_known_keywords
+def verify(
+    *,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any = None,
+    lse: Any = None,
+    d_out: Any = None,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    omega: Any = None,
+    log_weight: Any = None,
+    estimator: str = "softmax",
+    dtype: str | Mapping[str, str] | None = None,
+    profile: str | Profile | None = None,
+    alpha: float = 1e-6,
+    scale: float | None = None,
+    bias: Any = None,
+    mask: Any = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    features: Features = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+    hardware: str | None = None,
+    everything: bool = False,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    empty_rows: str = "zero",
+    beta: Any = None,
+    log_decay: Any = None,
+    write: Any = None,
+    removal: Any = None,
+    decay: Any = None,
+    initial_state: Any = None,
+    state: Any = None,
+    layout: str = "bhnd",
+) -> Verdict:
+    """Judge whether a correct kernel can have produced these numbers.
+
+    The numbers are compared with exact attention, and their errors with the rounding errors that
+    `rounding.predict` predicts. The docstring of `refattn.rounding` states the assumptions.
+    Profiles are tried from the likeliest until one explains the numbers.
+
+    Parameters
+    ----------
+    q, k, v : arrays, shapes (..., n, d), (..., m, d) and (..., m, d_v)
+        Inputs of the kernel, of any floating-point dtype and library, or int8.
+    out : array, shape (..., n, d_v), optional
+        Output of the kernel.
+    lse : array, shape (..., n) or (..., n, 1), optional
+        Its log normalisers (natural logarithms), for softmax attention.
+    d_out : array, shape (..., n, d_v), optional
+        Input of the backward pass: the gradient of the loss with respect to the output. It has the
+        type of `out` or, without `out`, the storage type.
+    dq, dk, dv : arrays, shapes of `q`, `k` and `v`, optional
+        Gradients that the backward pass returned, for softmax attention. The backward pass is
+        assumed to use the numbers of `out`, if you pass them, and to sum over heads that share
+        keys. For recurrences without shared heads: `dv`, and also `dq` and `dk` if nothing is
+        removed and all coordinates share the decay.
+    omega, log_weight : arrays, shapes (..., S, d) and (..., S), optional
+        Frequencies of random-feature attention, and their log weights.
+    estimator : {"softmax", "rfa", "linear"} or str
+        What the kernel computes, or the name of a recurrence, such as "gated-delta-rule".
+    dtype : str or dict of str, optional
+        The storage type: what the numbers of `q`, `k` and `v` were rounded to, if the arrays have a
+        wider type. It is also the type of `out`, if it holds all numbers of `out`. By default each
+        array has its own type. An array of a wider type than `out` is assumed to be in the type of
+        `out`, if that type holds all its numbers. If `q`, `k`, `v` and `out` hold only bfloat16 or
+        only float16 numbers, all are assumed to be in that type. A dict names the types of `q`,
+        `k`, `v`, `out` and `weights`, the type to which weights are rounded before they multiply
+        the values (by default that of `q`).
+    profile : str or Profile, optional
+        What the kernel rounds, if that is known. No other profile is tried, except that gradients
+        of heads that share keys may also be rounded by head.
+    alpha : float, default 1e-6
+        Largest probability that a correct kernel fails.
+    scale, bias, mask, causal, window, softcap, sinks, features, feature_map
+        As in `rounding.predict`; for linear attention the map is `elu_features` by default. A mask
+        (batch, m) masks the keys of each batch member, and -1 in a window means no limit.
+    hardware : str, optional
+        Hardware on which the kernel ran, if its matrix units truncate sums: "volta", "turing",
+        "ampere", "ada", "hopper", "hopper-promoted" (sums of 128 products in 8 bits, added in
+        float32) or "blackwell"; "ieee" if sums are rounded. By default rounded sums are tried
+        first, and then these units if no profile with rounded sums explains the numbers.
+    everything : bool, default False
+        Whether all rows of large arrays are tested, for all known bugs. If not, the verdict reports
+        which share of the rows was tested.
+    q_scale, k_scale, v_scale : float or arrays, optional
+        Factors on arrays in 8 bits: one number, or arrays of shape (..., heads), (..., n), or with
+        all axes of the array, for each head, token, block of tokens or columns, or element.
+    empty_rows : {"zero", "nan", "mean", "any", "undefined"}
+        Output of the kernel for a query that sees no key: 0 with a log normaliser of -inf, NaN,
+        the mean of all values, or anything ("any" and "undefined" are the same).
+    beta, log_decay, write, removal, decay : arrays, optional
+        For a recurrence, the arguments that its function in `refattn.recurrences` needs.
+    initial_state, state : arrays, shape (..., d, d_v), optional
+        For a recurrence, the state before the first token, and the last one, which is judged. A
+        kernel may round its state between chunks to bfloat16 only if these arrays are bfloat16:
+        with bfloat16 `q`, a float32 `state` that holds only bfloat16 numbers fails.
+    layout : {"bhnd", "bnhd"}
+        Whether heads come before tokens; in `mask`, `bias`, `sinks`, `omega`, states and factors of
+        arrays they always do.
+
+    Returns
+    -------
+    Verdict
+        PASS, FAIL or UNDERPOWERED, the profile that explains the numbers, and the causes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `rounding.predict`; also if there is nothing to judge, if shapes of results do not
+        match, if gradients come without `d_out`, or if the estimator does not have an option.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import refattn
+    >>> q, k, v = (x[0, :1] for x in refattn.load_sample())
+    >>> out = refattn.softmax_attention(q, k, v)
+    >>> refattn.verify(q=q, k=k, v=v, out=out).profile
+    'math'
+    >>> off = refattn.softmax_attention(q, k, v, scale=32**-0.5 * 1.00001)
+    >>> found = refattn.verify(q=q, k=k, v=v, out=off)
+    >>> found.verdict, found.suspects[0].name
+    ('FAIL', 'scale')
+    """
+    arguments = dict(locals())
+    checks.choice("layout", layout, ("bhnd", "bnhd"))
+    results = (x for x in ("d_out", "state", *JUDGED) if arguments[x] is not None)
+    views = view_heads_first({x: arguments[x] for x in (*"qkv", *results)}, layout)
+    scales = {"q": q_scale, "k": k_scale, "v": v_scale}
+    inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
+    q, k, v = (inputs.numbers[name] for name in "qkv")
+    if mask is not None:
+        checks.is_array("mask", mask)
+        mask = mask_of_members(mask, q, k, v)
+    settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
+    settings["window"] = unlimited(window)
+    gates = {"beta": beta, "log_decay": log_decay, "write": write, "decay": decay}
+    gates = {x: y for x, y in gates.items() if y is not None}
+    kind = kind_of(estimator)
+    if kind == "recurrent":
+        refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
+        refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
+        refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
+        refuse_options(estimator, refused)
+
+        def view(arrays: Mapping[str, Any]) -> dict[str, Any]:
+            views = view_heads_first({"q": arguments["q"], **arrays}, layout)
+            return {name: views[name] for name in arrays}
+
+        pair = None if removal is None else tuple(view({"a": x})["a"] for x in removal)
+        gates = view(gates) | {"removal": pair, "initial_state": initial_state}
+        gates = gates_of(estimator, gates)
+        problems = pose_recurrence(
+            q, k, v, gates, record=estimator, scale=scale, d_out=views.get("d_out")
+        )
+    else:
+        gates |= {"removal": removal, "initial_state": initial_state, "state": state}
+        refuse_options(estimator, gates)
+        posed = pose_arrays(
+            q,
+            k,
+            v,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            features=features,
+            **settings,
+            **_options_of_estimator(estimator, omega, log_weight, feature_map),
+        )
+        problems = {"out": posed.with_scales(inputs.scales)}
+    problems = {x: y._replace(storage=inputs.storage) for x, y in problems.items()}
+    problem = problems["out"]
+    alpha = check_alpha(alpha)
+    check_hardware("hardware", hardware)
+    checks.flag("everything", everything)
+    checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
+    n, _, d_v = problem.shape
+    of_result = "the result"
+    shapes = {
+        "out": ((*problem.lead, n, d_v), of_result),
+        "lse": ((*problem.lead, n), of_result),
+        "d_out": ((*problem.lead, n, d_v), of_result),
+        "dq": (tuple(q.shape), "`q`"),
+        "dk": (tuple(k.shape), "`k`"),
+        "dv": (tuple(v.shape), "`v`"),
+    }
+    if kind == "recurrent":
+        axes = (*problems["state"].lead, problems["state"].shape[0], d_v)
+        shapes["state"] = (axes, "the last state")
+    got: dict[str, Doubles] = {}
+    for name in (x for x in shapes if x in views):
+        got[name] = widen(name, views[name])
+        shape, of = shapes[name]
+        if got[name].shape != shape:
+            given = {x: arguments[x] for x in ("q", "k", "v", *got)}
+            other = fits_other_layout(given, layout, kind == "recurrent")
+            raise ValueError(
+                f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
+                + (f" These shapes fit layout={other!r}." if other else "")
+            )
+    check_holds(problem, inputs.unchecked)
+    storage = inputs.storage
+    types = {x: narrowest(got[x], storage, dtype_of(views[x], x)) for x in got}
+    if "out" in inputs.types and "out" in got:
+        types["out"] = inputs.types["out"]
+        check_all_hold("out", got["out"], (), types["out"])
+    if "lse" in got and (problem.kind != "scores" or "out" not in got):
+        raise ValueError("`lse` must come with `out`, of softmax attention.")
+    gradients = [x for x in ("dq", "dk", "dv") if x in got]
+    if gradients and "d_out" not in got:
+        raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
+    if not gradients and not {"out", "state"} & {*got}:
+        raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
+    read = {x: y.__getitem__ for x, y in got.items()}
+    if kind == "recurrent":
+        named = {"state": state, "initial_state": initial_state}
+        states = {x: widen(x, y) for x, y in named.items() if y is not None}
+        own = {
+            x: dtype_of(y, x) for x, y in {"q": arguments["q"], **named}.items() if y is not None
+        }
+        parts = gather_recurrent(problems, read, types, type_of_states(states, own, storage))
+    else:
+        parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
+    names: ProfileChoice = profile
+    if profile is None and kind != "recurrent":
+        scaled = any(x is not None for x in scales.values())
+        names = name_profiles(inputs.types, storage, scaled, bool(gradients))
+    verdict = judge_all(settle(parts, empty_rows), storage, names, alpha, everything, hardware)
+    if "d_out" in got and not gradients:
+        verdict = verdict.with_remark(UNUSED_D_OUT)
+
+    def judge_in(other: str) -> Verdict:
+        return verify(**arguments | {"layout": other})
+
+    return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")
+
+
+def try_other_layout(
+    problem: Problem, verdict: Verdict, layout: str, judge_in: Callable[[str], Verdict], option: str
+) -> Verdict:
+    """Judge arrays that fail and look transposed in the other layout, which may be the cause."""
+    n, m, _ = problem.shape
+    looks_transposed = problem.packed is None and problem.lead[-1:] > (max(n, m),)
+    if not looks_transposed or verdict.verdict != "FAIL":
+        return verdict
+    other = {"bhnd": "bnhd", "bnhd": "bhnd"}[layout]
+    with suppress(TypeError, ValueError):  # shapes that have no such layout
+        return verdict.in_layout(option.format(other), judge_in(other))
+    return verdict
+
+
+def check_alpha(alpha: Any) -> float:
+    """Check a level."""
+    level = float(checks.real("alpha", alpha, positive=True))
+    if level >= 1:
+        raise ValueError(f"`alpha` must be between 0 and 1, got {level}.")
+    return level
+
+
+def _options_of_estimator(
+    estimator: Any, omega: Any, log_weight: Any, feature_map: Any
+) -> dict[str, Any]:
+    """Check what the estimator takes beside queries, keys and values."""
+    kind = kind_of(estimator)
+    if kind == "scores":
+        of_features = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
+        for option, x in of_features.items():
+            if x is not None:
+                raise ValueError(f"`{option}` must not be given for softmax.")
+        return {}
+    if kind == "map":
+        return {"feature_map": elu_features if feature_map is None else feature_map}
+    if omega is None:
+        raise ValueError("`omega` must be given for rfa: frequencies (..., S, d), got None.")
+    return {"omega": omega, "log_weight": log_weight}

@@ -1,0 +1,192 @@
+"""Sums of errors over rows, and how likely a correct kernel has them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays.library import Doubles
+
+
+class DirectionSums(NamedTuple):
+    """Of each row (..., n), sums over its columns along one direction."""
+
+    errors: Doubles
+    nearest: Doubles  # of what rounding to nearest makes of the exact numbers
+    size: Doubles  # of the direction itself: what the errors are if the defect has size 1
+    slack: Doubles  # of what errors of a correct kernel may have in common, at most
+
+
+class Tally(NamedTuple):
+    """Weighted sums over rows, of T, U, G, L of `DirectionSums`, and of TT, TU, UU, TG, UG, GG."""
+
+    t: Any
+    u: Any
+    g: Any
+    slack: Any
+    tt: Any
+    tu: Any
+    uu: Any
+    tg: Any
+    ug: Any
+    gg: Any
+
+    @classmethod
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Tally:
+        """Sum over an axis."""
+        to, tu, tg = (weights * x for x in (t, u, g))
+        pairs = ((to, t), (to, u), (tu, u), (to, g), (tu, g), (tg, g))
+        first = (np.sum(x, axis=axis) for x in (to, tu, tg, weights * slack))
+        return cls(*first, *(_sum_products(x, y, axis) for x, y in pairs))
+
+    def over(self, axis: int) -> Tally:
+        """Sum over one more axis."""
+        return Tally(*(np.sum(x, axis=axis) for x in self))
+
+
+def _sum_products(x: Any, y: Any, axis: int) -> Any:
+    """Sum products over an axis."""
+    return np.einsum("ij,ij->j", x, y) if (x.ndim, axis) == (2, 0) else np.sum(x * y, axis=axis)
+
+
+def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
+    """Divide the rows of a direction by their standard deviations: none outweighs the others."""
+    factor = np.where(g > 0, g, math.inf)
+    np.sqrt(factor, out=factor)
+    np.divide(1.0, factor, out=factor)
+    return t * factor, u * factor, g * factor, slack * factor
+
+
+class Evidence(NamedTuple):
+    """Sums over rows with the weights that are best if errors are Gaussian, and evenly.
+
+    Where few rows have nearly all of the weight they alone are no evidence of symmetric errors.
+    """
+
+    best: Tally
+    even: Tally
+
+    @property
+    def g(self) -> Any:
+        """Sum of the squares of the direction."""
+        return self.best.g
+
+    @classmethod
+    def of(cls, t: Any, u: Any, g: Any, slack: Any, weights: Any, axis: int = -1) -> Evidence:
+        """Sum over an axis what `DirectionSums` holds."""
+        even = Tally.of(*evenly(t, u, g, slack), weights, axis=axis)
+        return cls(Tally.of(t, u, g, slack, weights, axis), even)
+
+    def over(self, axis: int) -> Evidence:
+        """Sum over one more axis."""
+        return Evidence(self.best.over(axis), self.even.over(axis))
+
+    def add(self, other: Evidence, at: Any) -> None:
+        """Add to some of the entries."""
+        for mine, new in zip((*self.best, *self.even), (*other.best, *other.even), strict=True):
+            mine[at] += new
+
+    def test(self) -> Estimate:
+        """Estimate the size by the best weights, and take the surer of the two tests."""
+        best, even = symmetric_test(self.best), symmetric_test(self.even)
+        return Estimate(
+            best.value,
+            best.error,
+            np.minimum(np.minimum(best.log_p, even.log_p) + math.log(2), 0.0),
+            np.maximum(best.statistic, even.statistic),
+        )
+
+
+class Known(NamedTuple):
+    """Sums of `DirectionSums` over heads, of which the variance of the errors is known.
+
+    They are sub-Gaussian with it, about a share of what rounding the exact numbers gives.
+    """
+
+    t: Any
+    u: Any
+    g: Any
+    slack: Any
+    variance: Any
+
+    def over(self, axis: int) -> Known:
+        """Sum over an axis."""
+        return Known(*(np.sum(x, axis=axis) for x in self))
+
+    def test(self) -> Estimate:
+        r"""Test by :math:`P(|\sum_i T_i| > t \sigma) \le 2 e^{-t^2/2}`."""
+        t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
+        total, std = _remove_rounding(t, u)[0], np.sqrt(variance)
+        known = (std > 0) & np.isfinite(std)
+        return Estimate.of(total, np.where(known, std, 0.0), std, g, slack)
+
+
+class Estimate(NamedTuple):
+    """Size of a defect, its standard error, and the log of a bound on how likely 0 is."""
+
+    value: Any
+    error: Any
+    log_p: Any
+    statistic: Any
+
+    @classmethod
+    def of(cls, total: Any, root: Any, std: Any, g: Any, slack: Any) -> Estimate:
+        """Divide sums by a root, for the test, and by the square of the direction, for the size."""
+        beyond = np.maximum(np.abs(total) - slack, 0.0)
+        statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
+        size = np.where(g > 0, g, 1.0)
+        log_p = np.minimum(math.log(2) - statistic**2 / 2, 0.0)
+        value, error = np.where(g > 0, total / size, 0.0), np.where(g > 0, std / size, math.inf)
+        return cls(value, error, log_p, statistic)
+
+
+def symmetric_test(rows: Tally) -> Estimate:
+    r"""Test that errors have no part in a direction, whatever their variances.
+
+    .. math:: P\Big(\Big|\sum_i T_i\Big| > t \sqrt{\textstyle\sum_i T_i^2}\Big) \le 2 e^{-t^2 / 2}
+
+    for independent symmetric T_i: the errors of rows but for the share, between 0 and 1, of what
+    rounding the exact numbers gives that makes the sum least, and for what they may have in common.
+    """
+    t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
+    total, share = _remove_rounding(t, u)
+    root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
+    value = np.where(g > 0, total / np.where(g > 0, g, 1.0), 0.0)
+    rest = root * root - 2 * value * (tg - share * ug) + value * value * gg
+    return Estimate.of(total, root, np.sqrt(np.maximum(rest, 0.0)), g, slack)
+
+
+def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
+    """Subtract the share of the roundings that leaves the smallest sums; return that share too."""
+    share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
+    return t - share * u, share
+
+
+def log_quadratic(total: float, variances: Any) -> float:
+    r"""Bound the log of the probability that a sum of squares is so large.
+
+    .. math:: P\Big(\sum_k z_k^2 > x\Big) \le e^{-\lambda x / 2}
+        \prod_k (1 - \lambda \mu_k)^{-1/2}, \quad 0 \le \lambda < 1 / \max_k \mu_k
+
+    for sub-Gaussian z with a covariance whose eigenvalues are at most these.
+    """
+    most = float(np.max(variances, initial=0.0))
+    if not 0 < most < math.inf:
+        return 0.0
+    shares = np.linspace(0, 1, 64, endpoint=False)[:, None] / most
+    logs = -shares[:, 0] * total / 2 - np.sum(np.log1p(-shares * variances.reshape(1, -1)), -1) / 2
+    return float(np.min(logs))
+
+
+def log_chernoff(square: Any, rows: Any) -> Any:
+    r"""Bound the log of the probability that the mean square of so many rows is so large.
+
+    .. math:: P(\overline{z^2} > x) \le (x e^{1 - x})^{N / 2}
+
+    for independent rows, each the mean of squares of sub-Gaussian numbers of variance 1; or for a
+    weighted mean, of which no row has more than that share.
+    """
+    x = np.maximum(square, 1.0)
+    return np.floor(rows + 2.0**-20) / 2 * (np.log(x) + 1 - x)

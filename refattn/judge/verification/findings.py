@@ -1,0 +1,214 @@
+"""What is judged, and what is found: numbers, statements about them, suspects, trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from .. import stats
+from ..rounding.problems import Index, Problem
+
+WITHOUT_POWER = ("zeros", "mean of v")  # if one of these passes, a verdict means little
+LOGARITHMS = {"ln(2)": math.log(2), "log2(e)": 1 / math.log(2)}  # factors that are forgotten
+_PERIODS = (4, 8, 16, 32, 64, 128)  # of places that come again
+IGNORES = "a kernel that ignores"  # an option: likewise
+UNUSED_D_OUT = "d_out is not used: there is no dq, dk or dv"
+SAME_KEYS = "(the right result here: all keys are the same)"
+BEYOND = "squares of v or of its errors leave the range of float64: only bounds are tested"
+SAME_VALUES = "v is the same for all keys: any weights give the same output"
+
+
+class Finding(NamedTuple):
+    """A test of a statement that holds for a correct kernel.
+
+    Attributes
+    ----------
+    name : str
+        Name of the test.
+    p_value : float
+        Largest probability that a correct kernel deviates so much.
+    adjusted : float
+        The p-value after Holm's correction for all tests.
+    statistic : float
+        What the test measures: ratio to the bound, largest |z|, mean square of z, a sum divided by
+        its root mean square, log of a ratio of likelihoods, or a count; nan for several tests. Here
+        z is as small as it may be: the rounding of the exact number is left out, and the standard
+        deviation is the largest that any leading digits of the rounded numbers give.
+    where : str
+        Where the largest deviation is, or what was found, in words.
+    """
+
+    name: str
+    p_value: float
+    adjusted: float
+    statistic: float
+    where: str
+
+
+class Suspect(NamedTuple):
+    """A known bug, with its size.
+
+    Attributes
+    ----------
+    name : str
+        Name of the bug.
+    estimate, error : float
+        Its size (0 if it is absent), and the standard error of the size; nan for a bug without a
+        size, for which it was only tested whether it explains the numbers.
+    adjusted : float
+        The corrected p-value of its absence; nan for a bug without a size.
+    explained : float
+        Share of the mean square of z that it explains.
+    text : str
+        The bug in a sentence.
+    """
+
+    name: str
+    estimate: float
+    error: float
+    adjusted: float
+    explained: float
+    text: str
+
+
+def as_cause(text: str) -> str:
+    """Write the text of a suspect as a cause: without `agrees if`."""
+    return text.removeprefix("agrees if ").replace("agrees in part if ", "in part, ", 1)
+
+
+class Z(NamedTuple):
+    """Errors over their standard deviations, where these are known.
+
+    Tests use the smallest value of each: the rounding of the exact number is left out, and the
+    standard deviation is the largest that any leading digits of the rounded numbers give.
+    """
+
+    rms: float
+    largest: float
+    where: tuple[int, ...]
+
+
+class Worst(NamedTuple):
+    """An element of a result, or a log normaliser.
+
+    Attributes
+    ----------
+    name : str
+        Name of the array.
+    where : tuple of int
+        Index of the element.
+    got, exact : float
+        The kernel's result, and the exact one.
+    allowed : float
+        Largest error allowed, given the number of tests and elements.
+    """
+
+    name: str
+    where: tuple[int, ...]
+    got: float
+    exact: float
+    allowed: float
+
+
+class Numbers(NamedTuple):
+    """The results of a kernel, read one head at a time.
+
+    Attributes
+    ----------
+    out : callable
+        Returns the output of a head, (n, d_v).
+    out_dtype : str
+        Its type.
+    lse : callable or None
+        Returns the log normalisers of a head, (n,).
+    lse_dtype : str
+        Their type.
+    """
+
+    out: Callable[[Index], Doubles]
+    out_dtype: str
+    lse: Callable[[Index], Doubles] | None = None
+    lse_dtype: str = "float32"
+
+
+class Part(NamedTuple):
+    """Numbers to be judged, and what they are to be."""
+
+    problem: Problem
+    numbers: Numbers
+
+
+for _type in (Finding, Suspect, Numbers, Worst):
+    _type.__module__ = "refattn.judge.verification"  # where users find them, and so do pickles
+
+
+class ProfileTrial(NamedTuple):
+    """What the numbers say of one profile."""
+
+    profile: str
+    tests: list[Finding]
+    suspects: list[Suspect]
+    z: Z
+    known: float  # share of the elements that have a law
+    detectable: dict[str, float]
+    powered: bool  # whether an output that is 1 % too large would have been rejected
+    element: float = 0.0  # standard deviations by which any element is off to be rejected
+    loud: tuple[tuple[Index, slice], ...] = ()  # rows with the largest z, if others are left out
+    loudest: tuple[tuple[tuple[Index, slice], ...], int] = ((), 0)  # one of so many places
+    idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
+    rows: int = 0  # that were tried
+
+    def with_test(self, test: Finding) -> ProfileTrial:
+        """Add a test, and correct for it, too."""
+        tests = sorted([*self.tests, test], key=lambda x: x.p_value)
+        adjusted = stats.holm([x.p_value for x in tests])
+        return self._replace(
+            tests=[x._replace(adjusted=float(p)) for x, p in zip(tests, adjusted, strict=True)]
+        )
+
+    def rejected(self, alpha: float) -> bool:
+        """Tell whether such numbers have probability alpha at most for this profile."""
+        return min((x.adjusted for x in self.tests), default=1.0) <= alpha
+
+
+def describe_span(numbers: npt.NDArray[Any]) -> str:
+    """Write numbers as a range, or a few of them."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    if len(numbers) == 1:
+        return str(first)
+    if last - first + 1 == len(numbers):
+        return f"{first} to {last}"
+    if len(numbers) == 2:
+        return f"{first} and {last}"
+    steps = np.unique(np.diff(numbers))
+    if len(steps) == 1:
+        return f"{first} to {last} in steps of {int(steps[0])}"
+    for size in _PERIODS:
+        some, every = np.unique(numbers % size), np.arange(first, last + 1)
+        regular = np.array_equal(numbers, every[np.isin(every % size, some)])
+        if last - first > 2 * size and regular and np.all(np.diff(some) == 1):
+            residues = describe_span(some)
+            return f"{first} to {last} whose index % {size} is {residues}"
+    return f"between {first} and {last}"
+
+
+def name_number(c: float, error: float, known: Mapping[str, float] = LOGARITHMS) -> str:
+    """Name a factor that is known by its errors, or is near enough; "" if it is none."""
+    near = max(4 * error, 1e-3 * abs(c))
+    return next((x for x, y in known.items() if abs(y - c) < near and y != 1), "")
+
+
+def name_span(kind: str, numbers: npt.NDArray[Any]) -> str:
+    """Name one or several of the `queries`, `keys` or `columns` of these numbers."""
+    one = "query" if kind == "queries" else kind[:-1]
+    return f"{one if len(numbers) == 1 else kind} {describe_span(numbers)}"
+
+
+def weaken(blind: Sequence[str]) -> list[str]:
+    """List what passes as well and must not."""
+    return [x for x in blind if x in WITHOUT_POWER or x.startswith(IGNORES)]

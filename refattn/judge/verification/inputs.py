@@ -1,0 +1,141 @@
+"""Queries, keys and values of a call, each in a type of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...arrays import checks
+from ...arrays.library import Doubles, to_host
+from ...arrays.stored import (
+    EIGHT_BITS,
+    INTEGER,
+    NARROW,
+    SCALES,
+    expand_scale,
+    list_types,
+    storage_type,
+)
+from ..rounding.formats import FORMATS, STORED, check_all_hold, dtype_of, widen
+from ..rounding.profiles import PROFILES
+from .choice import BACKWARD_PROFILES, is_narrow, usual_profiles
+
+_CAST = "-cast"
+
+
+class Inputs(NamedTuple):
+    """Queries, keys and values as numbers, and the types of these, of the output and of weights."""
+
+    numbers: Mapping[str, Doubles]  # in float64, times their scales
+    types: Mapping[str, str]  # by name; that of the output only where it was given
+    unchecked: Mapping[str, str]  # of which it is to be checked that arrays hold no other numbers
+    storage: str  # what kernels round weights to
+    scales: Mapping[str, Doubles]  # that the numbers were multiplied by, with all axes
+
+
+def read_inputs(
+    arrays: Mapping[str, Any], out: Any, dtype: Any, scales: Mapping[str, Any]
+) -> Inputs:
+    """Read q, k and v of any types, with types that were said, and multiply them by scales."""
+    own = {name: _own_type(name, x) for name, x in arrays.items()}
+    raw = {
+        name: to_host(x) if own[name] == INTEGER else widen(name, x) for name, x in arrays.items()
+    }
+    types = list_types(dtype, FORMATS)
+    if isinstance(dtype, str):  # of wider arrays: an 8-bit cache is one
+        types |= {name: own[name] for name in "kv" if own[name] in EIGHT_BITS}
+    if dtype is None and out is not None:
+        widened = raw | {"out": widen("out", out)}
+        types |= assume_narrow(own | {"out": dtype_of(out, "out")}, widened)
+    types = own | types
+    unchecked = {name: types[name] for name in arrays if types[name] != own[name]}
+    numbers, factors = dict(raw), {}
+    for name, called in SCALES.items():
+        scale = scales[name]
+        if scale is None:
+            continue
+        number = np.asarray(scale, np.float64) if isinstance(scale, float | int) else scale
+        if name in unchecked:
+            check_all_hold(name, raw[name], (), unchecked.pop(name))
+        factor = expand_scale(name, widen(called, number), raw[name].shape)
+        numbers[name] = raw[name] * factor
+        factors[name] = np.broadcast_to(factor, raw[name].shape)
+    return Inputs(numbers, types, unchecked, storage_type(types), factors)
+
+
+def _own_type(name: str, x: Any) -> str:
+    checks.is_array(name, x)
+    is_integer = str(x.dtype).removeprefix("torch.") == INTEGER
+    return INTEGER if is_integer else dtype_of(x, name)
+
+
+def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict[str, str]:
+    """Find wide arrays that hold only numbers of a narrow type, and give them that type.
+
+    It is the type of the output if queries hold its numbers; keys and values get it where they hold
+    them, too. If the output is wide, all four must hold numbers of a narrow type.
+    """
+    wide = not is_narrow(own["out"])
+    for name in NARROW if wide else (own["out"],):
+        to = STORED[name]
+        held = {
+            x: name
+            for x, y in arrays.items()
+            if STORED[own[x]].digits > to.digits and np.all(to.holds(y))
+        }
+        enough = len(held) == len(arrays) and all(x.size for x in arrays.values())
+        if "q" in held and (enough or not wide):
+            return {x: name for x in held if x != "out"}
+    return {}
+
+
+def name_profiles(
+    types: Mapping[str, str], storage: str, scaled: bool, backward: bool
+) -> Sequence[str] | None:
+    """Name the profiles to try if keys or values have more digits than weights are rounded to.
+
+    Kernels multiply them as they are, or round them to the storage type first.
+    """
+    digits = STORED[storage].digits
+    wider = scaled or any(STORED[types[name]].digits > digits for name in "kv")
+    if not wider or not is_narrow(storage):
+        return None
+    names = BACKWARD_PROFILES[True] if backward else usual_profiles(storage)
+    return [x for name in names for x in (name, name + _CAST) if x in PROFILES]
+
+
+def narrowest(x: Doubles, dtype: str, stored: str) -> str:
+    """Return the storage type if it holds the numbers, else the type they are stored in."""
+    if widest(stored, dtype) == dtype:
+        return stored
+    return dtype if x.size and np.all(FORMATS[dtype].holds(x)) else stored
+
+
+def type_of_states(states: Mapping[Any, Doubles], own: Mapping[str, str], storage: str) -> str:
+    """Return the type that a recurrence keeps its state in, by the first of some states.
+
+    That is the type of its array if the array of queries has a narrow type, or if the storage type
+    does not hold all states. Else it may be narrower than arrays that hold everything.
+    """
+    if not states:
+        return ""
+    told = is_narrow(own["q"]) or not all(
+        np.all(FORMATS[storage].holds(x)) for x in states.values()
+    )
+    name = next(iter(states))
+    return own[name] if told else narrowest(states[name], storage, own[name])
+
+
+def widest(one: str, other: str) -> str:
+    """Return which of two types has more digits."""
+    return max(other, one, key=lambda x: FORMATS[x].digits)
+
+
+def unlimited(window: Any) -> Any:
+    """Take -1, which flash-attention writes for a side without limit, for None."""
+    if not isinstance(window, tuple | list):
+        return window
+    return tuple(None if isinstance(side, Integral) and side == -1 else side for side in window)

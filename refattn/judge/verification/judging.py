@@ -1,0 +1,508 @@
+r"""Verdicts on numbers: whether an output can be that of a correct kernel, to rounding.
+
+`verify` compares what a kernel gave with what `refattn.rounding` says of a correct one. With
+:math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
+alone makes of the exact result, four kinds of statements are tried, each of which a correct kernel
+violates with a probability that is bounded:
+
+* no error exceeds its proven bound, whatever the roundings are;
+* roundings are independent of each other: then each error is sub-Gaussian about
+  :math:`\kappa D` for a :math:`\kappa \in [0, 1]`, which is 0 where noise before a rounding hides
+  what it does to the exact number, and :math:`P(|e - \kappa D| > t \sigma) \le 2 e^{-t^2/2}`;
+* for the mean square of N rows, of which the columns may depend on each other in any way,
+  :math:`P(\overline{z^2} > x) \le (x e^{1 - x})^{N/2}`, by Jensen and Chernoff;
+* errors of rows are symmetric and independent: then a sum over the rows of any fixed combinations
+  of them, over the root of the sum of their squares, exceeds t with probability at most
+  :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
+  defect as weights this is a test for it, and it measures its size.
+
+Rows with the same query, or the same exact result, are rounded alike: g of them have weights 1 / g,
+and count for one. By Jensen and Cauchy both statements about rows hold for that, too.
+
+One file is one kernel: a profile must explain all rows. Which one is asked of some rows, by
+`compare`, and if another profile is so much likelier than this one that a kernel of this one gives
+such numbers with probability p at most, that p is one more of its tests. Then all rows are tried by
+the likeliest profile, or by the next if that fails. So a kernel of any of the profiles fails with
+probability alpha at most: all tests of a profile, and that of its likelihood, share alpha by Holm,
+and it is enough that the profile of the kernel itself does not fail.
+
+Gradients are judged in the same way. Those in keys and values have rows that are not independent
+where errors of scores, or of the sum of d_out * out, move the weights of one query for all keys.
+Then the statements on rows are made on heads, and sums along a direction have a known variance:
+:math:`P(|T - \kappa T_D| > t \sigma) \le 2 e^{-t^2/2}`.
+
+    Efron, Student's t-test under symmetry conditions, Journal of the American Statistical
+    Association 64(328), 1969.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...arrays.threads import one_blas_thread
+from ...arrays.words import name_row
+from ..mistakes.causes.alternatives import list_remarks, suspect_narrower
+from ..mistakes.causes.reasons import explain, explain_gradients
+from ..mistakes.causes.states import find_coarse_state
+from ..rounding.hardware import IEEE
+from ..rounding.problems import Index, Problem
+from ..rounding.profiles import Profile
+from .blind import list_blind, list_ignored, mark_right_mean, remark_beyond, remark_same_values
+from .choice import (
+    BACKWARD_PROFILES,
+    ProfileChoice,
+    add_by_head,
+    choose_profiles,
+    chunked_profiles,
+    is_narrow,
+    may_be_one,
+)
+from .empty_rows import describe_idle
+from .findings import Finding, Numbers, Part, ProfileTrial, weaken
+from .head_sums import RowWeights
+from .likelihood import ALIKE, Fit, compare
+from .looks import (
+    Blocks,
+    Look,
+    choose_blocks,
+    choose_compared,
+    choose_glanced,
+    choose_screened,
+    count_rows,
+    split_directions,
+)
+from .trial import attempt
+from .units import add_unit, describe_unit, list_units, on_hardware
+from .verdict import Verdict
+
+_TOO_WELL = 0.75  # rms of z below which an option may be ignored, and a profile too loose
+_LEFT_BY_KNOWN = 4.0  # mean square of z, at most, that it leaves
+_ALL_BUT = 0.95  # share of the mean square that a defect explains where there is no other
+_UNLIKELY = 10.0  # log of how much likelier others are on some rows of another part
+_SURELY_REJECTED = -100.0  # log of a p-value that is surely enough to reject a profile by some rows
+_SURE_P = 1e-40  # corrected p-value by which some rows reject a profile, beside tests of all
+_TESTS = 64  # more than a trial has: what is sure beside so many needs no other
+
+
+class _Asked(NamedTuple):
+    """The storage type, the profiles that are tried, the level, and whether all rows are."""
+
+    dtype: str
+    profile: ProfileChoice
+    alpha: float
+    everything: bool
+    hardware: str | None = None
+
+
+class _Case:
+    """A part that is judged, and what was found of it by profile."""
+
+    def __init__(self, part: Part, asked: _Asked) -> None:
+        self.numbers, self.dtype, self.alpha = part.numbers, asked.dtype, asked.alpha
+        names = asked.profile
+        if names is None and part.problem.kind == "recurrent":
+            names = chunked_profiles(asked.dtype, part.problem.kept)
+        chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
+        chosen = {
+            x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
+        }
+        self.profiles = on_hardware(chosen, asked.hardware)
+        if not part.problem.shares_keys:  # the same profile by two names
+            self.profiles = {x: y._replace(by_head=False) for x, y in self.profiles.items()}
+        self.everything, self.seconds = asked.everything, 0.0
+        self.problem = part.problem.looked_at(choose_blocks(part.problem, asked.everything))
+        self.weights = RowWeights(self.problem, asked.dtype)
+        self.fits: dict[str, Fit] = {}
+        self.screened: dict[str, float] = {}  # p-values of profiles on some rows
+        self.glanced: dict[str, float] = {}  # likewise: tests of their own if they are sure
+        self.trials: dict[str, ProfileTrial] = {}
+        self.coarse = find_coarse_state(self.problem, self.numbers)
+
+    def compare(self, names: Sequence[str]) -> None:
+        """Compare some profiles."""
+        start = time.perf_counter()
+        chosen = {x: self.profiles[x] for x in names}
+        some = choose_compared(self.problem)
+        weights = self.weights.of_rows(some)
+        self.fits = compare(some, self.numbers, self.dtype, chosen, weights)
+        self.seconds += time.perf_counter() - start
+
+    @property
+    def explained(self) -> set[str]:
+        """Name the profiles that explain nearly all of some rows."""
+        return {x for x, y in self.fits.items() if y.explains}
+
+    def take_evidence(self, names: set[str]) -> None:
+        """Let only some profiles be evidence against others, in what is tried from now on."""
+        self.fits = {x: y.beside(names) for x, y in self.fits.items()}
+        kept = {
+            x: y for x, y in self.trials.items() if "likelihood" not in {z.name for z in y.tests}
+        }
+        self.trials = kept
+
+    def is_out(self, name: str) -> bool:
+        """Tell whether some rows are enough to reject a profile."""
+        fit, least = self.fits.get(name), self.alpha / _TESTS
+        if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P:
+            return True
+        return fit is not None and not (fit.within and fit.log_p > math.log(least))
+
+    def attempt(self, name: str, rows: Blocks | None = None, whole: bool = True) -> ProfileTrial:
+        """Try a profile on all rows, or on some: these along all directions, or few."""
+        start, chosen = time.perf_counter(), self.profiles[name]
+        problem = self.problem if rows is None else self.problem.looked_at(rows)
+        blocks = tuple(problem.items())
+        every = rows is not None or self.everything or not problem.is_mean
+        split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
+        weights = self.weights if rows is None else self.weights.of_rows(problem)
+        look = Look(weights.of(chosen), *split, exact=weights.exact[chosen.reading])
+        if rows is not None:
+            look = look._replace(enough=_SURELY_REJECTED)
+        trial = attempt(problem, self.dtype, chosen, name, self.numbers, self.alpha, look)
+        self.seconds += time.perf_counter() - start
+        return trial._replace(rows=count_rows(blocks))
+
+    def glance(self, name: str) -> bool:
+        """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
+        some = choose_glanced(self.problem)
+        if some and name in self.fits and not self.fits[name].within:
+            return True
+        if some and name not in {*self.glanced, *self.trials}:
+            self.glanced[name] = self._smallest(name, some)
+        return self.glanced.get(name, 1.0) <= _SURE_P
+
+    def screen(self, name: str) -> None:
+        """Try a profile on some rows, if these are few beside all: that is one more test of it.
+
+        Some are the worst rows, of so many, of the profile that failed first, and, if these do not
+        rule it out, some at random.
+        """
+        some = choose_screened(self.problem)
+        tried = self.trials or any(p <= _SURE_P for p in self.glanced.values())
+        if name in {*self.screened, *self.trials} or not some or not tried:
+            return
+        worst, places = next((x.loudest for x in self.trials.values()), ((), 0))
+        p = self._smallest(name, worst) * places if worst else 1.0
+        if p > self.alpha / _TESTS / 2:
+            p = min(p, self._smallest(name, some))
+        self.screened[name] = min(1.0, 2 * p)
+
+    def _smallest(self, name: str, rows: Blocks) -> float:
+        tests = self.attempt(name, rows, whole=False).tests
+        return min((x.adjusted for x in tests), default=1.0)
+
+    def trial(self, name: str) -> ProfileTrial:
+        """Return what was found by a profile, or try it."""
+        if name in self.trials:
+            return self.trials[name]
+        trial, fit = self._try_sample(name) or self.attempt(name), self.fits.get(name)
+        if fit is not None and fit.likelier:
+            p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier than {name}"
+            trial = trial.with_test(Finding("likelihood", p, p, fit.against, words))
+        if self.coarse is not None:
+            trial = trial.with_test(self.coarse)
+        if name in self.screened:
+            p = self.screened[name]
+            trial = trial.with_test(Finding("some rows", p, p, math.nan, "all tests of some rows"))
+        self.trials[name] = trial
+        return trial
+
+    def _try_sample(self, name: str) -> ProfileTrial | None:
+        """Try a profile that is ruled out on as many rows as say how; None if they do not."""
+        if self.everything or not self.problem.is_mean or not self.is_out(name):
+            return None
+        some, rest = split_directions(tuple(self.problem.items()), self.problem.shape[1])
+        trial = self.attempt(name, some) if rest else None
+        return trial if trial is not None and trial.rejected(_SURE_P) else None
+
+    def rejects(self, name: str) -> bool:
+        """Tell whether a profile does not explain the numbers."""
+        if not self.is_out(name) and (self.trials or not self.glance(name)):
+            self.screen(name)
+        return self.is_out(name) or self.trial(name).rejected(self.alpha)
+
+    def add_units(self) -> list[str]:
+        """Add profiles with units whose shifts agree with the errors, and return their names."""
+        names = list_units(self.problem, self.numbers, self.dtype, self.profiles)
+        for name in names:
+            add_unit(self.profiles, name)
+        return names
+
+    def is_doubtful(self, name: str) -> bool:
+        """Tell whether nothing is known by a profile that passes, or a tighter one is likelier."""
+        fit = self.fits.get(name)
+        return not self.trial(name).known or (fit is not None and fit.against > ALIKE)
+
+    def is_rejected(self, name: str) -> bool:
+        """Tell whether it is known that a profile does not explain the numbers."""
+        tried = name in self.trials and self.trials[name].rejected(self.alpha)
+        return tried or self.is_out(name)
+
+    def conclude(self, name: str) -> Verdict:
+        """Write the verdict by a profile."""
+        best, start = self.trial(name), time.perf_counter()
+        problem, numbers, dtype = self.problem, self.numbers, self.dtype
+        failed = best.rejected(self.alpha)
+        plain, _, hardware = best.profile.partition("@")
+        suspects, remarks = best.suspects, list(list_remarks(problem, numbers.out))
+        remarks += [] if best.known else remark_beyond(problem)
+        blind: list[str] = []
+        if failed:
+            if problem.is_mean and best.loud:
+                suspects = self.attempt(name, best.loud).suspects
+            remarks += [
+                *suspect_narrower(problem, dtype),
+                *_suspect_float32(problem, numbers, dtype, self.alpha),
+            ]
+        else:
+            blind = mark_right_mean(problem, self._list_blind(self.profiles[name]))
+            if best.z.rms < _TOO_WELL:
+                tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
+                blind += list_ignored(problem, numbers, dtype, tighter)
+            remarks += [*remark_same_values(problem, blind), *_remark_idle(best.idle)]
+            by = self.profiles[name]
+            remarks += describe_idle(problem, numbers, dtype, by, sorted(best.idle))
+            if problem.kind == "recurrent" and by.states is not None:
+                remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
+            if hardware:
+                remarks += describe_unit(problem, numbers, dtype, best.profile)
+        weak = not best.powered or best.idle or weaken(blind)
+        rows = math.prod(problem.lead) * problem.shape[0]
+        return Verdict(
+            "FAIL" if failed else "UNDERPOWERED" if weak else "PASS",
+            None if failed else plain,
+            best.z,
+            best.tests,
+            list(suspects),
+            remarks,
+            dtype,
+            numbers.out_dtype,
+            (*problem.lead, problem.shape[0], problem.shape[2]),
+            best.known,
+            best.detectable,
+            self.alpha,
+            self._list_smallest(),
+            self.seconds + time.perf_counter() - start,
+            best.profile,
+            hardware=None if failed or hardware in ("", IEEE) else hardware,
+            looked_at=best.rows / rows if rows else 1.0,
+            blind=tuple(blind),
+            element=best.element,
+            idle=len(best.idle),
+        )
+
+    def _list_blind(self, profile: Profile) -> list[str]:
+        """Name what passes as well: of some rows first, and of those all."""
+        some = choose_compared(self.problem)
+        rest = self.dtype, profile, self.alpha
+        blind = list_blind(some, self.numbers, *rest)
+        if blind and count_rows(some.items()) < count_rows(self.problem.items()):
+            blind = list_blind(self.problem, self.numbers, *rest, blind)
+        return blind
+
+    def _list_smallest(self) -> dict[str, float]:
+        """List the smallest corrected p-values of the profiles that were tried, or need not be."""
+        found = {}
+        for name in self.profiles:
+            if name in self.trials:
+                found[name] = min((x.adjusted for x in self.trials[name].tests), default=1.0)
+            elif self.is_out(name):
+                fit = self.fits.get(name, Fit(True, 0.0, "", 0.0))
+                p = math.exp(max(fit.log_p, -700.0))
+                p = min(p, self.screened.get(name, 1.0), self.glanced.get(name, 1.0))
+                found[name] = _TESTS * p if fit.within else 0.0
+        return found
+
+
+@one_blas_thread()
+@np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
+def judge(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profile: ProfileChoice = None,
+    alpha: float = 1e-6,
+    everything: bool = False,
+    hardware: str | None = None,
+) -> Verdict:
+    """Judge whether a correct kernel can have produced these numbers for a problem."""
+    asked = _Asked(dtype, profile, alpha, everything, hardware)
+    return _judge_one(Part(problem, numbers), asked)
+
+
+def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdict:
+    """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
+    case = _Case(part, asked)
+    case.compare([*case.profiles])
+    names = [x for x in case.fits if may_be_one(x, backward)]
+    found = next((x for x in names if not case.rejects(x)), None)
+    if asked.hardware is None and (found is None or case.is_doubtful(found)):
+        units = (x for x in case.add_units() if may_be_one(x, backward))
+        found = next((x for x in units if not case.rejects(x)), found)
+    if found is None:  # with inputs as they are, sizes of defects are right
+        as_they_are = (x for x in names if case.profiles[x].inputs is None)
+        case.trial(next(as_they_are, names[0]))
+    verdict = case.conclude(found or min(case.trials, key=lambda x: _rank_trial(case, x)))
+    return explain(case.problem, part.numbers, verdict, asked.profile)
+
+
+@one_blas_thread()
+@np.errstate(all="ignore")  # small weights underflow, and wrong numbers are of any size
+def judge_all(
+    parts: Mapping[str, Part],
+    dtype: str,
+    profile: ProfileChoice = None,
+    alpha: float = 1e-6,
+    everything: bool = False,
+    hardware: str | None = None,
+) -> Verdict:
+    """Judge an output, gradients or both: together they fail with probability alpha at most."""
+    share = alpha / len(parts)
+    verdicts: dict[str, Verdict] = {}
+    for name, part in parts.items():
+        if name == "out" or part.problem.kind == "recurrent":
+            verdicts[name] = judge(*part, dtype, profile, share, everything, hardware)
+    if [*parts] == ["out"]:
+        return verdicts["out"]
+    gradients = {x: y for x, y in parts.items() if x not in verdicts}
+    if gradients:
+        names: ProfileChoice = BACKWARD_PROFILES[is_narrow(dtype)] if profile is None else profile
+        if any(x.problem.shares_keys for x in gradients.values()):
+            names = add_by_head(names)
+        asked = _Asked(dtype, names, share, everything, hardware)
+        backward = _judge_gradients(gradients, asked)
+        if "out" in verdicts:
+            forward_asked = asked._replace(profile=profile)
+            verdicts["out"], backward = _as_one_kernel(
+                parts, (verdicts["out"], backward), (forward_asked, asked)
+            )
+        verdicts |= explain_gradients(gradients, backward, profile, verdicts.get("out"))
+    verdicts = {name: x._replace(of=name) for name, x in verdicts.items()}
+    first = min(verdicts.values(), key=lambda x: ("FAIL", "UNDERPOWERED", "PASS").index(x.verdict))
+    seconds = sum(x.seconds for x in verdicts.values())
+    return first._replace(alpha=alpha, seconds=seconds, parts=verdicts)
+
+
+def _as_one_kernel(
+    parts: Mapping[str, Part],
+    found: tuple[Verdict, dict[str, Verdict]],
+    asked: tuple[_Asked, _Asked],
+) -> tuple[Verdict, dict[str, Verdict]]:
+    """Judge again by profiles that may be of one kernel, if those of a forward and a backward pass.
+
+    One of both is right about a right kernel, if it is one of two families: so either gradients
+    are explained by that of the output, or the output by that of the gradients.
+    """
+    out, backward = found
+    one, other = out.profile, next(x.profile for x in backward.values())
+    if "FAIL" in {out.verdict, *(x.verdict for x in backward.values())} or may_be_one(one, other):
+        return found
+    gradients = {x: y for x, y in parts.items() if x != "out"}
+    again = _judge_gradients(gradients, asked[1], one)
+    if all(x.verdict != "FAIL" for x in again.values()):
+        return out, again
+    instead = _judge_one(parts["out"], asked[0], other)
+    if instead.verdict != "FAIL":
+        return instead, backward
+    words = f"the output fits profile {one}, gradients fit {other}: no kernel has both"
+    return out, {
+        x: y._replace(remarks=[words, *y.remarks]) if y.verdict == "FAIL" else y
+        for x, y in again.items()
+    }
+
+
+def _judge_gradients(
+    parts: Mapping[str, Part], asked: _Asked, forward: str | None = None
+) -> dict[str, Verdict]:
+    """Judge the gradients of one backward pass by one profile: the likeliest that explains all.
+
+    It is one that a kernel may have beside that of its forward pass. If there is none, it is that
+    of the parts that are left when the worst are taken away.
+    """
+    cases = {x: _Case(y, asked) for x, y in parts.items()}
+    names = [*next(iter(cases.values())).profiles]
+    left = names
+    for case in cases.values():
+        case.compare(left)
+        likely = [x for x in left if case.fits[x].against <= _UNLIKELY]
+        left = [x for x in likely if not case.is_out(x)] or left
+
+    every, names = names, [x for x in names if may_be_one(forward, x)]
+    worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
+    likely = [x for x in names if all(x in y.fits for y in worst_first)]
+    name = _agree(worst_first, likely)
+    if not name and len(names) > 1 and not any(all(map(x.glance, names)) for x in worst_first):
+        _share_evidence(worst_first, every)
+        name = _agree(worst_first, names)
+    worst_first.sort(key=lambda x: -sum(map(x.is_rejected, names)))
+    if not name and asked.hardware is None:
+        units = [x for x in worst_first[0].add_units() if may_be_one(forward, x)]
+        for case in worst_first[1:]:
+            for name in units:
+                add_unit(case.profiles, name)
+        name = _agree(worst_first, units)
+    for at in range(1, len(cases)):
+        name = name or _agree(worst_first[at:], names)
+    name = name or min(names, key=lambda x: sum(y.is_rejected(x) for y in cases.values()))
+    return {x: case.conclude(name) for x, case in cases.items()}
+
+
+def _agree(cases: Sequence[_Case], names: Sequence[str]) -> str:
+    """Find the likeliest profile that explains all parts; an empty name if there is none."""
+
+    def rank(name: str) -> tuple[int, int, float]:
+        fits = [x.fits[name] for x in cases if name in x.fits]  # some were not compared
+        return sum(x.is_out(name) for x in cases), -len(fits), sum(x.against for x in fits)
+
+    found = sorted(names, key=rank)
+    left = (x for x in found if not any(y.is_out(x) or y.glance(x) for y in cases))
+    return next((x for x in left if not any(y.rejects(x) for y in cases)), "")
+
+
+def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
+    """Let only profiles that explain all parts be evidence against others.
+
+    A part that none explains is wrong, and has no say in this.
+    """
+    for case in cases:
+        case.compare(names)
+    explained = set(names).intersection(*(x.explained for x in cases if x.explained))
+    for case in cases:
+        case.take_evidence(explained)
+
+
+def _remark_idle(rows: Sequence[Index]) -> list[str]:
+    """Name rows of which nothing is known."""
+    if not rows:
+        return []
+    first = name_row(min(rows))
+    return [
+        f"0 or the mean of v would also pass in {len(rows)} rows by this profile, the first is "
+        f"{first}: the verdict does not cover them"
+    ]
+
+
+def _rank_trial(case: _Case, name: str) -> tuple[bool, bool, bool, float]:
+    """Rank first what explains the numbers, then what does with a known defect, then the nearest.
+
+    Sizes of defects are right for the problem as it was given, with inputs as they are.
+    """
+    trial = case.trials[name]
+    most = max((x.explained for x in trial.suspects), default=0.0)
+    rounded = case.profiles[name].inputs is not None
+    off = abs(math.log(trial.z.rms or 1.0))
+    known = most >= _ALL_BUT and trial.z.rms**2 * (1 - most) < _LEFT_BY_KNOWN
+    return trial.rejected(case.alpha), rounded, not known, off
+
+
+def _suspect_float32(problem: Problem, numbers: Numbers, dtype: str, alpha: float) -> Iterator[str]:
+    """Say if float64 numbers are those of sums or exponentials in float32."""
+    if dtype == "float64" and problem.gradient is None:
+        case = _Case(Part(problem, numbers), _Asked(dtype, "math", alpha, False))
+        if case.trial("math").known and not case.rejects("math"):
+            yield "profile math accepts these numbers: some step of the kernel may be in float32"

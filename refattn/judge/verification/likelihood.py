@@ -1,0 +1,237 @@
+r"""Which profile fits numbers best, and how surely another than the best does not.
+
+If a kernel has profile P, the densities of its errors are those of P, :math:`p`. Those of another
+profile, :math:`p'`, are numbers that one may bet on: as :math:`E\, p'/p \le 1`, by Hölder
+
+.. math:: E \exp\Big(\frac{1}{d}\sum_{c} \log \frac{p'_c}{p_c}\Big) \le 1
+
+for the d columns of a row, which may depend on each other in any way. So is a mean of this and 1,
+which a single wrong row cannot make small. Rows are independent, and by Markov the product over
+them exceeds x with probability :math:`1/x` at most. Standard deviations of P are known but for a
+factor: at most that of the least favourable digits. At least it is half of that, or less in a row
+where the roundings of P to nearest, which are known, leave less: scores that are small integers are
+not moved. With a running maximum the weight of each key that was the largest so far is 1, and is
+not rounded: which those were depends on tiles and their order, so that in any row without these
+roundings the factor may be that of the rest. Where the type holds all scores of a row, rounding
+them moves nothing, in no column, and the law without it may be that of the row. Of each row the
+factor is taken that speaks most for P. So numbers that fit P far too well speak against it, if its
+own roundings do not say why, and another profile does: that must explain nearly all rows. Between
+two profiles, or beside a sharper one that fails in many rows, numbers are those of a kernel that is
+not listed, and no evidence against the looser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from ...arrays.threads import for_each
+from ..rounding.formats import Format
+from ..rounding.head import SoftmaxHead, scan_tiles, score_tile
+from ..rounding.problems import Index, Problem, sweep
+from ..rounding.profiles import Profile
+from ..rounding.roundings import WORST, RowErrors
+from ..rounding.softmax import CACHED_PAIRS, variance_of_maxima
+from .evidence import log_chernoff
+from .findings import Numbers
+from .head_sums import RowWeights
+from .z_scores import LseErrors, subtract_rounding
+
+_LEAST = WORST / 2  # factor of standard deviations, for the most favourable leading digits
+ALIKE = 1.0  # of log likelihoods: nearer ones are alike, and the first is taken
+_ALIKE_STATES, _DOUBT_STATES = 0.1, 1e-9  # of rows that share states, which count for less
+_DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
+_UNEXPLAINED = 1 / 8  # share of rows that a profile which explains the others need not
+_TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
+_CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
+
+
+class Fit(NamedTuple):
+    """How well the numbers of some rows fit a profile.
+
+    Log ratios in `surely` are to the likelihoods of the others, with the factors that speak most
+    for this one.
+    """
+
+    within: bool  # whether all of them are within its bound
+    against: float  # log of the largest ratio of another likelihood to its own
+    likelier: str  # the profile with that
+    log_p: float  # log of a bound on the probability of this, if the profile is that of the kernel
+    explains: bool = True  # whether the profile may be that of nearly all rows
+    surely: Mapping[str, float] = MappingProxyType({})
+
+    def beside(self, others: Collection[str]) -> Fit:
+        """Take only some others for evidence."""
+        held = {x: y for x, y in self.surely.items() if x in others}
+        if not held:
+            return self._replace(log_p=0.0)
+        best = max(held, key=lambda x: held[x])
+        log_p = min(0.0, math.log(len(self.surely)) - held[best])
+        return self._replace(likelier=best, log_p=log_p)
+
+
+class _Sample(NamedTuple):
+    """Of some rows, (rows, columns): z^2 and the log of the standard deviation; and of each row.
+
+    The least is of roundings to nearest, or at the most favourable digits without those of weights
+    that were the largest when they were rounded.
+    """
+
+    within: bool
+    squares: Doubles
+    logs: Doubles
+    units: Doubles  # 1 for an independent row, less for rows that depend on others
+    least: Doubles  # mean square of z at the least
+    most: Doubles  # and at the most: at the least favourable digits
+    still_squares: Doubles  # without roundings of scores, in rows where these move nothing
+    still_logs: Doubles
+    still_least: Doubles
+    tested: Doubles  # as tests take z, of the row or its log normaliser; infinite beyond the bound
+
+    @property
+    def explains(self) -> bool:
+        """Whether the profile may be that of nearly all rows."""
+        kept = np.argsort(self.tested)[: math.ceil(len(self.tested) * (1 - _UNEXPLAINED))]
+        units = self.units[kept]
+        if np.any(np.isinf(self.tested[kept])):
+            return False
+        mean = np.sum(units * self.tested[kept]) / max(float(np.sum(units)), 1e-300)
+        return bool(log_chernoff(mean, np.sum(units)) > math.log(_CHANCE))
+
+
+def compare(
+    problem: Problem,
+    numbers: Numbers,
+    dtype: str,
+    profiles: Mapping[str, Profile],
+    weights: RowWeights | None = None,
+) -> dict[str, Fit]:
+    """Compare profiles on the rows of a problem, the best first."""
+    if len(profiles) == 1 or not any(i.stop > i.start for _, i in problem.items()):
+        return dict.fromkeys(profiles, Fit(True, 0.0, "", 0.0))
+    known = weights or RowWeights(problem, dtype)
+    distinct = dict.fromkeys(profiles.values())
+    looks: dict[Profile, _Sample] = {}
+
+    def look(profile: Profile) -> None:
+        looks[profile] = _look(known, numbers, dtype, profile)
+
+    for_each(lambda: look, distinct, most=len(distinct))
+    samples = {x: looks[y] for x, y in profiles.items()}
+    fits: dict[str, Fit] = {}
+    alike, doubt = ALIKE, _DOUBT
+    if problem.kind == "recurrent":
+        alike, doubt = _ALIKE_STATES, _DOUBT_STATES
+    for name, x in samples.items():
+        others = {y: z for y, z in samples.items() if y != name}
+        likelier = {y: _weigh(x, z, doubt=doubt) for y, z in others.items()}
+        surely = {y: _weigh(x, z, True) for y, z in others.items()}
+        best = max(likelier, key=lambda y: likelier[y])
+        fits[name] = Fit(x.within, likelier[best], best, 0.0, x.explains, surely)
+    explained = {x for x, y in fits.items() if y.explains}
+    fits = {x: y.beside(explained) for x, y in fits.items()}
+    return dict(sorted(fits.items(), key=lambda x: max(alike, x[1].against)))
+
+
+def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> _Sample:
+    """Divide errors by their standard deviations."""
+    parts: list[tuple[Any, ...]] = []
+    problem, weights, kernel = known.problem, known.of(profile), profile.kernel(dtype)
+    read = problem.read_by(profile)
+    rows_of_head = np.zeros(len(weights))
+    for index, i in problem.items():
+        rows_of_head[problem.number(index)] += i.stop - i.start
+    if not problem.rows_apart(kernel):
+        weights = weights / np.maximum(rows_of_head, 1)[:, None]
+
+    def use(index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
+        error = rows.errors(numbers.out(index)[i])
+        seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(error), bool)
+        within = np.all(np.abs(error) <= rows.bound * (1 + 2.0**-20), -1) | ~seen
+        known = np.isfinite(rows.std) & np.isfinite(error) & seen[:, None]
+
+        def fit(std: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+            sure = np.where(known & np.isfinite(std), std, math.nan)
+            square, near = (np.square(x / sure) for x in (error, rows.errors(rows.nearest)))
+            return square, np.log(np.where(np.isnan(sure), 1.0, std)), near
+
+        square, logs, near = fit(rows.std)
+        least = np.minimum(_mean(near), _LEAST**2)
+        still = square, logs, least
+        if problem.is_mean and kernel.scores is not None:
+            unmoved = _find_unmoved(read.head(index), i, kernel.scores)[:, None]
+            if unmoved.any():
+                others = read.analyse(index, kernel._replace(scores=None), i)
+                still = fit(np.where(unmoved, others.std, rows.std))
+                still = (*still[:2], np.minimum(_mean(still[2]), _LEAST**2))
+        if problem.is_mean and kernel.weights is not None and not kernel.normalised:
+            spared = variance_of_maxima(read.head(index), kernel, i, rows) / np.square(rows.std)
+            rest = _LEAST**2 * np.maximum(1 - spared, 0.0)
+            least = np.minimum(least, _mean(np.minimum(near, rest)))
+        tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
+        tested = np.where(within, _mean(tested), math.inf)
+        if numbers.lse is not None and problem.is_mean:
+            of_lse = LseErrors.of(numbers.lse(index)[i], numbers.lse_dtype, rows)
+            tested = np.maximum(tested, of_lse.squares)
+        part = (
+            bool(np.all(within)),
+            square,
+            logs,
+            weights[problem.number(index), i],
+            least,
+            np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2),
+            *still,
+            tested,
+        )
+        return lambda: parts.append(part)
+
+    sweep(problem, dtype, profile, use, exact=known.exact[profile.reading])
+    within, *arrays = zip(*parts, strict=True)
+    return _Sample(all(within), *(np.concatenate(x) for x in arrays))
+
+
+def _mean(x: Doubles) -> Doubles:
+    """Average what is known of each row; 0 where nothing is."""
+    known = ~np.isnan(x)
+    means: Doubles = np.sum(np.where(known, x, 0.0), -1) / np.maximum(np.sum(known, -1), 1)
+    return means
+
+
+def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False, doubt: float = _DOUBT) -> float:
+    """Return the log ratio of another likelihood to one, surely for the best of its factors."""
+    one = np.ones(len(mine.least))
+    ratio = _log_ratios(
+        theirs, mine.squares, mine.logs, *((mine.least, mine.most) if surely else (one, one))
+    )
+    if surely:
+        still = mine.still_squares, mine.still_logs, mine.still_least, mine.most
+        ratio = np.minimum(ratio, _log_ratios(theirs, *still))
+    ratio = np.logaddexp(math.log1p(-doubt) + ratio, math.log(doubt))
+    return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
+
+
+def _log_ratios(
+    theirs: _Sample, squares: Doubles, logs: Doubles, least: Doubles, most: Doubles
+) -> Doubles:
+    """Return the log ratio of another likelihood to one, by row, for the best of its factors."""
+    both = ~(np.isnan(squares) | np.isnan(theirs.squares))
+    own = _mean(np.where(both, squares, math.nan))
+    bet = _mean(np.where(both, -theirs.squares / 2 - theirs.logs + logs, math.nan))
+    square = np.maximum(np.clip(own, least, most), _TINY)
+    return np.where(np.any(both, -1), bet + (own / square + np.log(square)) / 2, 0.0)
+
+
+def _find_unmoved(head: SoftmaxHead, i: slice, to: Format) -> npt.NDArray[np.bool_]:
+    """Find queries of which no score that is seen is moved by its roundings."""
+    found = np.ones(i.stop - i.start, bool)
+    for tile in scan_tiles(head, i, CACHED_PAIRS // max(len(found), 1)):
+        rounded = score_tile(head, i, tile.keys, tile.visible, tile.products, to.round)
+        same = rounded.scores == tile.scores
+        found &= np.all(same if tile.visible is None else same | ~tile.visible, -1)
+    return found

@@ -1,0 +1,250 @@
+r"""What a file or a call gives to verify."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ...arrays import checks, qkv
+from ...engine.scores import Band
+from ...features import elu_features
+from ...files.tensors import Tensors
+from ...registry import ESTIMATORS
+from ..rounding.formats import FORMATS
+from ..rounding.layers import pose_recurrence
+from ..rounding.problems import (
+    CALLED,
+    Index,
+    Packed,
+    Problem,
+    check_mask_of_keys,
+    count_key_heads,
+    hide_unseen,
+    pose_gradients,
+    read_frequencies,
+    refuse,
+)
+from .findings import Numbers, Part
+from .inputs import type_of_states, unlimited, widest
+
+_BACKWARD = ("dq", "dk", "dv")
+_KINDS = {"exact": "scores", "random-features": "frequencies", "feature-map": "map"}
+_KINDS |= {"recurrent": "recurrent"}
+
+
+def pose_tensors(
+    tensors: Tensors,
+    *,
+    estimator: str = "softmax",
+    scale: float | None = None,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    features: str = "positive",
+    feature_map: Callable[[Any], Any] | None = None,
+) -> Problem:
+    """Pose the problem of a file, reading one head at a time."""
+    shapes = tensors.shapes
+    used = {"scores": ("bias", "mask", "sinks"), "frequencies": ("omega", "mask"), "map": ("mask",)}
+    kind = kind_of(estimator)
+    if kind == "frequencies" and "omega" not in shapes:
+        raise ValueError(
+            f"`omega` must be in FILE for rfa: frequencies (..., S, d); "
+            f"{str(tensors.path)!r} has none."
+        )
+    if kind != "scores":
+        for name in ("bias", "sinks"):
+            refuse(name, shapes.get(name), kind)
+        refuse("window", window, kind)
+        refuse("softcap", softcap, kind)
+    if kind == "recurrent":
+        refuse("mask", shapes.get("mask"), kind)
+        return pose_states(tensors, estimator, scale)["out"]
+    check_mask_of_keys(shapes.get("mask", ()), kind)
+    names = [x for x in ("q", "k", "v", *used[kind]) if x in shapes]
+    n, m = shapes["q"][-2], shapes["k"][-2]
+    window = qkv.window(unlimited(window))
+    of_sequence, sequences, packed = None, tensors.sequences, None
+    last = None if sequences is None else sequences.last_key
+    if sequences is not None:
+        packed = Packed(*sequences.offsets, causal, window)
+    if last is not None and not np.array_equal(last, np.arange(n) + m - n):
+        of_sequence = partial(_see_band, last, Band.of(0, causal, window), m)
+        causal, window = False, (None, None)
+    band = Band.of(m - n, causal, window)
+
+    @lru_cache(maxsize=4)  # every block of queries reads its head
+    def read(index: Index) -> Mapping[str, Any]:
+        arrays: dict[str, Any] = {name: tensors.read(name, index) for name in names}
+        if "omega" in arrays:
+            arrays |= read_frequencies(arrays["omega"], None, features, arrays["q"])
+        if of_sequence is not None:
+            arrays["mask"] = arrays["mask"] & of_sequence(index)
+        return hide_unseen(arrays, band)
+
+    return Problem(
+        tensors.lead,
+        (n, m, shapes["v"][-1]),
+        read,
+        qkv.scale_or_default(scale, shapes["q"][-1]),
+        causal,
+        window,
+        checks.real("softcap", softcap, positive=True, optional=True),
+        (feature_map or elu_features) if kind == "map" else None,
+        kind,
+        has_sinks="sinks" in names,
+        key_heads=count_key_heads(shapes["k"], shapes["v"], tensors.lead),
+        storage=tensors.dtype,
+        packed=packed,
+    ).with_scales(tensors.scales)
+
+
+def list_gates(estimator: Any) -> list[str]:
+    """Name what a file holds beside q, k and v for a recurrence; nothing for other estimators."""
+    if kind_of(estimator) != "recurrent":
+        return []
+    pairs = {"pair": ("{}_a", "{}_b")}
+    gates = ESTIMATORS[estimator].gates.items()
+    names = [x.format(name) for name, kind in gates for x in pairs.get(kind, ("{}",))]
+    return [*names, "initial_state", "state"]
+
+
+def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[str, Problem]:
+    """Pose the problems of a recurrence in a file, whose arrays are read as a whole."""
+    if tensors.sequences is not None:
+        raise ValueError(f"packed sequences are not judged for {estimator}.")
+    names = ("q", "k", "v", "d_out", *list_gates(estimator))
+    x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
+    q, k, v, d_out, _ = (x.pop(name, None) for name in ("q", "k", "v", "d_out", "state"))
+    pair = tuple(x.pop(y) for y in ("removal_a", "removal_b") if y in x)
+    gates = gates_of(estimator, {**x, "removal": pair if len(pair) == 2 else None}, "in FILE")
+    problems = pose_recurrence(q, k, v, gates, record=estimator, scale=scale, d_out=d_out)
+    of, got = problems["state"], tensors.shapes.get("state")
+    shape = (*of.lead, of.shape[0], of.shape[2])
+    if got not in (None, shape):
+        raise ValueError(f"`state` must have the shape of the last state, {shape}, got {got}.")
+    return {name: y._replace(storage=tensors.dtype) for name, y in problems.items()}
+
+
+def _see_band(last_key: Any, band: Band, keys: int, index: Index) -> Any:
+    """Return which keys the queries of a head see by a band about the last key of each."""
+    last = last_key if last_key.ndim == 1 else last_key[index[0]]
+    ahead = np.arange(keys) - last[:, None]
+    right = math.inf if band.right is None else band.right
+    return (ahead >= -(math.inf if band.left is None else band.left)) & (ahead <= right)
+
+
+def kind_of(estimator: Any) -> str:
+    """Return what weights of an estimator are made of: scores, frequencies or a map of features."""
+    record = ESTIMATORS.get(estimator) if isinstance(estimator, str) else None
+    if record is not None and record.arrays == ("q", "k", "v"):
+        for trait, kind in _KINDS.items():
+            if record.has(trait):
+                return kind
+    chunked = (x.name for x in ESTIMATORS.values() if x.has("recurrent"))
+    known = ", ".join(dict.fromkeys([*CALLED.values(), *chunked]))
+    raise ValueError(f"`estimator` must be one of {known}, got {estimator!r}.")
+
+
+def gates_of(estimator: str, given: Mapping[str, Any], where: str = "given") -> dict[str, Any]:
+    """Take the gates of a recurrence, of which it needs all but a factor on what it writes."""
+    gates = ESTIMATORS[estimator].gates
+    known = {*gates, "initial_state"}
+    refuse_options(estimator, {x: y for x, y in given.items() if x not in known})
+    for name, kind in gates.items():
+        if given.get(name) is None and kind != "factor":
+            raise ValueError(f"`{name}` must be {where} for {estimator}, got None.")
+    return {x: y for x, y in given.items() if x in known}
+
+
+def refuse_options(estimator: str, given: Mapping[str, Any]) -> None:
+    """Refuse what an estimator does not take."""
+    for name, x in given.items():
+        if x is not None:
+            raise ValueError(
+                f"`{name}` must not be given for {estimator}, got {checks.describe(x)}."
+            )
+
+
+def gather_recurrent(
+    problems: Mapping[str, Problem],
+    read: Mapping[str, Callable[[Index], Any]],
+    types: Mapping[str, str],
+    kept: str,
+) -> dict[str, Part]:
+    """Gather what is judged of a recurrence that keeps its state in a type."""
+    parts, types = {}, {x: kept if x == "state" else y for x, y in types.items()}
+    problems = {x: y._replace(kept=kept) for x, y in problems.items()}
+    for name in ("out", "state", *_BACKWARD):
+        if name in types and name not in problems:
+            raise ValueError(
+                f"`{name}` is not judged for this recurrence. Of gradients, `dv` is judged; `dq` "
+                "and `dk` only if all coordinates share the decay and nothing is removed. A "
+                "gradient of an array that heads share is not judged."
+            )
+        if name in types:
+            parts[name] = Part(problems[name], Numbers(read[name], types[name]))
+    return parts
+
+
+def list_judged() -> list[str]:
+    """List names and aliases of the estimators whose numbers can be judged."""
+    return [
+        name
+        for name, record in ESTIMATORS.items()
+        if record.arrays == ("q", "k", "v") and any(record.has(x) for x in _KINDS)
+    ]
+
+
+def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
+    """Read the results in a file: the output, with log normalisers, and gradients."""
+    names = [x for x in ("out", "state", *_BACKWARD) if x in tensors.shapes]
+    if not names:
+        there = {*tensors.shapes, *tensors.others}
+        raise ValueError(
+            f"`out`, `dq`, `dk` or `dv` must be in FILE, to be judged: "
+            f"{str(tensors.path)!r} has only {', '.join(sorted(there))}."
+        )
+    if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
+        names.append("lse")
+    types = {x: tensors.dtype if x == "state" else _storage_type(tensors, x) for x in names}
+    own = ("state", *_BACKWARD)  # axes
+    read = {x: partial(tensors.part if x in own else tensors.read, x) for x in tensors.shapes}
+    if problem.kind == "recurrent":
+        problems = pose_states(tensors, problem.record, problem.scale)
+        states = {x: tensors.part(x, ()) for x in ("state", "initial_state") if x in tensors.shapes}
+        kept = type_of_states(states, tensors.stored, tensors.dtype)
+        return gather_recurrent(problems, read, types, kept)
+    return gather_parts(problem, read, types, tensors.shapes)
+
+
+def gather_parts(
+    problem: Problem,
+    read: Mapping[str, Callable[[Index], Any]],
+    types: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, Part]:
+    """Gather what is judged: an output, with log normalisers if they have a type, and gradients."""
+    parts: dict[str, Part] = {}
+    if "out" in types:
+        lse = (read["lse"], types["lse"]) if "lse" in types else ()
+        parts["out"] = Part(problem, Numbers(read["out"], types["out"], *lse))
+    gradients = {x: shapes[x] for x in _BACKWARD if x in types}
+    if gradients:
+        dtype = widest(types.get("out", problem.storage), problem.storage)
+        backward = pose_gradients(problem, gradients, read["d_out"], read.get("out"), dtype)
+        parts |= {x: Part(y, Numbers(read[x], types[x])) for x, y in backward.items()}
+    return parts
+
+
+def _storage_type(tensors: Tensors, name: str) -> str:
+    """Return the type of the queries if it holds all numbers, else the type they are stored in."""
+    dtype, stored = tensors.dtype, tensors.dtypes[name]
+    if widest(stored, dtype) == dtype or not math.prod(tensors.shapes[name]):
+        return stored
+    all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
+    return dtype if all_held else stored

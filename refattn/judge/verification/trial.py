@@ -1,0 +1,368 @@
+"""The errors of a kernel by one profile: what is tried of them, and what is found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ...arrays.library import Doubles
+from ...arrays.words import name_element, place
+from .. import stats
+from ..rounding.backward import list_directions, variance_along
+from ..rounding.covariance import bound_covariance
+from ..rounding.problems import Index, Problem, sweep
+from ..rounding.profiles import Profile
+from ..rounding.roundings import WORST, Roundings
+from .directions import SCORE_CHANGES, explain_size, give_error
+from .evidence import Estimate, Evidence, Known, log_chernoff, log_quadratic
+from .findings import Finding, Numbers, ProfileTrial, Suspect, Z
+from .head_sums import ONE_PERCENT, HeadSums
+from .looks import Look, choose_loud, choose_loudest
+
+_OF_HEAD = " of a head"
+_SMALLEST_TILE = 16
+_LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
+_MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
+_LOUD = 1.2  # mean square of z from which on
+
+
+def attempt(
+    problem: Problem,
+    dtype: str,
+    profile: Profile,
+    name: str,
+    numbers: Numbers,
+    alpha: float,
+    look: Look,
+) -> ProfileTrial:
+    """Try whether the numbers can be those of a correct kernel of a profile.
+
+    The weights are those of `row_weights`, for queries, keys and values as the profile reads them.
+    """
+    changes, names = {}, ["factor", "truncated"]
+    kernel = profile.kernel(dtype)
+    rows_apart = problem.rows_apart(kernel)
+    if problem.gradient is not None:
+        has_cap = problem.softcap is not None
+        names += list_directions(problem.gradient.of, has_cap, problem.has_sinks)
+    if problem.is_mean:
+        changes = {
+            x: f for x, f in SCORE_CHANGES.items() if x != "softcap" or problem.softcap is None
+        }
+        names = [*changes, *names, "epsilon", "sink", *["edge+1", "edge-1"] * problem.causal]
+    if numbers.lse is not None:
+        names.append("lse")
+    errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
+    full = problem if look.full is None else problem._replace(blocks=look.full)
+    sweep(full, dtype, profile, errors.add, changes, look.exact)
+    if look.rest:
+        few = {x: f for x, f in changes.items() if x == "scale"}
+        rest = problem._replace(blocks=look.rest)
+        sweep(rest, dtype, profile, errors.add_few, few, look.exact)
+    if not rows_apart:
+        errors.merge_rows()
+    elements = float(errors.elements)
+    raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
+    raw += _test_lse(errors) if numbers.lse is not None else []
+    if errors.along:
+        directions = list(_test_gradients(errors, problem.read_by(profile), kernel))
+    else:
+        directions = list(_test_directions(errors))
+    if problem.is_mean:
+        directions += [*_test_keys(errors), *_test_tiles(errors)]
+        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
+            raw += _test_loud_tiles(errors, problem.read_by(profile), kernel)
+    adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
+    outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
+    tests = [
+        Finding(x.name, math.exp(max(x.log_p, -700.0)), float(p), x.statistic, x.where)
+        for x, p in outcomes
+    ]
+    suspects = [
+        Suspect(
+            x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300), x.where
+        )
+        for x, p in zip(directions, adjusted[len(raw) :], strict=True)
+        if p <= alpha or (min(adjusted) <= alpha and x.explained > errors.weighted / 4)
+    ]
+    suspects = _keep_telling(suspects)
+    rms = math.sqrt(errors.plain / elements) if elements else 0.0
+    threshold = math.sqrt(2 * math.log(2 * len(tests) / alpha))
+    usable = float(np.sum(errors.weights * (errors.counted > 0)))
+    detectable = {
+        x: float((threshold * np.sqrt(np.sum(sums.size)) + np.sum(sums.slack)) / np.sum(sums.size))
+        for x, sums in errors.sums.items()
+        if np.sum(sums.size) > 0 and usable > 2 * threshold**2 and not errors.along
+    }
+    detectable |= {
+        x: float((threshold * math.sqrt(known.variance) + known.slack) / known.g)
+        for x, known in errors.known.items()
+        if known.g > 0
+    }
+    square = errors.strength / max(elements, 1.0)
+    powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
+    powered = powered or detectable.get("factor", 1.0) <= ONE_PERCENT
+    known = elements / max(float(np.sum(errors.looked)) * problem.shape[2], 1)
+    far = math.sqrt(2 * math.log(2 * len(tests) * max(elements, 1.0) / alpha))
+    element = errors.widest * far + errors.furthest
+    z = Z(rms, *errors.farthest)
+    found = tuple(problem.items())
+    loud = choose_loud(found, errors.square, problem) if look.rest else ()
+    loudest = choose_loudest(found, errors.square, problem) if loud else ((), 0)
+    sizes = known, detectable, powered, element
+    return ProfileTrial(name, tests, suspects, z, *sizes, loud, loudest, errors.idle)
+
+
+def passes(errors: HeadSums, alpha: float) -> bool:
+    """Tell whether nothing that is tried of sizes and of some directions is rejected."""
+    tried = *_test_bound(errors), *_test_sizes(errors, errors.elements), *_test_directions(errors)
+    return bool(min(stats.holm([math.exp(max(x.log_p, -700.0)) for x in tried])) > alpha)
+
+
+def _keep_telling(suspects: list[Suspect]) -> list[Suspect]:
+    """Keep the suspects that explain most; name one head if it explains more than all together."""
+    telling: dict[str, Suspect] = {}
+    for suspect in sorted(suspects, key=lambda x: -x.explained):
+        telling.setdefault(suspect.name.removesuffix(_OF_HEAD), suspect)
+    most = max((x.explained for x in telling.values()), default=0.0)
+    return [x for x in telling.values() if x.explained >= most / 2]
+
+
+class _Outcome(NamedTuple):
+    """A test before the correction for many."""
+
+    name: str
+    log_p: float
+    statistic: float
+    where: str
+    value: float = 0.0
+    error: float = 0.0
+    explained: float = 0.0
+
+
+def _test_bound(errors: HeadSums) -> Iterator[_Outcome]:
+    ratio, where = errors.beyond
+    log_p = -math.inf if ratio > 1 + 2.0**-20 else 0.0
+    yield _Outcome("bound", log_p, ratio, _name_where(where))
+
+
+def _name_where(where: Index) -> str:
+    return f"at {name_element(where)}" if where else ""
+
+
+def _test_lse(errors: HeadSums) -> Iterator[_Outcome]:
+    log_p = -math.inf if errors.lse_beyond > 1 + 2.0**-20 else 0.0
+    yield _Outcome("bound of lse", log_p, errors.lse_beyond, "")
+    if errors.lse_rows:
+        mean = errors.lse_square / errors.lse_rows
+        yield _Outcome(
+            "mean square of lse", float(log_chernoff(mean, errors.lse_rows)), mean, "all rows"
+        )
+
+
+def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
+    """Test the largest |z|, and mean squares: of all, of heads, of tiles of rows and of columns."""
+    if not elements:
+        return
+    z, where = errors.largest
+    yield _Outcome(
+        "largest z",
+        _correct_for_tries(math.log(2) - z * z / 2, elements),
+        z,
+        _name_where(where),
+    )
+    n = errors.square.shape[1]
+    used = errors.counted > 0
+    weights = errors.weights * used
+    rows, total = np.sum(weights), np.sum(errors.square * weights)
+    yield _Outcome(
+        "mean square", float(log_chernoff(total / rows, rows)), float(total / rows), "all rows"
+    )
+    for size in _tile_sizes(n):
+        cut = np.arange(0, n, size)
+        counts = np.add.reduceat(weights, cut, axis=1)
+        means = np.add.reduceat(errors.square * weights, cut, axis=1)
+        means = means / np.where(counts > 0, counts, 1.0)
+        log_p = log_chernoff(means, counts)
+        head, tile = (int(x) for x in np.unravel_index(int(np.argmin(log_p)), log_p.shape))
+        name, words = "mean square of heads", _name_head(errors.problem, head) or "all rows"
+        if size < n:
+            name = f"mean square of tiles of {size}"
+            words = _name_tile(errors.problem, head, tile * size, min(n, (tile + 1) * size))
+        chance = _correct_for_tries(float(log_p[head, tile]), log_p.size)
+        yield _Outcome(name, chance, float(means[head, tile]), words)
+    means = errors.column / np.where(errors.column_rows > 0, errors.column_rows, 1.0)
+    log_p = log_chernoff(means, errors.column_rows)
+    column = int(np.argmin(log_p))
+    yield _Outcome(
+        "mean square of columns",
+        _correct_for_tries(float(log_p[column]), log_p.size),
+        float(means[column]),
+        f"column {column}",
+    )
+
+
+def _test_loud_tiles(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
+    """Test small tiles again whose mean squares are large, by how columns depend on each other.
+
+    The law of each is found only there, but all of them are corrected for.
+    """
+    if not errors.square.size:
+        return
+    whole = (errors.counted == problem.shape[2]) & (errors.weights == 1)
+    tried: list[_Outcome] = []
+    count = 0
+    for size in _LOUD_SIZES:
+        squares = _cut_tiles(errors.square * whole, size)
+        full = np.sum(_cut_tiles(1.0 * whole, size), -1) == size
+        means = np.where(full, np.mean(squares, -1), 0.0)
+        count += int(np.sum(full))
+        for at in np.argsort(-means, axis=None)[:_LOUD_TILES].tolist():
+            head, tile = (int(x) for x in np.unravel_index(at, means.shape))
+            if means[head, tile] < _LOUD:
+                continue
+            index = problem.index_of(head)
+            i = slice(tile * size, (tile + 1) * size)
+            rows = problem.analyse(index, kernel, i)
+            if not np.all(np.isfinite(rows.worst)):  # a law in a large block of rows, none in this
+                continue
+            covariance = bound_covariance(problem.head(index), kernel, i, rows)
+            covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
+            total = means[head, tile] * size * problem.shape[2]
+            log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
+            words = _name_tile(problem, head, i.start, i.stop)
+            mean = float(means[head, tile])
+            tried.append(_Outcome("sum of squares of a tile", log_p, mean, words))
+    if tried:
+        best = min(tried, key=lambda x: x.log_p)
+        yield best._replace(log_p=_correct_for_tries(best.log_p, count))
+
+
+def _tile_sizes(n: int) -> Iterator[int]:
+    """List sizes of tiles: all rows of a head, and smaller powers of two."""
+    yield n
+    size = _SMALLEST_TILE
+    while size < n:
+        yield size
+        size *= 2
+
+
+def _test_directions(errors: HeadSums) -> Iterator[_Outcome]:
+    for name, sums in errors.sums.items():
+        rows = Evidence.of(*sums, errors.weights)
+        yield from _test_direction(errors, name, rows, explain_size(errors.problem, name))
+
+
+def _test_gradients(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
+    """Test directions whose sums have a known variance, over all heads and in the surest."""
+    gradient, names = problem.gradient, [*errors.along]
+    assert gradient is not None
+    variances = np.array([np.sum(errors.alone[x], -1) for x in names])
+    for number in np.flatnonzero(errors.looked):
+        saved = gradient.saved(problem.index_of(number), kernel)
+        along = np.stack([errors.along[x][number] for x in names])
+        with np.errstate(all="ignore"):
+            variances[:, number] += variance_along(saved, kernel, gradient.of, along)
+    for name, variance in zip(names, variances, strict=True):
+        sums = (*(x[:, 0] for x in errors.sums[name]), WORST**2 * variance)
+        rows = Known(*(errors.weights[:, 0] * x for x in sums))
+        errors.known[name] = rows.over(0)
+        yield from _test_direction(errors, name, rows, explain_size(errors.problem, name))
+
+
+def _test_tiles(errors: HeadSums) -> Iterator[_Outcome]:
+    """Test the tile of queries of one head in which a factor on the output explains most."""
+    sums, (heads, n) = errors.sums["factor"], errors.square.shape
+    tried: list[_Outcome] = []
+    count = 0
+    for size in _tile_sizes(n):
+        if size == n or not heads:
+            continue
+        t, u, g, slack, weights = (_cut_tiles(x, size) for x in (*sums, errors.weights))
+        (head, tile), most, explained, tiles = _find_most(Evidence.of(t, u, g, slack, weights))
+        count += tiles
+        size_of = explain_size(errors.problem, "factor")(most.value, most.error)
+        where = _name_tile(errors.problem, head, tile * size, min(n, (tile + 1) * size))
+        test = most.log_p, most.statistic, f"{size_of}, {where}", most.value, most.error
+        tried.append(_Outcome("factor of a tile", *test, explained))
+    if tried:
+        best = max(tried, key=lambda x: x.explained)
+        yield best._replace(log_p=_correct_for_tries(best.log_p, count))
+
+
+def _cut_tiles(x: Doubles, size: int) -> Doubles:
+    """Cut rows (heads, n) into tiles (heads, tiles, size), with zeros at the end."""
+    heads, n = x.shape
+    return np.pad(x, ((0, 0), (0, -n % size))).reshape(heads, -1, size)
+
+
+def _test_direction(
+    errors: HeadSums, name: str, rows: Evidence | Known, sentence: Callable[[float, float], str]
+) -> Iterator[_Outcome]:
+    """Test a direction over all heads and, if there are several, in the head where it is surest."""
+    for of_head in (False, True)[: 1 + (len(rows.g) > 1)]:
+        total = rows if of_head else rows.over(0)
+        tried = total.test()
+        log_p = np.atleast_1d(tried.log_p)
+        at = int(np.argmin(log_p))
+        value, error, statistic = (
+            float(np.atleast_1d(x)[at]) for x in (tried.value, tried.error, tried.statistic)
+        )
+        size = float(np.atleast_1d(total.g)[at])
+        where = f", {_name_head(errors.problem, at)}" if of_head else ""
+        yield _Outcome(
+            name + (_OF_HEAD if of_head else ""),
+            _correct_for_tries(float(log_p[at]), log_p.size),
+            statistic,
+            sentence(value, error) + where if error < math.inf else "cannot be estimated",
+            value,
+            error,
+            value * value * size,
+        )
+
+
+def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
+    """Test the key whose loss, or second use, explains most; a sink is the last."""
+    heads, m = errors.keys.best.t.shape
+    if not m:
+        return
+    for name, rows in (("key", errors.keys.over(0)), ("key" + _OF_HEAD, errors.keys))[
+        : 1 + (heads > 1)
+    ]:
+        (head, key), most, explained, count = _find_most(rows)
+        value, error = most.value, most.error
+        called = "the sink" if key == errors.problem.shape[1] else f"key {key}"
+        words = (
+            f"{called} is missing: {give_error(value, error)} of its weight"
+            if 0 < value < _MOST_OF_A_WEIGHT
+            else f"{called} counts {give_error(1 - value, error)} times"
+        )
+        where = f", {_name_head(errors.problem, head)}" if name != "key" else ""
+        log_p = _correct_for_tries(most.log_p, count)
+        yield _Outcome(name, log_p, most.statistic, words + where, value, error, explained)
+
+
+def _find_most(rows: Evidence) -> tuple[tuple[int, int], Estimate, float, int]:
+    """Find what explains most, of (heads, ...): its place, estimate and share, and count all."""
+    tried = rows.test()
+    explained = np.atleast_2d(np.square(tried.value) * rows.g)
+    head, at = map(int, np.unravel_index(int(np.argmax(explained)), explained.shape))
+    most = Estimate(*(float(np.atleast_2d(x)[head, at]) for x in tried))
+    return (head, at), most, float(explained[head, at]), explained.size
+
+
+def _correct_for_tries(log_p: float, tries: float) -> float:
+    """Correct for many tries, by Bonferroni."""
+    return min(log_p + math.log(max(tries, 1.0)), 0.0)
+
+
+def _name_tile(problem: Problem, head: int, start: int, stop: int) -> str:
+    rows = f"{problem.rows} {start} to {stop - 1}"
+    return f"{_name_head(problem, head)}, {rows}" if problem.lead else rows
+
+
+def _name_head(problem: Problem, number: int) -> str:
+    return f"head {place(problem.index_of(number))}" if problem.lead else ""

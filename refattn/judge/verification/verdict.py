@@ -1,0 +1,384 @@
+"""A verdict, in words and as JSON."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ...arrays.shown import held
+from ...arrays.tables import Column, Table
+from ...arrays.words import name_element, name_row, portable, to_json
+from .directions import SENTENCES
+from .findings import (
+    BEYOND,
+    SAME_KEYS,
+    SAME_VALUES,
+    Finding,
+    Suspect,
+    Worst,
+    Z,
+    as_cause,
+    weaken,
+)
+
+_PROVEN = "  The bound is proven. The other tests assume independent, symmetric roundings."
+_DEFECTS = {
+    "scale": "a scale wrong by a factor 1 +",
+    "factor": "{} wrong by a factor 1 +",
+    "delta": "D = d_out . out wrong by a factor 1 +",
+    "epsilon": "an epsilon in the normaliser of",
+}
+
+_NUMBER = re.compile(r"-?\d[\d.]*(e[-+]?\d+)?( ± \S+)?")
+_NEARLY_ALL = 0.99  # of the error
+_CAUSES, _REMARKS = 2, 3  # that are written without `verbose`
+_OF_SIZES = ("bound", "largest z", "mean square", "likelihood")
+_OF_PLACES = ("mean square of tiles", "mean square of heads")
+
+
+@held("verdict", "profile", "dtype", "shape", "alpha")
+class Verdict(NamedTuple):
+    """The verdict on the numbers of a kernel: can a correct kernel have produced them?
+
+    Attributes
+    ----------
+    verdict : str
+        ``"PASS"``; ``"FAIL"`` if no profile that was tried explains the numbers; or
+        ``"UNDERPOWERED"`` if an output that is 1 % too large would also pass.
+    profile : str or None
+        The likeliest profile that explains the numbers.
+    z : Z
+        Errors divided by their standard deviations: root mean square, largest, and its place. The
+        standard deviations are those of `profile` or, if all profiles are rejected, of a profile
+        with which a known bug explains the errors, or else of the nearest profile.
+    tests : list of Finding
+        The tests, for the same profile.
+    suspects : list of Suspect
+        Causes that explain the errors, the one that explains most first.
+    remarks : list of str
+        Other observations.
+    dtype, out_dtype : str
+        The storage type, and the type of the output.
+    shape : tuple of int
+        Shape of the output.
+    known : float
+        Share of the elements whose error has a predicted distribution; all others have only a
+        bound.
+    detectable : dict
+        Sizes of known bugs from which profile `by` rejects, to within a factor of about 4. Another
+        profile may accept larger ones.
+    alpha : float
+        Largest probability that a correct kernel fails.
+    trials : dict of str to float
+        Smallest corrected p-value of each profile that was tried.
+    seconds : float
+        Time taken.
+    by : str
+        Name of the profile of `z` and `tests`.
+    of : str
+        Array that the other attributes describe: `out` or, if there are `parts`, the first of them
+        that failed, or else the first that lacks power, or else the first.
+    hardware : str or None
+        The hardware whose matrix units explain the numbers, if rounded sums do not.
+    parts : dict of str to Verdict
+        If gradients or a state are judged, the verdicts on those of `out`, `state`, `dq`, `dk` and
+        `dv` that were passed, each at its share of alpha.
+    looked_at : float
+        Share of the rows that were tested.
+    blind : tuple of str
+        Trivial outputs that would also have passed.
+    element : float
+        An element that is off by this many standard deviations is rejected.
+    idle : int
+        Number of rows for which the profile predicts nothing.
+    place : str
+        The place of the wrong rows, in words.
+    worst : Worst or None
+        The element with the largest error: its array and place, the kernel's number, the exact
+        number, and the largest error allowed.
+    """
+
+    verdict: str
+    profile: str | None
+    z: Z
+    tests: list[Finding]
+    suspects: list[Suspect]
+    remarks: list[str]
+    dtype: str
+    out_dtype: str
+    shape: tuple[int, ...]
+    known: float
+    detectable: dict[str, float]
+    alpha: float
+    trials: dict[str, float]
+    seconds: float
+    by: str = ""
+    of: str = "out"
+    hardware: str | None = None
+    parts: Mapping[str, Verdict] = MappingProxyType({})
+    looked_at: float = 1.0
+    blind: tuple[str, ...] = ()
+    element: float = 0.0
+    idle: int = 0
+    place: str = ""
+    worst: Worst | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""
+        return Verdict, tuple(self._replace(parts=dict(self.parts)))
+
+    def to_json(self) -> str:
+        """Write the verdict as JSON."""
+        return to_json(self, indent=1)
+
+    def tables(self) -> tuple[Table]:
+        """Return one row for each suspect of each part, or one for a part without suspects."""
+        parts = [portable(x) for x in self.parts.values()] or [portable(self)]
+        rows = [x | {"suspects": y} for x in parts for y in x["suspects"] or [None]]
+        names = ["of", "verdict", "profile", "dtype", "out_dtype", "alpha", "known", "seconds"]
+        names += [f"z.{x}" for x in Z._fields] + [f"suspects.{x}" for x in Suspect._fields]
+        return (Table("verdict", rows, [Column(x, None) for x in names]),)
+
+    def accept(self, stacklevel: int = 2) -> None:
+        """Raise an AssertionError if it is FAIL, and warn if it is UNDERPOWERED.
+
+        UNDERPOWERED means that a wrong kernel would also have passed.
+        """
+        __tracebackhide__ = True  # pytest shows the line that calls
+        if self.verdict == "FAIL":
+            raise AssertionError(str(self))
+        if self.verdict == "UNDERPOWERED":
+            text = f"these numbers are not enough to judge the kernel: {self}"
+            warnings.warn(text, UserWarning, stacklevel=stacklevel)
+
+    def with_remark(self, text: str) -> Verdict:
+        """Put a remark first, also in the remarks of the part that `of` names."""
+        parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
+        return self._replace(remarks=[text, *self.remarks], parts=parts)
+
+    def in_layout(self, option: str, transposed: Verdict) -> Verdict:
+        """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
+        share = 1.0
+        if transposed.verdict == "FAIL":
+            share -= (transposed.z.rms / self.z.rms) ** 2 if self.z.rms > 0 else 1.0
+        if self.verdict != "FAIL" or not share > _NEARLY_ALL:
+            return self
+        text = f"the arrays look transposed: pass {option}"
+        cause = Suspect("layout", math.nan, math.nan, math.nan, share, text)
+        rest = [] if transposed.verdict == "PASS" else self.suspects
+        parts = {x: y.in_layout(option, transposed.parts[x]) for x, y in self.parts.items()}
+        return self._replace(suspects=[cause, *rest], parts=parts)
+
+    def __str__(self) -> str:
+        """Put the verdict into words."""
+        return self.write()
+
+    def write(self, verbose: bool = False) -> str:
+        """Write the verdict in a few lines, or with all details."""
+        if not self.parts:
+            return "\n".join(_write_lines(self, verbose))
+        words = [f"{name} {x.verdict}" for name, x in self.parts.items()]
+        lines = [f"{self.verdict}: {', '.join(words)}"]
+        for name, part in self.parts.items():
+            first, *rest = _write_lines(part, verbose)
+            if name != self.of and not verbose:
+                first, rest = _write_short(part), []
+            lines += [f"{name}: {first}", *rest]
+        return "\n".join(lines)
+
+
+def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Write what a verdict is, and what it rests on, line by line."""
+    one = {"out": "an output", "state": "a state"}.get(verdict.of, verdict.of)
+    types = (
+        verdict.dtype
+        if verdict.out_dtype == verdict.dtype
+        else f"{verdict.dtype} with {one} in {verdict.out_dtype}"
+    )
+    words = {
+        "PASS": f"a correct kernel in {types} gives such numbers (profile {verdict.by})",
+        "FAIL": f"no correct kernel in {types} gives such numbers",
+        "UNDERPOWERED": _say_what_is_missing(verdict, one),
+    }
+    yield f"{verdict.verdict}: {words[verdict.verdict]}"
+    failed = verdict.verdict == "FAIL"
+    questions = [x for x in verdict.remarks if x.endswith("?")] if failed else []
+    yield from (f"  {x}" for x in questions)
+    if failed:
+        yield from _write_causes(verdict, verbose)
+        if verdict.place:
+            yield f"  where: {verdict.place}"
+    if verdict.worst is not None:
+        yield f"  worst: {_write_worst(verdict)}"
+    there = f" at {name_element(verdict.z.where)}" if verdict.z.where else ""
+    if not failed or verdict.z.largest:  # no number is finite, else
+        of_out = f" of {verdict.of}" * (verdict.worst is not None and verdict.worst[0] == "lse")
+        if verdict.worst is not None and not math.isfinite(verdict.worst[2]):
+            of_out += " of finite numbers"
+        yield (
+            f"  error / standard deviation{of_out}: rms {verdict.z.rms:.3g}, "
+            f"largest {verdict.z.largest:.3g}{there}"
+        )
+    if failed:
+        yield from _write_tests(verdict, verbose)
+    said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
+    texts = tuple(x.text for x in verdict.suspects)
+    others = [x for x in verdict.remarks if x not in said and not x.startswith(texts)]
+    if not verbose and any(x.explained > _NEARLY_ALL for x in verdict.suspects[:1]):
+        others = [x for x in others if "precision is lost" not in x]  # the cause is another
+    yield from (f"  {x}" for x in others[: None if verbose else _REMARKS])
+    if not failed:
+        yield from _write_power(verdict, one)
+    rejected = [x for x, p in verdict.trials.items() if p <= verdict.alpha]
+    if rejected and (not failed or verbose):
+        yield f"  profiles ruled out: {', '.join(rejected)}"
+    if verbose:
+        rows = math.prod(verdict.shape[:-1])
+        yield (
+            f"  {rows} rows of {verdict.shape[-1]} elements, of which {verdict.known:.1%} have a "
+            f"known standard deviation; alpha {verdict.alpha:g}, {len(verdict.tests)} tests, "
+            f"{verdict.seconds:.1f} s"
+        )
+        yield _PROVEN
+    yield f"  next: {_say_what_next(verdict, verbose)}"
+
+
+def _write_short(verdict: Verdict) -> str:
+    """Write a verdict on one of several parts in a line."""
+    rms = f"rms {verdict.z.rms:.3g}"
+    if verdict.verdict != "FAIL":
+        profile = f"profile {verdict.profile}, " if verdict.profile else ""
+        return f"{verdict.verdict} ({profile}{rms})"
+    cause = as_cause(verdict.suspects[0].text) if verdict.suspects else "unknown cause"
+    return f"FAIL ({rms}): {cause}"
+
+
+def _write_causes(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Write what explains a failure, with the share of the error that it explains."""
+    if not verdict.suspects:
+        yield "  unknown cause: nothing that was tried explains most of the error"
+    shown = verdict.suspects
+    if not verbose:
+        shown = [x for i, x in enumerate(shown) if i == 0 or not _repeats(x, shown[0])][:_CAUSES]
+    for number, x in enumerate(shown):
+        start = "cause" if number == 0 else "or"
+        explained = min(x.explained, 0.999) if "in part" in x.text else x.explained
+        share = f" (explains {_write_share(explained)} of the error)"
+        yield f"  {start}: {as_cause(x.text)}{'' if math.isnan(explained) else share}"
+
+
+def _repeats(one: Suspect, first: Suspect) -> bool:
+    """Tell whether a cause is the first with a number, or with another number."""
+    words = first.text.removeprefix("agrees if ")
+    same = one.name != "convention" and _NUMBER.sub("", one.text) == _NUMBER.sub("", words)
+    return same or one.text.startswith(f"{words}:")
+
+
+def _write_share(share: float) -> str:
+    return "100 %" if share > 0.9995 else f"{min(100 * share, 99.9):.1f} %"
+
+
+def _write_worst(verdict: Verdict) -> str:
+    assert verdict.worst is not None
+    name, where, got, exact, allowed = verdict.worst
+    most = f"± {allowed:.3g}" if math.isfinite(allowed) else "anything"
+    at = name_row(where) if name == "lse" else name_element(where)
+    same = (x for x in range(6, 17) if f"{got:.{x}g}" != f"{exact:.{x}g}")
+    digits = next(same, 17)  # so many that the two numbers differ
+    return f"{name} at {at} is {got:.{digits}g}, exact {exact:.{digits}g}, allowed {most}"
+
+
+def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
+    """Write the tests that failed: at least one, and where there is one, a test of a place."""
+    order = sorted(verdict.tests, key=lambda x: (not x.name.startswith(_OF_SIZES), x.adjusted))
+    failed = [x for x in order if x.adjusted <= verdict.alpha] or order[:1]
+    of_place = [x for x in failed if x.name.startswith(_OF_PLACES)]
+    local = sorted(of_place, key=lambda x: -x.statistic)[:1]
+    shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
+    for x in shown:
+        fit = "best fit: " if x.name.partition(" of a ")[0] in {*SENTENCES, "key"} else ""
+        where = f", {fit}{x.where}" if x.where else ""
+        yield f"  failed: {x.name} = {x.statistic:.3g}, p {_write_p(x.adjusted)}{where}"
+    if len(shown) < len(failed):
+        yield f"  and {len(failed) - len(shown)} more of {len(verdict.tests)} tests failed"
+    if verdict.looked_at < 1:
+        share = verdict.looked_at
+        yield f"  tested {share:.1%} of the rows, drawn with a fixed seed; --all tests all rows"
+
+
+def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
+    """Write what would not have been noticed."""
+    if verdict.looked_at < 1:
+        share, files = verdict.looked_at, round(1 / verdict.looked_at)
+        yield (
+            f"  tested {share:.1%} of the rows, drawn with a fixed seed: a bug in one tile of rows "
+            f"is seen in one of {files} files; --all tests all rows"
+        )
+    if verdict.blind:
+        advice = f"use {_name_stronger(verdict)}"
+        yield f"  on these inputs {_list_words(verdict.blind)} would also pass: {advice}"
+    if verdict.known:
+        sizes = [
+            f"{_DEFECTS[x].format(one)} {size:.2g}"
+            for x, size in verdict.detectable.items()
+            if x in _DEFECTS
+        ]
+        sizes.append(f"an element that is off by {verdict.element:.3g} standard deviations")
+        yield f"  about the smallest errors that profile {verdict.by} rejects: {', '.join(sizes)}"
+
+
+def _say_what_next(verdict: Verdict, verbose: bool) -> str:
+    """Say what to do."""
+    if verdict.verdict == "PASS":
+        return "test other sizes and options with other files"
+    if verdict.verdict == "UNDERPOWERED" and verdict.of == "state":
+        return "use more sequences: each has a last state for each head"
+    if verdict.verdict == "UNDERPOWERED":
+        if BEYOND in verdict.remarks:
+            return "multiply v and out by a power of 2 that brings them near 1"
+        more = "" if SAME_VALUES in verdict.remarks else "more rows, or "
+        return f"use {more}{_name_stronger(verdict)}"
+    if not verdict.suspects:
+        failed = [x for x in verdict.tests if x.adjusted <= verdict.alpha]
+        of_lse = failed and all("lse" in x.name for x in failed)  # which is not drawn
+        plot = "" if of_lse else "; --plot draws the worst head"
+        return "compare the wrong rows with the exact result" + plot
+    if verdict.suspects[0].name == "layout":
+        return "pass that option"
+    if verdict.suspects[0].name == "convention":
+        return "find this cause in the kernel; if it is intended, make options and inputs match it"
+    return "find this cause in the kernel" + "; --verbose lists all failed tests" * (not verbose)
+
+
+def _name_stronger(verdict: Verdict) -> str:
+    """Name inputs on which fewer wrong outputs would pass."""
+    if SAME_VALUES in verdict.remarks:
+        return "values that differ from key to key"
+    if any(x.endswith(SAME_KEYS) for x in verdict.blind):
+        return "keys that differ"
+    return "larger q or k, or numbers with more digits"
+
+
+def _say_what_is_missing(verdict: Verdict, one: str) -> str:
+    """Say why numbers that were not rejected say little."""
+    trivial = weaken(verdict.blind)
+    if trivial:
+        return f"{_list_words(trivial)} would also pass"
+    if verdict.idle:
+        return "0 or the mean of v would also pass in some rows: the verdict does not cover them"
+    if BEYOND in verdict.remarks:
+        return "errors below the bound of an element would also pass"
+    return f"{one} that is 1 % too large would also pass"
+
+
+def _list_words(names: Sequence[str]) -> str:
+    """Join names by commas and `and`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _write_p(p: float) -> str:
+    return f"{p:.1g}" if p > 1e-300 else "0"

@@ -1,0 +1,95 @@
+"""Recovered frequencies are those that were drawn; laws are told from others, and have a level."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import sampling
+from refattn.judge import stats
+from refattn.judge.conformance import check
+from refattn.judge.conformance.candidate.failures import Failure
+from refattn.judge.conformance.checks import laws, recovery, targets
+from refattn.judge.conformance.checks.trials import CheckRun
+from tests.judge.conformance.candidates import BY_NAME, failures, kernel, of
+
+
+def trial(fn, estimator, **tags):
+    return CheckRun(of(fn, estimator, **tags), "test", 0, 50)
+
+
+@pytest.mark.parametrize(
+    ("fn", "estimator"), [(kernel, "kernel"), (refattn.random_feature_attention, "rfa")]
+)
+def test_frequencies_are_recovered(fn, estimator):
+    t = trial(fn, estimator)
+    d, c = 3, 0.5
+    got = np.log(recovery.estimate_kernels(t, np.zeros(d), np.eye(d), 1, 7)) + 0.5
+    np.testing.assert_allclose(got, sampling.draw(1, d, rng=7).omega[0], rtol=0, atol=1e-12)
+    y = c * np.concatenate([np.eye(d), 2 * np.eye(d), np.eye(d)[:1] + np.eye(d)[1:]])
+    mean = recovery.estimate_kernels(t, np.zeros(d), y, 2, 7) * np.exp(np.sum(y * y, -1) / 2)
+    want = sampling.draw(2, d, rng=7).omega
+    got = recovery.match_pair(mean, d, c)
+    np.testing.assert_allclose(sorted(got.tolist()), sorted(want.tolist()), atol=1e-10)
+
+
+@pytest.mark.parametrize("features", ["hyperbolic", "trigonometric"])
+def test_frequencies_are_recovered_up_to_sign(features):
+    fn = partial(refattn.random_feature_attention, features=features)
+    t = trial(fn, "rfa", features=features)
+    for seed in range(20):
+        got = recovery.recover_alone(t, 5, 0.3, seed)
+        want = sampling.draw(1, 5, rng=seed).omega[0]
+        np.testing.assert_allclose(got, want * np.sign(want[0]), rtol=0, atol=1e-6)
+
+
+def test_rosenblatt_makes_draws_from_a_mixture_normal():
+    rng = np.random.default_rng(0)
+    centres, weight = 3 * rng.standard_normal((4, 2)), np.array([0.1, 0.2, 0.3, 0.4])
+    index = rng.choice(4, 4000, p=weight)
+    omega = centres[index] + rng.standard_normal((4000, 2))
+
+    def p(weight):
+        t = trial(kernel, "kernel")
+        recovery.check_normal(t, targets._rosenblatt(omega, centres, weight), 0.0)
+        return stats.suite_p(list(t.p.values()))
+
+    assert p(weight) > 1e-6 > p(weight[::-1].copy())
+    far = targets._rosenblatt(np.array([[1e4, -1e4]]), centres, weight)
+    assert np.all(np.isfinite(far))
+
+
+def test_numbers_beyond_a_bound():
+    z = np.random.default_rng(0).standard_normal(10**6)
+    share = 0.0026997960632601866
+    assert recovery._p_of_tails(z, 3.0, share, 0.0) > 0.01
+    for wrong in (np.clip(z, -3.0, 3.0), 1.05 * z):  # too few, and too many
+        assert recovery._p_of_tails(wrong, 3.0, share, 0.0) < 1e-6
+    assert recovery._p_of_tails(1.05 * z, 3.0, share, 0.2) == 1.0  # as far as is known
+
+
+def test_two_exponentials_of_very_different_sizes():
+    nodes, weights = np.array([32.0, 1 / 16]), np.array([[1.0, 1.0], [4.0, 1 / 8]])
+    found = targets._two_exponentials(weights @ nodes[:, None] ** np.arange(5))  # exact numbers
+    np.testing.assert_allclose(found[0], nodes, rtol=1e-14)
+    np.testing.assert_allclose(found[1], weights, rtol=1e-14)
+
+
+@pytest.mark.long
+def test_level_of_the_law_of_dropout():
+    """20 correct ones at 5 %: as many fail as may, by the binomial law at 1e-6."""
+    adapter = of(BY_NAME["softmax-with-dropout"].fn, "softmax", "dropout")
+    options = {"checks": ["law_of_dropout"], "alpha": 0.05, "time_limit": 4.0}
+    failed = sum(bool(failures(check(adapter, rng=seed, **options))) for seed in range(20))
+    assert stats.binomial(failed, 20, 0.05) > 1e-6 or failed < 2
+
+
+def test_pairs_that_no_frequencies_explain_are_the_failure():
+    """Norms of keys left out: sums of squares exceed the squares of sums."""
+
+    def wrong(x, y, **options):
+        return kernel(x, y, **options) * np.exp(np.sum(y * y, -1) / 2)
+
+    with pytest.raises(Failure, match="two frequencies that explain"):
+        laws.frequency_pairs(trial(wrong, "kernel"))

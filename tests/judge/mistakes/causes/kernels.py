@@ -1,0 +1,86 @@
+"""Small inputs, a right kernel in bfloat16, and a backward pass of which parts can be wrong."""
+
+import math
+
+import numpy as np
+
+from refattn.judge.rounding.formats import FORMATS
+
+BF16 = FORMATS["bfloat16"].round
+f32 = np.float32
+
+
+def draw(seed=0, heads=2, n=64, m=None, d=16, size=1.0):
+    """Queries, keys, values and derivatives in bfloat16."""
+    rng = np.random.default_rng(seed)
+    shapes = ((n, d), (m or n, d), (m or n, d), (n, d))
+    q, k, v, g = (BF16(rng.standard_normal((heads, *x))) for x in shapes)
+    return BF16(size * q), k, v, g
+
+
+def scores(q, k, scale=None):
+    return (scale or q.shape[-1] ** -0.5) * q @ np.swapaxes(k, -1, -2)
+
+
+def fused(s, v):
+    """Weights over the largest are rounded, sums are not: the output, and log normalisers."""
+    with np.errstate(all="ignore"):
+        top = np.max(s, -1, keepdims=True)
+        w = np.exp(s - top)
+        total = np.sum(w, -1, keepdims=True)
+        return BF16(BF16(w) @ v / total), FORMATS["float32"].round((top + np.log(total))[..., 0])
+
+
+def hide(s, seen):
+    return np.where(seen, s, -np.inf)
+
+
+def ahead(n, m):
+    """How far keys are ahead of queries."""
+    return np.arange(m) - np.arange(n)[:, None] - (m - n)
+
+
+def in_tiles(s, v, size, of_sum=1, of_out=1):
+    """A running maximum in tiles of keys; sums are rescaled to a power."""
+    top = np.full((*s.shape[:-1], 1), -np.inf)
+    total, out = np.zeros_like(top), np.zeros((*s.shape[:-1], v.shape[-1]))
+    for j in range(0, s.shape[-1], size):
+        new = np.maximum(top, np.max(s[..., j : j + size], -1, keepdims=True))
+        w, shrink = np.exp(s[..., j : j + size] - new), np.exp(top - new)
+        safe = np.where(shrink > 0, shrink, 1)  # 0 before the first tile, when sums are 0 as well
+        total = total * safe**of_sum + np.sum(w, -1, keepdims=True)
+        out = out * safe**of_out + BF16(w) @ v[..., j : j + size, :]
+        top = new
+    return BF16(out / total)
+
+
+def backward(q, k, v, g, seen=True, **wrong):
+    """An output and its gradients, with what is wrong in the backward pass by name."""
+    share, scale = len(q) // len(k), q.shape[-1] ** -0.5
+    keys, values = (np.repeat(x, share, 0) for x in (k, v))
+    s, summed = hide(scores(q, keys), seen), values
+    if "sinks" in wrong:  # one key more, of value 0
+        sinks = np.broadcast_to(wrong["sinks"][:, None, None], (len(q), q.shape[1], 1))
+        s, summed = np.concatenate([s, sinks], -1), np.pad(values, ((0, 0), (0, 1), (0, 0)))
+    out, lse = fused(s, summed)
+    lse = wrong.get("lse", lambda x: x)(lse)
+    s = wrong.get("scores", lambda x: x)(scores(q, keys, wrong.get("scale")))
+    s = hide(s, wrong.get("seen_back", seen))
+    p = np.exp(s - lse[..., None])
+    t = g @ np.swapaxes(wrong.get("values", lambda x: x)(values), -1, -2)
+    delta = wrong.get("delta", lambda x: x)(np.sum(g * out, -1, keepdims=True))
+    ds = BF16(p * (t - delta))
+
+    def fold(x):
+        heads = wrong.get("heads", slice(None))
+        return np.sum(x.reshape(len(k), share, *x.shape[1:])[:, heads], 1)
+
+    dq = scale * ds @ keys
+    dk, dv = fold(scale * np.swapaxes(ds, -1, -2) @ q), fold(np.swapaxes(BF16(p), -1, -2) @ g)
+    return {
+        "q": q, "k": k, "v": v, "out": out, "d_out": g,
+        "dq": BF16(dq), "dk": BF16(dk), "dv": BF16(dv), "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+LOG2E = math.log2(math.e)

@@ -1,0 +1,341 @@
+"""Wrong backward passes: the cause is named, for all gradients or for the one that is wrong."""
+
+import re
+
+import numpy as np
+import pytest
+
+from refattn.judge.mistakes.causes.backward import shift_rows
+from refattn.judge.mistakes.causes.gradients import find_shift
+from refattn.judge.verification import verify
+from tests.judge.mistakes.causes.kernels import (
+    BF16,
+    LOG2E,
+    ahead,
+    backward,
+    draw,
+    fused,
+    scores,
+)
+
+FEW = draw(1, n=32, m=48)
+SAME = draw(2, n=40)
+CAUSAL, BAND = ahead(40, 40) <= 0, np.abs(ahead(40, 40) + 4) <= 4
+SHARED = [x[:4] if i in (0, 3) else x[:2] for i, x in enumerate(draw(3, heads=4, n=40))]
+
+
+def scaled(name, factor):
+    found = backward(*SAME)
+    return found | {name: BF16(factor * found[name])}
+
+
+def lost(name, i=slice(None), j=slice(None)):
+    """Gradients to which queries i or keys j add nothing."""
+    seen = np.ones((40, 40), bool)
+    seen[i, j] = False
+    return backward(*SAME) | {name: backward(*SAME, seen_back=seen)[name]}
+
+
+def with_weights_over_the_largest():
+    q, k, _, g = SAME
+    s = scores(q, k)
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    return backward(*SAME) | {"dv": BF16(np.swapaxes(BF16(w), -1, -2) @ g)}
+
+
+def dealt():
+    """Gradients in keys are sums over other query heads than those that share them."""
+    q, k, v, g = SHARED
+    each = backward(q, np.repeat(k, 2, 0), np.repeat(v, 2, 0), g)
+    sums = {x: BF16(np.sum(each[x].reshape(2, 2, 40, 16), 0)) for x in ("dk", "dv")}
+    return backward(*SHARED) | sums
+
+
+def of_query_heads():
+    """Rows of dk, before sums, are written with the number of query heads as stride."""
+    q, k, v, g = SHARED
+    each = backward(q, np.repeat(k, 2, 0), np.repeat(v, 2, 0), g)["dk"]
+    dk = np.swapaxes(np.swapaxes(each, 0, 1).reshape(80, 2, 16)[:40], 0, 1)
+    return backward(*SHARED) | {"dk": dk}
+
+
+def of_other_strides():
+    """The backward pass reads keys and values with heads and rows exchanged."""
+    q, k, v, g = SAME
+    right, lse = backward(*SAME), fused(scores(q, k), v)[1]
+    delta = np.sum(g * right["out"], -1, keepdims=True)
+    turned = (np.swapaxes(x, 0, 1).reshape(x.shape) for x in (k, v))
+    wrong = backward(q, *turned, g, lse=lambda _: lse, delta=lambda _: delta)
+    return right | {x: wrong[x] for x in ("dq", "dk", "dv")}
+
+
+def of_another_derivative():
+    """The last of four heads uses the derivative to the output of the first."""
+    q, k, v, g = FOUR
+    other = np.concatenate([g[:3], g[:1]])
+    return backward(q, k, v, other) | {"d_out": g}
+
+
+def later(delta):
+    """D of the second head is that of 8 queries later, and 0 beyond the last."""
+    moved = np.concatenate([delta[1, 8:], np.zeros((8, 1))])
+    return np.stack([delta[0], moved])
+
+
+def without_sink():
+    """The backward pass uses log normalisers without the sinks."""
+    sinks = np.array([1.0, 3.0])
+    less = lambda lse: lse + np.log1p(-np.exp(sinks[:, None] - lse))  # noqa: E731
+    return backward(*SAME, CAUSAL, sinks=sinks, lse=less) | {"sinks": sinks}
+
+
+def summed_in_bfloat16():
+    """Sums of dq over keys are rounded after every 4 of them."""
+    q, k, v, g = SAME
+    right = backward(*SAME)
+    p = np.exp(scores(q, k) - fused(scores(q, k), v)[1][..., None])
+    delta = np.sum(g * right["out"], -1, keepdims=True)
+    ds, dq = BF16(p * (g @ np.swapaxes(v, -1, -2) - delta)), np.zeros_like(q)
+    for j in range(0, 40, 2):
+        dq = BF16(dq + 0.25 * ds[..., j : j + 2] @ k[:, j : j + 2])
+    return right | {"dq": dq}
+
+
+FOUR = draw(4, heads=4, n=24)
+CROSSING = np.ones((2, 40, 40), bool)
+CROSSING[0, :16, :16] = CROSSING[1, 16:32, 16:32] = False
+IN_TILES = np.stack([np.arange(40) // 16 != 1, np.arange(40) // 16 == 1])[..., None]
+
+# What is done, what is said, the gradient that is asked for, and what is to be named.
+CASES = {
+    "first key": (lambda: backward(*FEW, ahead(32, 48) <= 0, seen_back=np.tri(32, 48, dtype=bool)),
+        {"causal": True}, "dq", "the causal mask is aligned to the first key"),
+    "not causal": (lambda: backward(*SAME, CAUSAL, seen_back=True),
+        {"causal": True}, "dk", "in the backward pass attention is not causal"),
+    "one key more": (lambda: backward(*SAME, CAUSAL, seen_back=ahead(40, 40) <= 1),
+        {"causal": True}, "dv", "in the backward pass a query also sees the next key"),
+    "no window": (lambda: backward(*SAME, BAND, seen_back=CAUSAL),
+        {"window": (8, 0)}, "dq", "limit on the left"),
+    "columns": (lambda: backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0)),
+        {}, "dq", "columns 8 to 15 of v are left out of d_out . v"),
+    "no delta": (lambda: backward(*SAME, delta=lambda x: 0 * x), {}, "dk", "is left out"),
+    "delta of another": (lambda: backward(*SAME, delta=lambda x: np.roll(x, 1, 1)),
+        {}, "dq", "D = d_out . out is read from the query before"),
+    "lse to base 2": (lambda: backward(*SAME, lse=lambda x: LOG2E * x),
+        {}, "dv", "lse is in base 2, but weights are e^(score - lse)"),
+    "one of shared heads": (lambda: backward(*SHARED, heads=slice(0, 1)),
+        {}, "dk", "only query head 0 of 2 that share a key head counts"),
+    "scale of dq": (lambda: scaled("dq", 4.0), {}, "dq", "the scale is left out"),
+    "scale of dk": (lambda: scaled("dk", 0.25), {}, "dk", "the scale is used twice"),
+    "lost keys": (lambda: lost("dq", j=slice(16, 32)), {}, "dq", "keys 16 to 31 are left out"),
+    "lost queries": (lambda: lost("dv", i=slice(32, 40)), {}, "dv",
+        "queries 32 to 39 are left out"),
+    "queries twice": (lambda: backward(*SAME) | {"dv": BF16(backward(*SAME)["dv"] + backward(
+        *SAME, seen_back=(np.arange(40) // 16 == 1)[:, None])["dv"])}, {}, "dv",
+        "queries 16 to 31 count twice, but only in dv"),
+    "dv is dk": (lambda: (lambda x: x | {"dk": x["dv"], "dv": x["dk"]})(backward(*SAME)), {}, "dv",
+        "dv is dk"),
+    "derivative of the next": (lambda: backward(*SAME) | {"dv": backward(*SAME[:3],
+        np.roll(SAME[3], -1, 1))["dv"]}, {}, "dv", "d_out is read from the next query"),
+    "lost tiles": (lambda: backward(*SAME) | {"dq": backward(*SAME, seen_back=CROSSING)["dq"]}, {},
+        "dq", "tiles of 16 keys are lost: for queries 0 to 15"),
+    "delta of tiles": (lambda: backward(*SAME, delta=lambda x: x * IN_TILES), {}, "dq",
+        "D = d_out . out is left out in 3 tiles of 16 queries, the first: 1"),
+    "rows of query heads": (of_query_heads, {}, "dk", "in head 0, keys 0 to 38 in steps of 2 "
+        "hold the numbers of keys 0 to 19 of query head 0, keys 1 to 39 in steps of 2 hold the"),
+    "weights not divided": (with_weights_over_the_largest, {}, "dv",
+        "weights are not divided by their sum"),
+    "other strides": (of_other_strides, {}, "dq", "keys and values are read with the strides "
+        "of (heads, rows), not (rows, heads)"),
+    "another derivative": (of_another_derivative, {}, "dv",
+        "d_out is read from the first head, but only in head 3"),
+    "no delta in a head": (lambda: backward(*SAME, delta=lambda x: x * np.array([1, 0])[:, None,
+        None]), {}, "dk", "D = d_out . out is left out in head 1"),
+    "delta of others": (lambda: backward(*SAME, delta=later), {}, "dq",
+        "of query i is read from another query (0 beyond the last): in head 1 from query i + 8 of"),
+    "no sink in lse": (without_sink, {"causal": True}, "dk",
+        "in the backward pass the sink is ignored: weights are normalised without it"),
+    "sums in bfloat16": (summed_in_bfloat16, {}, "dq", "as if sums were kept in a narrower type"),
+    "dealt": (dealt, {}, "dk", "query heads h with h % 2 = g"),
+}  # fmt: skip
+FAST = ("first key", "columns")
+
+
+def some(names):
+    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_causes_of_wrong_gradients_are_named(name):
+    make, said, part, words = CASES[name]
+    found = verify(**make(), **said, profile="flash")
+    assert found.verdict == "FAIL"
+    suspects = found.parts[part].suspects
+    assert words in suspects[0].text
+    assert not any(x.explained > 1 for x in suspects)
+    texts = " / ".join(x.text for x in suspects)
+    assert not any(x[3] in texts for x in CASES.values() if x[3] not in words)
+
+
+@pytest.mark.parametrize("part", ["dq", pytest.param("dk", marks=pytest.mark.long)])
+def test_a_gradient_that_is_wrong_alone_is_explained_alone(part):
+    wrong = backward(*SAME, values=lambda v: np.where(np.arange(16) < 8, v, 0))
+    found = verify(**(backward(*SAME) | {part: wrong[part]}), profile="flash")
+    assert [x for x, y in found.parts.items() if y.verdict == "FAIL"] == [part]
+    text = found.parts[part].suspects[0].text
+    assert text == f"agrees if columns 8 to 15 of v are left out of d_out . v, but only in {part}"
+
+
+@pytest.mark.long
+def test_rows_that_a_cause_leaves_are_counted():
+    """The row is not among those by which causes were tried."""
+    arrays = backward(*SAME, CAUSAL, seen_back=True)
+    arrays["dk"][1, 21] *= -1
+    found = verify(**arrays, causal=True, profile="flash").parts
+    text = found["dk"].suspects[0].text
+    assert text.startswith("agrees in part if in the backward pass attention is not causal")
+    assert re.search(
+        r"; it does not explain 1 of \d+ wrong rows, the first is head 1, row 21$", text
+    )
+    assert found["dq"].suspects[0].text.startswith("agrees if")
+
+
+@pytest.mark.long
+def test_a_lost_block_of_keys_of_a_causal_backward_pass():
+    """Not that queries of the last block do not see the block: others see no key of it."""
+    seen = CAUSAL & (np.arange(40) < 32)
+    arrays = backward(*SAME, CAUSAL, seen_back=seen)
+    arrays = {x: y for x, y in arrays.items() if x not in ("dk", "dv")}
+    found = verify(**arrays, causal=True, profile="flash")
+    assert "keys 32 to 39 are left out" in found.parts["dq"].suspects[0].text
+    assert "but only in" not in found.parts["dq"].suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["dv", "dk"])
+def test_a_factor_of_some_heads_is_a_cause(part):
+    arrays = backward(*draw(3, heads=4, n=40))
+    arrays[part][1:3] *= 2
+    found = verify(**arrays, profile="flash").parts[part]
+    text = r"the gradient of heads 1, 2 is (2|2\.00.|1\.99.) times what it should be"
+    assert re.fullmatch(text, found.suspects[0].text)
+    assert not any("times" in x for x in found.remarks)
+
+
+@pytest.mark.parametrize("part", [pytest.param("dq", marks=pytest.mark.long), "dv"])
+def test_no_cause_is_named_for_other_numbers(part):
+    arrays = backward(*SAME, CAUSAL)
+    arrays[part][1, 8:15] = np.random.default_rng(1).standard_normal((7, 16))
+    found = verify(**arrays, causal=True, profile="flash").parts[part]
+    assert (found.verdict, found.suspects) == ("FAIL", [])
+    assert f"{'queries' if part == 'dq' else 'keys'} 8 to 14" in found.place
+    assert found.worst.name == part
+
+
+@pytest.mark.long
+def test_rows_of_nan_are_said_of_all_gradients():
+    arrays = backward(*SAME)
+    arrays["dk"][:, 32:] = np.nan
+    found = verify(**arrays, profile="flash")
+    assert any("NaN" in x and "keys 32 to 39" in x for x in found.remarks)
+
+
+def of_scale(factor, **wrong):
+    """A kernel whose scale is another than the declared one, forward and backward."""
+    q, k, v, g = SAME
+    found = backward(q * factor, k, v, g, **wrong)
+    return found | {"q": q, "dq": BF16(found["dq"] * factor)}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [4.0, 0.5, 1.5])
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({}, ""),
+        ({"delta": lambda x: 0 * x}, "D = d_out . out is left out"),
+        ({"values": lambda v: np.where(np.arange(16) < 8, v, 0)}, "columns 8 to 15 of v are left"),
+    ],
+)
+def test_bugs_of_gradients_beside_another_scale(factor, wrong, words):
+    """The scale is that of the output; what is wrong in gradients is named beside it."""
+    found = verify(**of_scale(factor, **wrong), profile="flash").parts
+    scale = found["out"].suspects[0].text.removeprefix("agrees if ")
+    for of in ("dq", "dk", "dv"):
+        text = found[of].suspects[0].text
+        assert text.endswith(scale)
+        assert (words in text) if of != "dv" else text == f"agrees if {scale}"
+
+
+@pytest.mark.long
+def test_a_factor_of_a_gradient_beside_another_scale():
+    arrays = of_scale(1.5)
+    arrays["dk"] = BF16(arrays["dk"] * 0.375)
+    text = verify(**arrays, profile="flash").parts["dk"].suspects[0].text
+    assert "0.375" in text
+    assert "the scale is used twice, and the scale is 1.5" in text
+
+
+@pytest.mark.long
+def test_rows_of_nan_hide_no_cause():
+    arrays = backward(*SAME, CAUSAL, seen_back=True)
+    arrays["dk"][1, 5], arrays["dq"][0, 33, 2] = np.nan, np.inf
+    found = verify(**arrays, causal=True, profile="flash").parts
+    for of in ("dq", "dk", "dv"):
+        text = found[of].suspects[0].text
+        assert text.startswith("agrees if in the backward pass attention is not causal")
+        assert "but only" not in text
+    assert found["dq"].place == "77 of 80 rows, queries 0 to 38"
+
+
+@pytest.mark.long
+def test_rows_in_which_terms_cancel_are_not_wrong():
+    """In float32, where weights are nearly 1 and derivatives are large; other rows lack keys."""
+    q, k, v, g = (x.astype(np.float32) for x in draw(4, n=64))
+    q[:, 5:20:7] *= 8
+    g[:, 5:20:7] *= 100
+    found = {"q": q, "k": k, "v": v, "d_out": g}
+    p = np.exp(scores(q, k, np.float32(0.25)))
+    p = p / np.sum(p, -1, keepdims=True)
+    found["out"] = p @ v
+    t = g @ np.swapaxes(v, -1, -2)
+    ds = p * (t - np.sum(p * t, -1, keepdims=True)) / 4
+    ds[:, 32:, 16:32] = 0
+    found["dq"] = ds @ k
+    verdict = verify(**found).parts["dq"]
+    assert "queries 32 to 63" in verdict.place
+
+
+@pytest.mark.long
+def test_numbers_of_no_other_queries_are_not_named_so():
+    """D is that of queries in no order."""
+    order = np.random.default_rng(2).permutation(40)
+    found = verify(**backward(*SAME, delta=lambda x: x[:, order]), profile="flash")
+    assert not any("from another" in x.text for x in found.parts["dq"].suspects)
+
+
+def test_the_shift_of_numbers_is_found():
+    """Of their head, with 0 beyond it; and none in numbers of nowhere."""
+    rng = np.random.default_rng(0)
+    theirs, rows = {(0,): rng.standard_normal(40), (1,): rng.standard_normal(40)}, np.arange(40)
+    values = shift_rows(theirs[0,], -5)
+    assert np.array_equal(values, [0.0] * 5 + [*theirs[0,][:35]])
+    noise = np.full(40, 1e-3)
+    assert find_shift(rows, values + 1e-3, noise, theirs) == ((0,), -5)
+    assert find_shift(rows, rng.standard_normal(40), noise, theirs) is None
+    assert find_shift(rows, values, np.where(rows < 9, np.inf, noise), theirs) is None
+
+
+@pytest.mark.parametrize("seen_by_one", [False, True])
+def test_gradients_of_keys_that_no_query_sees(seen_by_one):
+    """Of all heads that share them; they are 0, and nothing else is allowed."""
+    (q, *_, g), (_, k, v, _) = draw(6, heads=4, n=40), draw(7, n=40)
+    mask = np.broadcast_to(np.arange(40) < 30, (4, 40, 40)).copy()
+    mask[1] |= seen_by_one
+    arrays = backward(q, k, v, g, mask)
+    arrays["dk"][:, 34:] = BF16(0.3 * g[:2, :6])
+    found = verify(**arrays, mask=mask, profile="flash").parts["dk"]
+    if not seen_by_one:
+        assert (found.worst.exact, found.worst.allowed) == (0, 0)
+        assert found.suspects[0].text == "agrees if dk of keys that no query sees is not 0"
+    assert seen_by_one == (not found.suspects)

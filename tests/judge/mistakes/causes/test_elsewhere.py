@@ -1,0 +1,180 @@
+"""Inputs, tiles and rows that are taken from elsewhere, or changed first: each is named."""
+
+import numpy as np
+import pytest
+
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification import verify
+from tests.judge.mistakes.causes.kernels import BF16, ahead, draw, fused, hide, scores
+
+N = 96
+Q, K, V, _ = draw(41, heads=3, n=N)
+S, FAR, J = scores(Q, K), ahead(N, N), np.arange(N)
+CAUSAL = hide(S, FAR <= 0)
+BIAS = BF16(np.random.default_rng(42).standard_normal((N, N)))
+SCALES = np.repeat(np.array([0.5, 2.0, 1.0, 0.25, 1.5, 0.75]), 16)[:, None]
+LATE = np.concatenate([SCALES[:16], SCALES[:-16]])
+E4M3, CUT = (FORMATS[x].round for x in ("float8_e4m3fn", "tfloat32-truncated"))
+
+
+def given(out, arrays=(Q, K, V), **options):
+    return dict(zip("qkv", arrays, strict=True)) | {"out": BF16(out), "dtype": "bfloat16"} | options
+
+
+def attention(s, v=V, **options):
+    return given(fused(s, v)[0], **options)
+
+
+def rotated(x, base=1e4, turn=1):
+    """Halves of the columns are turned by angles."""
+    a, b = np.split(x, 2, -1)
+    z = (a + 1j * b) * np.exp(1j * turn * J[:, None] * base ** (-np.arange(8) / 8))
+    return BF16(np.concatenate([z.real, z.imag], -1))
+
+
+def take(x, other, j):
+    x = x.copy()
+    x[:, j] = other
+    return x
+
+
+def spilled(factor):
+    """The last tile has 12 queries too many."""
+    out = fused(CAUSAL, V)[0]
+    out[1:, :12] = fused(factor * scores(Q[1:, :12], K[:-1]), V[:-1])[0]
+    return given(out, causal=True)
+
+
+def not_rescaled(size, tile, of_sum):
+    """What was summed before a tile of keys stays as it was."""
+    top, total, out = -np.inf, 0, 0
+    for j in range(0, N, size):
+        new = np.maximum(top, np.max(S[..., j : j + size], -1, keepdims=True))
+        w = np.exp(S[..., j : j + size] - new)
+        shrink = np.exp(top - new)
+        total = total * (1 if j == tile and of_sum else shrink) + np.sum(w, -1, keepdims=True)
+        out = out * (1 if j == tile else shrink) + BF16(w) @ V[:, j : j + size]
+        top = new
+    return given(out / total)
+
+
+def cut():
+    arrays = [np.float32(x) for x in np.random.default_rng(5).standard_normal((3, 3, N, 16))]
+    q, k, v = map(CUT, arrays)
+    w = np.exp(scores(q, k))
+    out = np.float32(w @ v / np.sum(w, -1, keepdims=True))
+    return dict(zip("qkv", arrays, strict=True)) | {"out": out, "dtype": "float32"}
+
+
+def scaled(of_k, of_v):
+    k, v = E4M3(K), E4M3(V)
+    options = {"k_scale": SCALES[None], "v_scale": SCALES[None]}
+    return given(fused(scores(Q, of_k * k), of_v * v)[0], (Q, k, v), **options)
+
+
+def padded(said, done=None, begins=(0, 0, 0)):
+    """Batch members of several lengths, with the mask that is declared and the one that is used."""
+    begin = np.reshape(begins, (3, 1, 1))
+
+    def show(rule):
+        return (begin <= J) & (J[:, None] >= begin) & rule(J[:, None], J, begin)
+
+    mask = show(said)
+    return given(fused(hide(S, mask if done is None else show(done)), V)[0][:, None], (
+        Q[:, None], K[:, None], V[:, None]), mask=mask[:, None])  # fmt: skip
+
+
+LENGTHS = np.array([96, 80, 61])[:, None, None]
+
+
+def of_lengths(level, length=LENGTHS):
+    """Causal attention whose last query is level with some key."""
+    return lambda i, j, _: (j < length) & (j <= i + level - N)
+
+
+CASES = {
+    "one diagonal": (lambda: padded(of_lengths(LENGTHS), of_lengths(96)),
+        "the causal mask is aligned by the longest lengths, not by those of each batch member"),
+    "diagonals of others": (lambda: padded(of_lengths(LENGTHS + 10),
+        of_lengths(np.roll(LENGTHS, -1, 0) + 10)),
+        "the alignment of the causal mask is that of the next batch member"),
+    "lengths of others": (lambda: padded(of_lengths(N, LENGTHS - 9),
+        of_lengths(N, np.roll(LENGTHS, 1, 0) - 9)),
+        "the mask is read from the batch member before"),
+    "blocks of the buffer": (
+        lambda: padded(lambda i, j, x: (j <= i) & ((i - x) // 32 == (j - x) // 32),
+            lambda i, j, _: (j <= i) & (i // 32 == j // 32), (0, 9, 70)),
+        "blocks of 32 keys in the mask begin at multiples of 32, not at the first key of each"),
+    "blocks of each": (
+        lambda: padded(lambda i, j, _: (j <= i) & (i // 32 == j // 32),
+            lambda i, j, x: (j <= i) & ((i - x) // 32 == (j - x) // 32), (0, 9, 70)),
+        "blocks of 32 keys in the mask begin at the first key of each batch member, not at"),
+    "rotated twice": (lambda: attention(hide(scores(rotated(Q), rotated(K)), FAR <= 0),
+        causal=True), "queries and keys are rotated (RoPE) once more, by base 10000 in halves"),
+    "not rotated": (lambda: attention(scores(rotated(Q, 1e6, -1), rotated(K, 1e6, -1))),
+        "queries and keys are not rotated (RoPE), by base 1e+06 in halves"),
+    "keys rotated twice": (lambda: attention(scores(Q, rotated(K, 5e5))),
+        "keys are rotated (RoPE) once more, by base 500000 in halves"),
+    "rows beyond the end": (lambda: spilled(1), "rows 96 to 107 of a head, past its end, "
+        "overwrite the first rows of the next head (their q is read from the next head)"),
+    "empty rows beyond the end": (lambda: spilled(0), "(their q is 0)"),
+    "v is k": (lambda: attention(CAUSAL, take(V, K[:, 32:64], slice(32, 64)), causal=True),
+        "k is used as v for keys 32 to 63"),
+    "v of the tile before": (lambda: attention(S, take(V, V[:, 32:48], slice(48, 64))),
+        "keys 48 to 63 have the values of keys 32 to 47"),
+    "late values": (lambda: attention(S, take(np.roll(V, 32, 1), V[:, :32], slice(32))),
+        "key j has the value of key j - 32 (its own if there is none)"),
+    "late keys": (lambda: attention(scores(Q, take(np.roll(K, 16, 1), 0, slice(16)))),
+        "key j has the key of key j - 16"),
+    "output not rescaled": (lambda: not_rescaled(16, 32, False),
+        "keys 32 to 47 are added to an output that is not rescaled when the maximum grows"),
+    "sums not rescaled": (lambda: not_rescaled(16, 32, True),
+        "keys 32 to 47 are added to sums that are not rescaled when the maximum grows"),
+    "cut": (cut, "queries, keys and values are cut to TF32, not rounded, first"),
+    "late v_scale": (lambda: scaled(SCALES, LATE), "v_scale is read 16 tokens too late"),
+    "late scales": (lambda: scaled(LATE, LATE), "k_scale and v_scale are read 16 tokens too late"),
+    "one row of the bias": (lambda: attention(hide(S + BIAS[:1], FAR <= 0), bias=BIAS,
+        causal=True), "row 0 of the bias is used for all queries"),
+    "one tile of the bias": (lambda: attention(S + BIAS[:, J % 32], bias=BIAS),
+        "the bias is read as if positions of keys were taken modulo 32"),
+    "averaged": (lambda: given(np.mean(fused(S, V)[0][[[0, 1, 2], [1, 0, 2]]], 0)),
+        "outputs are added: head 0 is 0.5 times head 0 + 0.5 times head 1, head 1 is 0.5"),
+}  # fmt: skip
+NONE = {
+    "values of nowhere": lambda: attention(S, take(V, V[:, 63:31:-1], slice(32, 64))),
+    "rotated by another base": lambda: attention(scores(rotated(Q, 30.0), rotated(K, 30.0))),
+    "a row of another bias": lambda: attention(S + BIAS[:, :1].T, bias=BIAS),
+    "first rows of nowhere": lambda: given(take(fused(S, V)[0], V[:, 63:51:-1], slice(12))),
+    "diagonals of nowhere": lambda: padded(of_lengths(LENGTHS), of_lengths(LENGTHS // 2 * 3 - 40)),
+    "noise": lambda: given(fused(S, V)[0] + 0.1 * V),
+}
+FAST = ("rotated twice", "v is k", "one row of the bias", "averaged")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in CASES]
+)
+def test_what_is_from_elsewhere_is_named(name):
+    make, words = CASES[name]
+    found = verify(**make())
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text.startswith("agrees if")
+    assert words in found.suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", NONE)
+def test_nothing_is_named_that_is_not_there(name):
+    found = verify(**NONE[name]())
+    assert found.verdict == "FAIL"
+    assert not [x.text for x in found.suspects if x.text.startswith("agrees if")]
+
+
+@pytest.mark.parametrize(
+    "values", [lambda x: 1.3 * x, lambda x: x + np.roll(V, 1, 1) - V, lambda x: 2 * V - x]
+)
+def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
+    """A share of a weight that is fitted to other errors is none."""
+    found = verify(**attention(CAUSAL, values(np.roll(V, -1, 1)), causal=True))
+    assert found.verdict == "FAIL"
+    assert not any("of its weight" in x.text for x in found.suspects)

@@ -1,0 +1,189 @@
+"""Pages of keys that are others, and weights that are lost at random: found by fits."""
+
+import numpy as np
+import pytest
+
+from refattn.judge.mistakes.causes.reasons import order_suspects
+from refattn.judge.mistakes.causes.search import as_suspect
+from refattn.judge.verification import verify
+from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, scores
+
+N, M = 32, 96
+BATCH = [x.reshape(2, 2, *x.shape[1:]) for x in draw(31, heads=4, n=N, m=M)[:3]]
+CAUSAL = np.arange(M) <= np.arange(N)[:, None] + M - N
+J = np.arange(M)
+
+
+def given(k, v, **options):
+    """Numbers by other keys and values than those that are said."""
+    q, seen = BATCH[0], CAUSAL if options else True
+    out, _ = fused(hide(scores(q, k), seen), v)
+    return dict(zip("qkv", BATCH, strict=True)) | {"out": out} | options
+
+
+def paged(tile, at, **options):
+    """A tile of keys of the second member is that of the first."""
+    k, v = (x.copy() for x in BATCH[1:])
+    for x in (k, v):
+        x[1, :, tile] = x[0, :, at]
+    return given(k, v, **options)
+
+
+def counted(keys):
+    return given(BATCH[1][:, :, keys], BATCH[2][:, :, keys])
+
+
+def dropped(p, factor=None, seed=1, n=64, size=4.0):
+    """Weights of sharp rows are 0 with probability p, and the others larger."""
+    q, k, v, _ = draw(32, heads=2, n=n, m=n, d=32, size=size)
+    s = scores(q, k)
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    w = w / np.sum(w, -1, keepdims=True)
+    kept = np.random.default_rng(seed).random(w.shape) >= p
+    factor = 1 / (1 - p) if factor is None else factor
+    return {"q": q, "k": k, "v": v, "out": BF16(w * kept * factor @ v)}
+
+
+def judged(arrays):
+    return verify(**arrays, dtype="bfloat16", profile="flash")
+
+
+@pytest.mark.parametrize(
+    "tile", [slice(80, 96), pytest.param(slice(32, 64), marks=pytest.mark.long)]
+)
+@pytest.mark.long
+def test_pages_of_other_heads(tile):
+    found = judged(paged(tile, tile, causal=True))
+    span = f"keys and values {tile.start} to {tile.stop - 1} are read from other heads"
+    text = f"agrees if {span}: head (1, 0) from head (0, 0), head (1, 1) from head"
+    assert found.suspects[0].text.startswith(text)
+
+
+@pytest.mark.long
+def test_pages_of_elsewhere_and_of_values_alone():
+    elsewhere = judged(paged(slice(32, 64), slice(64, 96))).suspects[0].text
+    assert elsewhere.startswith("agrees if keys and values 32 to 63 are read from other heads: ")
+    assert "head (1, 1) from head (0, 1) at 64 to 95" in elsewhere
+    v = BATCH[2].copy()
+    v[1, :, 32:64] = v[0, :, 32:64]
+    alone = judged(given(BATCH[1], v)).suspects[0].text
+    assert alone.startswith("agrees if values 32 to 63 are read from other heads: head (1, 0) from")
+
+
+@pytest.mark.long
+def test_no_page_is_named_for_keys_of_nowhere():
+    k, v = (x.copy() for x in BATCH[1:])
+    k[1, :, 32:64], v[1, :, 32:64] = (np.flip(x[1, :, 32:64], -1) for x in (k, v))
+    assert judged(given(k, v)).suspects == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        pytest.param(np.where(J < 48, J, J % 16), "keys 48 to 95 are left out, keys 0 to 15 count 4"
+            " times (used instead)", marks=pytest.mark.long),
+        pytest.param(np.where(J // 16 == 3, J - 48, J), "keys 48 to 63 are left out, keys 0 to 15 "
+            "count twice (used instead)", marks=pytest.mark.long),
+        pytest.param(np.concatenate([J, J[:32], J[:32]]), "keys 0 to 31 count 3 times",
+            marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+def test_pages_are_counted(keys, words):
+    """As often as they are read, however few are read once."""
+    assert judged(counted(keys)).suspects[0].text == f"agrees if {words}"
+
+
+@pytest.mark.long
+def test_queries_from_elsewhere():
+    """A member starts one query after another; not where each row is of another place."""
+    q, k, v = BATCH
+    flat = np.swapaxes(q, 0, 1).reshape(2, -1, 16)
+    out = fused(scores(np.stack([flat[:, :N], flat[:, 1 : N + 1]]), k), v)[0]
+    text = judged(dict(zip("qkv", BATCH, strict=True)) | {"out": out}).suspects[0].text
+    of_heads = (f"head (1, {h}) from query 1 of head (0, {h}) on" for h in (0, 1))
+    assert text == f"agrees if queries are read from elsewhere: {', '.join(of_heads)}"
+    mixed = flat[:, np.random.default_rng(4).permutation(N)]
+    out = fused(scores(np.stack([flat[:, :N], mixed]), k), v)[0]
+    found = judged(dict(zip("qkv", BATCH, strict=True)) | {"out": out})
+    assert not any("elsewhere" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["dropout", "hidden", "the same keys", "noise"])
+def test_dropout_of_many_small_weights(how):
+    """It is named if rows lose different keys, and alone if all rows have the same factor."""
+    q, k, v, _ = draw(35, heads=4, n=128, d=32)
+    w = np.exp(scores(q, k))
+    w = w / np.sum(w, -1, keepdims=True)
+    rng = np.random.default_rng(6)
+    kept = rng.random((4, 1 if how == "the same keys" else 128, 128)) >= 0.1
+    if how == "noise":
+        kept = 0.9 + 0.3 * rng.standard_normal(w.shape)
+    total = np.sum(w * kept, -1, keepdims=True) if how == "hidden" else 0.9
+    found = judged({"q": q, "k": k, "v": v, "out": BF16(w * kept / total @ v)})
+    words = [x.text.partition(":")[0] for x in found.suspects if "dropout" in x.text]
+    text = "agrees if dropout is on"
+    named = {"dropout": [text], "hidden": [f"{text} or keys are hidden at random"]}
+    assert words == named.get(how, [])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.5])
+def test_dropout_of_any_rate_is_named_where_weights_are_small(p):
+    text = judged(dropped(p, n=128, size=1.0)).suspects[0].text
+    assert text.startswith("agrees if dropout is on")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("p", [0.1, 0.3])
+def test_dropout_is_named(p):
+    text = judged(dropped(p)).suspects[0].text
+    assert text.endswith(f"are 0, the others {1 / (1 - p):.3g} times as large")
+    share = float(text.removeprefix("agrees if dropout is on: about ").partition("%")[0])
+    assert abs(share - 100 * p) < 6  # five standard errors of some 500 weights
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_dropout_is_not_named_where_the_others_are_not_larger_by_it(factor):
+    found = judged(dropped(0.1, factor))
+    assert not any("dropout" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seen", [lambda rng: rng.random((2, 64, 64)) > 0.1,
+    lambda rng: rng.random((2, 1, 64)) > 0.1,
+    lambda rng: np.arange(64) <= rng.integers(48, 64, (64, 1))])  # fmt: skip
+def test_keys_that_are_hidden_at_random_are_no_dropout(seen):
+    """The sum of the weights is of those that are kept, so each row has a factor of its own."""
+    q, k, v, _ = draw(32, heads=2, n=64, d=32, size=4.0)
+    s = hide(scores(q, k), seen(np.random.default_rng(5)))
+    found = judged({"q": q, "k": k, "v": v, "out": fused(s, v)[0]})
+    assert found.verdict == "FAIL"
+    assert not any("dropout" in x.text for x in found.suspects)
+
+
+@pytest.mark.long
+def test_a_tail_that_was_never_written_is_a_cause():
+    """Numbers of nowhere in the last tile; the same elsewhere are none, and neither is a part."""
+    q, k, v, _ = draw(33, n=64)
+    right, _ = fused(scores(q, k), v)
+    other = BF16(np.random.default_rng(3).standard_normal(right.shape))
+    texts = []
+    for rows in (slice(48, 64), slice(16, 32), slice(52, 64)):
+        out = right.copy()
+        out[:, rows] = other[:, rows]
+        texts.append([x.text for x in judged({"q": q, "k": k, "v": v, "out": out}).suspects])
+    where = "queries 48 to 63: numbers are unlike the exact ones"
+    assert texts[0] == [
+        f"{where}, as if the last tile was never written, or its queries were not read"
+    ]
+    assert texts[1:] == [[], []]
+
+
+def test_a_fit_comes_before_a_cause_that_explains_less():
+    fit = as_suspect("the scale is 1.06 ± 0.01 times the declared scale", 1.0, "scale")
+    for share in (0.8, 1.0):
+        cause = as_suspect("agrees if parts are merged otherwise", share)
+        assert order_suspects([cause], [fit]) == ([cause, fit] if share == 1 else [fit, cause])
+        assert order_suspects([cause], []) == [cause]

@@ -1,0 +1,101 @@
+"""Keys that queries see by mistake, or do not: limits are found, and none where there is none."""
+
+import numpy as np
+import pytest
+
+from refattn.judge.mistakes.causes.reach import Limit
+from refattn.judge.mistakes.causes.sampled import Place
+from refattn.judge.verification import verify
+from tests.judge.mistakes.causes.kernels import ahead, draw, fused, hide, scores
+
+N = 64
+Q, K, V, _ = draw(21, n=N)
+S = scores(Q, K)
+FAR, ROW, J = ahead(N, N), np.arange(N)[:, None], np.arange(N)
+CAUSAL, WINDOW = FAR <= 0, (FAR <= 0) & (FAR >= -20)
+MASK = np.random.default_rng(3).random((N, N)) < 0.6
+SOME = (np.arange(2)[:, None, None] == 1) & (ROW // 16 % 2 == 1) & (ROW % 32 != 23)
+FEW = draw(22, n=48, m=80)[:3]
+BLOCK = np.arange(48)[:, None] // 16 * 16 + 32  # its first query, in places of keys
+
+
+def given(seen, arrays=(Q, K, V), **options):
+    q, k, v = arrays
+    return {"q": q, "k": k, "v": v, "out": fused(hide(scores(q, k), seen), v)[0]} | options
+
+
+# The keys that are seen, what is said, and what is to be named.
+CASES = {
+    "masked in the last tile": (
+        lambda: given(CAUSAL | (J <= ROW // 32 * 32 + 23), causal=True),
+        "queries of a block of 32 also see the keys up to query 23 of the block"),
+    "loop too short": (lambda: given(CAUSAL & (J <= ROW // 32 * 32 + 15), causal=True),
+        "queries of a block of 32 see only keys up to query 15 of the block"),
+    "block of queries": (
+        lambda: given((ahead(48, 80) <= 0) & (np.arange(80) <= BLOCK + 11), FEW, causal=True),
+        "queries of a block of 16 see only keys up to query 11 of the block"),
+    "window without causal": (
+        lambda: given((FAR >= -20) & (J <= ROW // 16 * 16 + 15), window=(20, 0)),
+        "queries of a block of 16 see all keys of the block"),
+    "in some rows": (
+        lambda: given(np.where(SOME, J <= ROW // 32 * 32 + 31, CAUSAL), causal=True),
+        "queries of a block of 16 see all keys of the block, but only in the wrong rows"),
+    "window by blocks": (
+        lambda: given((FAR <= 0) & (J >= ROW // 16 * 16 - 20), window=(20, 0)),
+        "windows of a block of 16 queries start no later than the window of query 0 of the block"),
+    "window that starts late": (
+        lambda: given((FAR <= 0) & (J >= ROW // 8 * 8 - 13), window=(20, 0)),
+        "windows of a block of 8 queries start no earlier than the window of query 7 of the block"),
+    "windows by tiles": (lambda: given((FAR <= 0) & (J >= (ROW - 20) // 16 * 16), window=(20, 0)),
+        "windows start at the previous multiple of 16 keys, not at their own key"),
+    "windows by later tiles": (
+        lambda: given((FAR <= 0) & (J >= -((20 - ROW) // 16 * 16)), window=(20, 0)),
+        "windows start at the next multiple of 16 keys, not at their own key"),
+    "mask that ends": (lambda: given(MASK | (J >= 40), mask=MASK), "keys 40 to 63 are not masked"),
+    "mask that begins": (lambda: given(MASK | (J < 16), mask=MASK), "keys 0 to 15 are not masked"),
+}  # fmt: skip
+FAST = ("loop too short",)
+
+
+def some(names):
+    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_limits_are_named(name):
+    make, words = CASES[name]
+    found = verify(**make(), dtype="bfloat16", profile="flash")
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text == f"agrees if {words}"
+
+
+@pytest.mark.long
+def test_none_is_named_for_rows_that_are_no_tiles():
+    """Every third query sees all keys of its block, and no others do."""
+    found = verify(**given(np.where(ROW % 3 == 1, J <= ROW // 32 * 32 + 31, CAUSAL), causal=True))
+    assert found.suspects == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [0, 1])
+def test_none_is_named_where_each_query_has_its_own(seed):
+    """Or where more is wrong than what a query sees."""
+    more = np.random.default_rng(seed).integers(1, 12, (N, 1))
+    arrays = given(FAR - more <= 0, causal=True)
+    other = given(CAUSAL & (J <= ROW // 32 * 32 + 15), causal=True)
+    other["out"] = np.where(ROW % 2, other["out"], V)
+    for x in (arrays, other):
+        found = verify(**x, dtype="bfloat16", profile="flash")
+        assert found.verdict == "FAIL"
+        assert not any("block" in y.text for y in found.suspects)
+
+
+def test_what_a_limit_shows():
+    place = Place(ROW, J, N, N, None)
+    limit = Limit(1, 0, 32, 23, True)
+    assert np.array_equal(limit.shows(place), CAUSAL | (J <= ROW // 32 * 32 + 23))
+    assert np.array_equal(
+        limit._replace(beyond=False).shows(place), CAUSAL & (J <= ROW // 32 * 32 + 23)
+    )
+    limit = Limit(-1, -20, 16, 0, False)
+    assert np.array_equal(limit.shows(place), J >= ROW // 16 * 16 - 20)

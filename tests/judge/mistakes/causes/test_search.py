@@ -1,0 +1,713 @@
+"""Wrong outputs and log normalisers: the cause is named, and none that is not there."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from refattn import softmax_attention
+from refattn.judge.mistakes.causes.search import as_suspect, say_what_is_left
+from refattn.judge.mistakes.causes.wrong_rows import stay_wrong
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification import verify
+from tests.judge.mistakes.causes.kernels import (
+    BF16,
+    LOG2E,
+    ahead,
+    draw,
+    fused,
+    hide,
+    in_tiles,
+    scores,
+)
+
+N, M = 64, 96
+Q, K, V, _ = draw()
+FEW = draw(1, n=48, m=80)[:3]
+E4M3 = FORMATS["float8_e4m3fn"].round
+WIDE = draw(6, d=32)[:3]
+LARGE = draw(2, size=4.0)[:3]
+BIAS = BF16(np.random.default_rng(9).standard_normal((N, N)))
+MASK = np.arange(N) < 40
+BATCH = [BF16(np.stack([x, x[::-1]])) for x in (Q, K, V)]
+LENGTHS = np.arange(N) < np.array([50, 30])[:, None, None, None]
+SINKS_OF_FOUR = np.array([1.0, 2.0, -1.5, 3.0])
+SINKS = np.array([1.5, 2.5])
+FAR = ahead(N, N)
+ROW, J = np.arange(N)[:, None], np.arange(N)
+
+
+def sinking(s, v, sink):
+    """One key more, whose value is 0."""
+    s = np.concatenate([s, np.broadcast_to(sink, (*s.shape[:-1], 1))], -1)
+    return fused(s, np.concatenate([v, 0 * v[..., :1, :]], -2))
+
+
+def merged(s, v):
+    half = s.shape[-1] // 2
+    parts = fused(s[..., :half], v[..., :half, :]), fused(s[..., half:], v[..., half:, :])
+    return BF16((parts[0][0] + parts[1][0]) / 2)
+
+
+def given(out, arrays=(Q, K, V), **options):
+    return dict(zip("qkv", arrays, strict=True)) | {"out": out} | options
+
+
+def attention(s=None, v=V, **options):
+    return given(fused(scores(Q, K) if s is None else s, v)[0], **options)
+
+
+def transposed(x):
+    return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
+
+
+def far_below(least=0, by=-24):
+    """Weights are over a maximum of at least so much; the sum of those that vanish is 1."""
+    q, k = Q.copy(), K.copy()
+    q[..., ::2, 0], k[..., 0] = BF16(by), 24
+    s = scores(q, k)
+    top = np.maximum(np.max(s, -1, keepdims=True), least)
+    w = np.where(s - top < -103, 0, np.exp(np.maximum(s - top, -1e3)))
+    total = np.where(np.any(w, -1, keepdims=True), np.sum(w, -1, keepdims=True), 1)
+    lse = {"lse": (top + np.log(total))[..., 0]} if least else {}
+    return given(BF16(w @ V / total), (q, k, V), **lse)
+
+
+def stalled():
+    """The sum of the weights in bfloat16, of more than 256 that are nearly equal."""
+    q, k, v, _ = draw(3, heads=1, n=32, m=512, size=0.1)
+    s = scores(q, k)
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    total = np.zeros((1, 32))
+    for j in range(512):
+        total = BF16(total + w[..., j])
+    return given(BF16(BF16(w) @ (v + 1) / total[..., None]), (q, k, BF16(v + 1)))
+
+
+GROUPED = (draw(4, heads=6)[0], *draw(5, heads=3)[1:3])
+
+
+def of_groups(keys, values):
+    """Query heads 0 to 5 with heads of keys and values."""
+    q, k, v = GROUPED
+    return given(fused(scores(q, k[keys]), v[values])[0], GROUPED)
+
+
+def summed_in_steps():
+    """Every partial sum of a score is rounded."""
+    q, k, v = LARGE
+    s = np.zeros((2, N, N))
+    for x in range(16):
+        s = BF16(s + q[..., x, None] * k[:, None, :, x])
+    return given(fused(s / 4, v)[0], LARGE)
+
+
+def scaled_groups(used):
+    """Arrays in 8 bits, with scales for each key head."""
+    q, *stored = GROUPED[0], *map(E4M3, GROUPED[1:])
+    k, v = (np.repeat(np.reshape(used, (3, 1, 1)) * x, 2, 0) for x in stored)
+    scales = np.array([0.5, 0.25, 2.0])
+    options = {"k_scale": scales, "v_scale": scales}
+    return given(fused(scores(q, k), v)[0], (q, *stored), **options)
+
+
+FOUR = draw(7, heads=4)[:3]
+
+
+def of_four(change=0.0, order=slice(None), **options):
+    """Four heads, with a change of scores or another order."""
+    return given(fused(scores(*FOUR[:2]) + change, FOUR[2])[0][order], FOUR, **options)
+
+
+def sinking_four(used, said):
+    sinks = np.array(used)[:, None, None]
+    return given(sinking(scores(*FOUR[:2]), FOUR[2], sinks)[0], FOUR, sinks=np.array(said))
+
+
+def merged_by(count, weigh):
+    """Parts of the keys are merged by functions of their log normalisers."""
+    split = zip(np.split(S, count, -1), np.split(V, count, 1), strict=True)
+    parts = [fused(x, y) for x, y in split]
+    outs, lse = (np.stack(x) for x in zip(*parts, strict=True))
+    return given(BF16(np.sum(weigh(lse)[..., None] * outs, 0)))
+
+
+def sloped(slopes):
+    return -np.array(slopes)[:, None, None] * np.abs(FAR)
+
+
+def crossing(size):
+    """Tiles of queries and keys, other ones in each head."""
+    seen = np.zeros((2, N, N), bool)
+    for head, i, j in ((0, 16, 32), (1, 0, 16), (1, 48, 0)):
+        seen[head, i : i + size, j : j + size] = True
+    return seen
+
+
+def overwritten():
+    """The first rows of a head are the last of the one before, times a number."""
+    out = fused(S, V)[0]
+    out[1, :20] = BF16(0.3 * out[0, 44:])
+    return given(out)
+
+
+PAGES = np.where(J < 48, J, J - 32)
+S = scores(Q, K)
+TOTAL = np.sum(np.exp(S - np.max(S, -1, keepdims=True)), -1, keepdims=True)
+WRAPPED = np.arange(80) % 32
+PADDED = np.broadcast_to(np.arange(N) < 37, (N, N))
+LSE = fused(S, V)[1]
+# What is done and said, and what is to be named.
+CASES = {
+    "no cap": (lambda: given(fused(scores(*LARGE[:2]), LARGE[2])[0], LARGE, softcap=8.0),
+        "there is no soft cap"),
+    "no bias": (lambda: attention(bias=BIAS), "the bias is ignored"),
+    "no mask": (lambda: attention(mask=MASK), "the mask is ignored"),
+    "mask inverted": (lambda: attention(hide(S, ~MASK), mask=MASK), "the mask is inverted"),
+    "mask added": (lambda: attention(S + MASK, mask=MASK), "added to scores as 0 (hidden) and 1"),
+    "another member's mask": (
+        lambda: given(fused(hide(scores(*BATCH[:2]), LENGTHS[::-1]), BATCH[2])[0], BATCH,
+            mask=LENGTHS), "the mask is read from the next batch member"),
+    "no sinks": (lambda: attention(sinks=SINKS), "there is no sink"),
+    "no window": (lambda: attention(window=(9, 3)), "there is no window"),
+    "no right side": (lambda: attention(hide(S, FAR >= -9), window=(9, 3)), "limit on the right"),
+    "no left side": (lambda: attention(hide(S, FAR <= 3), window=(9, 3)), "limit on the left"),
+    "sink twice": (lambda: given(sinking(S, V, 1.5 + np.where(ROW < 22, 0, math.log(2)))[0],
+        sinks=1.5 * np.ones(2)), "the sink counts twice, but only in queries 22 to 63"),
+    "window of 8": (lambda: attention(hide(S, (FAR >= -8) & (FAR <= 3)), window=(9, 3)),
+        "reaches 8 keys to the left, not 9"),
+    "window of the last": (lambda: attention(hide(S, J >= N - 10), window=(9, 0)),
+        "the window of the last query"),
+    "not causal": (lambda: attention(causal=True), "attention is not causal"),
+    "other triangle": (lambda: attention(hide(S, FAR >= 0), causal=True),
+        "a query sees its last key and those after it, not those before"),
+    "first key": (lambda: given(
+        fused(hide(scores(*FEW[:2]), np.tri(48, 80, dtype=bool)), FEW[2])[0], FEW, causal=True),
+        "the causal mask is aligned to the first key"),
+    "blocks": (lambda: attention(hide(S, J <= ROW // 4 * 4 + 3), causal=True),
+        "queries of a block of 4 see all keys of the block"),
+    "before blocks": (lambda: attention(hide(S, (J < ROW // 8 * 8) | (J == 0)), causal=True), ""),
+    "scale 1 / d": (lambda: attention(scores(Q, K, 1 / 16)), "the scale is 1 / 16"),
+    "scale to base 2": (lambda: attention(LOG2E * S), "multiplied by log2(e) once more"),
+    "scale of 0": (lambda: attention(0 * S), "the scale is 0: all weights are equal"),
+    "scale that grows": (lambda: attention(LOG2E ** (J // 16) * S),
+        "multiplied by log2(e) again for each tile of 16 keys"),
+    "scaled keys rounded": (lambda: given(fused(scores(LARGE[0], BF16(LARGE[1] * LOG2E) / LOG2E),
+        LARGE[2])[0], LARGE), "keys times the scale and log2(e) are rounded to bfloat16 first"),
+    "scale times 1.3": (lambda: attention(1.3 * S), "times the declared scale"),
+    "bias twice": (lambda: attention(S + 2 * BIAS, bias=BIAS), "the bias is multiplied by"),
+    "bias scaled": (lambda: attention(S + 0.25 * BIAS, bias=BIAS),
+        "the bias is also multiplied by the scale"),
+    "bias transposed": (lambda: attention(S + BIAS.T, bias=BIAS), "the bias is transposed"),
+    "cap of 6": (lambda: given(fused(6 * np.tanh(scores(*LARGE[:2]) / 6), LARGE[2])[0], LARGE,
+        softcap=8.0), "the soft cap is"),
+    "not rescaled": (lambda: given(in_tiles(S, V, 16, 0, 0)),
+        "the running sums are not rescaled when the maximum grows (tiles of 16 keys)"),
+    "48 not rescaled": (lambda: given(in_tiles(S, V, 48, 0, 0)),
+        "the running sums are not rescaled when the maximum grows (tiles of 48 keys)"),
+    "output not rescaled": (lambda: given(in_tiles(S, V, 32, 1, 0)),
+        "the running output is not rescaled when the maximum grows (tiles of 32 keys)"),
+    "output divided": (lambda: given(in_tiles(S, V, 16, 1, -1)), "the running output is divided, "
+        "not multiplied, by e^(old - new maximum) when the maximum grows (tiles of 16 keys)"),
+    "from 0": (far_below, "the running maximum starts at 0"),
+    "from far below": (lambda: far_below(-12500, -12500), "at -5e4 for q . k before the scale"),
+    "merged": (lambda: given(merged(S, V)), "2 parts of the keys are merged with equal weights"),
+    "stalled": (stalled, "the sum of the weights stays at 256"),
+    "lost tile": (lambda: attention(S[..., :48], V[:, :48]), "keys 48 to 63 are left out"),
+    "lost tile, causal": (lambda: attention(hide(S, (FAR <= 0) & (J < 48)), causal=True),
+        "keys 48 to 63 are left out"),
+    "stops early": (lambda: attention(S[..., :45], V[:, :45]), "keys 45 to 63 are left out"),
+    "stops early, causal": (lambda: attention(hide(S, (FAR <= 0) & (J < 59)), causal=True),
+        "keys 59 to 63 are left out"),
+    "starts late": (lambda: attention(S[..., 7:], V[:, 7:]), "keys 0 to 6 are left out"),
+    "no key left": (lambda: attention(hide(S, (FAR <= 0) & (J >= 16)), causal=True),
+        "keys 0 to 15 are left out"),
+    "lost tiles": (lambda: attention(hide(S, ~crossing(16))), "tiles of 16 keys are lost: "
+        "for queries 16 to 31 of head 0, keys 32 to 47 are left out (and keys in 2 more"),
+    "other pages": (lambda: attention(S[..., PAGES], V[:, PAGES]), "keys 48 to 63 are left out, "
+        "keys 16 to 31 count twice (used instead)"),
+    "other columns": (lambda: given(np.roll(fused(S, V)[0], 4, -1) * (J[:16] > 3)),
+        "in head 0, columns 4 to 15 hold the numbers of columns 0 to 11, and 4 columns are 0"),
+    "overwritten": (overwritten, "in head 1, queries 0 to 19 hold the numbers of queries 44 to "
+        "63 of head 0, times"),
+    "one added": (lambda: given(sinking(S, V, 0.0)[0]), "1 is added to the sum of e^score"),
+    "transposed": (lambda: given(transposed(fused(S, V)[0])),
+        "heads and queries of the output are swapped"),
+    "next head": (lambda: attention(v=V[::-1]), "values are read from the"),
+    "filled": (lambda: attention(np.where(MASK, S, S - 6), mask=MASK),
+        "is added to the scores of hidden keys, not -inf"),
+    "replaced": (lambda: attention(np.where(FAR <= 0, S, -4), causal=True),
+        "hidden keys have the score -4.0"),
+    "one more": (lambda: attention(hide(S, np.arange(N) < 38), mask=PADDED),
+        "the mask ends 1 key too late (in the first head key 37 is seen)"),
+    "two less": (lambda: attention(hide(S, np.arange(N) < 35), mask=PADDED),
+        "too early (in the first head keys 35 to 36 are hidden)"),
+    "rounded up": (lambda: attention(hide(S, np.arange(N) < 48), mask=PADDED),
+        "lengths in the mask are rounded up to multiples of 16 keys"),
+    "half a window": (lambda: attention(hide(S, np.abs(FAR) <= 4), window=(8, 8)),
+        "half the width on each side, 4 and 4"),
+    "slopes": (lambda: attention(S + sloped([2**-4, 2**-8]), bias=BF16(sloped([0.5, 0.25]))),
+        "ALiBi with slopes 2^(-8 h / heads), h from 1"),
+    "wrong divisor": (lambda: of_groups([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]),
+        "query head h uses key head h // 3"),
+    "sums of scores": (summed_in_steps, "scores are rounded to bfloat16 (errors are "),
+    "values dealt": (lambda: of_groups([0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2]),
+        "query head h uses key head h % 3, for values only"),
+    "values beside": (lambda: attention(hide(S, FAR <= 0), np.roll(V, 1, 1), causal=True),
+        "key j has the value of key j - 1 (cyclically)"),
+    "keys beside": (lambda: attention(hide(scores(Q, np.pad(K, ((0, 0), (0, 1), (0, 0)))[:, 1:]),
+        FAR <= 0), causal=True), "key j has the key of key j + 1"),
+    "v is k": (lambda: attention(v=K), "k is used as v"),
+    "few channels": (lambda: given(fused(scores(WIDE[0][..., :16], WIDE[1][..., :16], 32**-0.5),
+        WIDE[2])[0], WIDE), "q . k sums the first 16 channels only"),
+    "other strides": (lambda: attention(v=np.swapaxes(V, 0, 1).reshape(V.shape)),
+        "values are read with the strides of (heads, rows), not (rows, heads)"),
+    "turned": (lambda: attention(v=np.swapaxes(V.reshape(2, 16, N), 1, 2)),
+        "values are read with the strides of (16, 64), not (64, 16)"),
+    "values in 8 bits": (lambda: attention(v=E4M3(V)), "values are rounded to float8_e4m3fn first"),
+    "not divided": (lambda: given(BF16(np.exp(S - np.max(S, -1, keepdims=True)) @ V)),
+        "the output is not divided by the sum of the weights"),
+    "divided twice": (lambda: given(BF16(fused(S, V)[0] / TOTAL)),
+        "the output is divided twice by the sum of the weights"),
+    "divided by parts": (lambda: merged_by(4, lambda x: np.exp(x - np.max(x, 0)) / 4),
+        "4 parts of the keys are merged and divided by their number"),
+    "added parts": (lambda: merged_by(2, lambda x: 1 + 0 * x),
+        "2 parts of the keys are merged without weights"),
+    "cap without cap": (lambda: given(fused(np.tanh(scores(*LARGE[:2]) / 8), LARGE[2])[0], LARGE,
+        softcap=8.0), "the cap is tanh(s / cap)"),
+    "cap twice": (lambda: attention(np.where(MASK, 3 * np.tanh(np.tanh(S / 3)), -3), mask=MASK,
+        softcap=3.0), "the cap is applied before and after the mask"),
+    "cap of the mask": (lambda: attention(np.where(MASK, 3 * np.tanh(S / 3), -3), mask=MASK,
+        softcap=3.0), "the cap is applied after the mask"),
+    "heads exchanged": (lambda: of_four(order=[0, 2, 1, 3]),
+        "heads have the output of other heads: head 1 from head 2, head 2 from head 1"),
+    "slopes of their own": (lambda: of_four(sloped([0.3, 0.02, 0.7, 0.05])),
+        "scores fall by 0.3"),
+    "biases by head": (lambda: of_four(np.array([2, 1, -1, 1])[:, None, None] * BIAS, bias=BIAS),
+        "the bias is multiplied by 2"),
+    "no bias in a head": (lambda: of_four(np.array([1, 1, 0, 1])[:, None, None] * BIAS, bias=BIAS),
+        "heads have the bias of other heads: head 2 has none"),
+    "sinks of others": (lambda: sinking_four([1.0, 2, 0, 3], [3.0, 2, 1, 0]),
+        "head 0 from head 2, head 2 from head 3, head 3 from head 0"),
+    "sinks of their own": (lambda: sinking_four([1.0, 2, 0, 3], np.ones(4)), "e^sink counts 2.7"),
+    "sinks in base 2": (lambda: sinking_four(np.log(2) * SINKS_OF_FOUR, SINKS_OF_FOUR),
+        "the sink is multiplied by ln(2) (log2(e) is left out)"),
+    "sinks times a number": (lambda: sinking_four(1.7 * SINKS_OF_FOUR, SINKS_OF_FOUR),
+        "each sink is multiplied by 1."),
+    "padded": (lambda: given(sinking(scores(*FEW[:2]), FEW[2], math.log(16))[0], FEW),
+        "keys are padded to a multiple of 32 with scores of 0"),
+    "padded lengths": (lambda: given(sinking(S[..., :37], V[:, :37], math.log(11))[0],
+        mask=PADDED), "keys are padded to a multiple of 16 with scores of 0"),
+    "queries wrap": (lambda: attention(hide(S, J <= ROW % 32), causal=True),
+        "positions of queries are taken modulo 32"),
+    "keys wrap": (lambda: given(fused(scores(*FEW[:2])[..., WRAPPED], FEW[2][:, WRAPPED])[0], FEW),
+        "row j % 32 of k and v is used for key j"),
+    "log of m": (lambda: attention(math.log(N) * S), "multiplied by the log of the number of keys"),
+    "log of i": (lambda: attention(hide(np.log(ROW + 1) * S, FAR <= 0), causal=True),
+        "times the log of the position of the query"),
+    "log beyond": (lambda: attention(hide(np.maximum(np.log(ROW + 1) / 3, 1) * S, FAR <= 0),
+        causal=True), "log(position of the query) / log(20.0"),
+    "lse times 1.01": (lambda: attention(lse=1.01 * LSE), "lse is 1.01 times what it should be"),
+    "lse to base 2": (lambda: attention(lse=LOG2E * LSE), "lse is in base 2"),
+    "lse of the last part": (lambda: attention(lse=fused(S[..., 48:], V[:, 48:])[1]),
+        "lse is computed from the last of 4 parts of the keys"),
+    "lse of smooth keys": (lambda: attention(lse=fused(scores(Q, K - np.mean(K, 1, keepdims=True)),
+        V)[1]), "lse is computed from keys minus their mean"),
+    "lse negated": (lambda: attention(lse=-LSE), "lse is negated"),
+    "lse transposed": (lambda: attention(lse=LSE.T.reshape(LSE.shape)), "lse is transposed"),
+    "lse is the largest": (lambda: attention(lse=np.max(S, -1)), "lse is the largest score"),
+    "lse without sink": (lambda: given(sinking(S, V, SINKS[:, None, None])[0], lse=LSE,
+        sinks=SINKS), "lse is the log of the sum without the sink"),
+    "lse to base 2 of the last": (lambda: attention(lse=np.where(J < 32, 1, LOG2E) * LSE),
+        "lse is in base 2 (multiplied by log2(e)), but only in queries 32 to 63"),
+    "lse too large": (lambda: attention(lse=LSE + 0.01), "lse is too large by 0.01"),
+}  # fmt: skip
+FAST = ("no columns", "no cap", "blocks", "not rescaled", "lse to base 2")
+
+
+@pytest.mark.long
+def test_a_factor_of_the_bias_has_a_name():
+    """Where it is one that is forgotten."""
+    for factor, named in ((math.log(2), True), (0.71, False)):
+        text = judged(attention(S + factor * BIAS, bias=BIAS)).suspects[0].text
+        assert text.startswith(f"agrees if the bias is multiplied by {factor:.2}")
+        assert text.endswith(" (ln(2))") == named
+
+
+def some(names):
+    return [pytest.param(x, marks=[] if x in FAST else [pytest.mark.long]) for x in names]
+
+
+def judged(arrays, **more):
+    return verify(**({"profile": "flash"} | arrays | more), dtype="bfloat16")
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_causes_are_named(name):
+    """First, with all of the error; and of the others none is."""
+    make, words = CASES[name]
+    found = judged(make())
+    assert found.verdict == "FAIL"
+    if not words:
+        return
+    assert words in found.suspects[0].text
+    assert 0.9 < found.suspects[0].explained <= 1
+    texts = " / ".join(x.text for x in found.suspects if x.name == "convention")
+    others = {x for _, x in CASES.values() if x and x not in words and words not in x}
+    assert not any(x in texts for x in others)
+
+
+@pytest.mark.parametrize("name", some(CASES))
+def test_no_cause_is_named_for_another_defect(name):
+    """Right by all that is said, but for numbers of another kind in some rows."""
+    arrays = CASES[name][0]()
+    options = {x: y for x, y in arrays.items() if x not in ("out", "lse")}
+    out = BF16(softmax_attention(**options))
+    rows = out.shape[-2] // 4
+    other = np.random.default_rng(5).standard_normal((7, out.shape[-1]))
+    out[..., rows : rows + 7, :] = BF16(other)
+    found = judged(options, out=out)
+    assert found.verdict == "FAIL"
+    assert [x.text for x in found.suspects] == []
+    assert f"queries {rows} to {rows + 6}" in found.place
+    assert "\n  unknown cause: " in str(found)
+
+
+def test_numbers_are_fitted_to_errors_of_a_million_units():
+    """In float32 errors are as large if the scale grows with the log of the place."""
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 96, 16)).astype("f4")
+    grown = 0.3 * np.log(np.arange(96, dtype="f4") + 1)[:, None] * q
+    found = verify(q=q, k=k, v=v, out=softmax_attention(grown, k, v, causal=True), causal=True)
+    words = "agrees if scores are multiplied by (0.3000|0.2999).* times the log of the position"
+    assert re.match(words, found.suspects[0].text)
+
+
+@pytest.mark.parametrize(
+    ("used", "words"), [([1, 1, 1], "not applied"), ([0.5, 0.5, 0.5], "read from the first head")]
+)
+def test_scales_of_arrays_in_8_bits(used, words):
+    text = judged(scaled_groups(used)).suspects[0].text
+    assert text == f"agrees if k_scale and v_scale are {words}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("name", "size"), [("bias twice", 2), ("cap of 6", 6), ("scale times 1.3", 1.3)]
+)
+def test_sizes_are_measured(name, size):
+    """To a few of the errors that are told with them."""
+    text = judged(CASES[name][0]()).suspects[0].text
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    assert abs(value - size) < 6 * error < 0.02 * size
+
+
+def test_an_option_that_changes_nothing_is_no_cause():
+    """A window that hides nothing, a mask that does not, and a cap that is too large to matter."""
+    out = fused(S, V)[0]
+    found = judged(given(BF16(1.01 * out), window=(N, N), mask=np.ones(N, bool), softcap=1e6))
+    assert [x.name for x in found.suspects] == ["factor"]
+
+
+def test_a_lse_that_fails_alone_is_explained_alone():
+    lse = LSE.copy()
+    lse[1, 7] = -np.inf
+    found = judged(attention(lse=lse))
+    words = "1 log normaliser is -inf, of query 7, head 1"
+    assert (found.verdict, [x.text for x in found.suspects]) == ("FAIL", [words])
+    assert "head 1, query 7" in found.place
+    assert found.worst[:4] == ("lse", (1, 7), -math.inf, pytest.approx(LSE[1, 7]))
+
+
+def of_four_without_bias(of_lse, left):
+    """The output has no bias; log normalisers have it, and so does one row."""
+    s = scores(*FOUR[:2])
+    out, lse = fused(s, FOUR[2])
+    lse = {"right": fused(s + BIAS, FOUR[2])[1], "noise": np.sin(97 * lse)}.get(of_lse, lse)
+    if left in ("out", "a tenth"):
+        out[2, 22] *= -1 if left == "out" else 1.1
+    elif left == "lse":
+        lse[2, 22] += 1
+    return given(out, FOUR, bias=BIAS, lse=lse)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("of_lse", "left", "words"),
+    [
+        ("own", "", "agrees if the bias is ignored"),
+        ("right", "", "agrees if the bias is ignored, and lse is right"),
+        (
+            "noise",
+            "",
+            "agrees in part if the bias is ignored (only the output: lse does not agree)",
+        ),
+        ("own", "out", "it does not explain 1 of 256 wrong rows, the first is head 2, row 22"),
+        ("own", "a tenth", "it does not explain 1 of 256 wrong rows, the first is head 2, row 22"),
+        ("own", "lse", "it does not explain 1 of 256 wrong rows, the first is head 2, row 22"),
+    ],
+)
+def test_a_cause_agrees_if_it_holds_in_all_rows_and_parts(of_lse, left, words):
+    """All wrong rows are looked at, not only those that were drawn."""
+    text = judged(of_four_without_bias(of_lse, left)).suspects[0].text
+    start = "agrees in part if the bias is ignored; " if left else ""
+    assert text == f"{start}{words}"
+
+
+def test_rows_that_are_left():
+    """Those of which a tenth of the error or more stays, if that is more than roundings make."""
+    out = np.ones((4, 8))
+    got = out + np.array([0, 0.9, 2e-3, 1e-2])[:, None]
+    before = out + np.array([0, 0.01, 1, 1])[:, None]
+    assert stay_wrong(got, out, before, 1e-4).tolist() == [False, True, False, False]
+
+
+def test_a_cause_that_leaves_most_rows_is_none():
+    some = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 4, 10)
+    most = say_what_is_left(as_suspect("agrees if x"), [(1, 2)] * 5, 10)
+    words = (
+        "agrees in part if x; it does not explain 4 of 10 wrong rows, the first is head 1, row 2"
+    )
+    assert (some.text, some.explained, some.name) == (words, 0.6, "convention")
+    assert most.name == "convention in part"
+
+
+@pytest.mark.long
+def test_the_worst_element():
+    out = fused(S, V)[0]
+    right = judged(given(out)).worst
+    assert right.name == "out"
+    assert abs(right.got - right.exact) < right.allowed
+    wrong = out.copy()
+    wrong[1, 20, 3] += 1
+    found = judged(given(wrong)).worst
+    assert found.where == (1, 20, 3)
+    assert found.got - found.exact == pytest.approx(1, abs=0.01)
+    assert found.allowed < 0.1
+    wrong[0, 2, 5] = math.nan
+    assert judged(given(wrong)).worst.where == (0, 2, 5)
+
+
+@pytest.mark.parametrize("name", some(("no cap", "bias twice", "lost tile")))
+def test_a_verdict_has_few_lines(name):
+    """With a failed test, the worst element, and shares of at most all."""
+    text = str(judged(CASES[name][0]()))
+    assert len(text.splitlines()) <= 12
+    assert "\n  failed: " in text
+    assert "\n  worst: " in text
+    assert "\n  next: " in text
+    verbose = judged(CASES[name][0]()).write(verbose=True)
+    assert len(verbose.splitlines()) >= len(text.splitlines())
+
+
+ROWS = np.arange(N) < 40
+SEEN = np.tri(N, dtype=bool) & ROWS & ROWS[:, None]
+
+
+def empty(value):
+    out, _ = fused(hide(S, SEEN), V)
+    mean = np.mean(V, -2, keepdims=True)
+    filled = {"zero": 0.0, "nan": math.nan, "mean": BF16(mean), "any": 7.0}[value]
+    return given(np.where(ROWS[:, None], out, filled), mask=SEEN)
+
+
+@pytest.mark.long("zero", "mean", "any", "undefined")
+@pytest.mark.parametrize("option", ["zero", "nan", "mean", "any", "undefined"])
+@pytest.mark.parametrize("value", ["zero", "nan", "mean", "any"])
+def test_rows_that_see_no_key(value, option):
+    """They pass by the option that is theirs."""
+    right = option in (value, "any", "undefined")
+    assert (judged(empty(value), empty_rows=option).verdict == "FAIL") != right
+
+
+@pytest.mark.parametrize(("value", "words"), [("nan", "NaN"), ("mean", "the mean of v")])
+def test_what_rows_without_keys_hold_is_named(value, words):
+    found = judged(empty(value)).suspects[0].text
+    options = f"(to accept it: empty_rows='{value}', or --empty-rows {value})"
+    assert found == f"agrees if rows that see no key are {words} {options}"
+
+
+def unwritten(where, value=None):
+    """Right numbers, but at a place."""
+    out, _ = fused(S, V)
+    other = BF16(np.random.default_rng(3).standard_normal(out.shape))
+    out[where] = other[where] if value is None else value * out[where]
+    return given(BF16(out))
+
+
+def summed_in_bfloat16():
+    """The sum of the weights alone is kept in bfloat16."""
+    q, k, v, _ = draw(3, heads=1, n=32, m=512, size=0.2)
+    w = np.exp(scores(q, k))
+    total = np.zeros((1, 32))
+    for j in range(512):
+        total = FORMATS["bfloat16"].round(total + w[..., j])
+    return given(BF16(BF16(w) @ v / total[..., None]), (q, k, v))
+
+
+SEEN_PLACES = {
+    "sum in 8 digits": (summed_in_bfloat16, "each row is the exact row times a number"),
+    "stale rows": (lambda: unwritten(np.s_[:, 1::4]),
+        "queries 1 to 61 in steps of 4: numbers are unlike the exact ones"),
+    "stale values": (lambda: attention(v=np.where((J // 16 == 2)[:, None], V[::-1, ::-1], V)),
+        "other values for keys 32 to 47 would explain the error"),
+    "no tail": (lambda: unwritten(np.s_[:, 48:], 0), "queries 48 to 63: all numbers are 0"),
+    "no columns": (lambda: unwritten(np.s_[..., 12:], 0), "columns 12 to 15: all numbers are 0"),
+    "one head": (lambda: unwritten(np.s_[1], 1.5), "head 1: numbers are 1.5 times as large"),
+    "rows by factors": (lambda: unwritten(np.s_[0], np.linspace(2, 3, N)[:, None]),
+        "head 0: each row is the exact row times a number, 2.001 to 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", some(("scale times 1.3", "lost tile", "lse to base 2")))
+def test_rows_of_nan_hide_no_cause(name):
+    """That of the other rows is named; of these it is said how many there are, and where."""
+    arrays = CASES[name][0]()
+    numbers = arrays[name.split()[0] if name.startswith("lse") else "out"]
+    numbers[0, 3], numbers[1, 40:43] = np.nan, np.inf
+    found = judged(arrays)
+    assert found.suspects[0].text.startswith("agrees if ")
+    assert CASES[name][1] in found.suspects[0].text
+    assert found.place == "124 of 128 rows"
+    line = "4 log normalisers are not finite, of queries between 3 and 42"
+    if "lse" not in name:
+        first = "head 0, row 3 (queries between 3 and 42)"
+        line = f"4 of 128 rows hold NaN or infinity, the first is {first}"
+    assert line in found.remarks
+
+
+@pytest.mark.parametrize("name", some(SEEN_PLACES))
+def test_what_wrong_numbers_of_a_place_are_is_said(name):
+    make, words = SEEN_PLACES[name]
+    assert words in judged(make()).remarks[0]
+
+
+def test_a_factor_that_leaves_much_of_the_errors_is_not_said():
+    factors = 1.03 + 0.03 * np.random.default_rng(0).standard_normal(V.shape[-2:])
+    assert "times as large" not in str(judged(unwritten(np.s_[1], factors)))
+
+
+def test_one_wrong_number_is_not_like_numbers_never_computed():
+    text = str(judged(unwritten(np.s_[0, 5, 3], -30.0)))
+    assert "unknown cause" in text
+    assert "never computed" not in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("rounded", "words"),
+    [
+        (lambda w: BF16(E4M3(w) @ V / TOTAL), "weights are rounded to float8_e4m3fn or"),
+        (lambda w: fused(BF16(S), V)[0], "scores are rounded to bfloat16 or"),
+    ],
+)
+def test_lost_precision_is_named_with_all_that_is_as_coarse(rounded, words):
+    """No rounding alone is named where others leave errors as large."""
+    found = judged(given(rounded(np.exp(S - np.max(S, -1, keepdims=True)))))
+    assert f"precision is lost: {words}" in found.suspects[0].text
+    assert found.suspects[0].text.endswith("or other numbers are rounded as coarsely")
+
+
+def test_wrong_rows_anywhere_have_no_place():
+    out = attention()["out"].copy()
+    rows = [0, 1, 3, 7, 20, 34, out.shape[-2] - 1]
+    out[:, rows] = out[:, rows][:, ::-1]
+    place = judged(attention() | {"out": out}).place
+    assert "rows" in place
+    assert "queries" not in place
+
+
+def test_right_numbers_have_no_remark():
+    assert judged(attention()).remarks == []
+
+
+@pytest.mark.long
+def test_rows_that_see_no_key_by_mistake_are_wrong_rows():
+    """Their output is 0 and their lse -inf: not left out as NaN is."""
+    out, lse = fused(hide(S, FAR < 0), V)
+    lse = np.where(np.isnan(lse), -np.inf, lse).astype(np.float32)
+    found = judged(given(np.nan_to_num(out), causal=True, lse=lse))
+    assert [x.text for x in found.suspects] == ["agrees if a query does not see its last key"]
+    assert "queries" not in found.place
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("head", [0, 1])
+def test_a_cause_in_some_heads_names_them(head):
+    """The other head is causal; its rows would not be right without that."""
+    s = np.where((np.arange(2) == head)[:, None, None], S, hide(S, FAR <= 0))
+    text = judged(attention(s, causal=True)).suspects[0].text
+    assert text.startswith(f"agrees if attention is not causal, but only in head {head}")
+
+
+@pytest.mark.long
+def test_a_cause_in_a_place_must_hold_in_its_right_rows():
+    """Every third query is not causal: those between are right, and say that it is no tile."""
+    s = np.where((np.arange(N) % 3 == 1)[:, None], S, hide(S, FAR <= 0))
+    assert [x.text for x in judged(attention(s, causal=True)).suspects] == []
+
+
+def test_log_normalisers_that_are_not_finite():
+    lse = LSE.copy()
+    lse[:, 40:] = np.inf
+    remarks = judged(attention(lse=lse)).remarks
+    assert "48 log normalisers are inf, of queries 40 to 63" in remarks
+
+
+@pytest.mark.long
+def test_other_rows_are_judged_where_rows_see_no_key():
+    arrays = empty("nan")
+    arrays["out"] = BF16(1.05 * arrays["out"])
+    assert judged(arrays, empty_rows="nan").verdict == "FAIL"
+    assert judged(arrays, empty_rows="any").verdict == "FAIL"
+
+
+def test_normalisers_of_rows_that_see_no_key():
+    arrays = empty("zero")
+    lse = np.where(ROWS, fused(hide(S, SEEN), V)[1], math.inf)
+    found = judged(arrays, lse=lse)
+    assert "lse of rows that see no key is inf" in found.suspects[0].text
+    assert judged(arrays, lse=lse, empty_rows="any").verdict == "PASS"
+
+
+def with_lse(s, arrays=(Q, K, V), base=1.0, **options):
+    out, lse = fused(s, arrays[2])
+    return given(out, arrays, lse=base * lse, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: with_lse(0.9 * S), "the scale is 0.9"),
+        (lambda: with_lse(0.71 * S), "the scale is 0.71"),
+        (lambda: with_lse(-S), "the scale is -1.0"),
+        (lambda: with_lse(S + 0.3 * BIAS, bias=BIAS), "the bias is multiplied by 0.3"),
+        (
+            lambda: with_lse(7 * np.tanh(scores(*LARGE[:2]) / 7), LARGE, softcap=8.0),
+            "the soft cap is 7",
+        ),
+        (lambda: with_lse(0.9 * S, base=LOG2E), "the scale is 0.9"),
+    ],
+)
+def test_log_normalisers_tell_the_last_digits_of_a_number(make, words):
+    """They are more exact than outputs, and agree with a number to its own error alone."""
+    text = judged(make()).suspects[0].text
+    assert text.startswith(f"agrees if {words}")
+    assert "only the output" not in text
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    assert abs(value - float(words.split()[-1])) < 4 * error < 1e-4
+
+
+def test_a_cause_that_changes_log_normalisers_alone_elsewhere_is_one_of_wrong_rows():
+    """All keys of the first rows would count twice, which leaves their outputs as they are."""
+    seen = hide(S, FAR <= 0)
+    twice = seen + math.log(2) * ((ROW >= 16) & (J < 16))
+    found = judged(with_lse(twice, causal=True)).suspects[0]
+    assert found.text == "agrees if keys 0 to 15 count twice, but only in queries 16 to 63"
+
+
+def test_a_scale_that_is_far_off_is_not_taken_from_a_derivative():
+    """Whose error counts roundings alone."""
+    text = judged(attention(0.96 * S)).suspects[0].text
+    value, error = map(float, re.search(r"(\S+) ± (\S+)", text).groups())
+    assert abs(value - 0.96) < 4 * error

@@ -1,0 +1,370 @@
+"""Wrong kernels for sequences one after another: what they mistake is named."""
+
+import numpy as np
+import pytest
+
+from refattn.files.tensors import open_tensors
+from refattn.judge.mistakes.causes.alternatives import list_alternatives
+from refattn.judge.mistakes.causes.sampled import Rows
+from refattn.judge.verification.judging import judge_all
+from refattn.judge.verification.reading import pose_tensors, read_parts
+from tests.judge.mistakes.causes.kernels import BF16, fused, hide, scores
+
+OF_Q, OF_K = np.cumsum([0, 13, 5, 22, 9]), np.cumsum([0, 17, 5, 30, 12])
+N, M = OF_Q[-1], OF_K[-1]
+ROW, J = np.arange(N)[:, None], np.arange(M)
+AT = np.repeat(np.arange(4), np.diff(OF_Q))
+BEGIN, END = OF_K[:-1], OF_K[1:]
+LEVEL = END - OF_Q[1:]  # how far a sequence's last key is ahead of its last query
+START = BEGIN - OF_Q[:-1]
+LONGEST = START + np.max(np.diff(OF_K)) - np.max(np.diff(OF_Q))
+TILES = BEGIN + -(-np.diff(OF_K) // 16) * 16
+EVEN_Q, EVEN_K = (np.arange(5) * (x // 4) for x in (N, M))
+IN_ROW, IN_J = ROW - OF_Q[AT, None], J - OF_K[AT, None]  # places in a sequence
+MORE = (np.diff(OF_K) - np.diff(OF_Q))[AT, None]
+SLOPES = np.array([0.5, 0.25])[:, None, None]
+
+
+def see(first=BEGIN, last=END, level=None, at=AT):
+    """Show keys of a sequence from the first to the last, none of them ahead if a level is given.
+
+    All but the sequences of queries are by sequence, or one number.
+    """
+    first, last = (np.broadcast_to(x, 4)[at, None] for x in (first, last))
+    seen = (first <= J) & (last > J)
+    return seen if level is None else seen & (ROW + np.broadcast_to(level, 4)[at, None] >= J)
+
+
+def sequences_of(offsets, tokens):
+    return np.maximum(np.searchsorted(offsets[:-1], tokens, "right") - 1, 0)
+
+
+def shifted(by):
+    return np.array([0, *(OF_K[1:-1] + by), M])
+
+
+def of_moved(at, by):
+    """Let each token see the keys of its sequence, if one border is off in q and in k."""
+    step = by * np.eye(5, dtype=int)[at]
+    of_k = OF_K + step
+    return see(of_k[:-1], of_k[1:], at=sequences_of(OF_Q + step, ROW[:, 0]))
+
+
+ONE_ON = [x + (x < x[-1]) for x in (OF_K, OF_Q)]
+
+
+def far(level):
+    return np.abs(J - ROW - np.broadcast_to(level, 4)[AT, None])
+
+
+def draw():
+    rng = np.random.default_rng(4)
+    return (BF16(rng.standard_normal((h, x, 16))) for h, x in ((2, N), (1, M), (1, M)))
+
+
+Q, K, V = draw()
+TOO = "a sequence also sees the {}"
+# What is seen, whether the kernel is to be causal, and what is to be named.
+CASES = {
+    "ignored": (see(0, M), False, "cu_seqlens are ignored: all tokens are one sequence"),
+    "ignored, causal": (see(0, M, M - N), True, "cu_seqlens are ignored: all tokens"),
+    "all": (see(0, M, LEVEL), True, "sees the keys of all sequences"),
+    "before": (see([0, 0, 17, 22]), False, TOO.format("keys of the sequence before it")),
+    "all after": (see(BEGIN, M), False, TOO.format("keys of all sequences after it")),
+    "last before": (see(BEGIN - 1), False, TOO.format("last key of the sequence before it")),
+    "last before, causal": (see(BEGIN - 1, END, LEVEL), True, "also sees the last key of the"),
+    "first after": (see(BEGIN, END + 1), False, TOO.format("first key of the next sequence")),
+    "no first": (see(BEGIN + 1), False, "a sequence does not see its first key"),
+    "no last": (see(BEGIN, END - 1), False, "a sequence does not see its last key"),
+    "of q": (see(OF_Q[:-1], OF_Q[1:]), False, "cu_seqlens of q are used for k and v"),
+    "of k": (see(at=sequences_of(OF_K, ROW[:, 0])), False, "cu_seqlens of k are used for q"),
+    "too large": (see(shifted(1)[:-1], shifted(1)[1:]), False, "k and v are 1 too large"),
+    "too small": (see(shifted(-1)[:-1], shifted(-1)[1:]), False, "k and v are 1 too small"),
+    "all too large": (see(ONE_ON[0][:-1], ONE_ON[0][1:], LEVEL, sequences_of(ONE_ON[1], ROW[:, 0])),
+        True, "all entries of cu_seqlens but the last are 1 too large"),
+    "one too large": (of_moved(1, 1), False, "entry 1 of cu_seqlens (17) is 1 too large"),
+    "one too small": (of_moved(3, -1), False, "entry 3 of cu_seqlens (52) is 1 too small"),
+    "one left out": (see(BEGIN[[0, 1, 1, 3]], END[[0, 2, 2, 3]]), False,
+        "entry 2 of cu_seqlens (22) is left out"),
+    "first keys": (see(0, END - BEGIN), False, "are read from the start of"),
+    "first keys, causal": (see(0, END - BEGIN, LEVEL - BEGIN), True, "are read from the start of"),
+    "tiles": (see(BEGIN, TILES), False, "rounded up to multiples of 16 keys"),
+    "whole tiles": (see(BEGIN, END - np.diff(OF_K) % 16), False, "rounded down to multiples of 16"),
+    "one length": (see(EVEN_K[:-1], EVEN_K[1:], at=sequences_of(EVEN_Q, ROW[:, 0])), False,
+        "all 4 sequences have the same length"),
+    "longest": (see(BEGIN, BEGIN + 30), False, "as long as the longest, 30 keys"),
+    "longest, causal": (see(BEGIN, BEGIN + 30, LONGEST), True, "30 keys, also for the causal mask"),
+    "first key": (see(level=START), True, "the causal mask is aligned to the first key of each"),
+    "buffer": (see(level=0), True, "is aligned to the start of the buffer"),
+    "end of buffer": (see(level=M - N), True, "is aligned to the end of the buffer"),
+    "by longest": (see(level=LONGEST), True, "is aligned by the longest lengths of q and k"),
+    "not causal": (see(), True, "attention is not causal"),
+    "causal": (see(level=LEVEL), False, "attention is causal"),
+    "next key": (see(level=LEVEL + 1), True, "a query also sees the next key"),
+    "blocks": (see() & (IN_J <= (IN_ROW + MORE) // 4 * 4 + 3), True, "a block of 4 see all keys"),
+    "wrap": (see() & (IN_J <= IN_ROW % 16 + MORE), True, "positions of queries are taken modulo"),
+    "lost": (see() & (IN_J // 16 != 1), False, "keys 16 to 29 of each sequence are left out"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def posed(tmp_path):
+    """Write a file with `cu_seqlens`, and read it."""
+
+    def pose(out, causal=False, arrays=None, offsets=(OF_Q, OF_K), softcap=None, **more):
+        arrays = {"out": out} | dict(zip("qkv", arrays or (Q, K, V), strict=True))
+        arrays = {x: np.swapaxes(y, 0, 1).astype(np.float32) for x, y in arrays.items()}
+        more |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), offsets, strict=True))
+        np.savez(tmp_path / "x.npz", **arrays, **more)
+        tensors = open_tensors(tmp_path / "x.npz", dtype="bfloat16")
+        return read_parts(tensors, pose_tensors(tensors, causal=causal, softcap=softcap))
+
+    return pose
+
+
+@pytest.fixture
+def judged(posed):
+    return lambda *x, **y: judge_all(posed(*x, **y), "bfloat16", "flash", 1e-6, False, None)
+
+
+def attend(seen, bias=0.0):
+    """Attend, with 0 for queries that see no key."""
+    return np.nan_to_num(fused(hide(scores(Q, K) + bias, seen), V)[0])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_that_sees_the_same_is_what_is_named(posed, name):
+    seen, causal, words = CASES[name]
+    problem = posed(Q, causal)["out"].problem
+    rows = Rows((1,), ROW[:, 0], J)
+    heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
+    same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
+    assert words in next(same)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_mistaken_is_named(judged, name):
+    seen, causal, words = CASES[name]
+    found = judged(attend(seen), causal)
+    assert found.verdict == "FAIL"
+    assert found.suspects[0].text.startswith("agrees if ")
+    assert words in found.suspects[0].text
+    assert "but only in" not in found.suspects[0].text
+
+
+def test_a_cap_after_the_mask_shows_hidden_keys_of_the_own_sequence(judged):
+    """Rows that lose most of their weight are no exact rows times a number."""
+    capped = 2 * np.tanh(scores(Q, K) / 2)
+    seen = hide(np.where(see(level=LEVEL), capped, -2.0), see())
+    words = "hidden keys have the score -cap (the cap is applied after the mask)"
+    found = judged(fused(seen, V)[0], causal=True, softcap=2.0)
+    assert found.suspects[0].text == f"agrees if {words}"
+    assert "times a number" not in str(found)
+
+
+@pytest.mark.parametrize("longest", [22, 30])
+def test_the_simplest_that_sees_the_same_comes_first(posed, longest):
+    """If q and k are as long, counts by the longest lengths are those from the first keys."""
+    offsets = np.cumsum([0, 13, 5, longest, 9]), np.cumsum([0, 17, 5, longest, 12])
+    rng, of_k = np.random.default_rng(5), offsets[1]
+    q, k, v = (BF16(rng.standard_normal((1, x[-1], 4))) for x in (*offsets, of_k))
+    problem = posed(q, True, (q, k, v), offsets)["out"].problem
+    at = np.repeat(np.arange(4), np.diff(offsets[0]))
+    ahead = np.arange(of_k[-1]) - of_k[at, None]
+    seen = (ahead >= 0) & (ahead <= (np.arange(len(at)) - offsets[0][at])[:, None])
+    rows = Rows((0,), np.arange(len(at)), np.arange(of_k[-1]))
+    heads = ((x.text, x.head(rows).mask) for x in list_alternatives(problem))
+    same = (text for text, mask in heads if np.all(seen == (True if mask is None else mask)))
+    assert next(same) == (
+        "the causal mask is aligned to the first key of each sequence, not to the last"
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "causal"), [(2, True), ([0, 3], True), (2, False)])
+def test_a_cause_in_some_sequences_alone(posed, number, causal):
+    """Their neighbours in a tile of rows are right; so are their log normalisers."""
+    there = np.isin(AT, number)[:, None]
+    right = see(level=LEVEL if causal else None)
+    wrong = see() if causal else see(np.append(0, BEGIN[:-1]))
+    seen = np.where(there, wrong, right)
+    out, lse = fused(hide(scores(Q, K), seen), V)
+    parts = posed(np.nan_to_num(out), causal, lse=lse.astype(np.float32))
+    found = judge_all(parts, "bfloat16", "flash", 1e-6, False, None).suspects[0].text
+    words = "attention is not causal" if causal else TOO.format("keys of the sequence before it")
+    named = "sequence 2" if number == 2 else "sequences 0 and 3"
+    assert found.startswith(f"agrees if {words}, but only in ")
+    assert named in found
+
+
+@pytest.mark.long
+def test_rows_that_were_not_taken_tell_causes_apart(judged):
+    """Offsets of keys that are 1 too small, and not those of queries: few rows are others."""
+    rng = np.random.default_rng(3)
+    offsets = np.cumsum([0, 70, 33, 101, 52])
+    q, k, v = (BF16(rng.standard_normal((x, 256, 16))) for x in (4, 1, 1))
+    at, of_keys = (
+        sequences_of(x, np.arange(256)) for x in (offsets, offsets - (offsets % 256 > 0))
+    )
+    out = fused(hide(scores(q, k), at[:, None] == of_keys), v)[0]
+    found = judged(out, arrays=(q, k, v), offsets=(offsets, offsets)).suspects[0].text
+    assert found == "agrees if cu_seqlens of k and v are 1 too small"
+
+
+@pytest.mark.long
+def test_what_holds_in_all_rows_comes_before_what_holds_in_the_wrong_ones(judged):
+    """Rows of one sequence see those before it, which has many causes; the others are right."""
+    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
+    row = np.arange(offsets[-1])[:, None]
+    first = np.delete(offsets, 1)[sequences_of(np.delete(offsets, 1), row)]
+    out = fused(hide(scores(q, k), (first <= row.T) & (row >= row.T)), v)[0]
+    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
+    assert found == "agrees if entry 1 of cu_seqlens (24) is left out"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("value", "start"), [(0.0, "agrees if"), (0.5, "agrees in part if")])
+def test_a_cause_explains_rows_that_see_no_key_by_it(judged, value, start):
+    """First queries, if their own key is not seen: they are 0, and not any number."""
+    offsets, rng = np.cumsum([0, 24, 40, 30]), np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal((1, offsets[-1], 16))) for _ in "qkv")
+    row = np.arange(offsets[-1])[:, None]
+    first = offsets[sequences_of(offsets, row)]
+    out = np.nan_to_num(fused(hide(scores(q, k), (first < row.T) & (row >= row.T)), v)[0])
+    out[:, offsets[:-1]] = value
+    found = judged(out, True, (q, k, v), (offsets, offsets)).suspects[0].text
+    assert found.startswith(start)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("causal", [False, True])
+def test_right_numbers_pass(judged, causal):
+    assert judged(attend(see(level=LEVEL if causal else None)), causal).verdict == "PASS"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("level", "words"),
+    [
+        (0, "the bias is aligned to the start of the buffer"),
+        (M - N, "the bias is aligned to the end of the buffer"),
+        (LONGEST, "the bias is aligned by the longest lengths"),
+    ],
+)
+def test_a_bias_by_other_distances(judged, level, words):
+    out = attend(see(), -SLOPES * far(level))
+    found = judged(out, bias=(-SLOPES * far(LEVEL)).astype(np.float32))
+    assert words in found.suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("value", ["zero", "stale"])
+def test_a_sequence_that_is_skipped(judged, value):
+    """Rows of zeros have a cause; of rows that were never written, a remark says so."""
+    out = attend(see())
+    other = BF16(np.random.default_rng(3).standard_normal(out.shape))
+    out[:, AT == 2] = 0 if value == "zero" else other[:, AT == 2]
+    found = judged(out)
+    where = "queries 18 to 39 (sequence 2)"
+    assert where in found.place
+    named = found.suspects[0].text if value == "zero" else found.remarks[0]
+    said = {
+        "zero": "sequence 2 is skipped: its rows are 0",
+        "stale": f"{where}: numbers are unlike",
+    }
+    assert said[value] in named
+    assert len(found.suspects) == (value == "zero")
+
+
+@pytest.mark.long
+def test_no_cause_is_named_for_another_defect(judged):
+    """Rows of numbers of another kind in two sequences."""
+    out = attend(see())
+    out[:, 15:25] = BF16(np.random.default_rng(3).standard_normal((10, 16)))
+    assert [x.text for x in judged(out).suspects] == []
+
+
+LENGTHS, SIZE, FEW = np.array([21, 40, 11]), 16, 4
+TABLE = np.array([[4, 1, 0], [2, 7, 3], [6, 0, 0]])
+
+
+def in_blocks():
+    """Queries of three members, and keys and values in blocks that lie in any order."""
+    rng = np.random.default_rng(6)
+    q, k, v = (BF16(rng.standard_normal(x)) for x in ((3, FEW, 2, 16), *[(8, SIZE, 1, 16)] * 2))
+    k[5] = np.nan
+    return q, k, v
+
+
+def attend_blocks(table=TABLE, lengths=LENGTHS, level=None, padded=1):
+    """Attend; the last query sees the last key, or queries see keys up to a level."""
+    q, k, v = in_blocks()
+    out = np.zeros(q.shape)
+    for b, (row, length) in enumerate(zip(table, lengths, strict=True)):
+        keys, values = (x[row].reshape(1, -1, 16) for x in (k, v))
+        j, last = np.arange(keys.shape[1]), LENGTHS[b] - FEW if level is None else level[b]
+        s = scores(np.swapaxes(q[b], 0, 1), keys)
+        s = hide(s, (j < length) & (j <= np.arange(FEW)[:, None] + last))
+        more = -length % padded
+        s = np.concatenate([s, np.zeros((2, FEW, more))], -1)
+        values = np.concatenate([values, np.zeros((1, more, 16))], 1)
+        out[b] = np.swapaxes(fused(s, values)[0], 0, 1)
+    return out
+
+
+NEXT, FULL = np.roll(LENGTHS, -1), np.full(3, 99)
+BLOCKS = {
+    "right": ({}, True, ""),
+    "not causal": ({"level": FULL}, True, "attention is not causal"),
+    "causal": ({}, False, "attention is causal"),
+    "first key": ({"level": np.zeros(3, int)}, True, "aligned to the first key of each sequence"),
+    "next key": ({"level": LENGTHS - FEW + 1}, True, "a query also sees the next key"),
+    "one more": ({"lengths": LENGTHS + 1, "level": FULL}, False, "a sequence is one key too long"),
+    "one less": ({"lengths": LENGTHS - 1, "level": FULL}, False, "does not see its last key"),
+    "of the next": ({"lengths": NEXT, "level": FULL}, False, "has the length of the next one"),
+    "longest": ({"lengths": FULL * 0 + 40, "level": FULL}, False, "as long as the longest, 40"),
+    "whole blocks": ({"lengths": -(-LENGTHS // 16) * 16, "level": FULL}, False,
+        "lengths of sequences are rounded up to multiples of 16 keys"),
+    "padded": ({"level": FULL, "padded": 16}, False, "of each sequence are padded to a"),
+    "other blocks": ({"table": np.roll(TABLE, 1, 0), "level": FULL}, False,
+        "keys and values are read from the batch member before"),
+    "mixed blocks": ({"table": np.array([[4, 1, 0], [4, 7, 6], [6, 0, 0]]), "level": FULL}, False,
+        "blocks of 16 keys are read from elsewhere: not keys 0 to 15, 32 to 47 of batch member 1, "
+        "but keys 0 to 15 of batch member 0, 0 to 15 of batch member 2"),
+    "blocks in another order": ({"table": np.array([[4, 1, 0], [2, 3, 7], [6, 0, 0]]),
+        "level": FULL}, False, "the last block of 16 keys of batch member 1 is keys 16 to 31"),
+}  # fmt: skip
+
+
+def judge_blocks(path, out, causal=False, lengths=LENGTHS):
+    arrays = dict(zip("qkv", in_blocks(), strict=True)) | {"out": out}
+    arrays = {x: y.astype(np.float32) for x, y in arrays.items()}
+    np.savez(path / "x.npz", **arrays, block_table=TABLE, cache_seqlens=lengths)
+    tensors = open_tensors(path / "x.npz", dtype="bfloat16")
+    parts = read_parts(tensors, pose_tensors(tensors, causal=causal))
+    return judge_all(parts, "bfloat16", "flash", 1e-6, False, None)
+
+
+@pytest.mark.long(*(x for x in BLOCKS if x not in ("right", "whole blocks")))
+@pytest.mark.parametrize("name", BLOCKS)
+def test_causes_with_keys_in_blocks(tmp_path, name):
+    how, causal, words = BLOCKS[name]
+    found = judge_blocks(tmp_path, attend_blocks(**how), causal)
+    assert (found.verdict == "FAIL") == bool(words)
+    if words:
+        assert found.suspects[0].text.startswith("agrees if ")
+        assert words in found.suspects[0].text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("lost", "named"), [([0, 2], True), ([0, 1], False)])
+def test_unused_slots_that_are_nan(tmp_path, lost, named):
+    """In sequences of which the last block is not full."""
+    lengths = np.array([21, 48, 11])
+    out = attend_blocks(lengths=lengths, level=FULL)
+    out[lost] = np.nan
+    texts = [x.text for x in judge_blocks(tmp_path, out, lengths=lengths).suspects]
+    text = "unused slots of the last block of a sequence are NaN, and 0 times NaN is NaN"
+    assert (f"agrees if {text}" in texts) == named

@@ -1,0 +1,135 @@
+"""Outputs that say nothing: that they pass is said, and a verdict by them is no PASS."""
+
+import math
+
+import numpy as np
+import pytest
+
+from refattn import naive
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification import verify
+from tests.judge.rounding.rounded import of_heads
+from tests.judge.verification.test_verdict import BF16, sample
+
+HALF = FORMATS["float16"].round
+
+
+def judged(q, k, v, **options):
+    out, _ = of_heads("flash", q, k, v, "bfloat16", **options)
+    return verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile="flash", **options)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_trained_tensors_are_not_blind(causal):
+    found = judged(*sample([0, 5]), causal=causal)
+    assert (found.verdict, found.blind) == ("PASS", ())
+
+
+def test_the_mean_of_values_where_scores_are_small():
+    q, k, v = sample([0, 5])
+    found = judged(BF16(1e-4 * q), k, v)
+    assert found.verdict == "UNDERPOWERED"
+    assert found.blind == ("mean of v", "half the scale")
+    assert "UNDERPOWERED: mean of v would also pass" in str(found)
+    words = "on these inputs mean of v and half the scale would also pass: use larger q or k"
+    assert words in str(found)
+
+
+@pytest.mark.parametrize("size", [1.0, 0.0])
+def test_the_mean_of_values_is_right_where_keys_are_the_same(size):
+    """But not where they are 0, as if they had been lost."""
+    q, k, v = sample([0, 5])
+    found = judged(q, size * k[:, :1].repeat(k.shape[1], 1), v)
+    assert found.verdict == ("PASS" if size else "UNDERPOWERED")
+    assert ("mean of v (the right result here: all keys are the same)" in found.blind) == bool(size)
+    assert f"also pass: use {'keys that differ' if size else 'larger q or k'}" in str(found)
+
+
+def test_zeros_where_values_are_0():
+    q, k, v = sample([0])
+    found = judged(q, k, 0 * v)
+    assert {"zeros", "mean of v"} <= {*found.blind}
+    assert found.verdict == "UNDERPOWERED"
+
+
+def test_larger_queries_are_no_advice_where_all_values_are_the_same():
+    q, k, v = sample([0])
+    found = str(judged(q, k, v[:, :1].repeat(v.shape[1], 1)))
+    assert "  v is the same for all keys: any weights give the same output\n" in found
+    assert "would also pass: use values that differ from key to key\n" in found
+    assert "  next: use values that differ from key to key" in found
+    assert "larger q" not in found
+
+
+@pytest.mark.parametrize(
+    ("n", "softcap", "verdict"), [(64, 40.0, "UNDERPOWERED"), (128, 50.0, "FAIL")]
+)
+def test_an_option_that_is_ignored_is_named(n, softcap, verdict):
+    """Scores of up to 5 under a cap: eager may allow more than that changes, of a few rows."""
+    q, k, v = (BF16(np.random.default_rng(x).standard_normal((1, n, 128))) for x in range(3))
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", softcap=softcap)
+    assert found.verdict == verdict
+    words = {
+        "UNDERPOWERED": "a kernel that ignores the soft cap would also pass",
+        "FAIL": "there is no soft cap",
+    }
+    assert words[verdict] in str(found)
+    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16").verdict == "PASS"
+
+
+def test_keys_that_no_query_sees_may_be_lost():
+    q, k, v = sample([0, 5])
+    mask = np.broadcast_to(np.arange(128) < 60, (128, 128))
+    found = judged(q, k, v, mask=mask)
+    assert (found.verdict, found.blind) == ("PASS", ("the last keys lost",))
+
+
+def test_power_is_less_what_the_tests_subtract():
+    """8-bit numbers: their slack hides 1 %."""
+    to = FORMATS["float8_e4m3fn"].round
+    rng = np.random.default_rng(0)
+    q, k, v = (to(rng.standard_normal((2, x, 64))) for x in (64, 512, 512))
+    q, v = 2 * q, to(1 + 0.3 * v)
+    out = BF16(naive.softmax_attention(q, k, v))
+    found = verify(q=q, k=k, v=v, out=out, dtype="float8_e4m3fn", profile="flash")
+    assert found.detectable["factor"] > 0.01
+    assert found.verdict == "UNDERPOWERED"
+
+
+def stepwise_half(q, k, v, seen, hidden=-math.inf, bias=0.0):
+    """Step by step in float16, but for scores in float32 if keys are hidden by a number."""
+    narrow = HALF if hidden == -math.inf else np.float32
+    with np.errstate(all="ignore"):
+        s = narrow(narrow(q @ k.swapaxes(-1, -2)) * 0.25) + bias
+        s = np.where(seen, s, hidden)
+        w = np.exp(s - np.max(s, -1, keepdims=True))
+        return HALF(HALF(w / np.sum(w, -1, keepdims=True)) @ v)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("score", "4 of these rows hold the output if hidden keys have the score -10000"),
+        ("zeros", "4 of these rows hold 0"),
+        ("mean", "4 of these rows hold the mean of all values"),
+        ("overflow", "4 of these rows hold NaN or infinity: q . k is up to "),
+    ],
+)
+def test_what_rows_hold_of_which_nothing_is_known(how, words):
+    """Scores of visible keys near -10000, of which float16 has every eighth, or beyond 65504."""
+    q, k, v = (HALF(np.random.default_rng(x).standard_normal((1, 48, 16))) for x in range(3))
+    seen, bias, rows = np.tri(48, dtype=bool), np.zeros((48, 48)), slice(10, 14)
+    if how == "overflow":
+        q[0, rows], k[0, ::2] = HALF(9000 * q[0, rows]), HALF(9 * k[0, ::2])
+        out = stepwise_half(q, k, v, seen)
+    else:
+        bias[rows] = -1e4
+        out = stepwise_half(q, k, v, seen, -1e4, bias)
+    if how in ("zeros", "mean"):
+        out[0, rows] = 0 if how == "zeros" else HALF(np.mean(v[0], 0))
+    found = verify(q=q, k=k, v=v, out=out, causal=True, bias=bias, dtype="float16", profile="eager")
+    assert found.verdict == "UNDERPOWERED"
+    assert words in str(found)
+    if how == "overflow":
+        assert "and float16 ends at 65504" in str(found)

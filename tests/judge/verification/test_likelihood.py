@@ -1,0 +1,278 @@
+"""Which profile is likeliest, and that a right one is surely less likely with a small chance."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from refattn.judge.rounding import PROFILES
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.problems import pose_arrays
+from refattn.judge.rounding.softmax import variance_of_maxima
+from refattn.judge.verification import verify
+from refattn.judge.verification.choice import (
+    BACKWARD_PROFILES,
+    FAMILIES,
+    may_be_one,
+    usual_profiles,
+)
+from refattn.judge.verification.findings import Numbers
+from refattn.judge.verification.likelihood import compare
+from tests.judge.rounding.rounded import made, of_heads
+from tests.judge.verification.test_verdict import BF16, SOME, judged, run, sample
+
+NAMES = ("flash", "eager", "eager-narrow")
+
+
+def arrays(seed, n=96, m=64, d=16):
+    rng = np.random.default_rng(seed)
+    return tuple(BF16(2 * rng.standard_normal((2, x, d))) for x in (n, m, m))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_likeliest_profile_is_that_of_the_kernel(name):
+    q, k, v = arrays(0)
+    numbers = Numbers(of_heads(name, q, k, v, "bfloat16")[0].__getitem__, "bfloat16")
+    fits = compare(pose_arrays(q, k, v), numbers, "bfloat16", {x: PROFILES[x] for x in NAMES})
+    assert next(iter(fits)) == name
+    assert fits[name].log_p == 0
+    for other, fit in fits.items():  # the tighter are beyond their bounds, or fit worse
+        assert other == name or fit.against > 0
+    if name == "flash":
+        assert max(fits["eager"].log_p, fits["eager-narrow"].log_p) < math.log(1e-3)
+
+
+@pytest.mark.parametrize("draws", [8, pytest.param(200, marks=pytest.mark.long)])
+def test_errors_of_a_profile_are_surely_less_likely_at_its_level(draws):
+    """Gaussian errors of eager, whose columns are all the same: a false alarm has 1e-9 at most."""
+    rng, names = np.random.default_rng(3), {x: PROFILES[x] for x in NAMES}
+    q, k, v = (x[:1, :24, :4] for x in arrays(1))
+    problem = pose_arrays(q, k, v)
+    rows = problem.analyse((0,), PROFILES["eager"].kernel("bfloat16"), slice(0, 24))
+    p = []
+    for _ in range(draws):
+        out = rows.out + rows.std * rng.standard_normal((24, 1))
+        numbers = Numbers(out[None].__getitem__, "bfloat16")
+        p.append(compare(problem, numbers, "bfloat16", names)["eager"].log_p)
+    p = np.exp(p)
+    for level in (0.05, 0.001):
+        assert np.sum(p <= level) <= stats.binom.ppf(1 - 1e-9, draws, level)
+
+
+def test_one_wrong_row_does_not_hide_that_another_profile_is_likelier():
+    """All other rows fit flash: the loose law of eager-narrow is no explanation."""
+    heads, both = SOME[:2], ("flash", "eager-narrow")
+    right = run(heads=heads)
+    out = right.copy()
+    out[0, 7] = BF16(1.015 * out[0, 7])
+    found = judged(out, profile=both, heads=heads)
+    assert found.verdict == "FAIL"
+    assert judged(out, profile="eager-narrow", heads=heads).verdict == "PASS"
+    assert judged(right, profile=both, heads=heads).profile == "flash"
+
+
+def test_a_sharper_profile_that_does_not_explain_the_others_is_no_evidence():
+    """Float32 with an exponential between those of math and tf32; and an lse of a fast one."""
+    q, k, v = (2 * x.astype(np.float32) for x in arrays(2))
+    out, lse = of_heads("flash", q, k, v, "float32")
+    off = 1 + 2.0**-20 * np.random.default_rng(4).standard_normal(out.shape)
+    off[:, ::4] = 1 + 8 * (off[:, ::4] - 1)
+    off = (off * out).astype(np.float32)
+    found = verify(q=q, k=k, v=v, out=off, profile=("math", "tf32"))
+    assert (found.verdict, found.profile) == ("PASS", "tf32")
+    assert found.trials["math"] < found.alpha
+    q, k, v = BF16(q / 16), BF16(k), BF16(v)
+    out, lse = of_heads("math", q, k, v, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "out": out, "dtype": "bfloat16", "alpha": 0.05}
+    assert verify(**given, lse=lse).profile == "math"
+    found = verify(**given, lse=(lse + 2e-6).astype(np.float32), profile=("math", "flash"))
+    assert (found.verdict, found.profile) == ("PASS", "flash")
+
+
+def test_roundings_that_move_nothing_are_no_evidence():
+    """Scores that are small integers are rounded in one row of eight: eager looks like flash."""
+    rng = np.random.default_rng(5)
+    q, k = (rng.integers(-2, 3, (2, x, 16)) * 1.0 for x in (256, 64))
+    v = BF16(rng.standard_normal((2, 64, 16)))
+    q[:, ::9] *= 37
+    names = {x: PROFILES[x] for x in ("upcast", "eager")}
+    out, _ = of_heads("eager", q, k, v, "bfloat16", scale=0.25)
+    numbers = Numbers(out.__getitem__, "bfloat16")
+    fits = compare(pose_arrays(q, k, v, scale=0.25), numbers, "bfloat16", names)
+    assert fits["eager"].log_p > math.log(0.01)
+    found = verify(q=q, k=k, v=v, out=out, scale=0.25, dtype="bfloat16")
+    assert (found.profile, found.trials["flash"] < found.alpha) == ("eager", True)
+
+
+def test_scores_that_the_type_holds_are_not_moved_in_any_column():
+    """Small integers: some columns would show scores that move, and others weights that do."""
+    draw = np.random.default_rng(15).integers
+    q, k, v = (x * draw(-3, 4, (4, y, 64)) * 1.0 for x, y in ((3, 33), (1, 136), (1, 136)))
+    names = {x: PROFILES[x] for x in ("upcast", "eager")}
+    numbers = Numbers(of_heads("eager", q, k, v, "float16")[0].__getitem__, "float16")
+    fits = compare(pose_arrays(q, k, v), numbers, "float16", names)
+    assert fits["upcast"].explains
+    assert fits["eager"].log_p > math.log(0.01)
+
+
+def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
+    q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
+    got = made("flash", q, k, v, g, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | got
+    found = verify(**given | {x: BF16(0.5 * got[x]) for x in ("dk", "dv")})
+    assert {x: y.verdict for x, y in found.parts.items()} == {
+        "out": "PASS", "dq": "PASS", "dk": "FAIL", "dv": "FAIL"
+    }  # fmt: skip
+    assert found.parts["dq"].profile.startswith("flash")
+
+
+def test_rounded_gradients_are_those_of_the_rows_that_are_looked_at():
+    """Of more rows than are compared, by profiles of which one rounds what it is given."""
+    q, k, v, g = (
+        x.astype(np.float32) for x in np.random.default_rng(6).standard_normal((4, 8, 48, 8))
+    )
+    k, v = k[:2, :15], v[:2, :15]
+    got = made("recomputed", q, k, v, g, "float32")
+    assert verify(q=q, k=k, v=v, d_out=g, **got).parts["dq"].profile == "recomputed"
+
+
+def test_log_normalisers_of_which_nothing_is_known():
+    """Scores beyond a thousand, of which narrow steps of a softmax leave nothing."""
+    rng, half = np.random.default_rng(7), FORMATS["float16"].round
+    q, k = 3.0 * rng.integers(-3, 4, (1, 9, 64)), 1.0 * rng.integers(-3, 4, (1, 512, 64))
+    v = half(rng.standard_normal((1, 512, 8)))
+    out, lse = of_heads("flash", q, k, v, "float16", scale=0.8662460069089962)
+    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "scale": 0.8662460069089962}
+    assert verify(**given, dtype="float16", profile="eager-narrow").verdict != "FAIL"
+
+
+def test_evidence_is_that_of_profiles_that_explain_all_parts():
+    """Gradients in keys that are rounded by query head: math explains dq alone."""
+    q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((4, 48, 16))) for x in range(4))
+    got = made("math", q, k[:2], v[:2], g, "bfloat16")
+    found = verify(q=q, k=k[:2], v=v[:2], d_out=g, dtype="bfloat16", **got)
+    assert found.verdict == "PASS"
+    assert found.parts["dk"].trials["math"] < found.alpha
+
+
+def test_a_row_of_which_a_profile_says_nothing_is_not_explained():
+    """Scores near -450 of which bfloat16 has every other: eager allows zeros there, flash not."""
+    q, k, v = (BF16(np.random.default_rng(x).standard_normal((1, 64, 64))) for x in range(3))
+    k[..., 0], q[..., 0] = 60, 0
+    q[0, 5, 0] = -60
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    given = {"q": q, "k": k, "v": v, "dtype": "bfloat16"}
+    assert verify(**given, out=out).verdict == "PASS"
+    out[0, 5] = 0
+    found = verify(**given, out=out)
+    assert (found.verdict, found.profile, found.idle) == ("UNDERPOWERED", "eager", 1)
+    assert "would also pass in 1 rows by this profile, the first is head 0, row 5" in str(found)
+    assert "the verdict does not cover them" in str(found)
+
+
+def test_sample_has_no_idle_rows():
+    q, k, v = sample(SOME[:1])
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    assert verify(q=q, k=k, v=v, out=out, dtype="bfloat16").idle == 0
+
+
+@pytest.mark.long
+def test_a_looser_profile_does_not_explain_a_few_rows():
+    """Of 16 rows a factor of 1 + 2^-7, which eager allows, and all others as flash rounds them."""
+    rng = np.random.default_rng(0)
+    q, k, v = (BF16(rng.standard_normal((8, 2048, 64))) for _ in range(3))
+    out, _ = of_heads("flash", q, k, v, "bfloat16")
+    out[3, 512:528] = BF16(out[3, 512:528] * (1 + 2.0**-7))
+    found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16")
+    assert found.verdict == "FAIL"
+    assert "head 3, queries 512 to 527" in str(found)
+
+
+def test_weights_that_were_the_largest_so_far_are_not_rounded():
+    """One key comes first with a large weight, a later one has a larger, and values of 0."""
+    rng, to = np.random.default_rng(11), FORMATS["tfloat32"].round
+    q = to(np.stack([rng.uniform(20, 30, 48), rng.uniform(2, 6, 48)], -1))[None]
+    k, v = to(rng.standard_normal((1, 48, 2)) / 9), to(rng.standard_normal((1, 48, 8)))
+    k[0, 3], k[0, 40], v[0, 40] = (1, 0), (1, 1), 0
+    problem, names = pose_arrays(q, k, v, scale=1.0), {x: PROFILES[x] for x in ("math", "tf32")}
+    numbers = Numbers(of_heads("tf32", q, k, v, "float32", scale=1.0)[0].__getitem__, "float32")
+    fits = compare(problem, numbers, "float32", names)
+    assert fits["tf32"].against > 100  # errors are those of float32
+    assert fits["tf32"].log_p == 0
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_variance_of_weights_that_may_have_been_the_largest(masked):
+    rng, kernel = np.random.default_rng(12), PROFILES["flash"].kernel("bfloat16")
+    q, k, v = (rng.standard_normal((1, x, 3)) for x in (5, 70, 70))
+    mask = rng.random((5, 70)) < (0.5 if masked else 2)
+    problem = pose_arrays(q, k, v, mask=mask)
+    head, i = problem.head((0,)), slice(0, 5)
+    scores = np.where(mask, q[0] @ k[0].T / math.sqrt(3), -math.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    steps = np.where(weights < 1, kernel.weights.spacing(weights), 0) / weights.sum(-1)[:, None]
+    expected = np.zeros((5, 3))
+    for a in range(0, 70, 16):
+        at = a + np.argmax(scores[:, a : a + 16], -1)
+        expected += np.square(steps[np.arange(5), at, None] * v[0, at]) / 12
+    found = variance_of_maxima(head, kernel, i, problem.analyse((0,), kernel, i))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_profiles_that_one_kernel_may_have():
+    """Every profile is in one family, and a file in one type is judged by those of two at most."""
+    every = [x for family in FAMILIES for x in family]
+    assert len(every) == len({*every})
+    plain = {x for x in PROFILES if not x.endswith(("-cast", "-by-head"))}
+    assert {*every} == plain
+    for dtype in ("bfloat16", "float32", "float64"):
+        names = {*usual_profiles(dtype), *BACKWARD_PROFILES[dtype == "bfloat16"]}
+        assert len([x for x in FAMILIES if names & {*x}]) <= 2
+    assert may_be_one("flash", "upcast")
+    assert may_be_one("flash-cast@hopper", "flash-64-by-head")
+    assert not may_be_one("flash", "eager-by-head")
+    assert not may_be_one("math", "tf32@ampere")
+    assert may_be_one(None, "eager")
+    assert may_be_one("given", "given")
+
+
+PAIRS = [  # forward, backward, and whether one kernel may do both
+    ("flash", "eager", False), ("flash", "upcast", True), ("math", "flash-32", True),
+    ("math", "eager-narrow", False), ("upcast", "eager", False), ("eager", "upcast", False),
+    ("eager", "eager-narrow", True),
+]  # fmt: skip
+
+
+def of_kernels(forward, backward):
+    """Inputs, the output of one kernel, and the gradients of another."""
+    draw = np.random.default_rng(13).standard_normal
+    q, k, v, g = (BF16(x * draw((2, 64, 32))) for x in (1.5, 1.5, 1, 1))
+    out, found = (made(x, q, k, v, g, "bfloat16") for x in (forward, backward))
+    return {"q": q, "k": k, "v": v, "d_out": g, "dtype": "bfloat16"} | found | {"out": out["out"]}
+
+
+@pytest.mark.long("upcast", "32", "narrow")
+@pytest.mark.parametrize("name", sorted({x for _, x, _ in PAIRS}))
+def test_output_and_gradients_of_one_kernel_pass(name):
+    assert verify(**of_kernels(name, name)).verdict == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "right"),
+    [PAIRS[0], *(pytest.param(*x, marks=pytest.mark.long) for x in PAIRS[1:])],
+)
+def test_output_and_gradients_are_of_one_kernel(forward, backward, right):
+    found = verify(**of_kernels(forward, backward))
+    assert found.verdict == ("PASS" if right else "FAIL"), str(found)
+    assert right or "no kernel has both" in str(found)
+
+
+@pytest.mark.parametrize("one", ["eager", "flash"])
+def test_an_output_of_which_little_is_known_takes_the_family_of_the_gradients(one):
+    """One key has nearly all of the weight: any profile explains the output."""
+    draw = np.random.default_rng(14).standard_normal
+    q, k, v, g = (BF16(x * draw((2, 24, 16))) for x in (4, 4, 1, 1))
+    found = verify(q=q, k=k, v=v, d_out=g, dtype="bfloat16", **made(one, q, k, v, g, "bfloat16"))
+    assert found.verdict != "FAIL", str(found)
+    assert may_be_one(found.parts["out"].profile, found.parts["dq"].profile)

@@ -1,0 +1,141 @@
+"""Simulations of the tests of a trial: levels are kept, and sizes that are said to be seen are.
+
+Each draw has its seed in its name; a right level fails with probability 1e-9 at most.
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from refattn import naive
+from refattn.judge.rounding import PROFILES, problems
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.verification import trial
+from refattn.judge.verification.directions import SCORE_CHANGES, list_tangents
+from refattn.judge.verification.evidence import Evidence
+from refattn.judge.verification.findings import Numbers
+from refattn.judge.verification.looks import Look
+from refattn.judge.verification.trial import attempt
+
+ALARM = 1e-9
+ALPHA = 1e-6
+
+
+def of_arrays(seed, heads, n, m, d=3, **options):
+    rng, to = np.random.default_rng(seed), FORMATS["bfloat16"].round
+    q, k, v = (to(rng.standard_normal((heads, *x))) for x in ((n, d), (m, d), (m, 2)))
+    return rng, problems.pose_arrays(q, k, v, **options), (q, k, v)
+
+
+def tried(problem, profile, out, alpha=ALPHA):
+    weights = np.ones((math.prod(problem.lead), problem.shape[0]))
+    numbers = Numbers(out.__getitem__, "float32")
+    return attempt(problem, "bfloat16", profile, "flash", numbers, alpha, Look(weights))
+
+
+@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("name", ["factor", "scale", "epsilon"])
+def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
+    """What is common to all errors goes against the defect, as it may; errors are Gaussian.
+
+    A little less than half: two tests are tried, and the defect is in the sum of the squares.
+    """
+    profile, draws, n = PROFILES["flash"], 400, 1000
+    rng, problem, _ = of_arrays(seed, 1, n, 8)
+    changes = {"scale": SCORE_CHANGES["scale"]}
+    rows = problem.analyse((0,), profile.kernel("bfloat16"), slice(0, n), changes)
+    one = tried(problem, profile, rows.out[None])
+    steep = dict(list_tangents(problem, (0,), slice(0, n), rows))[name]
+    g = np.sum(np.square(steep / rows.std), -1)
+    slack = np.sum(np.abs(steep) * rows.slack / rows.std**2, -1)
+    t = one.detectable[name] * g - slack + np.sqrt(g) * rng.standard_normal((draws, n))
+    zero = np.zeros_like(t)
+    p = Evidence.of(t, zero, g + zero, slack + zero, np.ones(n)).test().log_p
+    seen = int(np.sum(p <= math.log(ALPHA / len(one.tests))))
+    far, need = (math.sqrt(2 * math.log(x * len(one.tests) / ALPHA)) for x in (2, 4))
+    chance = stats.norm.cdf(far / math.sqrt(1 + far**2 * np.sum(g * g) / np.sum(g) ** 2) - need)
+    assert 0.2 < chance < 0.5
+    least, most = (stats.binom.ppf(x, draws, chance) for x in (ALARM / 2, 1 - ALARM / 2))
+    assert least <= seen <= most
+
+
+def draws_of_squares(rng, heads, n, columns=1):
+    """What a trial collects of numbers of variance 1."""
+    z = rng.standard_normal((heads, n, columns))
+    ones = np.ones((heads, n))
+    return SimpleNamespace(
+        square=np.mean(z * z, -1),
+        counted=ones * columns,
+        weights=ones,
+        column=np.sum(z * z, (0, 1)),
+        column_rows=np.full(columns, 1.0 * heads * n),
+        largest=(float(np.max(np.abs(z))), (0, 0, 0)),
+        problem=SimpleNamespace(
+            lead=(heads,), rows="queries", result="the output", index_of=lambda number: (number,)
+        ),
+        sums={"factor": [x * np.ones((heads, n)) for x in (z[..., 0], 0.0, 1.0, 0.0)]},
+    )
+
+
+@pytest.mark.parametrize("seed", [2])
+def test_all_sizes_and_tiles_together_keep_their_level(seed):
+    """600 tiles, of which the worst is looked at: 5 % of trials at most alarm at .05."""
+    rng, tries = np.random.default_rng(seed), 30
+    alarms = {}
+    for _ in range(tries):
+        found = draws_of_squares(rng, 300, 32)
+        for x in (*trial._test_sizes(found, 300 * 32), *trial._test_tiles(found)):
+            alarms[x.name] = alarms.get(x.name, 0) + (x.log_p <= math.log(0.05))
+    assert {"mean square of tiles of 16", "mean square of heads", "factor of a tile"} <= {*alarms}
+    assert max(alarms.values()) <= stats.binom.ppf(1 - ALARM, tries, 0.05)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("causal", [False, True])
+def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
+    """Of keys of which the value is 0 neither: what they are missed by is in the mean only."""
+    profile = PROFILES["math"]._replace(out=None)
+    _, _, (q, k, v) = of_arrays(3, 2, 200, 5)
+    v = np.abs(v) * (np.arange(5) > 0)[:, None]
+    problem = problems.pose_arrays(q, k, v, causal=causal)
+    changes = {"scale": SCORE_CHANGES["scale"]}
+    kernel = profile.kernel("bfloat16")
+    rows = [problem.analyse((h,), kernel, slice(0, 200), changes) for h in range(2)]
+    out = np.stack([x.out + sign * x.slack for x in rows])
+    for x in tried(problem, profile, out).tests:
+        assert x.p_value == pytest.approx(1.0), x.name
+
+
+@pytest.mark.parametrize("name", ["edge-1", "edge+1", "key"])
+def test_whole_defects_have_the_size_1(name):
+    """Of a key with much of the weight, too: sizes are shares of its own weight."""
+    causal = name != "key"
+    _, problem, (q, k, v) = of_arrays(4, 2, 100, 100 + 3 * causal, causal=causal)
+    k = k if causal else k[:, :3]
+    v = v[:, : k.shape[1]]
+    problem = problems.pose_arrays(q, k, v, causal=causal)
+    n, m, _ = problem.shape
+    seen = np.arange(m) != 1
+    if causal:
+        seen = np.tri(n, m, m - n + (1 if name == "edge+1" else -1), dtype=bool)
+    found = tried(problem, PROFILES["flash"], naive.softmax_attention(q, k, v, mask=seen))
+    suspect = next(x for x in found.suspects if x.name == name)
+    assert suspect.explained == pytest.approx(1, abs=0.02)
+    assert suspect.estimate == pytest.approx(1, rel=0.02)
+
+
+def test_the_same_roundings_in_all_rows_are_no_evidence():
+    """Queries that differ by less than a rounding, and weights over a maximum that was before."""
+    to = FORMATS["bfloat16"]
+    _, _, (_, k, v) = of_arrays(5, 1, 1, 9)
+    q = 1 + 1e-6 * np.arange(300)[None, :, None] * np.ones(3)
+    problem = problems.pose_arrays(q, k, v)
+    s = 3**-0.5 * q[0] @ k[0].T
+    w = np.exp(s - np.max(s, -1, keepdims=True))
+    out = to.round(w * 1.4) / 1.4 @ v[0] / np.sum(w, -1, keepdims=True)
+    found = tried(problem, PROFILES["flash"]._replace(out=None), out[None])
+    assert not found.rejected(ALPHA)
+    assert (found.known, found.powered) == (0, False)

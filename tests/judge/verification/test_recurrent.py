@@ -1,0 +1,389 @@
+"""Verdicts on recurrences: a chunked kernel in NumPy, right and with defects."""
+
+import numpy as np
+import pytest
+
+from refattn import naive, verify, vjp
+from refattn.judge.rounding.formats import FORMATS
+from refattn.recurrences import rwkv7, state_space_duality
+from tests.cli.running import run
+
+NAMES = {True: "gated-delta-rule", False: "state-space-duality"}
+
+
+def kernel(q, k, v, g, beta, state, to, c, defect=""):
+    """Chunks of c tokens in float32, whose products are of numbers of a type."""
+    single = np.float32
+    q, k, v, g = (x.astype(single) for x in (q, k, v, g))
+
+    def rounded(x):
+        return FORMATS[to].round(x).astype(single)
+
+    state, rows = state.astype(single), []
+    for i in (slice(s, min(s + c, len(q))) for s in range(0, len(q), c)):
+        sums, read = np.cumsum(g[i], dtype=single)[:, None], rounded(state)
+        later = np.tril(np.ones((len(sums), len(sums)), single))
+        decay, to_end = later * np.exp((sums - sums.T) * later), np.exp(sums[-1] - sums)
+        if defect == "clipped":
+            decay = later * np.exp(sums) * np.exp(np.minimum(-sums, single(4))).T
+            to_end = np.exp(sums[-1]) * np.exp(np.minimum(-sums, single(4)))
+        lower, y = np.tril(k[i] @ k[i].T * decay, -1), v[i]
+        if defect == "decay of its own write":
+            decay, to_end = decay * np.exp(g[i]), to_end * np.exp(g[i])[:, None]
+        if beta is not None:
+            b = beta[i, None].astype(single)
+            off = b * b if defect == "beta twice" else b
+            right = b * v[i] - off * (rounded(np.exp(sums) * k[i]) @ read)
+            y = rounded(np.linalg.solve(np.eye(len(b), dtype=single) + off * lower, right))
+        out = np.exp(sums) * (q[i] @ read) + rounded(q[i] @ k[i].T * decay) @ y
+        state = np.exp(sums[-1]) * state + rounded(to_end * k[i]).T @ y
+        out = 0 * out if defect == "last chunk" and i.stop == len(q) else out
+        if defect == "bfloat16 state":
+            state = FORMATS["bfloat16"].round(state).astype(single)
+        rows.append(rounded(out * single(q.shape[1] ** -0.5)))
+    return np.concatenate(rows), state
+
+
+def made(
+    to="bfloat16", c=64, defect="", removes=True, seed=0, n=150, heads=3, slow=1.0, kept="float32"
+):
+    rng, d = np.random.default_rng(seed), 16
+    q, k, v = rng.standard_normal((3, heads, n, d))
+    q, k, v = (FORMATS[to].round(x) for x in (q, k / np.linalg.norm(k, axis=-1)[..., None], v))
+    g = np.float32(
+        -slow * np.exp(rng.standard_normal((heads, n)) - 3) * np.arange(1, heads + 1)[:, None]
+    )
+    beta = np.float32(rng.uniform(0.1, 1, (heads, n))) if removes else None
+    first = np.float32(FORMATS[kept].round(rng.standard_normal((heads, d, d))))
+    betas = [None] * heads if beta is None else beta
+    of_heads = zip(q, k, v, g, betas, first, strict=True)
+    results = [kernel(*x, to, c, defect) for x in of_heads]
+    arrays = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": first}
+    arrays |= {"beta": beta} if removes else {}
+    arrays["out"], arrays["state"] = (np.stack(x) for x in zip(*results, strict=True))
+    return {**arrays, "estimator": NAMES[removes], "dtype": to}
+
+
+def judge(*args, **options):
+    return verify(**made(*args, **options)).parts
+
+
+@pytest.mark.parametrize("removes", [True, False])
+@pytest.mark.parametrize("c", [16, pytest.param(64, marks=pytest.mark.long)])
+@pytest.mark.parametrize("to", ["bfloat16", "float32"])
+def test_a_right_kernel_passes(to, c, removes):
+    found = judge(to, c, removes=removes, n=2 * c + 1, heads=2)
+    assert {x.verdict for x in found.values()} <= {"PASS", "UNDERPOWERED"}
+    assert 0.75 < found["out"].z.rms < 1.15
+
+
+def longer(x):
+    return x * np.linspace(0.5, 2, x.shape[-2])[:, None]
+
+
+def normal(x):
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def later(x):
+    """What the token before has, and 0 for the first."""
+    return np.concatenate([0 * x[:, :1], x[:, :-1]], 1)
+
+
+# By cause: changes to the inputs, or to the results, of a right kernel.
+CAUSES = {
+    "all arrays are read from other heads": {"out": lambda x: x[[1, 2, 0]]},
+    "each row holds the output of the token before": {"out": lambda x: np.roll(x, 1, -2)},
+    "the last state is transposed": {"state": lambda x: x.mT},
+    "q is normalised to length 1": {"q": normal},
+    "q and k are normalised to length 1": {"q": normal, "k": normal},
+    "beta is doubled": {"beta": lambda x: 2 * x},
+    "log decays are multiplied by log2(e)": {"log_decay": lambda x: x / np.log(2)},
+    "log decays are read as logarithms to base 2": {"log_decay": lambda x: x * np.log(2)},
+    "q and k are read from other heads": {"q": lambda x: x[[1, 0, 2]], "k": lambda x: x[[1, 0, 2]]},
+    "decays are read from other heads": {"log_decay": lambda x: np.roll(x, 1, 0)},
+    "each token uses the decay of the next token": {"log_decay": lambda x: np.roll(x, -1, -1)},
+    "the initial state is ignored": {"initial_state": np.zeros_like},
+    "k is read from other heads": {"k": lambda x: x[[1, 0, 2]]},
+    "v is read from other heads": {"v": lambda x: x[[1, 0, 2]]},
+    "initial states are read from other heads": {"initial_state": lambda x: x[[1, 0, 2]]},
+    "each token uses the key of the token before": {"k": lambda x: later(x)},
+    "each token uses the key of the next token": {"k": lambda x: later(x[:, ::-1])[:, ::-1]},
+    "each token uses the value of the token before": {"v": lambda x: later(x)},
+    "each token uses the beta of the token before": {"beta": lambda x: later(x)},
+    "each token uses the beta of the next token": {"beta": lambda x: later(x[:, ::-1])[:, ::-1]},
+    "each token uses the query of the token before": {"q": lambda x: later(x)},
+    "each token uses the key and value of the token before": {
+        "k": lambda x: later(x),
+        "v": lambda x: later(x),
+    },
+    "log decays are doubled": {"log_decay": lambda x: 2 * x},
+    "beta is the sigmoid of beta": {"beta": lambda x: 1 / (1 + np.exp(-x))},
+    "the first token of each chunk of 32 does not decay the state": {
+        "log_decay": lambda x: x * (np.arange(x.shape[-1]) % 32 > 0)
+    },
+    "the last token of each chunk of 32 is not written to the state": {
+        "k": lambda x: x * (np.arange(x.shape[-2]) % 32 < 31)[:, None]
+    },
+    "the initial state is multiplied by 3": {"initial_state": lambda x: 3 * x},
+    "beta is halved, but only in head 1": {
+        "beta": lambda x: x * np.array([1, 0.5, 1], np.float32)[:, None]
+    },
+    "the state stays the initial one": {"beta": np.zeros_like, "log_decay": np.zeros_like},
+    "6 of 210 rows, the first is head 0, row 68: each row is the exact row times a number, 0": {
+        "out": lambda x: x * (np.arange(70) < 68)[:, None]
+    },
+    "each row is the exact row times a number": {"q": longer},
+    "the scale is 1": {"q": lambda x: 4 * x},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cause", CAUSES)
+def test_what_a_right_kernel_is_given_instead_is_named(cause):
+    """With states and removal, in float32; keys are longer than 1 where they are normalised."""
+    arrays, changes = made("float32", n=70), dict(CAUSES[cause])
+    if "k" in changes and "q and k are n" in cause:
+        arrays["k"] = np.float32(1.2 * arrays["k"])
+    arrays |= of_other_arrays(arrays, changes)
+    arrays |= {x: f(arrays[x]) for x, f in changes.items() if x in ("out", "state")}
+    part = verify(**arrays).parts["state" if "state" in changes else "out"]
+    assert part.verdict == "FAIL"
+    assert cause in part.suspects[0].text, part.suspects
+
+
+def of_other_arrays(arrays, changes):
+    """What a right kernel gives for changed arrays."""
+    given = arrays | {x: np.float32(f(arrays[x])) for x, f in changes.items() if x in arrays}
+    names = ("q", "k", "v", "log_decay", "beta", "initial_state")
+    results = [kernel(*x, "float32", 64) for x in zip(*map(given.get, names), strict=True)]
+    return dict(zip(("out", "state"), map(np.stack, zip(*results, strict=True)), strict=True))
+
+
+def test_a_recurrence_without_heads_is_explained():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 70, 8))
+    given = {"q": q, "k": k / np.linalg.norm(k, axis=-1, keepdims=True), "v": v}
+    given |= {"beta": rng.random(70), "log_decay": -rng.random(70)}
+    out = naive.gated_delta_rule(**given | {"beta": given["beta"] / 2}).out
+    found = verify(**given, out=out, estimator="gated-delta-rule")
+    assert found.suspects[0].text == "agrees if beta is halved"
+
+
+def test_other_recurrences_are_named():
+    """With a removal that is no delta rule, decays by coordinate, and factors on values."""
+    rng = np.random.default_rng(0)
+    q, k, a, b, v = rng.standard_normal((5, 2, 40, 8)).astype("f4")
+    a, g = 0.1 * a, -rng.exponential(size=(2, 40, 8)).astype("f4") / 8
+    write = rng.uniform(0.5, 1, (2, 40)).astype("f4")
+    same = {"a": (later(a), b, g, 1), "first": (a, b, g[..., :1] + 0 * g, 1)}
+    same |= {"mean": (a, b, np.mean(g, -1, keepdims=True) + 0 * g, 1)}
+    same |= {"factor": (a, b, g[..., :1] + 0 * g, write)}
+    words = {
+        "a": "each token uses the removal_a of the token before",
+        "first": "all coordinates have the decay of the first",
+        "mean": "all coordinates have their mean log decay",
+        "factor": "log decays are multiplied by the factor on v",
+    }
+    for name, (of_a, of_b, decay, by) in same.items():
+        given = {"q": q, "k": k, "v": v, "estimator": "rwkv7"}
+        given |= {"log_decay": g, "removal": (a, b)}
+        made = rwkv7(q, k, v, log_decay=decay, removal=(of_a, of_b)).out
+        if name == "factor":
+            given = {"q": q, "k": k, "v": v, "estimator": "state-space-duality"}
+            given |= {"log_decay": g[..., 0], "write": write}
+            decay = by * g[..., 0]
+            made = state_space_duality(q, k, v, log_decay=decay, write=write).out
+        found = verify(**given, out=made)
+        assert (found.verdict, name) == ("FAIL", name)
+        assert words[name] in found.suspects[0].text
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_nothing_is_said_where_squares_are_beyond_float64(size):
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 2, 40, 8))
+    arrays = {"q": q, "k": k, "v": size * v, "log_decay": -rng.exponential(size=(2, 40))}
+    out, state = state_space_duality(**arrays)
+    arrays["estimator"] = "state-space-duality"
+    for factor in (1, 1.01):
+        parts = verify(**arrays, out=factor * out, state=factor * state).parts
+        assert {x.verdict for x in parts.values()} == {"UNDERPOWERED"}
+
+
+def test_states_of_the_other_batch_member_are_no_rounding():
+    rng = np.random.default_rng(5)
+    q, k, v = rng.standard_normal((3, 2, 2, 50, 8)).astype("f4")
+    first = rng.standard_normal((2, 2, 8, 8)).astype("f4")
+    arrays = {"q": q, "k": k, "v": v, "log_decay": -np.full((2, 2, 50), 0.15, "f4")}
+    out, state = state_space_duality(**arrays, initial_state=first[::-1])
+    given = {**arrays, "initial_state": first, "out": out, "state": state}
+    parts = verify(**given, estimator="state-space-duality").parts
+    for part in parts.values():
+        assert "initial states are read from other heads: head (0, " in part.suspects[0].text
+    state *= np.array([0.5, 0.9], "f4")[:, None, None]
+    part = verify(**{**given, "out": None}, estimator="state-space-duality")
+    assert "norm of q" not in str(part)
+
+
+@pytest.mark.parametrize("cause", [x for x in CAUSES if "initial" in x or "to base 2" in x])
+def test_causes_that_the_first_head_does_not_show(cause):
+    """It has no decay, and starts from 0."""
+    arrays = made("float32", n=70)
+    arrays["log_decay"][0], arrays["initial_state"][0] = 0, 0
+    arrays |= of_other_arrays(arrays, CAUSES[cause])
+    assert cause in verify(**arrays).parts["out"].suspects[0].text
+
+
+@pytest.mark.parametrize(
+    ("first", "cause"),
+    [
+        (1, "no state is passed on between chunks of 64"),
+        (0, "neither the initial state nor the states between chunks of 64 are used"),
+    ],
+)
+def test_chunks_that_start_with_no_state(first, cause):
+    """The first one with its own, or not."""
+    arrays, parts = made("float32", n=70), []
+    for i in (slice(0, 64), slice(64, 70)):
+        names = ("q", "k", "v", "log_decay", "beta")
+        some = arrays | {x: arrays[x][:, i] for x in names}
+        some["initial_state"] = (first > i.start) * some["initial_state"]
+        parts.append(of_other_arrays(some, {}))
+    arrays |= {"out": np.concatenate([x["out"] for x in parts], 1), "state": parts[1]["state"]}
+    assert verify(**arrays).parts["out"].suspects[0].text == f"agrees if {cause}"
+
+
+def test_heads_of_several_members_are_told_apart():
+    """Of one of two members, two heads are exchanged."""
+    one = made("float32", n=70)
+    arrays = {x: np.stack([y, y]) if isinstance(y, np.ndarray) else y for x, y in one.items()}
+    arrays["out"][1] = one["out"][[1, 0, 2]]
+    text = verify(**arrays).parts["out"].suspects[0].text
+    assert text.endswith("other heads: head (1, 0) from head (1, 1), head (1, 1) from head (1, 0)")
+
+
+DEFECTS = {
+    "decay of its own write": "the decay of a token also applies to its own",
+    "clipped": "is clipped at e^4",
+    "beta twice": "beta also multiplies the state",
+    "bfloat16 state": "the state is kept in bfloat16",
+    "last chunk": "the last chunk of 64 is left out",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_defect_fails_and_is_named(defect):
+    """Of the state in bfloat16 a kernel in float32 says most."""
+    to = "float32" if defect == "bfloat16 state" else "bfloat16"
+    found = judge(to, defect=defect, slow=4.0 if defect == "clipped" else 1.0)["out"]
+    assert found.verdict == "FAIL"
+    assert DEFECTS[defect] in found.suspects[0].text
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_state_in_bfloat16_passes_where_states_are(removes):
+    """One that starts in float32 has 2^-24 of the numbers of bfloat16 by chance, if it is right."""
+    options = {"defect": "bfloat16 state", "removes": removes, "n": 70, "heads": 2}
+    found = judge(**options)["state"]
+    assert found.verdict == "FAIL"
+    assert "all numbers are bfloat16, in an array of float32" in found.suspects[0].text
+    found = judge(**options, kept="bfloat16")
+    assert {x.verdict for x in found.values()} <= {"PASS", "UNDERPOWERED"}
+    assert found["state"].out_dtype == "bfloat16"
+
+
+@pytest.mark.long
+def test_a_state_in_bfloat16_of_long_memory():
+    """Its roundings add up: outputs show them, and only where states are in bfloat16 may they."""
+    options = {"defect": "bfloat16 state", "removes": False, "n": 1024, "heads": 2, "slow": 0.01}
+    found = judge(c=16, **options)["out"]
+    assert found.verdict == "FAIL"
+    assert "kept in bfloat16 between chunks of about 16" in found.suspects[0].text
+    found = judge(c=16, **options, kept="bfloat16")["out"]
+    assert (found.verdict != "FAIL", found.profile) == (True, "chunk-16-states")
+    assert "fits a kernel whose state is kept in bfloat16 between chunks" in found.remarks
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_of_few_tokens_nothing_is_named_that_few_rows_cannot_show(n):
+    arrays = made("float32", n=n, heads=2)
+    found = verify(**arrays | {"out": arrays["out"] + np.float32(0.5)}).parts["out"]
+    assert (found.verdict, found.suspects) == ("FAIL", [])
+
+
+def test_a_state_that_says_little_asks_for_one_thing():
+    found = str(verify(**made(defect="bfloat16 state", n=40, heads=1, kept="bfloat16")))
+    assert "state: UNDERPOWERED: a state that is 1 % too large would also pass" in found
+    assert "worst: state at " in found
+    assert "next: use more sequences: each has a last state for each head" in found
+
+
+@pytest.mark.parametrize("name", ["out", "state"])
+def test_results_that_are_all_0_are_said_to_be_so(name):
+    arrays = made(n=40, heads=2)
+    found = verify(**arrays | {name: 0 * arrays[name]}).parts[name]
+    assert found.verdict == "FAIL"
+    assert "all numbers are 0, as if they were never computed" in found.suspects[0].text
+
+
+@pytest.mark.long
+def test_two_hundred_right_kernels(record_property):
+    """None fails: each does with probability 1e-6 at most."""
+    rng, verdicts, rms = np.random.default_rng(4), [], []
+    for seed in range(200):
+        to, c = rng.choice(["bfloat16", "float32"]), int(rng.choice([16, 64, 128]))
+        slow, removes = 10 ** rng.uniform(-2, 1), bool(rng.integers(2))
+        n = int(rng.integers(20, 140))
+        found = judge(to, c, "", removes, seed, n, 2, slow)["out"]
+        verdicts.append(found.verdict)
+        rms.append(found.z.rms)
+    record_property("rms", np.quantile(rms, [0, 0.1, 0.5, 0.9, 1]).round(2).tolist())
+    assert "FAIL" not in verdicts
+    assert 0.85 < np.median(rms) < 1.1
+
+
+def test_heads_of_values_that_share_keys(tmp_path):
+    """Gradients are judged of arrays that no heads share."""
+    (q, k), (v, d_out) = (np.random.default_rng(i).standard_normal((2, i, 9, 4)) for i in (2, 4))
+    arrays = {"q": q, "k": k, "v": v, "log_decay": -np.ones((4, 9))}
+    result, pullback = vjp(state_space_duality, **arrays)
+    back, options = pullback((d_out, None)), {"estimator": "state-space-duality"}
+    arrays |= {"out": result.out, "state": result.state, "d_out": d_out, "dv": back.v}
+    found = verify(**arrays, **options, dtype="float64").parts
+    assert {x: y.verdict for x, y in found.items()} == dict.fromkeys(("out", "state", "dv"), "PASS")
+    with pytest.raises(ValueError, match="of an array that heads share"):
+        verify(**arrays, dq=back.q, **options)
+    np.savez(tmp_path / "dump.npz", **arrays)
+    words = ["verify", tmp_path / "dump.npz", "--estimator", options["estimator"]]
+    assert "dv: PASS" in run(*words).stdout
+
+
+@pytest.mark.long
+def test_numbers_of_a_file_have_the_same_verdict(tmp_path):
+    arrays, path = made(n=40, heads=2), tmp_path / "dump.npz"
+    found = verify(**arrays)
+    words = ["verify", path, "--dtype", arrays.pop("dtype"), "--estimator", arrays.pop("estimator")]
+    np.savez(path, **{x: np.float32(y) for x, y in arrays.items()})
+    printed = run(*words).stdout
+    assert f"out: {found.parts['out'].verdict}" in printed
+    assert f"rms {found.parts['out'].z.rms:.3g}" in printed
+
+
+def test_what_is_refused():
+    arrays = made(n=4, heads=2)
+    in_pairs = {"estimator": "rwkv7", "beta": None, "removal": (arrays["k"], arrays["k"] + np.nan)}
+    of_heads = {"estimator": "retention", "decay": -1.0} | dict.fromkeys(("beta", "log_decay"))
+    for change, words in (
+        ({"beta": None}, "`beta` must be given for gated-delta-rule"),
+        ({"mask": np.ones((4, 4), bool)}, "`mask` must not be given"),
+        ({"estimator": "softmax"}, "`beta` must not be given for softmax"),
+        ({"d_out": arrays["out"], "dq": arrays["q"]}, "`dq` is not judged"),
+        ({"beta": arrays["beta"] + np.nan}, "`beta` must be finite"),
+        (in_pairs, "`removal` must be finite"),
+        (of_heads, "`decay` must not be negative, got -1.0"),
+        ({"state": arrays["state"][:1]}, "`state` must have the shape"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            verify(**{**arrays, **change})

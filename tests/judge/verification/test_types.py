@@ -1,0 +1,268 @@
+"""Arrays in types of their own, as of an 8-bit cache: verdicts on calls and on files."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from refattn import verify
+from refattn.files.tensors import open_tensors
+from refattn.judge.rounding import PROFILES
+from refattn.judge.rounding.formats import FORMATS, STORED
+from tests.judge.rounding.rounded import flash, of_heads
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+save_file = pytest.importorskip("safetensors.numpy").save_file
+
+f32 = np.float32
+M = 96  # keys
+SHARES = {  # axes of the largest number, and of the scale in files: of heads, tokens, blocks, ...
+    "one": ((0, 1, 2), ()),
+    "heads": ((1, 2), (2,)),
+    "tokens": ((2,), (2, M)),
+    "columns": ((1,), (2, 1, 16)),
+    "blocks": (None, (2, 8)),
+}
+
+
+def quantised(x, dtype, share):
+    """Numbers of 8 bits with their scale, which has the axes that `share` says."""
+    to, (axes, shape) = STORED[dtype], SHARES[share]
+    largest = np.abs(x)
+    if axes is None:
+        largest = largest.reshape(2, 8, -1).max(-1)
+    else:
+        largest = largest.max(axes, keepdims=True)
+    scale = (largest / (127 if dtype == "int8" else to.largest)).astype(f32).reshape(shape)
+    whole = np.repeat(scale, M // 8, 1)[..., None] if axes is None else scale
+    if share in ("heads", "tokens"):
+        whole = scale.reshape(*scale.shape, *[1] * (3 - scale.ndim))
+    return to.round(x / whole.astype(float)), scale, whole.astype(float)
+
+
+def kernel(*args, **options):
+    return of_heads(*args, **options)[0]
+
+
+def stored(x, dtype):
+    return np.asarray(x).astype(np.int8 if dtype == "int8" else getattr(ml_dtypes, dtype, dtype))
+
+
+def cache(q_dtype, dtype, share, *, name="flash", cast=False, wrong=1.0, seed=0):
+    """A kernel that reads keys and values of 8 bits, with one scale that is off."""
+    rng = np.random.default_rng(seed)
+    q = FORMATS[q_dtype].round(rng.standard_normal((2, 48, 16)))
+    given, read = {}, {}
+    for x in "kv":
+        numbers, scale, whole = quantised(rng.standard_normal((2, M, 16)), dtype, share)
+        given |= {x: stored(numbers, dtype), f"{x}_scale": scale}
+        read[x] = numbers * whole
+        if cast:
+            read[x] = FORMATS[q_dtype].round(read[x])
+    out = kernel(name, q, wrong * read["k"], read["v"], q_dtype)
+    return given | {"q": stored(q, q_dtype), "out": stored(out, q_dtype)}
+
+
+CACHES = [
+    ("bfloat16", "int8", "tokens"), ("bfloat16", "int8", "blocks"), ("float16", "int8", "columns"),
+    ("bfloat16", "float8_e4m3fn", "one"), ("bfloat16", "float8_e4m3fn", "heads"),
+    ("float16", "float8_e5m2", "tokens"), ("float32", "int8", "heads"),
+]  # fmt: skip
+of_caches = pytest.mark.parametrize("types", CACHES, ids="-".join)
+
+
+@pytest.mark.sweep(2)
+@of_caches
+@pytest.mark.parametrize("cast", [False, True])
+def test_right_kernels_with_a_cache_of_8_bits(types, cast):
+    """Products of the numbers as they are, or rounded to the type of q first."""
+    name = "math" if types[0] == "float32" else "flash"
+    given = cache(*types, name=name, cast=cast)
+    found = verify(**given)
+    assert found.verdict == "PASS", str(found)
+    assert found.dtype == types[0]
+    right = f"{name}-cast" if cast and name == "flash" else name
+    assert found.profile in (name, right)
+    assert 0.9 < verify(**given, profile=right).z.rms < 1.1
+
+
+@pytest.mark.sweep(3)
+@of_caches
+@pytest.mark.parametrize("cast", [False, True])
+def test_wrong_kernels_with_a_cache_of_8_bits(types, cast):
+    """The scale of keys 2 % too large: the scale of scores is."""
+    found = verify(**cache(*types, cast=cast, wrong=1.02))
+    assert found.verdict == "FAIL"
+
+
+@pytest.mark.long("v_scale")
+@pytest.mark.parametrize("lost", ["k_scale", "v_scale"])
+def test_a_scale_that_was_left_out(lost):
+    given = cache("bfloat16", "int8", "tokens")
+    del given[lost]
+    assert verify(**given).verdict == "FAIL"
+
+
+@pytest.mark.parametrize("name", [x for x in PROFILES if x.endswith("-cast")])
+def test_every_profile_of_a_cache_has_a_kernel(name):
+    plain = name.removesuffix("-cast")
+    assert PROFILES[name] == PROFILES[plain]._replace(inputs="storage")
+    found = verify(**cache("bfloat16", "int8", "tokens", name=plain, cast=True), profile=name)
+    assert (found.verdict, found.profile) == ("PASS", name)
+    assert 0.85 < found.z.rms < 1.15
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@of_caches
+def test_files_say_the_same(tmp_path, suffix, types):
+    """Scales are read; an .npz has float32 in place of what it cannot hold."""
+    from refattn.cli.verify import _judge_file
+
+    given, expected = cache(*types), verify(**cache(*types))
+    path = tmp_path / f"file.{suffix}"
+    dtype = None
+    if suffix == "npz":
+        wide = {x: y.astype(f32) if y.dtype.kind in "Vf" else y for x, y in given.items()}
+        np.savez(path, **wide)
+        dtype = {x: types[1] for x in "kv" if types[1] != "int8"} | {"q": types[0], "out": types[0]}
+    else:
+        save_file({x: np.ascontiguousarray(y) for x, y in given.items()}, path)
+    options = {"estimator": "softmax", "scale": None, "causal": False, "window": None}
+    found = _judge_file(
+        path, dtype=dtype, layout="bhnd", profile=None, alpha=1e-6, softcap=None, **options
+    )
+    assert found.tensors.dtypes["k"] == types[1]
+    assert found.verdict.verdict == expected.verdict
+    assert found.verdict.z == expected.z
+
+
+@pytest.mark.parametrize("as_float32", [True, False])
+def test_a_cache_that_is_given_in_float32(as_float32):
+    """Numbers times scales in float32, beside q and an output in bfloat16."""
+    given = cache("bfloat16", "int8", "tokens")
+    for x in "kv":
+        given[x] = given[x].astype(f32) * given.pop(f"{x}_scale")[..., None]
+    if as_float32:  # all numbers of q are of the type of out
+        given["q"] = given["q"].astype(f32)
+    found = verify(**given)
+    assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "bfloat16")
+
+
+WIDE = pytest.mark.parametrize("wide", [f32, pytest.param(np.float64, marks=pytest.mark.long)])
+NARROW = pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+
+
+def wide_arrays(dtype, wide):
+    """Arrays of a wide type that hold numbers of a narrow one."""
+    rng, to = np.random.default_rng(1), FORMATS[dtype].round
+    q, k, v = (to(x) for x in rng.standard_normal((3, 2, M, 16)))
+    arrays = {"q": q, "k": k, "v": v, "out": kernel("flash", q, k, v, dtype)}
+    return {x: y.astype(wide) for x, y in arrays.items()}
+
+
+@WIDE
+@NARROW
+def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, dtype, wide):
+    """Unless the type is given."""
+    given, own = wide_arrays(dtype, wide), np.dtype(wide).name
+    np.savez(tmp_path / "file.npz", **given)
+    tensors = open_tensors(tmp_path / "file.npz")
+    assert {*tensors.dtypes.values()} == {tensors.dtype} == {dtype}
+    assert {*tensors.stored.values()} == {own}
+    found = verify(**given)
+    assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", dtype)
+    assert verify(**given, dtype=own).dtype == own
+
+
+@WIDE
+@NARROW
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_arrays_of_which_one_holds_wide_numbers_are_of_the_wide_type(tmp_path, dtype, wide, name):
+    given, own = wide_arrays(dtype, wide), np.dtype(wide).name
+    given[name] = given[name] * wide(1.01)
+    np.savez(tmp_path / "other.npz", **given)
+    assert open_tensors(tmp_path / "other.npz").dtype == verify(**given).dtype == own
+
+
+def test_queries_in_float32_beside_keys_in_float16():
+    """They may be rounded to float16 as well, which is what TF32 keeps of them."""
+    rng, to = np.random.default_rng(1), FORMATS["float16"].round
+    q = rng.standard_normal((2, 48, 16)).astype(f32).astype(float)
+    k, v = (to(x) for x in rng.standard_normal((2, 2, M, 16)))
+    given = {"q": q.astype(f32), "k": k.astype(np.float16), "v": v.astype(np.float16)}
+    found = verify(**given, out=kernel("math", q, k, v, "float32").astype(f32))
+    assert (found.verdict, found.profile) == ("PASS", "math")
+    rounded = kernel(partial(flash, out="float32"), to(q), k, v, "float16")
+    assert verify(**given, out=rounded.astype(f32)).profile == "tf32"
+    assert verify(**given, out=(rounded * 1.001).astype(f32)).verdict == "FAIL"
+    half = verify(**given, out=kernel("math", q, k, v, "float16").astype(np.float16))
+    assert (half.verdict, half.profile) == ("PASS", "math")
+
+
+@pytest.mark.parametrize("weights", ["float8_e4m3fn", "bfloat16"])
+def test_queries_in_8_bits_and_the_type_of_weights(weights):
+    """Weights are rounded to 8 bits by default, as queries are, or to what is said."""
+    rng = np.random.default_rng(2)
+    numbers, scales, whole = {}, {}, {}
+    for x, m in (("q", M), ("k", M), ("v", M)):
+        drawn = rng.standard_normal((2, m, 16))
+        numbers[x], scales[f"{x}_scale"], whole[x] = quantised(drawn, "float8_e4m3fn", "heads")
+    read = [numbers[x] * whole[x] for x in "qkv"]
+    name = "fp8-weights" if weights == "float8_e4m3fn" else "flash"
+    out = stored(kernel(name, *read, "bfloat16"), "bfloat16")
+    given = {x: stored(y, "float8_e4m3fn") for x, y in numbers.items()} | scales | {"out": out}
+    said = {} if weights == "float8_e4m3fn" else {"dtype": {"weights": weights}}
+    found = verify(**given, **said)
+    assert found.verdict != "FAIL"
+    assert (found.profile, found.dtype) == ("flash", weights)
+    other = {"weights": "bfloat16" if weights == "float8_e4m3fn" else "float8_e4m3fn"}
+    rms = verify(**given, dtype=other, profile="flash").z.rms
+    assert not 0.5 < rms < 2
+
+
+def test_integers_in_queries_take_the_type_of_values():
+    rng = np.random.default_rng(3)
+    v = FORMATS["float16"].round(rng.standard_normal((2, M, 16)))
+    q, q_scale, of_q = quantised(rng.standard_normal((2, M, 16)), "int8", "blocks")
+    k, k_scale, of_k = quantised(rng.standard_normal((2, M, 16)), "int8", "tokens")
+    out = kernel("flash", q * of_q, k * of_k, v, "float16")
+    given = {"q": stored(q, "int8"), "k": stored(k, "int8"), "v": stored(v, "float16")}
+    given |= {"q_scale": q_scale, "k_scale": k_scale, "out": stored(out, "float16")}
+    found = verify(**given)
+    assert (found.verdict, found.profile, found.dtype) == ("PASS", "flash", "float16")
+
+
+@pytest.mark.long("False")
+@pytest.mark.parametrize("cast", [False, True])
+def test_gradients_with_a_cache(cast):
+    """As of a fine-tuned adapter beside frozen keys in 8 bits."""
+    from tests.judge.rounding.rounded import made
+
+    rng = np.random.default_rng(4)
+    given = cache("bfloat16", "int8", "tokens")
+    q = given["q"].astype(float)
+    k, v = (given[x].astype(float) * given[f"{x}_scale"][..., None].astype(float) for x in "kv")
+    if cast:
+        k, v = (FORMATS["bfloat16"].round(x) for x in (k, v))
+    g = FORMATS["bfloat16"].round(rng.standard_normal(q.shape))
+    found = made("flash", q, k, v, g, "bfloat16")
+    given |= {x: stored(y, "bfloat16") for x, y in found.items()}
+    given["d_out"] = stored(g, "bfloat16")
+    verdict = verify(**given)
+    assert {x: y.verdict for x, y in verdict.parts.items()} == dict.fromkeys(found, "PASS")
+
+
+def test_types_by_array_in_files(tmp_path):
+    given = cache("bfloat16", "int8", "tokens")
+    path = tmp_path / "file.safetensors"
+    save_file({x: np.ascontiguousarray(y) for x, y in given.items()}, path)
+    found = open_tensors(path, dtype={"weights": "float16"})
+    assert found.dtype == "float16"
+    assert found.dtypes == {"q": "bfloat16", "k": "int8", "v": "int8", "out": "bfloat16"}
+    exact = given["k"][1].astype(float) * given["k_scale"][1, :, None]
+    np.testing.assert_array_equal(found.read("k", (1,)), exact)
+    with pytest.raises(
+        ValueError, match=r"`out` must hold float8_e5m2 numbers only, as `dtype` declares, got"
+    ):
+        open_tensors(path, dtype={"out": "float8_e5m2"})

@@ -1,0 +1,243 @@
+"""Verdicts on kernels whose matrix units cut sums: right ones pass, and the unit is named."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import refattn
+from refattn.judge.rounding import PROFILES, hardware
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.problems import pose_arrays
+from refattn.judge.rounding.profiles import profile_of
+from refattn.judge.verification import findings, judging, tolerances, units
+from refattn.judge.verification.findings import Numbers
+from refattn.judge.verification.units import ShiftFit, compare_shift, list_units
+from tests.judge.rounding.cutting import flash, product, split_backward
+from tests.judge.rounding.rounded import Case
+from tests.judge.rounding.test_hardware import PAIRS, VALUES, numbers
+
+SEEN = ("hopper", "float8_e4m3fn", "one sign", 24, 512)  # rounded sums in `flash` are no reason
+
+
+def made(name, dtype, values, n, m, scale=1.0, by=1.0):
+    """Queries, keys, values and the output of a kernel that may be wrong."""
+    q, k, v = numbers(n, m, dtype, values, columns=32)
+    unit = None if name is None else hardware.unit_for(name, FORMATS[dtype])
+    to = "bfloat16" if dtype.startswith("float8") else dtype
+    case = Case(q, k, v, scale=scale * q.shape[-1] ** -0.5)
+    out = FORMATS[to].round(by * flash(case, dtype, unit, out="float32"))
+    held = ml_dtypes.bfloat16 if to == "bfloat16" else np.float32
+    return {"q": q, "k": k, "v": v, "out": out.astype(held)}
+
+
+def judged(arrays, dtype, **options):
+    return refattn.verify(**arrays, dtype=dtype, **options)
+
+
+def test_a_unit_is_named_where_rounded_sums_explain_nothing():
+    found = judged(made(*SEEN), SEEN[1], profile="flash", alpha=0.01)
+    assert (found.verdict, found.profile, found.hardware) == ("PASS", "flash", "hopper")
+    assert found.trials["flash"] <= found.alpha < found.trials["flash@hopper"]
+    assert "(profile flash@hopper)" in str(found)
+    (words,) = [x for x in found.remarks if "truncated" in x]
+    start, seen, predicted, _ = re.split(r": results are | % too small, predicted | %", words)
+    assert start == "sums are truncated by tensor cores of Hopper or Ada"
+    assert float(predicted) > 0
+    assert abs(float(seen) / float(predicted) - 1) < hardware.SLACK
+
+
+def test_units_are_tried_where_a_looser_profile_is_less_likely():
+    """Or where nothing is known by it."""
+    q, k, v, out = (made(*SEEN)[x] for x in ("q", "k", "v", "out"))
+    case = judging._Case(
+        findings.Part(pose_arrays(q, k, v), Numbers(lambda _: out.astype(float), "bfloat16")),
+        judging._Asked(SEEN[1], ("flash", "eager-narrow"), 0.01, False),
+    )
+    for against, known, doubtful in ((0.0, 1.0, False), (2.0, 1.0, True), (0.0, 0.0, True)):
+        case.trials["flash"] = SimpleNamespace(known=known)
+        case.fits["flash"] = SimpleNamespace(against=against)
+        assert case.is_doubtful("flash") == doubtful
+    case.fits.clear()
+    assert case.is_doubtful("flash")
+
+
+@pytest.mark.long("float16")
+@pytest.mark.parametrize(
+    ("name", "dtype", "n", "m"),
+    [("hopper", "float8_e4m3fn", 24, 512), ("volta", "float16", 64, 4096)],
+)
+def test_hardware_that_is_said(name, dtype, n, m):
+    arrays = made(name, dtype, "one sign", n, m)
+    found = judged(arrays, dtype, hardware=name, profile="flash", alpha=0.01)
+    assert (found.verdict, found.hardware) == ("PASS", name)
+    assert list(found.trials) == [f"flash@{name}"]
+    assert judged(arrays, dtype, profile=f"flash@{name}").hardware == name
+    found = judged(arrays, dtype, hardware="ieee", profile="flash", alpha=0.01)
+    assert (found.verdict, found.hardware, list(found.trials)) == ("FAIL", None, ["flash"])
+    with pytest.raises(ValueError, match="`hardware` must name hardware of ieee, hopper"):
+        judged(arrays, dtype, hardware="tpu")
+
+
+def test_units_are_tried_only_after_rounded_sums(monkeypatch):
+    monkeypatch.setattr(judging, "list_units", lambda *_: pytest.fail("tried"))
+    arrays = made(None, "bfloat16", "one sign", 16, 64)
+    found = judged(arrays, "bfloat16")
+    assert (found.verdict, found.hardware) == ("PASS", None)
+    arrays["out"] = FORMATS["bfloat16"].round(1.1 * arrays["out"])
+    assert judged(arrays, "bfloat16", hardware="ieee").verdict == "FAIL"
+
+
+def test_sums_are_not_called_truncated_where_the_numbers_do_not_show_it():
+    found = judged(made(None, "bfloat16", "one sign", 16, 64), "bfloat16", profile="flash@hopper")
+    assert found.verdict != "FAIL"
+    assert not [x for x in found.remarks if "truncated" in x]
+
+
+def test_units_that_cannot_explain_errors_are_not_tried():
+    """An output that is too large, and one of few keys, of which units lose nothing."""
+    for m, by in ((256, 1.01), (32, 0.99)):
+        arrays = made(None, "float16", "one sign", 24, m, by=by)
+        found = judged(arrays, "float16", profile="flash")
+        assert (found.verdict, list(found.trials)) == ("FAIL", ["flash"])
+
+
+def test_agreement_of_a_fit():
+    right = ShiftFit(1.0, 0.01, 0.01, True, -1e-4, -1e-4)
+    assert right.agrees
+    assert right._replace(share=1.4).agrees
+    assert right._replace(share=0.4, error=0.1).agrees
+    assert not right._replace(share=0.4).agrees
+    assert not right._replace(share=1.6).agrees
+    assert not right._replace(least=1.1).agrees
+    assert not right._replace(apart=0.6).agrees
+
+
+def test_a_fit_by_the_formulas():
+    q, k, v = (made(*SEEN)[x] for x in "qkv")
+    problem, profile = pose_arrays(q, k, v), profile_of("flash@hopper")
+    rows = problem.analyse((), profile.kernel(SEEN[1]), slice(0, len(q)))
+    share = 1.25
+    got = rows.out + share * rows.shift
+    fit = compare_shift(problem, Numbers(lambda _: got, "float32"), SEEN[1], profile)
+    assert math.isclose(fit.share, share, rel_tol=1e-9)
+    w = rows.shift / rows.std
+    assert math.isclose(fit.least, 1 / math.sqrt(np.sum(w * w)), rel_tol=1e-9)
+    square = np.mean(np.square(0.25 * w))
+    assert math.isclose(fit.error, math.sqrt(square) * fit.least, rel_tol=1e-9)
+    along = np.sum(rows.shift * rows.out / rows.std**2) / np.sum(np.square(rows.out / rows.std))
+    assert math.isclose(fit.predicted, along, rel_tol=1e-9)
+    assert math.isclose(fit.measured, share * along, rel_tol=1e-9)
+    assert fit.possible
+    numbers_of = Numbers(lambda _: rows.out + rows.shift + 9 * rows.std, "float32")
+    assert not compare_shift(problem, numbers_of, SEEN[1], profile).possible
+    assert compare_shift(problem, numbers_of, SEEN[1], PROFILES["flash"]) is None
+
+
+def test_units_of_no_profile():
+    """Float32 storage and linear attention have none."""
+    q, k, v = numbers(8, 16, "float32")
+    problem, some = pose_arrays(q, k, v), Numbers(lambda _: v[:8], "float32")
+    assert list_units(problem, some, "float32", {"math": PROFILES["math"]}) == []
+    linear = pose_arrays(q, k, v, feature_map=np.exp)
+    assert list_units(linear, some, "float16", {"flash": PROFILES["flash"]}) == []
+    assert units.on_hardware({"flash": PROFILES["flash"]}, "ieee") == {"flash": PROFILES["flash"]}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize(("name", "dtype"), PAIRS)
+@pytest.mark.parametrize("m", [512, 4096, 16384, 32768])
+def test_right_kernels_pass(m, name, dtype, values):
+    """With the unit that is said; and with that which is found, if rounded sums are no reason."""
+    arrays = made(name, dtype, values, 64, m)
+    assert judged(arrays, dtype, hardware=name, profile="flash").verdict != "FAIL"
+    found = judged(arrays, dtype, profile="flash")
+    assert found.verdict != "FAIL"
+    if found.hardware is not None:
+        tried = hardware.unit_for(found.hardware, FORMATS[dtype])
+        assert tried == hardware.unit_for(name, FORMATS[dtype])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ampere", "hopper"])
+@pytest.mark.parametrize("wrong", [{"scale": 1.06}, {"by": 0.9994}])
+@pytest.mark.parametrize("profile", ["flash", None])
+def test_wrong_kernels_fail(name, wrong, profile):
+    """At 16,384 keys, where a right kernel of the unit passes by it, not by a looser profile."""
+    right, wrong = (
+        judged(made(name, "bfloat16", "one sign", 256, 16384, **x), "bfloat16", profile=profile)
+        for x in ({}, wrong)
+    )
+    assert (right.verdict, right.hardware, wrong.verdict) == ("PASS", name, "FAIL")
+
+
+@pytest.mark.long
+def test_gradients_of_a_unit():
+    """dv of one sign, in 8 bits: rounded sums do not explain it, and the unit does."""
+    dtype, to = "float8_e4m3fn", FORMATS["float8_e4m3fn"]
+    q, k, v = numbers(1024, 32, dtype)
+    g = to.round(np.random.default_rng(1).uniform(0.5, 1, (1024, 16)))
+    s = q @ k.T / 4
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p = to.round(p / p.sum(-1, keepdims=True))
+    dv = FORMATS["bfloat16"].round(product(p.T, g, hardware.UNITS["hopper"][1]))
+    given = {"q": q, "k": k, "v": v, "d_out": g, "dv": dv.astype(ml_dtypes.bfloat16)}
+    found = refattn.verify(**given, dtype=dtype, profile="flash")
+    assert (found.verdict, found.hardware) == ("PASS", "hopper")
+    assert refattn.verify(**given, dtype=dtype, profile="flash", hardware="ieee").verdict == "FAIL"
+
+
+@pytest.mark.long
+def test_products_of_float32_in_three_of_tf32():
+    """All are 2^-21 too small, in scores, values and gradients; what is too large fails."""
+    q, k, v = numbers(64, 512, "float32", "one sign", columns=32)
+    g = np.random.default_rng(5).standard_normal((64, 32)).astype(np.float32)
+    given = {"q": q, "k": k, "v": v}
+    found = split_backward(Case(**given), g)
+    out = flash(Case(**given), "float32", hardware.unit_for("hopper", FORMATS["float32"]))
+    for off, verdict in ((0.0, "PASS"), (4e-6, "FAIL")):
+        assert judged(given | {"out": (1 + off) * out}, "float32").verdict == verdict
+        for name in ("dq", "dk", "dv"):
+            wrong = found | {name: (1 + 5 * off) * found[name]}
+            got = judged(given | {"d_out": g} | wrong, "float32")
+            assert got.parts[name].verdict == verdict, str(got)
+    right = judged(given | {"out": out}, "float32")
+    assert (right.profile, right.hardware) == ("flash", "hopper")
+    assert any("split in three by tensor cores of Ampere and later" in x for x in right.remarks)
+
+
+def test_tolerances_have_the_drift():
+    """Twice the drift of an output is more than what rounding moves it by."""
+    arrays = {x: y for x, y in made("volta", "float16", "one sign", 8, 512).items() if x != "out"}
+    plain, cut = (
+        tolerances.measure_needs(pose_arrays(**arrays), "float16", x)
+        for x in ("flash", "flash@volta")
+    )
+    plain, cut = next(plain), next(cut)
+    assert plain.drift == 0
+    out = made("volta", "float16", "one sign", 8, 512)
+    exact, got = (
+        flash(Case(*arrays.values()), "float16", x, out="float32")
+        for x in (None, hardware.UNITS["volta"][0])
+    )
+    drift = np.sum((got - exact) * exact) / np.sum(exact * exact)
+    assert out["out"].shape == got.shape
+    assert abs(cut.drift / drift - 1) < hardware.SLACK
+    assert cut.atol > plain.atol
+    assert cut.proven > plain.proven
+
+
+@pytest.mark.long
+def test_a_study_on_hardware():
+    arrays = {x: y for x, y in made("ampere", "float16", "one sign", 8, 256).items() if x != "out"}
+    found = tolerances.tolerance(**arrays, dtype="float16", hardware="ampere")
+    assert found.hardware == "ampere"
+    assert {x.profile for x in found.needs} >= {"math", "flash@ampere", "eager@ampere"}
+    assert found.profile == "flash@ampere"
+    assert found.power[0].verdict != "FAIL"
+    first, _ = found.tables()
+    assert "drift" in [x.name for x in first.columns]

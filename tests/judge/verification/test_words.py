@@ -1,0 +1,186 @@
+"""The words of flash-attention: windows of -1, lse beside (b, n, h, d), masks of padding."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import refattn
+from refattn import packed, verify
+from refattn.files.tensors import open_tensors
+from refattn.judge.verification.judging import judge_all
+from refattn.judge.verification.reading import pose_tensors, read_parts
+from tests.judge.rounding.rounded import Case, plain
+
+B, H, N, M, D = 2, 3, 24, 20, 8
+f32 = np.float32
+save_file = pytest.importorskip("safetensors.numpy").save_file
+
+
+def attended(**options):
+    """Exact numbers of heads, in float32; options of all heads, or a mask of each member."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((B, H, n, D)).astype(f32) for n in (N, M, M))
+    out, lse = np.zeros_like(q), np.zeros((B, H, N), f32)
+    mask = options.pop("mask", None)
+    for b, h in np.ndindex(B, H):
+        seen = None if mask is None else mask[b]
+        one = Case(*(x[b, h].astype(float) for x in (q, k, v)), mask=seen, **options)
+        out[b, h], lse[b, h] = plain(one, "float32")
+    return {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("window", [(-1, -1), (5, -1), (-1, 0), [3, 0]])
+def test_minus_1_is_no_limit(window):
+    sides = tuple(None if x == -1 else x for x in window)
+    assert verify(**attended(window=sides), window=window).verdict == "PASS"
+    other = (2, 1) if sides == (None, None) else None
+    assert verify(**attended(window=sides), window=other).verdict == "FAIL"
+
+
+def test_a_mask_of_the_keys_of_each_member():
+    mask = np.arange(M) < np.array([[M], [13]])
+    given = attended(mask=mask)
+    assert verify(**given, mask=mask).verdict == "PASS"
+    assert verify(**given, mask=mask[::-1]).verdict == "FAIL"
+
+
+def test_a_mask_that_may_be_two_things():
+    x = np.ones((4, 2, 4, 3), f32)
+    mask = np.ones((4, 4), bool)
+    with pytest.raises(ValueError, match=r"write \(1, 1, n, m\) or \(batch, 1, 1, m\)"):
+        verify(q=x, k=x, v=x, out=x, mask=mask)
+    assert verify(q=x, k=x, v=x, out=x, mask=mask[:, None, None]).verdict != "FAIL"
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_files_with_tokens_before_heads(tmp_path, heads_first):
+    mask = np.arange(M) < np.array([[M], [13]])
+    given = attended(mask=mask)
+    lse = given["lse"] if heads_first else np.swapaxes(given["lse"], 1, 2)
+    arrays = {x: np.swapaxes(y, 1, 2) for x, y in given.items() if x != "lse"}
+    np.savez(tmp_path / "x.npz", **arrays, lse=lse, mask=mask)
+    found = open_tensors(tmp_path / "x.npz", layout="bnhd")
+    np.testing.assert_array_equal(found.read("lse", (1, 2)), given["lse"][1, 2])
+    np.testing.assert_array_equal(found.read("mask", (1, 2)), mask[1:])
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.long("npz")
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+@pytest.mark.parametrize("names", [["cu_seqlens"], ["cu_seqlens_q", "cu_seqlens_k"]])
+def test_sequences_one_after_another(tmp_path, names, suffix):
+    """As `packed.varlen` defines them, causal too."""
+    rng, offsets = np.random.default_rng(1), np.array([0, 7, 7, 30, 48], np.int32)
+    q, k, v = (rng.standard_normal((48, H, D)).astype(f32) for _ in range(3))
+    attend = partial(refattn.attend, scale=D**-0.5, causal=True)
+    found = packed.varlen(attend, q, k, v, q_offsets=offsets, k_offsets=offsets)
+    arrays = {"q": q, "k": k, "v": v, "out": found.out, "lse": found.lse}
+    path = tmp_path / f"x.{suffix}"
+    write = np.savez if suffix == "npz" else lambda path, **x: save_file(x, path)
+    for wrong in (0, 1):
+        given = {name: offsets + wrong * np.array([0, 0, 1, 0, 0], np.int32) for name in names}
+        write(path, **arrays, **given)
+        tensors = open_tensors(path)
+        assert tensors.others == ()
+        problem = pose_tensors(tensors, causal=True)
+        verdict = judge_all(read_parts(tensors, problem), tensors.dtype)
+        assert verdict.verdict == ("FAIL" if wrong else "PASS")
+
+
+def judge_file(path, **options):
+    tensors = open_tensors(path)
+    problem = pose_tensors(tensors, **options)
+    return judge_all(read_parts(tensors, problem), tensors.dtype)
+
+
+@pytest.mark.long("plain", "window")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (9, 2)}],
+    ids=["plain", "causal", "window"],
+)
+def test_sequences_with_keys_of_their_own(tmp_path, options):
+    """Ends are aligned in each: as `packed.varlen` defines it, and a file says with two offsets."""
+    rng, of_q, of_k = np.random.default_rng(2), np.array([0, 7, 7, 20, 32]), [0, 19, 30, 40, 64]
+    q, k, v = (rng.standard_normal((x, H, D)).astype(f32) for x in (32, 64, 64))
+    attend = partial(refattn.attend, scale=D**-0.5, **options)
+    found = packed.varlen(attend, q, k, v, q_offsets=of_q, k_offsets=of_k)
+    given = {"q": q, "k": k, "v": v, "out": found.out, "lse": found.lse, "cu_seqlens_q": of_q}
+    for moved, verdict in ((0, "PASS"), (1, "FAIL")):
+        of_k[1] += moved
+        np.savez(tmp_path / "x.npz", **given, cu_seqlens_k=of_k)
+        assert judge_file(tmp_path / "x.npz", **options).verdict == verdict
+
+
+def paged(options):
+    """Keys in blocks of 8, of which 2 are of no sequence and hold NaN, and what is made of them."""
+    rng, lengths = np.random.default_rng(3), np.array([23, 0, 16], np.int32)
+    table = np.array([[4, 1, 6], [-1, 99, -1], [0, 3, -1]], np.int32)
+    q, k, v = (rng.standard_normal((*x, H, D)).astype(f32) for x in ((3, 9), (7, 8), (7, 8)))
+    k[[2, 5]] = v[[2, 5]] = k[6, 7] = np.nan
+    attend = partial(refattn.attend, scale=D**-0.5, **options)
+    out, lse = packed.paged(attend, q, k, v, block_table=table, lengths=lengths)
+    arrays = {"q": q, "k": k, "v": v, "out": out, "lse": lse}
+    return arrays | {"block_table": table, "cache_seqlens": lengths}
+
+
+@pytest.mark.long("causal", "window")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (4, 0)}],
+    ids=["plain", "causal", "window"],
+)
+def test_keys_in_blocks(tmp_path, options):
+    given = paged(options)
+    np.savez(tmp_path / "x.npz", **given)
+    assert open_tensors(tmp_path / "x.npz").others == ()
+    assert judge_file(tmp_path / "x.npz", **options).verdict == "PASS"
+    given["block_table"] = given["block_table"][:, [1, 0, 2]]
+    given["block_table"][1:] = [[1, 1, 1], [3, 0, 1]]
+    np.savez(tmp_path / "x.npz", **given)
+    assert judge_file(tmp_path / "x.npz", **options).verdict == ("FAIL" if options else "PASS")
+
+
+def test_tensors_of_torch_are_named_in_its_words():
+    torch = pytest.importorskip("torch")
+    x = torch.zeros((2, 4, 4))
+    with pytest.raises(ValueError, match="`q` must hold numbers, got a tensor on the meta device"):
+        refattn.verify(**dict.fromkeys(("q", "k", "v", "out"), x.to("meta")))
+    with pytest.raises(TypeError, match=r"for example with q.to\(torch.float32\)"):
+        refattn.softmax_attention(*[x.bfloat16()] * 3)
+
+
+def test_masks_of_integers_in_files(tmp_path):
+    x = np.zeros((4, 4), f32)
+    save_file(
+        {"mask": np.ones((4, 4), int)} | dict.fromkeys(["q", "k", "v", "out"], x),
+        tmp_path / "x.safetensors",
+    )
+    with pytest.raises(TypeError, match="got int64: pass mask != 0"):
+        open_tensors(tmp_path / "x.safetensors")
+
+
+def test_each_axis_of_a_place_is_named_whatever_the_layout():
+    arrays = {x: np.random.default_rng(0).standard_normal((2, 48, 4, 16)) for x in "qkv"}
+    q, k, v = (x.swapaxes(1, 2) for x in arrays.values())
+    out = refattn.softmax_attention(q, k, v).swapaxes(1, 2)
+    out[1, 30, 2, 5] += 0.1
+    found = refattn.verify(**arrays, out=out, layout="bnhd")
+    place = "head (1, 2), row 30, column 5"
+    text = str(found)
+    assert f"out at {place} is " in text
+    assert f"largest {found.z.largest:.3g} at {place}\n" in text
+    assert f"bound = {found.tests[0].statistic:.3g}, p 0, at {place}\n" in text
+    arrays["k"][1, 30, 2, 5] = np.nan
+    with pytest.raises(ValueError, match="got nan at row 30, column 5 of its head"):
+        refattn.verify(**arrays, out=out, layout="bnhd")
+
+
+def test_no_plot_of_lse():
+    arrays = attended()
+    arrays["lse"][0, 1] += f32(0.05)
+    report = str(verify(**arrays))
+    assert "unknown cause" in report
+    assert "--plot" not in report
