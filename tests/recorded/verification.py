@@ -108,7 +108,7 @@ def profiles():
     problem = pose_arrays(q, k, v, causal=True, window=(9, None))
     noise = 2.0**-9 * draw(9, 2, 20, 3)
     for name, profile in PROFILES.items():
-        yield f"{name} of bfloat16", profile.kernel("bfloat16")
+        yield f"{name} of bfloat16", profile.roundings("bfloat16")
         law = predict(q, k, v, dtype="bfloat16", profile=name, causal=True, window=(9, None))
         yield name, law
         numbers = Numbers(FORMATS["bfloat16"].round(law.out + noise).__getitem__, "bfloat16")

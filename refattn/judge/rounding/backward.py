@@ -79,14 +79,14 @@ class _GradientSum:
         self,
         rows: int,
         columns: int,
-        kernel: Roundings,
+        roundings: Roundings,
         scale: float,
         copies: float,
         rounded: Format | None = None,
     ) -> None:
-        self.kernel, self.scale = kernel, scale
+        self.roundings, self.scale = roundings, scale
         self.dropped = rounded if rounded is not None and rounded.truncated else None
-        unit = None if rounded is None else kernel.unit
+        unit = None if rounded is None else roundings.unit
         self.copies = copies  # of a term, at most: they are rounded alike
         shape = rows, columns
         self.total, self.near, self.sizes = (np.zeros(shape) for _ in range(3))
@@ -113,14 +113,14 @@ class _GradientSum:
             self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
             self.near += round_scaled(to, nearest, self.scale) - nearest
             self.restart()
-        for at in blocks(0, len(y), RUN_STEPS if self.kernel.scores_matter else len(y)):
+        for at in blocks(0, len(y), RUN_STEPS if self.roundings.scores_matter else len(y)):
             last = self.total + x[:, at] @ y[at]
             squares = np.square(x[:, at]) @ np.square(y[at])
-            lanes, steps = self.kernel.lanes, at.stop - at.start
+            lanes, steps = self.roundings.lanes, at.stop - at.start
             walked = walk(self.total, last, squares, steps, lanes)
             self.running += self.copies * (walked + squares)
             self.total = last
-        sizes, tiny = np.abs(y), self.kernel.accumulate.tiny
+        sizes, tiny = np.abs(y), self.roundings.accumulate.tiny
         size = np.abs(x) @ sizes
         self.near += near @ y
         if self.dropped is not None:
@@ -194,7 +194,7 @@ def exact_gradient(
 
 
 def list_sources(
-    backs: Sequence[BackwardHead], kernel: Roundings, of: str, rows: slice
+    backs: Sequence[BackwardHead], roundings: Roundings, of: str, rows: slice
 ) -> list[Doubles]:
     """List what makes some rows of the gradient: rows with the same have the same roundings.
 
@@ -206,14 +206,14 @@ def list_sources(
         return [np.concatenate([k[rows], v[rows]], -1) if of == "dk" else k[rows]]
     q, d_out = head.q[rows], backs[0].d_out[rows]
     sources = [np.concatenate([q, d_out], -1)]
-    if kernel.products_matter:
+    if roundings.products_matter:
         values = np.full((len(d_out), 1), zlib.crc32(v.tobytes()), np.float64)
         sources.append(np.concatenate([unscale_rows(d_out), values], -1))
     return sources
 
 
 def variance_along(
-    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, w: Doubles
+    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, w: Doubles
 ) -> Any:
     r"""Return the variances (...) of sums of w (..., m, columns) times errors of dk or dv.
 
@@ -239,20 +239,23 @@ def variance_along(
                         mean += np.sum(p * y, -1, keepdims=True)
                         moved += np.sum(s * y, -1, keepdims=True)
             for j in head.blocks(_SUM_TOKENS):
-                x = analyse_pairs(back, saved, kernel, i, j, of)
+                x = analyse_pairs(back, saved, roundings, i, j, of)
                 if x is None:
                     continue
                 for number, (mean, moved) in enumerate(zip(means, moves, strict=True)):
-                    y, about = rows[i] @ columns[number][:, j], 0.0 if kernel.delta_of_out else mean
+                    y, about = (
+                        rows[i] @ columns[number][:, j],
+                        0.0 if roundings.delta_of_out else mean,
+                    )
                     if of == "dv":
                         variances = x.p * x.p * x.log_variance * np.square(y - about)
                         variances += x.p_variance * y * y
                     else:
-                        variances = _variances_of_scores(x, y, saved, kernel, i, mean, moved)
+                        variances = _variances_of_scores(x, y, saved, roundings, i, mean, moved)
                     total[number] += float(np.sum(saved.copies[i, None] * variances))
             common = np.square(means if of == "dv" else moves)[..., 0]
             shared = saved.lse_variance[i]
-            if kernel.delta_of_out:
+            if roundings.delta_of_out:
                 shared = shared + saved.scores_variance[i]
             total += np.sum(saved.copies[i] * shared * common, -1)
             if of == "dk":
@@ -265,61 +268,61 @@ def _variances_of_scores(
     x: PairErrors,
     y: Doubles,
     saved: Saved,
-    kernel: Roundings,
+    roundings: Roundings,
     i: slice,
     mean: Doubles,
     moved: Doubles,
 ) -> Doubles:
     """Return the variances of derivatives to scores times y, with what they do to D."""
-    about, off = (0.0, 0.0) if kernel.delta_of_out else (mean, moved)
+    about, off = (0.0, 0.0) if roundings.delta_of_out else (mean, moved)
     apart = x.t - saved.delta[i, None]
     variances = x.s_variance * y * y
     for variance, factor in x.moves():
         variances += variance * np.square(apart * (factor * y - about) - off)
     products = saved.products[i, None] * x.t_variance
     variances += x.p * x.p * products * np.square(x.slope * y - about)
-    if kernel.kept:
+    if roundings.kept:
         variances += x.p_variance * np.square(apart * x.slope * y - x.t * about)
     return variances
 
 
 def analyse_gradient(
-    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, rows: slice
+    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, rows: slice
 ) -> RowErrors:
     """Say what a backward pass that rounds like this may give for some queries or keys.
 
     Several heads share keys and values; their gradients are sums over all of them.
     """
     cut = list(blocks(rows.start, rows.stop, _CACHED_ROWS)) or [rows]
-    return RowErrors.join([_analyse_rows(backs, kernel, of, i) for i in cut])
+    return RowErrors.join([_analyse_rows(backs, roundings, of, i) for i in cut])
 
 
 def _analyse_rows(
-    backs: Sequence[tuple[BackwardHead, Saved]], kernel: Roundings, of: str, rows: slice
+    backs: Sequence[tuple[BackwardHead, Saved]], roundings: Roundings, of: str, rows: slice
 ) -> RowErrors:
     """Analyse so few rows that pairs of them with some tokens are held in the cache."""
     scale = 1.0 if of == "dv" else backs[0][0].head.scale
     columns = _count_columns(backs[0][0], of)
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
     most = float(np.max(copies, initial=1.0))
-    rounded = kernel.weights if of == "dv" else kernel.d_scores
-    sum_ = _GradientSum(rows.stop - rows.start, columns, kernel, scale, most, rounded)
+    rounded = roundings.weights if of == "dv" else roundings.d_scores
+    sum_ = _GradientSum(rows.stop - rows.start, columns, roundings, scale, most, rounded)
     has_sinks = any(back.head.sink is not None for back, _ in backs)
     names = list_directions(of, backs[0][0].head.softcap is not None, has_sinks)
     tangents = {x: np.zeros_like(sum_.total) for x in names}
     size, to = _SUM_TOKENS, None  # tokens of a block, and what the sum is rounded to after each
-    if kernel.parts is not None:
-        size, to = kernel.parts[of == "dq"], kernel.out
+    if roundings.parts is not None:
+        size, to = roundings.parts[of == "dq"], roundings.out
     for back, saved in backs:
         head = back.head
         sum_.restart()
         if of == "dq":
             for j in head.blocks(size):
-                x = analyse_pairs(back, saved, kernel, rows, j, of)
+                x = analyse_pairs(back, saved, roundings, rows, j, of)
                 if x is not None:
                     rounded = None if head.is_sink(j) else to  # a sink adds 0
                     _add_to_queries(sum_, x, saved, rows, head.k[j], copies[j], rounded)
-                    for name, y in _list_tangents(x, back, saved, kernel, rows, names):
+                    for name, y in _list_tangents(x, back, saved, roundings, rows, names):
                         tangents[name] += y @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
             sum_.variance += saved.delta_variance[rows, None] * mean * mean
@@ -330,7 +333,7 @@ def _analyse_rows(
         else:
             saved_blocks = blocks(0, len(head.q), BLOCK_QUERIES)  # no block has weights of two
             for i in (y for x in saved_blocks for y in blocks(x.start, x.stop, size)):
-                x = analyse_pairs(back, saved, kernel, i, rows, of)
+                x = analyse_pairs(back, saved, roundings, i, rows, of)
                 if x is not None:
                     (_add_to_keys if of == "dk" else _add_to_values)(sum_, x, back, saved, i, to)
                     if of == "dv":
@@ -342,10 +345,10 @@ def _analyse_rows(
                         d = multiply_slope(x.p, x.slope)
                         tangents["delta"] -= (d * saved.delta[i, None]).T @ head.q[i]
                         sum_.known -= (d * saved.delta_shift[i, None]).T @ head.q[i]
-                        for name, y in _list_tangents(x, back, saved, kernel, i, names):
+                        for name, y in _list_tangents(x, back, saved, roundings, i, names):
                             tangents[name] += y.T @ head.q[i]
-            if kernel.by_head and kernel.out is not None and len(backs) > 1:
-                sum_.close_head(kernel.out)
+            if roundings.by_head and roundings.out is not None and len(backs) > 1:
+                sum_.close_head(roundings.out)
     if of != "dv":
         tangents["scale"] += sum_.total
     return _close_sum(sum_, tangents)
@@ -363,7 +366,7 @@ def _list_tangents(
     x: PairErrors,
     back: BackwardHead,
     saved: Saved,
-    kernel: Roundings,
+    roundings: Roundings,
     i: slice,
     names: Sequence[str],
 ) -> Iterator[tuple[str, Doubles]]:
@@ -374,7 +377,7 @@ def _list_tangents(
         yield "cap", x.p * (x.t - delta) * (1 - np.asarray(x.slope))
     if "lost sink" in names:  # D, too, if it is made of weights
         odds = _odds_without_sink(back, saved, i)
-        more = 0.0 if kernel.delta_of_out else (1 + odds) * odds * delta
+        more = 0.0 if roundings.delta_of_out else (1 + odds) * odds * delta
         yield "lost sink", (odds * (x.t - delta) - more) * x.p * x.slope
 
 
@@ -393,7 +396,7 @@ def _add_to_queries(
     to: Format | None,
 ) -> None:
     """Add errors of weights, and of D if it is made of them; keys may have copies."""
-    kernel = sum_.kernel
+    roundings = sum_.roundings
     mean, apart = saved.mean[i], x.t - saved.delta[i, None]
     squares, variances = k * k, copies * x.s_variance
     more: Doubles | float = x.p * x.p * x.t_variance
@@ -404,13 +407,13 @@ def _add_to_queries(
         moved *= copies
         more = 0.0
         variances += multiply_slope(moved, np.square(factor))
-        if not kernel.delta_of_out:  # D moves with weights and products: k - mean, not k
+        if not roundings.delta_of_out:  # D moves with weights and products: k - mean, not k
             whole, part = np.sum(moved, -1, keepdims=True), (moved * factor) @ k
             sum_.variance += mean * mean * whole - 2 * mean * part
-    if kernel.kept:
+    if roundings.kept:
         rounding = copies * x.p_variance
         sum_.variance += (rounding * np.square(apart * x.slope)) @ squares
-        if not kernel.delta_of_out:
+        if not roundings.delta_of_out:
             both, again = rounding * x.t * apart * x.slope, rounding * x.t * x.t
             sum_.variance += mean * mean * np.sum(again, -1, keepdims=True) - 2 * mean * (both @ k)
     sum_.variance += variances @ squares
@@ -420,7 +423,7 @@ def _add_to_queries(
 def _add_to_keys(
     sum_: _GradientSum, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, to: Format | None
 ) -> None:
-    q, kernel = back.head.q[i], sum_.kernel
+    q, roundings = back.head.q[i], sum_.roundings
     apart = x.t - saved.delta[i, None]
     common, times = (saved.scores_variance + saved.lse_variance)[i, None], saved.products[i, None]
     products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
@@ -428,13 +431,13 @@ def _add_to_keys(
     variances *= common if x.cap_variance is not None else x.log_variance + common
     variances += products
     variances += saved.delta_variance[i, None] + shared
-    if not kernel.delta_of_out:
+    if not roundings.delta_of_out:
         variances += saved.moved_variance[i, None] - 2 * x.p * products
     for _ in range(2):
         variances *= x.p
-    if kernel.kept:
+    if roundings.kept:
         variances += x.p_variance * apart * apart
-        if not kernel.delta_of_out:
+        if not roundings.delta_of_out:
             variances -= 2 * x.p_variance * x.p * x.t * apart
     variances = multiply_slope(variances, np.square(x.slope))
     variances += x.s_variance
@@ -458,10 +461,10 @@ def _add_to_values(
 
 def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     """Multiply the sums by the scale, round them, and return their law."""
-    kernel, scale = sum_.kernel, sum_.scale
-    unit = kernel.accumulate.unit
+    roundings, scale = sum_.roundings, sum_.scale
+    unit = roundings.accumulate.unit
     variance = sum_.variance
-    if kernel.scores_matter:
+    if roundings.scores_matter:
         variance = variance + (RMS * unit) ** 2 * (sum_.running + sum_.total * sum_.total)
     else:
         variance = variance + (RMS * unit * sum_.total) ** 2 * max(sum_.terms, 1) * sum_.copies
@@ -473,34 +476,36 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     variance = scale * scale * np.maximum(variance, 0.0)
     worst = WORST**2 * variance + scale * scale * (sum_.rounded + sum_.again)
     variance += scale * scale * sum_.rounded
-    gamma = sum_error(kernel, sum_.terms, 2) + 2 * unit + cut_error(kernel.unit, sum_.terms)
-    tiny = kernel.accumulate.tiny
+    gamma = sum_error(roundings, sum_.terms, 2) + 2 * unit + cut_error(roundings.unit, sum_.terms)
+    tiny = roundings.accumulate.tiny
     bound = np.minimum(np.abs(total), tiny) + abs(scale) * (
         sum_.moved + gamma * (sum_.sizes + sum_.moved)
     )
     most = (sum_.sizes + sum_.moved) * (1 + gamma)
     bound = (
-        np.where(most > kernel.accumulate.largest, math.inf, bound) + np.abs(shift) + np.abs(rest)
+        np.where(most > roundings.accumulate.largest, math.inf, bound)
+        + np.abs(shift)
+        + np.abs(rest)
     )
     loose = ~(np.abs(near - total - rest) <= _SURE_OF_GRADIENTS * np.sqrt(variance))
     near = near + shift
     spacing = np.zeros_like(total)
-    if kernel.out is not None:
-        spacing = kernel.out.spacing(total + rest)
+    if roundings.out is not None:
+        spacing = roundings.out.spacing(total + rest)
         variance, worst = (x + np.square(spacing) / 12 for x in (variance, worst))
-        bound, near = round_bound(kernel.out, total, bound), kernel.out.round(near)
+        bound, near = round_bound(roundings.out, total, bound), roundings.out.round(near)
     loose |= np.isinf(bound) | ~np.isfinite(near)
     near = np.where(loose, total + shift, near)
     std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))
     apart = (RMS * unit * scale) ** 2 * (sum_.running + sum_.total * sum_.total) + spacing**2 / 12
     apart += scale * scale * (sum_.rounded + sum_.again)
     # What the exponentials and the constants have in common.
-    slack = abs(scale) * (kernel.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
+    slack = abs(scale) * (roundings.exp * BIAS * sum_.sizes + CONSTANTS * np.abs(tangents["scale"]))
     slack = unit * (slack + CONSTANTS * np.abs(total))
     split = abs(scale) * sum(np.abs(x) for x in tangents.values())
-    slack += split_error(kernel.score_unit) * (split + np.abs(total))
+    slack += split_error(roundings.score_unit) * (split + np.abs(total))
     slack += abs(scale) * sum_.flushed + np.where(np.abs(total) < tiny, np.abs(total), 0.0)
-    slack += allow(kernel.unit, shift)
+    slack += allow(roundings.unit, shift)
     none, steep = np.zeros(len(total)), {name: scale * x for name, x in tangents.items()}
     rows = (total, none, none, near, std, least, bound, none, none, none, spacing, slack, steep)
     return RowErrors(*rows, apart, rest=rest, shift=shift)

@@ -19,23 +19,25 @@ from .roundings import WORST, Roundings, RowErrors
 from .weight_errors import relative_variance
 
 
-def bound_covariance(head: SoftmaxHead, kernel: Roundings, i: slice, rows: RowErrors) -> Doubles:
+def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors) -> Doubles:
     """Bound the covariances of the queries i, (rows, d_v, d_v), at the least favourable digits."""
     known = np.zeros((*rows.out.shape, rows.out.shape[-1]))
     first = np.zeros((len(rows.out), rows.out.shape[-1] + 1))  # of noise times v, and 1
     lse = np.where(np.isfinite(rows.lse), rows.lse, 0.0)[:, None]
     top = np.where(np.isfinite(rows.top), rows.top, 0.0)[:, None]
-    to, digits = kernel.weights, 1.0 if kernel.scores is not None else WORST**2
+    to, digits = roundings.weights, 1.0 if roundings.scores is not None else WORST**2
     for tile in scan_tiles(head, i):
         gap = np.minimum(tile.scores - top, 0.0)
         seen = np.ones(gap.shape, bool) if tile.visible is None else tile.visible
         p = np.where(seen, np.exp(np.minimum(tile.scores - lse, 0.0)), 0.0)
-        noise = p * p * digits * relative_variance(head, kernel, tile, i, np.where(seen, gap, 0.0))
+        noise = (
+            p * p * digits * relative_variance(head, roundings, tile, i, np.where(seen, gap, 0.0))
+        )
         v, weights = head.v[tile.keys], noise
         first += noise @ np.concatenate([v, np.ones((len(v), 1))], -1)
         if to is not None:
             step = to.spacing(p)
-            if not kernel.normalised:  # over the largest weight, that may be another meanwhile
+            if not roundings.normalised:  # over the largest weight, that may be another meanwhile
                 step = to.spacing(np.exp(gap)) * np.exp(top - lse) * (gap < 0)
                 step = np.maximum(step, 2 * to.unit * p * (gap < 0))
             weights = noise + np.where(p > 0, step * step / 12, 0.0)

@@ -59,7 +59,7 @@ def random_feature_head(
     v: Doubles,
     omega: Doubles,
     log_weight: Doubles,
-    kernel: Roundings,
+    roundings: Roundings,
     *,
     scale: float,
     visible: npt.NDArray[np.bool_] | None,
@@ -80,11 +80,11 @@ def random_feature_head(
     stored = of_queries - np.max(of_queries, -1, keepdims=True)
     highest = np.max(of_keys, initial=-math.inf)
     highest = highest if np.isfinite(highest) else 0.0
-    phi = _exponent_errors(q, omega, of_queries, 0.0, kernel)
-    psi = _exponent_errors(k, omega, of_keys, squares, kernel)
+    phi = _exponent_errors(q, omega, of_queries, 0.0, roundings)
+    psi = _exponent_errors(k, omega, of_keys, squares, roundings)
     return LinearHead(
-        _round_features(np.exp(gaps), np.exp(stored), *phi, kernel.weights),
-        _round_features(np.exp(of_keys - top), np.exp(of_keys - highest), *psi, kernel.weights),
+        _round_features(np.exp(gaps), np.exp(stored), *phi, roundings.weights),
+        _round_features(np.exp(of_keys - top), np.exp(of_keys - highest), *psi, roundings.weights),
         v,
         visible,
         causal,
@@ -92,21 +92,21 @@ def random_feature_head(
 
 
 def _exponent_errors(
-    x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, kernel: Roundings
+    x: Doubles, omega: Doubles, exponents: Doubles, squares: Any, roundings: Roundings
 ) -> tuple[Doubles, Doubles]:
     """Return variance and bound of the errors of exponents and of the exponential."""
-    d, unit, half = x.shape[-1], kernel.accumulate.unit, kernel.softmax.unit
+    d, unit, half = x.shape[-1], roundings.accumulate.unit, roundings.softmax.unit
     exponents = np.where(np.isfinite(exponents), exponents, 0.0)
     terms = np.square(x) @ np.square(omega).T
-    sums = walk(0.0, x @ omega.T, terms, d, kernel.lanes) + terms
+    sums = walk(0.0, x @ omega.T, terms, d, roundings.lanes) + terms
     sums = sums + np.square(squares) * (d / 3 + 2) + 2 * np.square(exponents)
     variance = (RMS * unit) ** 2 * sums + (RMS * half) ** 2 * (np.square(exponents) + 1)
     norms = np.sqrt(np.sum(x * x, -1))[:, None] * np.sqrt(np.sum(omega * omega, -1))
     most = (d + 4) * unit * (norms + squares) + (half + unit) * (4 * np.abs(exponents) + 4)
-    most = most + kernel.exp * unit
-    if kernel.scores is not None:
-        variance = variance + np.square(RMS * kernel.scores.unit * exponents)
-        most = most + 1.01 * kernel.scores.unit * np.abs(exponents)
+    most = most + roundings.exp * unit
+    if roundings.scores is not None:
+        variance = variance + np.square(RMS * roundings.scores.unit * exponents)
+        most = most + 1.01 * roundings.scores.unit * np.abs(exponents)
     return variance, most
 
 
@@ -130,7 +130,7 @@ def map_head(
     k: Doubles,
     v: Doubles,
     feature_map: Callable[[Doubles], Doubles],
-    kernel: Roundings,
+    roundings: Roundings,
     *,
     visible: npt.NDArray[np.bool_] | None,
     causal: bool,
@@ -139,11 +139,11 @@ def map_head(
 
     def of(x: Doubles) -> FeatureErrors:
         value = np.asarray(feature_map(x), np.float64)
-        unit = kernel.accumulate.unit
+        unit = roundings.accumulate.unit
         # What the storage type holds, as ReLU's, is not computed but copied.
         variance = np.where(value == 0, 0.0, np.full_like(value, (2 * RMS * unit) ** 2))
-        most = np.full_like(value, (kernel.exp + 4) * unit)
-        return _round_features(value, value, variance, most, kernel.weights)
+        most = np.full_like(value, (roundings.exp + 4) * unit)
+        return _round_features(value, value, variance, most, roundings.weights)
 
     keys = of(k)
     if visible is not None:
@@ -178,12 +178,12 @@ def _list_columns(keys: FeatureErrors, v: Doubles) -> Iterator[tuple[Doubles, Do
     )
 
 
-def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
+def analyse_linear(head: LinearHead, roundings: Roundings, i: slice) -> RowErrors:
     """Say what a kernel that rounds like this may give for the queries i."""
     m, n = head.v.shape[0], head.queries.value.shape[0]
     if not head.causal:
         states = _States(*(x.T @ y for x, y in _list_columns(head.keys, head.v)))
-        return _analyse_rows(head.queries.rows(i), states, kernel, m)
+        return _analyse_rows(head.queries.rows(i), states, roundings, m)
     parts, sums = [], head.keys.value.shape[-1] * (2 * head.v.shape[-1] + 1)
     for block in blocks(i.start, i.stop, max(1, min(64, _STATE_NUMBERS // max(sums, 1)))):
         first = max(0, min(m, block.start + 1 + m - n))
@@ -199,7 +199,7 @@ def analyse_linear(head: LinearHead, kernel: Roundings, i: slice) -> RowErrors:
         for start, rest in zip(known, fresh, strict=True):
             padded = np.concatenate([np.zeros((1, *start.shape)), rest])
             seen_sums.append(start + padded[np.maximum(seen, 0)])
-        rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), kernel, m)
+        rows = _analyse_rows(head.queries.rows(block), _States(*seen_sums), roundings, m)
         empty = (seen + first <= 0)[:, None]
         parts.append(rows._replace(out=np.where(empty, 0.0, rows.out)))
     return RowErrors.join(parts)
@@ -213,8 +213,10 @@ def _weigh_states(weights: Doubles, states: Doubles) -> Doubles:
     return sums
 
 
-def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m: int) -> RowErrors:
-    unit, narrow = kernel.accumulate.unit, kernel.states
+def _analyse_rows(
+    queries: FeatureErrors, states: _States, roundings: Roundings, m: int
+) -> RowErrors:
+    unit, narrow = roundings.accumulate.unit, roundings.states
     value = queries.value
     sums = _weigh_states(value, states.total)
     mass = sums[:, -1:]
@@ -233,32 +235,32 @@ def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m:
     benford = about(_weigh_states(square * queries.variance, states_squared))
     benford += about(_weigh_states(square, states.noise))
     features = value.shape[-1]
-    run = max(1, min(m, kernel.run))
+    run = max(1, min(m, roundings.run))
     walked = _weigh_states(
         square,
-        walk(0.0, total, states.squares, run, kernel.lanes) + total * total * max(1, m / run),
+        walk(0.0, total, states.squares, run, roundings.lanes) + total * total * max(1, m / run),
     )
-    walked += walk(0.0, out, _weigh_states(square, total * total), features, kernel.lanes)
+    walked += walk(0.0, out, _weigh_states(square, total * total), features, roundings.lanes)
     benford += (RMS * unit) ** 2 * (walked + 3 * out * out)
     if narrow is not None:
         ends = _weigh_states(square, np.concatenate([total * total, count * count], -1))
         benford += (RMS * narrow.unit) ** 2 * (ends[:, :-1] + out * out * ends[:, -1:])
-    bound = _bound_errors(queries, states, phi, out, kernel, m)
+    bound = _bound_errors(queries, states, phi, out, roundings, m)
     nearest = _weigh_states(queries.nearest, states.nearest)
     near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
     std, worst = np.sqrt(benford), WORST * np.sqrt(benford)
     loose = np.abs(near - out) > SURE * std
     spacing = np.zeros_like(out)
-    if kernel.out is not None:
-        spacing = kernel.out.spacing(out)
+    if roundings.out is not None:
+        spacing = roundings.out.spacing(out)
         std, worst = (np.sqrt(x * x + spacing * spacing / 12) for x in (std, worst))
-        bound = bound + kernel.out.spacing(np.abs(out) + bound) / 2
-        near = kernel.out.round(near)
+        bound = bound + roundings.out.spacing(np.abs(out) + bound) / 2
+        near = roundings.out.round(near)
     free = ~loose & (std > 0) & seen
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     none = np.zeros(out.shape[0])
     slack = (
-        (kernel.exp / 16 + 4)
+        (roundings.exp / 16 + 4)
         * unit
         * (_weigh_states(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
     )
@@ -266,15 +268,20 @@ def _analyse_rows(queries: FeatureErrors, states: _States, kernel: Roundings, m:
 
 
 def _bound_errors(
-    queries: FeatureErrors, states: _States, phi: Doubles, out: Doubles, kernel: Roundings, m: int
+    queries: FeatureErrors,
+    states: _States,
+    phi: Doubles,
+    out: Doubles,
+    roundings: Roundings,
+    m: int,
 ) -> Doubles:
     """Bound the errors: every rounding at its largest."""
     size, grown = np.abs(phi), np.abs(phi) * np.exp(queries.most)
     shift = _weigh_states(grown, states.shift) + _weigh_states(grown - size, states.sizes)
     features = phi.shape[-1]
-    gamma = (min(m, kernel.run) + m / kernel.run + features + 4) * kernel.accumulate.unit
-    if kernel.states is not None:
-        gamma += 1.01 * kernel.states.unit
+    gamma = (min(m, roundings.run) + m / roundings.run + features + 4) * roundings.accumulate.unit
+    if roundings.states is not None:
+        gamma += 1.01 * roundings.states.unit
     gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
     sizes = _weigh_states(size, states.sizes)
     error = shift + gamma * (sizes + shift)
@@ -282,4 +289,4 @@ def _bound_errors(
     least = np.where(mass < 1, 1 - mass, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         bound = np.where(least > 0, (off + np.abs(out) * mass) / least, math.inf)
-    return np.asarray(bound + 4 * kernel.accumulate.unit * (np.abs(out) + bound))
+    return np.asarray(bound + 4 * roundings.accumulate.unit * (np.abs(out) + bound))

@@ -110,56 +110,56 @@ class Problem(NamedTuple):
         """Whether the result is a gradient that sums over query heads."""
         return self.gradient is not None and any(len(x) > 1 for x in self.gradient.heads.values())
 
-    def rows_apart(self, kernel: Roundings) -> bool:
+    def rows_apart(self, roundings: Roundings) -> bool:
         """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
             return self.kind in ("scores", "recurrent")
-        return kernel.delta_of_out and not kernel.scores_matter and self.gradient.has_out
+        return roundings.delta_of_out and not roundings.scores_matter and self.gradient.has_out
 
     def analyse(
         self,
         index: Index,
-        kernel: Roundings,
+        roundings: Roundings,
         i: slice,
         changes: Mapping[str, Any] = MappingProxyType({}),
         exact: ScoredRows | None = None,
     ) -> RowErrors:
         """Say what a kernel may give for the queries i of a head, of which all may be exact."""
         if self.gradient is not None:
-            saved = self.gradient.saved(index, kernel)
-            return analyse_gradient(saved, kernel, self.gradient.of, i)
+            saved = self.gradient.saved(index, roundings)
+            return analyse_gradient(saved, roundings, self.gradient.of, i)
         if self.kind == "scores":
-            return analyse_softmax(self.head(index), kernel, i, changes, exact)
+            return analyse_softmax(self.head(index), roundings, i, changes, exact)
         if self.kind == "recurrent":
-            return self.recurrence(index, kernel).rows.take(i)
-        return analyse_linear(self.features(index, kernel), kernel, i)
+            return self.recurrence(index, roundings).rows.take(i)
+        return analyse_linear(self.features(index, roundings), roundings, i)
 
-    def recurrence(self, index: Index, kernel: Roundings) -> Recurrence:
+    def recurrence(self, index: Index, roundings: Roundings) -> Recurrence:
         """Say what a kernel may give for a head of a recurrence."""
-        return look_at_recurrence(self.read, index, self.scale, kernel, self.of)
+        return look_at_recurrence(self.read, index, self.scale, roundings, self.of)
 
-    def exact(self, index: Index, kernel: Roundings, i: slice, thin: int = 1) -> Doubles:
+    def exact(self, index: Index, roundings: Roundings, i: slice, thin: int = 1) -> Doubles:
         """Compute the exact result of scores, or of a gradient by one in so many tokens."""
         if self.gradient is None:
             return exact_rows(self.head(index), i)
-        saved = self.gradient.saved(index, kernel)
+        saved = self.gradient.saved(index, roundings)
         return exact_gradient(saved, self.gradient.of, i, thin)
 
-    def list_sources(self, index: Index, kernel: Roundings, i: slice) -> list[Doubles]:
+    def list_sources(self, index: Index, roundings: Roundings, i: slice) -> list[Doubles]:
         """List what makes rows: queries, with the derivatives to outputs, or keys and values."""
         if self.gradient is None:
             return [self.read(index)["q"][i]]
-        return list_sources(self.gradient.backs(index), kernel, self.gradient.of, i)
+        return list_sources(self.gradient.backs(index), roundings, self.gradient.of, i)
 
-    def features(self, index: Index, kernel: Roundings) -> LinearHead:
+    def features(self, index: Index, roundings: Roundings) -> LinearHead:
         """Take the features of a head that the estimator has."""
         x = self.read(index)
         q, k, v = (x[name] for name in "qkv")
         keys: Any = {"visible": x["mask"][0] if "mask" in x else None, "causal": self.causal}
         if self.feature_map is not None:
-            return map_head(q, k, v, self.feature_map, kernel, **keys)
+            return map_head(q, k, v, self.feature_map, roundings, **keys)
         omega, log_weight = x["omega"], x["log_weight"]
-        return random_feature_head(q, k, v, omega, log_weight, kernel, scale=self.scale, **keys)
+        return random_feature_head(q, k, v, omega, log_weight, roundings, scale=self.scale, **keys)
 
     def head(self, index: Index, i: Any = WHOLE, j: Any = WHOLE) -> SoftmaxHead:
         """Read the arrays of a head, or of its queries i and keys j, with the conventions."""
@@ -323,7 +323,7 @@ class Gradient(NamedTuple):
     heads: Mapping[Index, Sequence[Index]]  # query heads with a part in each of the gradient
     has_out: bool
     columns: int  # of the gradient
-    saved: Callable[[Index, Roundings], Any] = lambda index, kernel: None
+    saved: Callable[[Index, Roundings], Any] = lambda index, roundings: None
     products: Callable[[Doubles], Doubles] | None = None  # rounds derivatives before products
 
     def back(self, head: Index) -> BackwardHead:
@@ -352,17 +352,17 @@ class Gradient(NamedTuple):
             return self.back(index), {}
 
         @lru_cache(maxsize=most)
-        def look(index: Index, kernel: Roundings) -> Any:
+        def look(index: Index, roundings: Roundings) -> Any:
             back, known = read(index)
             parts = None if rows is None else [i for x, i in rows if x == index]
-            return back, save_queries(back, kernel, parts, known)
+            return back, save_queries(back, roundings, parts, known)
 
-        def look_once(index: Index, kernel: Roundings) -> Any:
-            kernel = forget_gradients(kernel)
+        def look_once(index: Index, roundings: Roundings) -> Any:
+            roundings = forget_gradients(roundings)
             with guard:
-                own = locks[index, kernel]
+                own = locks[index, roundings]
             with own:
-                return look(index, kernel)
+                return look(index, roundings)
 
         return look_once
 
@@ -370,8 +370,8 @@ class Gradient(NamedTuple):
         """Pose the problem of the gradient, with what looks at heads."""
         look = look or self.looking()
 
-        def saved(index: Index, kernel: Roundings) -> Any:
-            return [look(x, kernel) for x in self.heads[index]]
+        def saved(index: Index, roundings: Roundings) -> Any:
+            return [look(x, roundings) for x in self.heads[index]]
 
         n, m, _ = self.forward.shape
         return self.forward._replace(
@@ -579,13 +579,13 @@ def sweep(
 
     What `use` returns is called in the order of the blocks: sums over blocks belong there.
     """
-    kernel, problem, sums = profile.kernel(dtype), problem.read_by(profile), Sequencer()
+    roundings, problem, sums = profile.roundings(dtype), problem.read_by(profile), Sequencer()
 
     def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item
         with np.errstate(all="ignore"):
             known = exact.get((index, i.start, i.stop))  # or None
-            rest = use(index, i, problem.analyse(index, kernel, i, changes, known))
+            rest = use(index, i, problem.analyse(index, roundings, i, changes, known))
             sums.add(place, rest or (lambda: None))
 
     most = math.prod(problem.lead) + problem.shape[0]

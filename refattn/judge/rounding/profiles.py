@@ -111,7 +111,7 @@ class Profile(NamedTuple):
         factors = (scale**x for x in ((1.0,) if self.scaled else self.scale_first))
         return self == alone or self.again or not all(map(is_power_of_two, factors))
 
-    def kernel(self, dtype: str) -> Roundings:
+    def roundings(self, dtype: str) -> Roundings:
         """Look up the formats for a storage type."""
 
         def of(name: str | None) -> Format | None:

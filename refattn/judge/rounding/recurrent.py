@@ -62,37 +62,37 @@ class Recurrence(NamedTuple):
 
 
 def look_at_recurrence(
-    read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
+    read: ReadHead, index: Any, scale: float, roundings: Roundings, of: str
 ) -> Recurrence:
     """Analyse all rows of a head, and keep the result as long as the arrays."""
     if read not in _KNOWN:
         _KNOWN[read] = lru_cache(maxsize=32)(partial(_analyse_head, proxy(read)))
-    found: Recurrence = _KNOWN[read](index, scale, kernel, of)
+    found: Recurrence = _KNOWN[read](index, scale, roundings, of)
     return found
 
 
 def _analyse_head(
-    read: ReadHead, index: Any, scale: float, kernel: Roundings, of: str
+    read: ReadHead, index: Any, scale: float, roundings: Roundings, of: str
 ) -> Recurrence:
     """Say what a kernel that rounds like this may give for a head: its output or last state."""
     x = PULLED.get(of, dict)(read(index))
     (n, d), before = x["k"].shape, bool(x.get("before"))
-    size = 1 << (min(kernel.run, max(n, 1)) - 1).bit_length()  # of a chunk
+    size = 1 << (min(roundings.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
     tokens, rates = steps.cut(size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
     chunks = chunk(tokens, before, np)
     states, last = carry(chunks, state, np)
     with np.errstate(all="ignore"):
         tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))
-        sums = _Sums(tokens.log_decay, kernel, tied)
+        sums = _Sums(tokens.log_decay, roundings, tied)
         rows = sums.write(tokens, states, rates)
         passing, terms = sums.find_passing(tokens, chunks, np.stack([*states, last]), rows, before)
     out = np.concatenate([*(chunks.reads @ states + chunks.out), last])
     some = slice(len(out) - d, None) if of == "state" else slice(n)
     variance = passing.variance()[some]
     terms = np.concatenate([*terms, np.square(last)])[some]
-    found = _write_rows(out[some], variance, terms, kernel, n * (d + 6) + d)
-    if kernel.accumulate.digits > _BY_ITSELF:
+    found = _write_rows(out[some], variance, terms, roundings, n * (d + 6) + d)
+    if roundings.accumulate.digits > _BY_ITSELF:
         wide = steps.map(np.longdouble), np.longdouble(state)
         exact = recur(*wide, before, np)[of == "state"]
         found = found._replace(rest=np.asarray(exact - out[some], np.float64))
@@ -151,19 +151,19 @@ class Passing(NamedTuple):
 
 
 def _write_rows(
-    out: Doubles, variance: Doubles, terms: Doubles, kernel: Roundings, roundings: int
+    out: Doubles, variance: Doubles, terms: Doubles, roundings: Roundings, count: int
 ) -> RowErrors:
     """Add the last rounding; by Cauchy, so many errors are off by what bounds them all together."""
     std, near, spacing = np.sqrt(variance), out, np.zeros_like(out)
-    worst, bound = WORST * std, 2 * math.sqrt(roundings) / RMS * std
-    if kernel.out is not None:
-        spacing, near = kernel.out.spacing(out), kernel.out.round(out)
+    worst, bound = WORST * std, 2 * math.sqrt(count) / RMS * std
+    if roundings.out is not None:
+        spacing, near = roundings.out.spacing(out), roundings.out.round(out)
         std, worst = (np.sqrt(y * y + spacing * spacing / 12) for y in (std, worst))
-    bound = round_bound(kernel.out, out, bound)
+    bound = round_bound(roundings.out, out, bound)
     std, worst = (np.where(std > 0, y, math.inf) for y in (std, worst))
     lost = ~(np.isfinite(terms) & (terms > _SMALLEST)) & (out != 0)  # as are squares of errors
     std, worst, bound = (np.where(lost, math.inf, x) for x in (std, worst, bound))
-    slack = (kernel.exp / 16 + 4) * kernel.accumulate.unit * np.sqrt(terms)
+    slack = (roundings.exp / 16 + 4) * roundings.accumulate.unit * np.sqrt(terms)
     none = np.zeros(len(out))
     return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})
 
@@ -186,10 +186,10 @@ Written = list[tuple[Doubles, Doubles, Doubles]]  # keys z, rows y and the varia
 class _Sums:
     """Variances of what a kernel computes in chunks with these log decays (chunks, c, d or 1)."""
 
-    def __init__(self, g: Doubles, kernel: Roundings, tied: bool) -> None:
-        self.kernel, self.decays, self.squares = kernel, Decays(g, np), Decays(2 * g, np)
-        self.sums = (RMS * kernel.accumulate.unit) ** 2
-        self.narrow = 0.0 if kernel.weights is None else (RMS * kernel.weights.unit) ** 2
+    def __init__(self, g: Doubles, roundings: Roundings, tied: bool) -> None:
+        self.roundings, self.decays, self.squares = roundings, Decays(g, np), Decays(2 * g, np)
+        self.sums = (RMS * roundings.accumulate.unit) ** 2
+        self.narrow = 0.0 if roundings.weights is None else (RMS * roundings.weights.unit) ** 2
         self.more = 2 if np.any(g) else 1  # roundings of a decay and a product with it
         self.alike = g.shape[-1] == 1  # for all coordinates
         # The errors of sums of log decays add up, and all have one sign if all decays are the same.
@@ -199,7 +199,7 @@ class _Sums:
     def add(self, got: Doubles, terms: Doubles, count: int, lost: Any) -> Doubles:
         """Find the variance of sums of decayed products, by roundings and by their decays."""
         moved = got * got if self.alike else terms
-        walked = walk(0.0, got, terms, count, self.kernel.lanes) + self.more * moved
+        walked = walk(0.0, got, terms, count, self.roundings.lanes) + self.more * moved
         return self.sums * np.stack([walked, lost**self.power * moved])
 
     def read(self, x: Doubles, y: Doubles, before: bool, narrow: bool = True) -> tuple[Any, Any]:
@@ -218,23 +218,23 @@ class _Sums:
 
     def round(self, x: Doubles) -> Doubles:
         """Find the variance of a rounding to the type of weights, which may hold the numbers."""
-        if self.kernel.weights is None:
+        if self.roundings.weights is None:
             return np.zeros_like(x)
-        return np.where(self.kernel.weights.round(x) == x, 0.0, self.narrow * x * x)
+        return np.where(self.roundings.weights.round(x) == x, 0.0, self.narrow * x * x)
 
     def write(self, x: Steps, states: Doubles, rates: Doubles | None) -> Written:
         """Find the rows that are written, with their keys and variances."""
         _, k, v, _, a, b = x
         if a is None or b is None:
             return [(k, v, self.round(v))]
-        stepwise, reader = self.kernel.scores is not None, b * self.decays.until
+        stepwise, reader = self.roundings.scores is not None, b * self.decays.until
         (lower, of_a), (of_values, of_k) = (self.read(b, z, True, stepwise) for z in (a, k))
         c, inverted, right = lower.shape[-1], inverse(lower, np), reader @ states + of_values @ v
         solved = inverted @ right
         off = sum(self.read_state(reader, states)) + solved * solved * self.sums
         off += sum(of_a) @ np.square(solved) + sum(of_k) @ np.square(v)
         terms = np.square(lower) @ np.square(solved) + np.square(of_values) @ np.square(v)
-        off += self.sums * walk(0.0, solved - right, terms, c, self.kernel.lanes)
+        off += self.sums * walk(0.0, solved - right, terms, c, self.roundings.lanes)
         found = np.square(inverted) @ off
         found += self.narrow * np.square(inverted @ reader) @ np.square(states)
         if rates is None:
@@ -251,7 +251,7 @@ class _Sums:
         self, x: Steps, chunks: Chunk, states: Doubles, rows: Written, before: bool
     ) -> tuple[Passing, Doubles]:
         """Find how errors reach rows, with variances, and squares of the terms of the output."""
-        (c, d), lanes, start, after = x.q.shape[-2:], self.kernel.lanes, states[:-1], states[1:]
+        (c, d), lanes, start, after = x.q.shape[-2:], self.roundings.lanes, states[:-1], states[1:]
         reader = x.q * (self.decays.until if before else self.decays.from_start)
         own, common = self.read_state(reader, start)
         own = own + (0 if self.alike else self.round(reader) @ np.square(start))
@@ -271,8 +271,8 @@ class _Sums:
         out = chunks.reads @ start + chunks.out
         own += self.sums * (walk(0.0, out - reader @ start, terms, c, lanes) + out * out)
         lost += self.sums * walk(0.0, after - kept, added, c, lanes)
-        if self.kernel.states is not None:
-            lost += np.square(RMS * self.kernel.states.unit * after)
+        if self.roundings.states is not None:
+            lost += np.square(RMS * self.roundings.states.unit * after)
         turn = np.zeros((len(start), d, d)) if chunks.turn is None else chunks.turn
         how = np.concatenate(ends, -2), turn, chunks.keep * np.eye(d) + turn
         varied = np.concatenate([x[2] for x in rows], -2)

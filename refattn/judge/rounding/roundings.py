@@ -203,8 +203,10 @@ def sum_running_products(
     return sums
 
 
-def sum_error(kernel: Roundings, terms: float, more: float) -> float:
+def sum_error(roundings: Roundings, terms: float, more: float) -> float:
     """Bound the relative error of a sum of so many terms, with so many roundings more."""
-    steps = min(terms, kernel.run) / kernel.lanes + kernel.lanes + terms / kernel.run + more
-    bound = steps * kernel.accumulate.unit
+    steps = (
+        min(terms, roundings.run) / roundings.lanes + roundings.lanes + terms / roundings.run + more
+    )
+    bound = steps * roundings.accumulate.unit
     return bound / (1 - bound) if bound < 1 else math.inf

@@ -32,9 +32,9 @@ class BackwardHead(NamedTuple):
     out: Doubles | None
     given: Doubles | None = None  # the derivative before it was rounded
 
-    def derivative_of_delta(self, kernel: Roundings) -> Doubles:
+    def derivative_of_delta(self, roundings: Roundings) -> Doubles:
         """Return what D is made of: the derivative as given, if D is taken from the output."""
-        return self.d_out if self.given is None or not kernel.delta_of_out else self.given
+        return self.d_out if self.given is None or not roundings.delta_of_out else self.given
 
 
 class Saved(NamedTuple):
@@ -62,10 +62,10 @@ class Saved(NamedTuple):
     single: SoftmaxHead | None = None  # the head in float32, where that is enough for errors
 
 
-def forget_gradients(kernel: Roundings) -> Roundings:
+def forget_gradients(roundings: Roundings) -> Roundings:
     """Leave out what a kernel rounds later than what is saved."""
-    kernel = kernel._replace(parts=None, by_head=False, d_scores=None, scaled=False)
-    return kernel._replace(again=False, d_weights=None) if kernel.delta_of_out else kernel
+    roundings = roundings._replace(parts=None, by_head=False, d_scores=None, scaled=False)
+    return roundings._replace(again=False, d_weights=None) if roundings.delta_of_out else roundings
 
 
 def move_weights(p: Doubles, logs: Doubles, epsilon: Doubles) -> Doubles:
@@ -100,9 +100,9 @@ def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
     return np.exp(logs), logs
 
 
-def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doubles:
+def take_gaps(tile: Tile, roundings: Roundings, lse: Doubles, top: Doubles) -> Doubles:
     """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
-    least = (lse if kernel.delta_of_out else top)[:, None]
+    least = (lse if roundings.delta_of_out else top)[:, None]
     gaps = tile.scores - least
     np.minimum(gaps, 0.0, out=gaps)
     if tile.visible is not None:
@@ -113,7 +113,7 @@ def take_gaps(tile: Tile, kernel: Roundings, lse: Doubles, top: Doubles) -> Doub
 
 
 def multiply_values(
-    back: BackwardHead, kernel: Roundings, i: slice, j: slice
+    back: BackwardHead, roundings: Roundings, i: slice, j: slice
 ) -> tuple[Any, Any, Any]:
     """Multiply g . v; return the variance but for a last rounding, and the bound, too."""
     g, v = back.d_out[i], back.head.v[j]
@@ -121,25 +121,27 @@ def multiply_values(
     d_v = v.shape[-1]
     rows, columns = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (g, v))
     sizes = rows[:, None] * columns
-    bound = (sum_error(kernel, d_v, 2) + cut_error(kernel.score_unit, d_v)) * sizes
+    bound = (sum_error(roundings, d_v, 2) + cut_error(roundings.score_unit, d_v)) * sizes
     # Of a difference of nearly equal numbers all the rest is these.
-    steps = RUN_STEPS if kernel.scores_matter else max(d_v, 1)
-    variance: Any = sum_running_products(g, v, t, steps, kernel.lanes) if d_v else np.zeros_like(t)
-    variance *= (RMS * kernel.accumulate.unit) ** 2
-    bound += d_v * kernel.accumulate.tiny
-    if not np.max(sizes, initial=0.0) <= kernel.accumulate.largest:
-        bound = np.where(sizes > kernel.accumulate.largest, math.inf, bound)
-    if kernel.d_weights is not None:
-        variance = variance + np.square(kernel.d_weights.spacing(t)) / 12
+    steps = RUN_STEPS if roundings.scores_matter else max(d_v, 1)
+    variance: Any = (
+        sum_running_products(g, v, t, steps, roundings.lanes) if d_v else np.zeros_like(t)
+    )
+    variance *= (RMS * roundings.accumulate.unit) ** 2
+    bound += d_v * roundings.accumulate.tiny
+    if not np.max(sizes, initial=0.0) <= roundings.accumulate.largest:
+        bound = np.where(sizes > roundings.accumulate.largest, math.inf, bound)
+    if roundings.d_weights is not None:
+        variance = variance + np.square(roundings.d_weights.spacing(t)) / 12
         most = np.abs(t) + bound
-        bound = bound + kernel.d_weights.spacing(most) / 2
-        bound = np.where(most > kernel.d_weights.largest, math.inf, bound)
+        bound = bound + roundings.d_weights.spacing(most) / 2
+        bound = np.where(most > roundings.d_weights.largest, math.inf, bound)
     return t, variance, bound
 
 
 def save_queries(
     back: BackwardHead,
-    kernel: Roundings,
+    roundings: Roundings,
     rows: Sequence[slice] | None = None,
     known: dict[Any, Any] | None = None,
 ) -> Saved:
@@ -154,7 +156,7 @@ def save_queries(
     counts = known["counts"]
     names = [x for x in Saved._fields if x not in (*counts, "mean", "weights", "single")]
     columns = {x: np.zeros(n) for x in names}
-    mean, single = np.zeros(head.q.shape), narrow_head(head, kernel)
+    mean, single = np.zeros(head.q.shape), narrow_head(head, roundings)
     nearest_weights: list[Any] = []
     for i in blocks(0, n, BLOCK_QUERIES):
         if rows is not None and not any(x.start < i.stop and i.start < x.stop for x in rows):
@@ -163,71 +165,73 @@ def save_queries(
         if i.start not in known:
             known[i.start] = attend_rows(head, i, None)
         exact = known[i.start]
-        nearest = NearestWeights(head, kernel, i, exact)
+        nearest = NearestWeights(head, roundings, i, exact)
         nearest_weights.append(nearest)
-        delta = np.sum(back.derivative_of_delta(kernel)[i] * exact.out, -1)
+        delta = np.sum(back.derivative_of_delta(roundings)[i] * exact.out, -1)
         spread, log_variance, moved, near, variance, shared, bound, run = np.zeros(
             (8, i.stop - i.start)
         )
         logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
-        reads = kernel.delta_of_out and back.out is not None and not kernel.unrounded
-        law = begin_bound(head, kernel, i, exact) if reads else None
+        reads = roundings.delta_of_out and back.out is not None and not roundings.unrounded
+        law = begin_bound(head, roundings, i, exact) if reads else None
         for tile in scan_tiles(head, i, BLOCK_QUERIES):
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
-            finite = take_gaps(tile, kernel, exact.lse, exact.top)
+            finite = take_gaps(tile, roundings, exact.lse, exact.top)
             mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
-            relative, epsilon = find_log_errors(head, single, kernel, tile, i, finite)
+            relative, epsilon = find_log_errors(head, single, roundings, tile, i, finite)
             if law is not None:
                 shares = TileShares.of_shares(tile, p, finite)
-                law.add_shares(kernel, head.v[j], shares, _since_top(kernel, epsilon, exact))
+                law.add_shares(roundings, head.v[j], shares, _since_top(roundings, epsilon, exact))
             noise = p * p * relative
             most = move_weights(p, logs, epsilon)
             spread += np.sum(most, -1)
-            if kernel.delta_of_out:
+            if roundings.delta_of_out:
                 t = back.d_out[i] @ head.v[j].T
             else:
-                t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+                t, t_variance, t_bound = multiply_values(back, roundings, i, j)
             apart = t - delta[:, None]
             log_variance += np.sum(noise, -1)
             moved += np.einsum("ij,ij->i", noise * apart, apart)
             risen = p * multiply_slope(tile.logits, tile.slope)
             logit += np.sum(risen, -1)
             moved_logit += np.einsum("ij,ij->i", risen, apart)
-            if not kernel.delta_of_out:
-                near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
-                near += np.sum(nearest.weights(tile, rounded=kernel.kept) * near_t, -1)
+            if not roundings.delta_of_out:
+                near_t = t if roundings.d_weights is None else roundings.d_weights.round(t)
+                near += np.sum(nearest.weights(tile, rounded=roundings.kept) * near_t, -1)
                 shared += np.sum(p * p * t_variance, -1)
-                variance += (RMS * kernel.accumulate.unit) ** 2 * _sum_running_squares(p * t, run)
+                variance += (RMS * roundings.accumulate.unit) ** 2 * _sum_running_squares(
+                    p * t, run
+                )
                 run = run + np.sum(p * t, -1)
                 width: Any = 0.0
-                if kernel.kept:
-                    assert kernel.weights is not None
-                    rounding = np.square(kernel.weights.spacing(p)) / 12 * (p > 0)
+                if roundings.kept:
+                    assert roundings.weights is not None
+                    rounding = np.square(roundings.weights.spacing(p)) / 12 * (p > 0)
                     shared += np.sum(rounding * t * t, -1)
-                    width = kernel.weights.unit * (p + most) + kernel.weights.spacing(0.0)
+                    width = roundings.weights.unit * (p + most) + roundings.weights.spacing(0.0)
                 bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
                 sizes += np.sum(p * np.abs(t), -1)
-        if kernel.delta_of_out:
-            near, variance, bound = _take_delta_from_output(back, kernel, i, exact, law)
-        unit, gamma = kernel.accumulate.unit, sum_error(kernel, len(head.k), 2)
+        if roundings.delta_of_out:
+            near, variance, bound = _take_delta_from_output(back, roundings, i, exact, law)
+        unit, gamma = roundings.accumulate.unit, sum_error(roundings, len(head.k), 2)
         size = size_of_log(exact.lse, len(head.k))
         lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
-        of_log = unit * size if kernel.delta_of_out else max(2 * unit, kernel.softmax.unit)
-        if not kernel.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
+        of_log = unit * size if roundings.delta_of_out else max(2 * unit, roundings.softmax.unit)
+        if not roundings.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
             for factor in (gamma, np.expm1(lse_bound)):
                 bound += factor * (sizes + bound)
-            if kernel.softmax.unit > unit:  # D is rounded to it, and moves with the normaliser
-                variance += np.square(kernel.softmax.spacing(delta)) / 12
+            if roundings.softmax.unit > unit:  # D is rounded to it, and moves with the normaliser
+                variance += np.square(roundings.softmax.spacing(delta)) / 12
                 variance += np.square(RMS * of_log * delta)
-                bound += kernel.softmax.spacing(np.abs(delta) + bound) / 2
-                near = kernel.softmax.round(near)
+                bound += roundings.softmax.spacing(np.abs(delta) + bound) / 2
+                near = roundings.softmax.round(near)
         row = {
             "lse": exact.lse,
             "top": exact.top,
             "delta": delta,
             "near_delta": near,
-            "delta_shift": near - delta if kernel.reads_output and back.out is not None else 0.0,
+            "delta_shift": near - delta if roundings.reads_output and back.out is not None else 0.0,
             "logit": logit,
             "moved_logit": moved_logit,
             "delta_variance": variance,
@@ -273,22 +277,22 @@ def _sum_running_squares(x: Doubles, first: Doubles | float = 0.0) -> Doubles:
     return squares
 
 
-def _since_top(kernel: Roundings, epsilon: Doubles, exact: ScoredRows) -> Doubles:
+def _since_top(roundings: Roundings, epsilon: Doubles, exact: ScoredRows) -> Doubles:
     """Bound errors of logs of weights over the largest by those of logs of weights over the sum."""
     size = np.where(np.isfinite(exact.lse), exact.lse - exact.top, 0.0)[:, None]
-    size *= 2 * kernel.softmax.unit * (1 if epsilon.dtype == np.float64 else 1 + OFF)
+    size *= 2 * roundings.softmax.unit * (1 if epsilon.dtype == np.float64 else 1 + OFF)
     return np.subtract(epsilon, size, dtype=epsilon.dtype)
 
 
 def _take_delta_from_output(
-    back: BackwardHead, kernel: Roundings, i: slice, exact: ScoredRows, law: ErrorSums | None
+    back: BackwardHead, roundings: Roundings, i: slice, exact: ScoredRows, law: ErrorSums | None
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
-    g, head = back.derivative_of_delta(kernel)[i], back.head
-    if kernel.unrounded:
-        kernel = kernel._replace(out=None)
-    if back.out is None or kernel.unrounded:
-        rows = analyse_softmax(head, kernel, i)
+    g, head = back.derivative_of_delta(roundings)[i], back.head
+    if roundings.unrounded:
+        roundings = roundings._replace(out=None)
+    if back.out is None or roundings.unrounded:
+        rows = analyse_softmax(head, roundings, i)
         known = np.where(np.isfinite(rows.std), rows.std, rows.bound)
         near, variance = np.sum(g * rows.nearest, -1), np.sum(np.square(g * known), -1)
         bound = np.sum(np.abs(g) * rows.bound, -1)
@@ -297,14 +301,14 @@ def _take_delta_from_output(
         out = back.out[i]
         near, variance = np.sum(g * out, -1), np.zeros(len(g))
         if law is None:
-            found = analyse_softmax(head, kernel, i)
+            found = analyse_softmax(head, roundings, i)
             true, most = found.out, found.bound
         else:
             true = exact.out
-            most = round_bound(kernel.out, true, law.bound(head, kernel, true))
+            most = round_bound(roundings.out, true, law.bound(head, roundings, true))
         bound = np.abs(np.sum(g * (out - true), -1))
         bound += np.sum(np.abs(g) * most, -1)  # where another was read, not yet rounded
     sizes = np.sum(np.abs(g * out), -1)
-    unit, d_v = kernel.accumulate.unit, g.shape[-1]
+    unit, d_v = roundings.accumulate.unit, g.shape[-1]
     variance = variance + (RMS * unit) ** 2 * _sum_running_squares(g * out)
-    return near, variance, bound + sum_error(kernel, d_v, 2) * sizes
+    return near, variance, bound + sum_error(roundings, d_v, 2) * sizes

@@ -76,7 +76,7 @@ _NONE = np.zeros((1, 1))  # what is not asked for
 
 
 def analyse_pairs(
-    back: BackwardHead, saved: Saved, kernel: Roundings, i: slice, j: slice, of: str = ""
+    back: BackwardHead, saved: Saved, roundings: Roundings, i: slice, j: slice, of: str = ""
 ) -> PairErrors | None:
     """Analyse some queries and keys; None if no query sees one.
 
@@ -88,24 +88,24 @@ def analyse_pairs(
     if tile is None:
         return None
     p, logs = share_tile(tile, saved.lse[i])
-    finite = take_gaps(tile, kernel, saved.lse[i], saved.top[i])
-    relative, epsilon = find_log_errors(head, saved.single, kernel, tile, i, finite)
-    unit = kernel.accumulate.unit
+    finite = take_gaps(tile, roundings, saved.lse[i], saved.top[i])
+    relative, epsilon = find_log_errors(head, saved.single, roundings, tile, i, finite)
+    unit = roundings.accumulate.unit
     epsilon = epsilon + saved.lse_bound[i, None]
     p_bound = move_weights(p, logs, epsilon)
     nearest = saved.weights[i.start // BLOCK_QUERIES].part(i)
     raw = nearest.weights(tile, rounded=False) if nearest.moved else p
     near_p, p_variance, rounded_bound = raw, _NONE, p_bound
-    if kernel.weights is not None and (kernel.kept or of in ("", "dv")):
-        near_p = kernel.weights.round(raw)
-        p_variance = kernel.weights.spacing(p)
+    if roundings.weights is not None and (roundings.kept or of in ("", "dv")):
+        near_p = roundings.weights.round(raw)
+        p_variance = roundings.weights.spacing(p)
         p_variance *= p_variance
         p_variance /= 12
         rounded_bound = p + p_bound
-        rounded_bound *= kernel.weights.unit
+        rounded_bound *= roundings.weights.unit
         rounded_bound += p_bound
-        rounded_bound += kernel.weights.spacing(0.0)
-    tiny, least = kernel.accumulate.tiny, np.min(p, initial=1.0)
+        rounded_bound += roundings.weights.spacing(0.0)
+    tiny, least = roundings.accumulate.tiny, np.min(p, initial=1.0)
     hidden = None if least > 0 else p == 0
     if hidden is not None:
         p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
@@ -116,12 +116,12 @@ def analyse_pairs(
         weights = p, _NONE, _NONE, tile.slope, tile.slope, p_scale, _NONE, relative, None
         bounds = rounded_bound + p_flushed, _NONE, p_flushed, _NONE
         return PairErrors(*weights, p_variance, _NONE, _NONE, near_p, _NONE, *bounds)
-    t, t_variance, t_bound = multiply_values(back, kernel, i, j)
+    t, t_variance, t_bound = multiply_values(back, roundings, i, j)
     apart = t - saved.delta[i, None]
     s = p * apart
-    used_bound = rounded_bound if kernel.kept else p_bound
-    near_t = t if kernel.d_weights is None else kernel.d_weights.round(t)
-    near_s = (near_p if kernel.kept else raw) * (near_t - saved.near_delta[i, None])
+    used_bound = rounded_bound if roundings.kept else p_bound
+    near_t = t if roundings.d_weights is None else roundings.d_weights.round(t)
+    near_s = (near_p if roundings.kept else raw) * (near_t - saved.near_delta[i, None])
     off = t_bound + np.abs(saved.delta_bound[i, None])
     distance, size = np.abs(apart), np.abs(s)
     s_bound = p + used_bound
@@ -136,12 +136,12 @@ def analyse_pairs(
         s_variance *= p
     s_variance *= (RMS * unit) ** 2
     gradient = _ScoreGradient(s, near_s, s_variance, s_bound)
-    to, (before, after) = kernel.d_scores, _list_factors(head, kernel)
+    to, (before, after) = roundings.d_scores, _list_factors(head, roundings)
     if to is not None:
         for by in before:
             gradient = gradient.rounded(to, by)
     if head.softcap is not None:
-        most = cap_error(head, kernel, tile, i, finite)
+        most = cap_error(head, roundings, tile, i, finite)
         gradient = gradient.times(tile, nearest.slope(tile), most, unit)
     if to is not None:
         for by in after:
@@ -174,7 +174,7 @@ def analyse_pairs(
         p_scale,
         s_scale,
         relative,
-        None if head.softcap is None else cap_variance(head, kernel, tile, i),
+        None if head.softcap is None else cap_variance(head, roundings, tile, i),
         p_variance,
         t_variance,
         variance,
@@ -220,15 +220,15 @@ class _ScoreGradient(NamedTuple):
         return _ScoreGradient(self.s * slope, self.near * near, variance, bound)
 
 
-def _list_factors(head: SoftmaxHead, kernel: Roundings) -> tuple[list[float], list[float]]:
+def _list_factors(head: SoftmaxHead, roundings: Roundings) -> tuple[list[float], list[float]]:
     """List factors of derivatives to scores when they are rounded, before the slope and after.
 
     Once, before a product with queries or keys. Step by step, arrays are multiplied by the cap, the
     slope, and the scale, and divided by the cap.
     """
     cap = head.softcap
-    if not kernel.stepwise:
-        by = [head.scale if kernel.scaled else 1.0]
+    if not roundings.stepwise:
+        by = [head.scale if roundings.scaled else 1.0]
         return ([], by) if cap is not None else (by, [])
     after = [] if is_power_of_two(head.scale) else [head.scale]
     if cap is None:

@@ -154,17 +154,17 @@ def weigh_tile(
 
 
 def take_single(
-    head: SoftmaxHead, kernel: Roundings, i: slice, whole: Doubles
+    head: SoftmaxHead, roundings: Roundings, i: slice, whole: Doubles
 ) -> SoftmaxHead | None:
     """Convert queries and keys to float32; None where variances and bounds need float64."""
     least, most = np.min(whole, initial=1.0), np.max(whole, initial=0.0)
-    return narrow_head(head, kernel, i) if _LEAST_SHARE < least <= most < 1 else None
+    return narrow_head(head, roundings, i) if _LEAST_SHARE < least <= most < 1 else None
 
 
-def narrow_head(head: SoftmaxHead, kernel: Roundings, i: slice = WHOLE) -> SoftmaxHead | None:
+def narrow_head(head: SoftmaxHead, roundings: Roundings, i: slice = WHOLE) -> SoftmaxHead | None:
     """Convert queries and keys to float32; None where errors of scores need float64."""
     reach = max(float(np.max(np.abs(x), initial=0.0)) for x in (head.q[i], head.k))
-    few_digits = kernel.accumulate.digits <= _DIGITS and not kernel.scores_matter
+    few_digits = roundings.accumulate.digits <= _DIGITS and not roundings.scores_matter
     if not few_digits or not reach < _LARGEST or not abs(head.scale) < _LARGEST:
         return None
     return head._replace(q=in_single(head.q), k=in_single(head.k))
@@ -173,7 +173,7 @@ def narrow_head(head: SoftmaxHead, kernel: Roundings, i: slice = WHOLE) -> Softm
 def find_log_errors(
     head: SoftmaxHead,
     single: SoftmaxHead | None,
-    kernel: Roundings,
+    roundings: Roundings,
     tile: Tile,
     i: slice,
     gap: Doubles,
@@ -183,8 +183,8 @@ def find_log_errors(
     if is_single and single is not None:
         tile = in_single(tile._replace(products=tile.logits))
         head, gap = single, in_single(gap)
-    variance = relative_variance(head, kernel, tile, i, gap)
-    bound = largest_error(head, kernel, tile, i, gap)
+    variance = relative_variance(head, roundings, tile, i, gap)
+    bound = largest_error(head, roundings, tile, i, gap)
     if is_single:
         bound *= 1 + OFF
     return variance, bound

@@ -71,7 +71,7 @@ _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded
 
 def analyse_softmax(
     head: SoftmaxHead,
-    kernel: Roundings,
+    roundings: Roundings,
     i: slice,
     changes: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = MappingProxyType({}),
     exact: ScoredRows | None = None,
@@ -79,28 +79,30 @@ def analyse_softmax(
 ) -> RowErrors:
     """Say what a kernel that rounds like this may give for the queries i, and what is exact."""
     exact = exact or attend_rows(head, i, None)
-    rounded = NearestWeights(head, kernel, i, exact)
+    rounded = NearestWeights(head, roundings, i, exact)
     rows, d_v = exact.out.shape
-    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    law = ErrorSums(rows, d_v, head.k.shape[0], roundings)
     top, log = law.share(exact)
     if may_be_single:
-        law.single = take_single(head, kernel, i, law.whole)
+        law.single = take_single(head, roundings, i, law.whole)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest, lost = np.zeros((2, rows, d_v))
-    cuts = None if kernel.unit is None else CutSum(kernel.unit, rows, d_v)
+    cuts = None if roundings.unit is None else CutSum(roundings.unit, rows, d_v)
     for tile in scan_tiles(head, i, _tile_keys(rows)):
         v = head.v[tile.keys]
         of = TileShares.of(tile, top)
         if rounded.of_largest:  # the same weights, rounded
-            assert kernel.weights is not None
-            of = of.rounded(kernel.weights)
+            assert roundings.weights is not None
+            of = of.rounded(roundings.weights)
             nearest += of.near @ v
         else:
             nearest += rounded.weights(tile) @ v
-        part = law.add(kernel, head, tile, i, of)
-        if kernel.weights is not None and kernel.weights.truncated:  # the mean of what is dropped
-            weights = of.over(law.whole).shares if kernel.normalised else of.weights
-            lost += expect_loss(kernel.weights, weights) @ v
+        part = law.add(roundings, head, tile, i, of)
+        if (
+            roundings.weights is not None and roundings.weights.truncated
+        ):  # the mean of what is dropped
+            weights = of.over(law.whole).shares if roundings.normalised else of.weights
+            lost += expect_loss(roundings.weights, weights) @ v
         if cuts is not None:
             stored = rounded.stored(tile) if of.near is None else of.near
             for j in _list_runs(of, len(v)):
@@ -109,49 +111,49 @@ def analyse_softmax(
             moved = part.of.shares * change(part.head, part.tile, i)
             steep[name][:, :-1] += part.values.scaled(moved @ part.values.v)
             steep[name][:, -1] += np.sum(moved, -1)
-    if law.is_doubtful(kernel):
-        return analyse_softmax(head, kernel, i, changes, exact, may_be_single=False)
+    if law.is_doubtful(roundings):
+        return analyse_softmax(head, roundings, i, changes, exact, may_be_single=False)
     if rounded.of_largest:
         nearest /= rounded.total
-    variance, least_favourable, bound = law.bound_result(head, kernel, exact.out)
+    variance, least_favourable, bound = law.bound_result(head, roundings, exact.out)
     shift: Doubles | float = 0.0
     if cuts is not None:
         shift, noise = cuts.shift / rounded.divisor, cuts.variance / rounded.divisor**2
         variance, least_favourable = variance + noise, least_favourable + noise
         nearest, bound = nearest + shift, bound + np.abs(shift)
     rest = -lost / rounded.divisor
-    slack = allow(kernel.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
-    if kernel.of_log:
-        relative = kernel.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
+    slack = allow(roundings.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
+    if roundings.of_log:
+        relative = roundings.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
         of_log = relative * np.abs(exact.out)  # the same for all columns: slack, too
         variance, least_favourable = (x + (RMS * of_log) ** 2 for x in (variance, least_favourable))
         slack, bound = slack + of_log, bound + np.expm1(4 * relative) * (np.abs(exact.out) + bound)
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
-    loose = (np.abs(nearest - exact.out - shift - rest) > SURE * std) | law.tied(kernel)[:, None]
-    loose |= law.lost(kernel)
+    loose = (np.abs(nearest - exact.out - shift - rest) > SURE * std) | law.tied(roundings)[:, None]
+    loose |= law.lost(roundings)
     spacing = np.zeros_like(exact.out)
-    if kernel.out is not None:
-        spacing = kernel.out.spacing(exact.out)
+    if roundings.out is not None:
+        spacing = roundings.out.spacing(exact.out)
         rounding = np.square(spacing) / 12
         std, worst = np.sqrt(variance + rounding), np.sqrt(least_favourable + rounding)
-        bound = round_bound(kernel.out, exact.out, bound)
-        nearest = kernel.out.round(nearest)
+        bound = round_bound(roundings.out, exact.out, bound)
+        nearest = roundings.out.round(nearest)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    lse_std, lse_bound = law.bound_lse(head, kernel, exact.lse)
+    lse_std, lse_bound = law.bound_lse(head, roundings, exact.lse)
     drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
-    unit = kernel.accumulate.unit
-    slack = slack + unit * kernel.exp * law.common(exact.out)
+    unit = roundings.accumulate.unit
+    slack = slack + unit * roundings.exp * law.common(exact.out)
     if "scale" in tangents:
-        constants = CONSTANTS * unit + split_error(kernel.score_unit)
+        constants = CONSTANTS * unit + split_error(roundings.score_unit)
         slack = slack + constants * np.abs(tangents["scale"])
     flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
-    lse_slack = kernel.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
+    lse_slack = roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
-    if kernel.accumulate.unit <= _DOUBLE:
+    if roundings.accumulate.unit <= _DOUBLE:
         out, lse, *_ = certify_rows(head, i)
-        nearest = out.hi if kernel.out is None else kernel.out.round(out.hi)
+        nearest = out.hi if roundings.out is None else roundings.out.round(out.hi)
     return RowErrors(
         out.hi,
         lse.hi,
@@ -162,7 +164,7 @@ def analyse_softmax(
         bound,
         lse_std,
         lse_bound,
-        kernel.accumulate.unit * lse_slack,
+        roundings.accumulate.unit * lse_slack,
         spacing,
         slack + flushed,
         tangents,
@@ -173,19 +175,21 @@ def analyse_softmax(
 
 
 def begin_bound(
-    head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows
+    head: SoftmaxHead, roundings: Roundings, i: slice, exact: ScoredRows
 ) -> ErrorSums | None:
     """Begin sums for the bound of `analyse_softmax` alone; None if it has parts of another kind."""
-    if kernel.unit is not None or kernel.accumulate.unit <= _DOUBLE:
+    if roundings.unit is not None or roundings.accumulate.unit <= _DOUBLE:
         return None  # what is cut depends on the rounded weights
     rows, d_v = exact.out.shape
-    law = ErrorSums(rows, d_v, head.k.shape[0], kernel)
+    law = ErrorSums(rows, d_v, head.k.shape[0], roundings)
     law.share(exact)
-    law.single = take_single(head, kernel, i, law.whole)
+    law.single = take_single(head, roundings, i, law.whole)
     return law
 
 
-def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: RowErrors) -> Doubles:
+def variance_of_maxima(
+    head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors
+) -> Doubles:
     r"""Return the part of the variance that a running maximum may spare a fused kernel, (b, d_v).
 
     A weight that is the largest when it is rounded is 1, and stays as it is. In tiles of any size
@@ -195,7 +199,7 @@ def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: Row
 
     with the distance :math:`h_{ij}` of the numbers near the weight, over the sum of the weights.
     """
-    spared, to = np.zeros_like(rows.out), kernel.weights
+    spared, to = np.zeros_like(rows.out), roundings.weights
     assert to is not None
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
     for tile in scan_tiles(head, i, _tile_keys(len(rows.out))):
@@ -211,13 +215,15 @@ def variance_of_maxima(head: SoftmaxHead, kernel: Roundings, i: slice, rows: Row
 class NearestWeights:
     """Weights over their sum, with the roundings of the profile to nearest."""
 
-    def __init__(self, head: SoftmaxHead, kernel: Roundings, i: slice, exact: ScoredRows) -> None:
-        self.head, self.kernel, self.i = head, kernel, i
-        to = kernel.scores
+    def __init__(
+        self, head: SoftmaxHead, roundings: Roundings, i: slice, exact: ScoredRows
+    ) -> None:
+        self.head, self.roundings, self.i = head, roundings, i
+        to = roundings.scores
         self.first = exact if to is None else attend_rows(head, i, to.round)
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
-        self.narrow = kernel.softmax.unit > kernel.accumulate.unit
-        plain = kernel.weights is not None and not kernel.normalised
+        self.narrow = roundings.softmax.unit > roundings.accumulate.unit
+        plain = roundings.weights is not None and not roundings.normalised
         self.moved = to is not None or self.narrow  # before the weights are rounded themselves
         self.of_largest = plain and not self.moved  # rounded over the largest
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
@@ -226,7 +232,7 @@ class NearestWeights:
             total = np.zeros_like(total)
             for tile in scan_tiles(head, i, _tile_keys(len(total))):
                 total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
-            total = kernel.softmax.round(total)
+            total = roundings.softmax.round(total)
         self.total = np.where(total > 0, total, 1.0)
 
     def part(self, i: slice) -> NearestWeights:
@@ -237,9 +243,9 @@ class NearestWeights:
 
     def _tile(self, tile: Tile) -> Tile:
         """Round the scores."""
-        if self.kernel.scores is None:
+        if self.roundings.scores is None:
             return tile
-        to = self.kernel.scores.round
+        to = self.roundings.scores.round
         return score_tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
 
     def slope(self, tile: Tile) -> Doubles | float:
@@ -252,26 +258,26 @@ class NearestWeights:
         gap = np.minimum(tile.scores - self.top, 0.0)
         if self.narrow:
             with np.errstate(divide="ignore"):
-                to = self.kernel.softmax.round
+                to = self.roundings.softmax.round
                 gap = np.log(to(np.exp(to(gap))))
         return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
 
     def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
         """Return the weights of a tile, rounded if the profile does."""
-        if self.kernel.weights is None or not rounded:
+        if self.roundings.weights is None or not rounded:
             return np.asarray(np.exp(self._logs(tile)) / self.total)
         return np.asarray(self.stored(tile) / self.divisor)
 
     def stored(self, tile: Tile) -> Doubles:
         """Return the rounded weights of a tile as they are multiplied by values."""
-        weights, to = np.exp(self._logs(tile)), self.kernel.weights
+        weights, to = np.exp(self._logs(tile)), self.roundings.weights
         assert to is not None
-        return to.round(weights / self.total if self.kernel.normalised else weights)
+        return to.round(weights / self.total if self.roundings.normalised else weights)
 
     @property
     def divisor(self) -> Doubles | float:
         """What sums of rounded weights times values are divided by."""
-        return 1.0 if self.kernel.normalised else self.total
+        return 1.0 if self.roundings.normalised else self.total
 
 
 class ErrorSums:
@@ -279,7 +285,7 @@ class ErrorSums:
 
     single: SoftmaxHead | None = None  # the head in float32, if that is enough
 
-    def __init__(self, rows: int, d_v: int, m: int, kernel: Roundings) -> None:
+    def __init__(self, rows: int, d_v: int, m: int, roundings: Roundings) -> None:
         self.scores = np.zeros((rows, 2 * d_v + 1))  # p^2 var(delta) times v^2, v and 1
         self.weights = np.zeros((rows, d_v))  # var(eta) v^2
         self.wider = np.zeros((rows, d_v))  # how much more at the least favourable digits
@@ -299,7 +305,7 @@ class ErrorSums:
         self.rounded = np.zeros(d_v)  # |v| of tiles in which all weights are rounded
         self.top = np.zeros((rows, d_v + 1))  # p |v| and p of the largest weights
         # With changes of a running maximum.
-        self.gamma = sum_error(kernel, m, 2 + 2 * m / MAXIMUM_KEYS)
+        self.gamma = sum_error(roundings, m, 2 + 2 * m / MAXIMUM_KEYS)
 
     def share(self, exact: ScoredRows) -> list[Doubles]:
         """Find the share of a weight of 1; return the largest scores and the log normalisers."""
@@ -308,27 +314,27 @@ class ErrorSums:
         return [top, log]
 
     def add(
-        self, kernel: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
+        self, roundings: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
     ) -> WeighedTile:
         """Add the keys of a tile; return what is added."""
-        if kernel.weights is not None and not kernel.normalised and self.keys == 0:
-            seen = (of.weights > kernel.weights.spacing(0.0)) & (of.gap < 0)
+        if roundings.weights is not None and not roundings.normalised and self.keys == 0:
+            seen = (of.weights > roundings.weights.spacing(0.0)) & (of.gap < 0)
             some = np.flatnonzero(seen.any(0))[:TILE_KEYS]
             self.lattice = _has_few_values(of.gap[:, some][seen[:, some]])
-        part = self.add_bound(kernel, head, tile, i, of)
+        part = self.add_bound(roundings, head, tile, i, of)
         head, tile, of, values = part
         size = of.shares * of.shares
-        noise = relative_variance(head, kernel, tile, i, of.gap)
+        noise = relative_variance(head, roundings, tile, i, of.gap)
         noise *= size
         self.relative += np.sum(noise, -1)
-        if kernel.scores_matter:
+        if roundings.scores_matter:
             columns = np.concatenate([values.squares, values.v], -1)
             self.scores += noise @ _add_ones(columns)
             for j in _list_runs(of, len(values.v)):
-                self._run(kernel, of.shares[:, j], size[:, j], values.v[j])
-        if kernel.weights is not None:
-            variance = self._weights(kernel, of, size, values)
-            if not kernel.scores_matter:
+                self._run(roundings, of.shares[:, j], size[:, j], values.v[j])
+        if roundings.weights is not None:
+            variance = self._weights(roundings, of, size, values)
+            if not roundings.scores_matter:
                 variance += noise
             values.sum_squares(variance, self.weights)
         else:
@@ -337,28 +343,30 @@ class ErrorSums:
         return part
 
     def add_bound(
-        self, kernel: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
+        self, roundings: Roundings, head: SoftmaxHead, tile: Tile, i: slice, of: TileShares
     ) -> WeighedTile:
         """Add what bounds are made of."""
         part = weigh_tile(head, self.single, tile, of, self.whole)
         head, tile, of, values = part
-        most = largest_error(head, kernel, tile, i, of.gap)
-        self._move(kernel, of, values, *of.move(self.whole, most))
+        most = largest_error(head, roundings, tile, i, of.gap)
+        self._move(roundings, of, values, *of.move(self.whole, most))
         row, key = np.divmod(of.tops, max(len(values.v), 1))
         top = of.shares[row, key, None]
         np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
         np.add.at(self.top[:, -1], row, top[:, 0])
         return part
 
-    def add_shares(self, kernel: Roundings, v: Doubles, of: TileShares, epsilon: Doubles) -> None:
+    def add_shares(
+        self, roundings: Roundings, v: Doubles, of: TileShares, epsilon: Doubles
+    ) -> None:
         """Add what the bound of the result alone is made of, where bounds of logs are known."""
         if self.single is not None and epsilon.dtype == np.float32 and of.least > LEAST_SHARE:
             of = in_single(of)
-        self._move(kernel, of, TileValues.of(v, of.shares), *of.move(1.0, epsilon))
+        self._move(roundings, of, TileValues.of(v, of.shares), *of.move(1.0, epsilon))
 
     def _move(
         self,
-        kernel: Roundings,
+        roundings: Roundings,
         of: TileShares,
         values: TileValues,
         most: Doubles,
@@ -369,53 +377,58 @@ class ErrorSums:
         self.shift += np.sum(most, -1, keepdims=True) * (1 + values.off)
         whole, moved = of.shares @ values.sizes, most @ values.sizes
         self.sizes += values.scaled(whole)
-        if kernel.weights is not None:
-            moved += self._round_shares(kernel, of, most, values, whole + moved)
+        if roundings.weights is not None:
+            moved += self._round_shares(roundings, of, most, values, whole + moved)
         self.moved += values.scaled(moved, 1 + values.off)
 
-    def _smallest(self, kernel: Roundings) -> Doubles | float:
+    def _smallest(self, roundings: Roundings) -> Doubles | float:
         """Return half the distance of the smallest numbers, of shares."""
-        assert kernel.weights is not None
-        smallest = kernel.weights.unit * kernel.weights.tiny
-        return smallest if kernel.normalised else smallest * self.whole  # whose largest is not 1
+        assert roundings.weights is not None
+        smallest = roundings.weights.unit * roundings.weights.tiny
+        return smallest if roundings.normalised else smallest * self.whole  # whose largest is not 1
 
     def _round_shares(
-        self, kernel: Roundings, of: TileShares, most: Doubles, values: TileValues, moved: Doubles
+        self,
+        roundings: Roundings,
+        of: TileShares,
+        most: Doubles,
+        values: TileValues,
+        moved: Doubles,
     ) -> Doubles:
         """Return how far rounding moves sums at most: of shares with their errors.
 
         The maximum may be any that was before.
         """
-        assert kernel.weights is not None
+        assert roundings.weights is not None
         if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
             self.rounded += values.scaled(np.sum(values.sizes, 0))
-            moved *= kernel.weights.unit
+            moved *= roundings.weights.unit
             return moved
-        smallest = self._smallest(kernel)
-        rounding = kernel.weights.unit * (of.shares + most) + smallest
+        smallest = self._smallest(roundings)
+        rounding = roundings.weights.unit * (of.shares + most) + smallest
         rounding[of.shares >= 1] = 0.0
         if of.hidden is not None:
             rounding[of.hidden] = 0.0
         return np.asarray(rounding @ values.sizes)
 
-    def _run(self, kernel: Roundings, shares: Doubles, size: Doubles, v: Doubles) -> None:
+    def _run(self, roundings: Roundings, shares: Doubles, size: Doubles, v: Doubles) -> None:
         """Add some keys to the running sums."""
         last, terms = self.run + shares @ v, size @ np.square(v)
-        self.running += walk(self.run, last, terms, len(v), kernel.lanes) + terms
+        self.running += walk(self.run, last, terms, len(v), roundings.lanes) + terms
         self.run, self.steps = last, self.steps + len(v)
-        if self.steps >= kernel.run:
+        if self.steps >= roundings.run:
             self.close()
 
     def _weights(
-        self, kernel: Roundings, of: TileShares, size: Doubles, values: TileValues
+        self, roundings: Roundings, of: TileShares, size: Doubles, values: TileValues
     ) -> Doubles:
         """Return the variance of rounding the weights: over their sum, or over the largest, 1.
 
         A running maximum may be another than the last when a weight is rounded, and digits, too.
         """
-        to, weights, shares = kernel.weights, of.weights, of.shares
+        to, weights, shares = roundings.weights, of.weights, of.shares
         assert to is not None
-        if kernel.normalised:
+        if roundings.normalised:
             narrow = to.spacing(shares).astype(shares.dtype, copy=False)
             narrow *= narrow
             narrow /= 12
@@ -433,13 +446,13 @@ class ErrorSums:
             flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
             self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
             self.flushed[:, -1] += np.sum(flushed, -1)
-        self._tie(kernel, of)
+        self._tie(roundings, of)
         self._spread(size, of.gap)
         return narrow
 
-    def _tie(self, kernel: Roundings, of: TileShares) -> None:
+    def _tie(self, roundings: Roundings, of: TileShares) -> None:
         """Add what tells whether weights are rounded alike."""
-        to, weights = kernel.weights, of.weights
+        to, weights = roundings.weights, of.weights
         assert to is not None
         residual = to.round(weights) - weights if of.moved is None else of.moved
         if to.truncated:
@@ -455,30 +468,32 @@ class ErrorSums:
         second, fourth = (np.einsum("ij,ij->i", x, y) for x, y in sums)
         self.near += np.stack([np.sum(size, -1), np.sum(moved, -1), second, fourth], -1)
 
-    def lost(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
+    def lost(self, roundings: Roundings) -> npt.NDArray[np.bool_]:
         """Tell whether products are as small as the smallest numbers of the sums."""
-        smallest = kernel.accumulate.spacing(0.0) * (1.0 if kernel.normalised else self.whole)
+        smallest = roundings.accumulate.spacing(0.0) * (1.0 if roundings.normalised else self.whole)
         small: npt.NDArray[np.bool_] = self.sizes < 8 * max(self.keys, 1) * smallest
         return small & (self.sizes > 0)
 
-    def tied(self, kernel: Roundings) -> npt.NDArray[np.bool_]:
+    def tied(self, roundings: Roundings) -> npt.NDArray[np.bool_]:
         """Tell whether weights are rounded alike, or their sums.
 
         They are where they are near to each other or to the largest, where they take few values, or
         where queries are nearly the same.
         """
         square, distance = self._measure_spread()
-        unit = (kernel.weights or kernel.accumulate).unit  # of sums, where weights are as they are
+        unit = (
+            roundings.weights or roundings.accumulate
+        ).unit  # of sums, where weights are as they are
         limit = (_TIED_UNITS * unit) ** 2
         near: npt.NDArray[np.bool_] = (square < limit) | (distance < limit)
         return near | (self.together > _ALIKE * self.alone) | self.lattice
 
-    def is_doubtful(self, kernel: Roundings) -> bool:
+    def is_doubtful(self, roundings: Roundings) -> bool:
         """Tell whether float64 is needed to say which weights are near to each other."""
-        if self.single is None or kernel.weights is None or kernel.normalised:
+        if self.single is None or roundings.weights is None or roundings.normalised:
             return False
         square, distance = self._measure_spread()
-        limit = (2 * _TIED_UNITS * kernel.weights.unit) ** 2
+        limit = (2 * _TIED_UNITS * roundings.weights.unit) ** 2
         return bool(np.any(np.minimum(square, distance - OFF * square) < limit))
 
     def _measure_spread(self) -> tuple[Doubles, Doubles]:
@@ -505,48 +520,52 @@ class ErrorSums:
         return sizes + self.top[:, :-1] + np.abs(out) * self.top[:, -1:]
 
     def bound_lse(
-        self, head: SoftmaxHead, kernel: Roundings, lse: Doubles
+        self, head: SoftmaxHead, roundings: Roundings, lse: Doubles
     ) -> tuple[Doubles, Doubles]:
         """Return standard deviation and bound of the log normaliser."""
-        m, unit = head.k.shape[0], kernel.accumulate.unit
+        m, unit = head.k.shape[0], roundings.accumulate.unit
         size = size_of_log(lse, m)
         std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
 
     def bound_result(
-        self, head: SoftmaxHead, kernel: Roundings, out: Doubles
+        self, head: SoftmaxHead, roundings: Roundings, out: Doubles
     ) -> tuple[Doubles, Doubles, Doubles]:
         """Return variance, the same at the least favourable digits, and bound, before rounding."""
         if self.steps:
             self.close()
-        unit, half, d_v = kernel.accumulate.unit, kernel.softmax.unit, out.shape[-1]
+        unit, half, d_v = roundings.accumulate.unit, roundings.softmax.unit, out.shape[-1]
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
-        running = self.running if kernel.scores_matter else out * out * head.k.shape[0]
+        running = self.running if roundings.scores_matter else out * out * head.k.shape[0]
         sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
         # Sums in the range of subnormal numbers, and beyond the largest.
-        m, last = head.k.shape[0], self._lose(head, kernel)
+        m, last = head.k.shape[0], self._lose(head, roundings)
         variance = variance + np.where(np.abs(out) * unit < last, last * last / (12 * m), 0.0)
-        known = self.weights if kernel.scores is None else scores + self.weights
+        known = self.weights if roundings.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known) + self.wider
-        return variance, worst, self.bound(head, kernel, out)
+        return variance, worst, self.bound(head, roundings, out)
 
-    def _lose(self, head: SoftmaxHead, kernel: Roundings) -> Doubles | float:
+    def _lose(self, head: SoftmaxHead, roundings: Roundings) -> Doubles | float:
         """Return what sums in the range of subnormal numbers may lose."""
-        whole = 1.0 if kernel.normalised or kernel.of_log else self.whole
-        return len(head.k) * kernel.accumulate.spacing(0.0) * whole
+        whole = 1.0 if roundings.normalised or roundings.of_log else self.whole
+        return len(head.k) * roundings.accumulate.spacing(0.0) * whole
 
-    def bound(self, head: SoftmaxHead, kernel: Roundings, out: Doubles) -> Doubles:
+    def bound(self, head: SoftmaxHead, roundings: Roundings, out: Doubles) -> Doubles:
         """Return the bound of the result before it is rounded."""
-        half, accumulate, last = kernel.softmax.unit, kernel.accumulate, self._lose(head, kernel)
-        whole = 1.0 if kernel.normalised else self.whole
+        half, accumulate, last = (
+            roundings.softmax.unit,
+            roundings.accumulate,
+            self._lose(head, roundings),
+        )
+        whole = 1.0 if roundings.normalised else self.whole
         least = np.where(self.least > 0, self.least, 1.0)
-        gamma = self.gamma + cut_error(kernel.unit, len(head.k))
+        gamma = self.gamma + cut_error(roundings.unit, len(head.k))
         moved = self.moved
-        if kernel.weights is not None:
-            moved = moved + self._smallest(kernel) * self.rounded
+        if roundings.weights is not None:
+            moved = moved + self._smallest(roundings) * self.rounded
         error = moved + gamma * (self.sizes + moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)

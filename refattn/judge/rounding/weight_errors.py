@@ -25,29 +25,29 @@ _GONE = -700.0  # difference to the largest score of weights that are 0 in any p
 
 
 def relative_variance(
-    head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles
+    head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
     """Return the variance of delta, of the scores and of the exponential."""
-    unit, half = (RMS * kernel.accumulate.unit) ** 2, (RMS * kernel.softmax.unit) ** 2
-    variance = cap_variance(head, kernel, tile, i)
+    unit, half = (RMS * roundings.accumulate.unit) ** 2, (RMS * roundings.softmax.unit) ** 2
+    variance = cap_variance(head, roundings, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
         variance += _times_square(unit, tile.scores)
     variance += _times_square(half, gap)
-    exponential = (kernel.exp * kernel.accumulate.unit / 2) ** 2
+    exponential = (roundings.exp * roundings.accumulate.unit / 2) ** 2
     variance += np.multiply(gap < 0, exponential, dtype=gap.dtype)
     if head.softcap is not None:
         variance += _times_square(unit, tile.capped)
-    if kernel.scores is not None:
+    if roundings.scores is not None:
         for number in _rounded_after_cap(head, tile):
-            variance += _times_square(1 / 12, kernel.scores.spacing(number))
-    if kernel.softmax.unit > kernel.accumulate.unit:
+            variance += _times_square(1 / 12, roundings.scores.spacing(number))
+    if roundings.softmax.unit > roundings.accumulate.unit:
         weight = np.exp(gap)
-        step = kernel.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
+        step = roundings.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
         variance += np.square(step) / 12 * (gap < 0)
     return np.asarray(variance)
 
 
-def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> Doubles:
+def cap_variance(head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice) -> Doubles:
     r"""Return the variance of the capped score by errors of its tanh.
 
     They move the slope, too. For the capped score :math:`c\, \tau`, :math:`\tau = \tanh x`,
@@ -55,18 +55,20 @@ def cap_variance(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice) -> 
     .. math:: c^2 \operatorname{Var} \delta\tau
         = (1 - \tau^2)^2 \operatorname{Var} \delta(c x) + c^2 \sigma_\tau^2 .
     """
-    unit = (RMS * kernel.accumulate.unit) ** 2
-    variance = _sum_running_products(head, kernel, tile, i, unit * head.scale**2)
+    unit = (RMS * roundings.accumulate.unit) ** 2
+    variance = _sum_running_products(head, roundings, tile, i, unit * head.scale**2)
     variance += _times_square(unit * (1 if head.softcap is None else 2), tile.logits)  # by the cap
-    if kernel.scores is not None:
+    if roundings.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
-            variance += _times_square(factor**2 / 12, kernel.scores.spacing(number))
+            variance += _times_square(factor**2 / 12, roundings.scores.spacing(number))
     if tile.is_sink or head.softcap is not None:
         variance *= np.square(tile.slope)
     if head.softcap is not None:
         variance += unit * np.square(tile.capped)
-        if kernel.scores is not None:
-            variance += np.square(head.softcap * kernel.scores.spacing(np.asarray(tile.ratio))) / 12
+        if roundings.scores is not None:
+            variance += (
+                np.square(head.softcap * roundings.scores.spacing(np.asarray(tile.ratio))) / 12
+            )
     return np.asarray(variance)
 
 
@@ -99,42 +101,44 @@ def _rounded_after_cap(head: SoftmaxHead, tile: Tile) -> Iterator[Doubles]:
 
 
 def _sum_running_products(
-    head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, factor: float
+    head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, factor: float
 ) -> Doubles:
     """Sum the squares of the products in q . k, and of their running sums, times a factor."""
     (q, k), d = (head.q[i], head.k[tile.keys]), head.q.shape[-1]
-    if not kernel.scores_matter:
+    if not roundings.scores_matter:
         sizes, others = (np.einsum("ij,ij->i", x, x) for x in (q, k))
         return np.asarray(np.multiply.outer(d * factor * sizes, others))
-    width = _KNOWN_WIDTH if kernel.fine else d
-    sums = sum_running_products(q, k, tile.products, width, kernel.lanes)
+    width = _KNOWN_WIDTH if roundings.fine else d
+    sums = sum_running_products(q, k, tile.products, width, roundings.lanes)
     sums *= factor
     return sums
 
 
 def largest_error(
-    head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles
+    head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
     """Bound |delta|: every rounding at its largest."""
-    unit, half = kernel.accumulate.unit, kernel.softmax.unit
-    bound = _logit_error(head, kernel, tile, i, gap)
+    unit, half = roundings.accumulate.unit, roundings.softmax.unit
+    bound = _logit_error(head, roundings, tile, i, gap)
     bound += (2 * unit) * np.abs(tile.scores)
     if head.softcap is not None:
         bound += (6 * unit) * np.abs(tile.capped)
-    if kernel.scores is not None:
+    if roundings.scores is not None:
         if head.softcap is not None:
-            bound = bound + head.softcap * kernel.scores.spacing(np.asarray(tile.ratio)) / 2
+            bound = bound + head.softcap * roundings.scores.spacing(np.asarray(tile.ratio)) / 2
         for number in _rounded_after_cap(head, tile):
-            bound = _add_rounding(kernel.scores, bound, number, 1.0, gap)
+            bound = _add_rounding(roundings.scores, bound, number, 1.0, gap)
     # Changes of a running maximum, each with an exponential.
     changes = head.k.shape[0] / MAXIMUM_KEYS
     bound *= 1 + 2 * half
     bound += (-2 * half) * gap
-    bound += 3 * half + unit * kernel.exp + changes * (half * (kernel.exp + 1) + unit)
+    bound += 3 * half + unit * roundings.exp + changes * (half * (roundings.exp + 1) + unit)
     return bound
 
 
-def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles) -> Doubles:
+def cap_error(
+    head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, gap: Doubles
+) -> Doubles:
     r"""Bound the error of the slope :math:`1 - \tau^2` of the cap, :math:`\tau = \tanh x`.
 
     The derivative of its logarithm is :math:`2 |\tau| \le 2`, and the error :math:`\eta` of a tanh
@@ -147,33 +151,33 @@ def cap_error(head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: D
     """
     if head.softcap is None or tile.is_sink:
         return np.zeros_like(tile.logits)
-    unit = kernel.accumulate.unit
-    moved = _logit_error(head, kernel, tile, i, gap) / head.softcap
+    unit = roundings.accumulate.unit
+    moved = _logit_error(head, roundings, tile, i, gap) / head.softcap
     off = 6 * unit * np.abs(tile.ratio)
-    if kernel.scores is not None:
-        off = off + kernel.scores.spacing(np.asarray(tile.ratio)) / 2
-        off = off + kernel.scores.spacing(tile.capped) / (2 * head.softcap)
+    if roundings.scores is not None:
+        off = off + roundings.scores.spacing(np.asarray(tile.ratio)) / 2
+        off = off + roundings.scores.spacing(tile.capped) / (2 * head.softcap)
     known = moved < 1
     bound = tile.slope * np.expm1(2 * np.where(known, moved, 0.0)) + 2 * off * (1 + off) + 2 * unit
     return np.where(known, np.minimum(bound, 1.0), 1.0)
 
 
 def _logit_error(
-    head: SoftmaxHead, kernel: Roundings, tile: Tile, i: slice, gap: Doubles
+    head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
     """Bound the error of the scores before the cap."""
-    unit, d = kernel.accumulate.unit, head.q.shape[-1]
-    terms = sum_error(kernel, d, 1) + cut_error(kernel.score_unit, d)
-    least = d * 2.0 ** (kernel.accumulate.least - kernel.accumulate.digits)
+    unit, d = roundings.accumulate.unit, head.q.shape[-1]
+    terms = sum_error(roundings, d, 1) + cut_error(roundings.score_unit, d)
+    least = d * 2.0 ** (roundings.accumulate.least - roundings.accumulate.digits)
     q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
     bound: Doubles = np.multiply.outer(abs(head.scale) * terms * q, k)
-    if not np.max(q, initial=0.0) * np.max(k, initial=0.0) <= kernel.accumulate.largest:
-        bound = np.where(np.multiply.outer(q, k) > kernel.accumulate.largest, math.inf, bound)
+    if not np.max(q, initial=0.0) * np.max(k, initial=0.0) <= roundings.accumulate.largest:
+        bound = np.where(np.multiply.outer(q, k) > roundings.accumulate.largest, math.inf, bound)
     bound += abs(head.scale) * least
     bound += (2 * unit) * np.abs(tile.logits)
-    if kernel.scores is not None:
+    if roundings.scores is not None:
         for number, factor in _rounded_before_cap(head, tile):
-            bound = _add_rounding(kernel.scores, bound, number, factor, gap)
+            bound = _add_rounding(roundings.scores, bound, number, factor, gap)
     return bound
 
 

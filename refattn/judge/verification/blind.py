@@ -61,8 +61,9 @@ def list_blind(
     """Name the outputs that pass the same tests as the numbers, of the rows of a problem."""
     if not problem.is_mean or not math.prod((*problem.lead, *problem.shape)):
         return []
-    kernel, to, read = profile.kernel(dtype), FORMATS[numbers.out_dtype], problem.read_by(profile)
-    weights, edges = row_weights(read, kernel), ["edge+1", "edge-1"] * problem.causal
+    roundings, read = profile.roundings(dtype), problem.read_by(profile)
+    to = FORMATS[numbers.out_dtype]
+    weights, edges = row_weights(read, roundings), ["edge+1", "edge-1"] * problem.causal
 
     def sums_of(compute: Callable[[SoftmaxHead, slice], Doubles]) -> HeadSums:
         def out(index: Index) -> _Rows:
@@ -126,5 +127,5 @@ def list_ignored(
     return [
         f"{IGNORES} the {words}"
         for words, other in problem.leave_out()
-        if any(least < mean_square(other, numbers, x.kernel(dtype)) < most for x in profiles)
+        if any(least < mean_square(other, numbers, x.roundings(dtype)) < most for x in profiles)
     ]

@@ -155,7 +155,7 @@ def describe_idle(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile, idle: Sequence[Index]
 ) -> Iterator[str]:
     """Say what rows hold of which nothing is known by a profile, of some of them."""
-    found, largest, kernel = Counter[str](), 0.0, profile.kernel(dtype)
+    found, largest, roundings = Counter[str](), 0.0, profile.roundings(dtype)
     for *at, row in idle[:_LOOKED_AT]:
         index, i = tuple(at), slice(row, row + 1)
         head, got = problem.head(index), numbers.out(index)[i]
@@ -173,11 +173,13 @@ def describe_idle(
     for words, count in found.items():
         more = ""
         if (
-            kernel.scores is not None
+            roundings.scores is not None
             and words.startswith("NaN")
-            and largest > kernel.scores.largest
+            and largest > roundings.scores.largest
         ):
-            more = f": q . k is up to {largest:.3g}, and {dtype} ends at {kernel.scores.largest:g}"
+            more = (
+                f": q . k is up to {largest:.3g}, and {dtype} ends at {roundings.scores.largest:g}"
+            )
         if words:
             yield f"{count} of these rows hold {words}{more}"
 

@@ -241,17 +241,17 @@ class RowWeights:
 
     def of(self, profile: Profile) -> Doubles:
         """Return them for queries, keys and values as a profile reads them."""
-        kernel, problem = profile.kernel(self.dtype), self.problem.read_by(profile)
-        products = problem.gradient is not None and kernel.products_matter
-        key: Any = (profile.reading, problem.rows_apart(kernel), products)
-        key = (*key, kernel) if problem.kind == "recurrent" else key
+        roundings, problem = profile.roundings(self.dtype), self.problem.read_by(profile)
+        products = problem.gradient is not None and roundings.products_matter
+        key: Any = (profile.reading, problem.rows_apart(roundings), products)
+        key = (*key, roundings) if problem.kind == "recurrent" else key
         if key not in self.known:
-            self.known[key] = row_weights(problem, kernel, self.exact[profile.reading])
+            self.known[key] = row_weights(problem, roundings, self.exact[profile.reading])
         return self.known[key]
 
 
 def row_weights(
-    problem: Problem, kernel: Roundings, known: dict[Any, ScoredRows] | None = None
+    problem: Problem, roundings: Roundings, known: dict[Any, ScoredRows] | None = None
 ) -> Doubles:
     """Return 1 / g for g rows with one query or result; for heads of one key if rows depend.
 
@@ -261,12 +261,12 @@ def row_weights(
     if not heads * n:
         return np.ones((heads, n))
     if problem.kind == "recurrent":
-        found = [problem.recurrence(index, kernel) for index in np.ndindex(problem.lead)]
+        found = [problem.recurrence(index, roundings) for index in np.ndindex(problem.lead)]
         same = [_mark_rows(_shorten(x.rows.out)) for x in found]
         states = [_mark_rows(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
         of_heads = _share_marks(np.stack(states)) / [[x.dependence] for x in found]
         return np.asarray(np.minimum(_share_marks(np.stack(same)), of_heads))
-    if not problem.rows_apart(kernel):
+    if not problem.rows_apart(roundings):
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
         marks = np.concatenate([_mark_rows(x.reshape(1, -1)) for x in keys])
         return np.repeat(_share_marks(marks)[:, None], n, 1)
@@ -277,8 +277,8 @@ def row_weights(
         _, (index, i) = item
         at: Any = (problem.number(index), i)
         with np.errstate(all="ignore"):
-            exact = _find_exact(problem, index, kernel, i, {} if known is None else known)
-        rows: list[Any] = [_shorten(exact), *problem.list_sources(index, kernel, i)]
+            exact = _find_exact(problem, index, roundings, i, {} if known is None else known)
+        rows: list[Any] = [_shorten(exact), *problem.list_sources(index, roundings, i)]
         for number, x in enumerate(rows):
             equal[(number, *at)] = _mark_rows(x)
 
@@ -287,7 +287,7 @@ def row_weights(
 
 
 def _find_exact(
-    problem: Problem, index: Index, kernel: Roundings, i: slice, known: dict[Any, ScoredRows]
+    problem: Problem, index: Index, roundings: Roundings, i: slice, known: dict[Any, ScoredRows]
 ) -> Doubles:
     """Compute the exact result for some rows, unless it is known.
 
@@ -295,10 +295,10 @@ def _find_exact(
     0 need all tokens.
     """
     if problem.gradient is not None:
-        some = problem.exact(index, kernel, i, _THIN)
-        return some if np.all(np.any(some, -1)) else problem.exact(index, kernel, i)
+        some = problem.exact(index, roundings, i, _THIN)
+        return some if np.all(np.any(some, -1)) else problem.exact(index, roundings, i)
     if problem.kind != "scores":
-        return problem.exact(index, kernel, i)
+        return problem.exact(index, roundings, i)
     at = index, i.start, i.stop
     if at not in known:
         size = max(4 * TILE_KEYS, 4 * CACHED_PAIRS // max(i.stop - i.start, 1))

@@ -142,12 +142,12 @@ def compare(
 def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> _Sample:
     """Divide errors by their standard deviations."""
     parts: list[tuple[Any, ...]] = []
-    problem, weights, kernel = known.problem, known.of(profile), profile.kernel(dtype)
+    problem, weights, roundings = known.problem, known.of(profile), profile.roundings(dtype)
     read = problem.read_by(profile)
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
-    if not problem.rows_apart(kernel):
+    if not problem.rows_apart(roundings):
         weights = weights / np.maximum(rows_of_head, 1)[:, None]
 
     def use(index: Index, i: slice, rows: RowErrors) -> Callable[[], None]:
@@ -164,14 +164,14 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
         square, logs, near = fit(rows.std)
         least = np.minimum(_mean(near), _LEAST**2)
         still = square, logs, least
-        if problem.is_mean and kernel.scores is not None:
-            unmoved = _find_unmoved(read.head(index), i, kernel.scores)[:, None]
+        if problem.is_mean and roundings.scores is not None:
+            unmoved = _find_unmoved(read.head(index), i, roundings.scores)[:, None]
             if unmoved.any():
-                others = read.analyse(index, kernel._replace(scores=None), i)
+                others = read.analyse(index, roundings._replace(scores=None), i)
                 still = fit(np.where(unmoved, others.std, rows.std))
                 still = (*still[:2], np.minimum(_mean(still[2]), _LEAST**2))
-        if problem.is_mean and kernel.weights is not None and not kernel.normalised:
-            spared = variance_of_maxima(read.head(index), kernel, i, rows) / np.square(rows.std)
+        if problem.is_mean and roundings.weights is not None and not roundings.normalised:
+            spared = variance_of_maxima(read.head(index), roundings, i, rows) / np.square(rows.std)
             rest = _LEAST**2 * np.maximum(1 - spared, 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))

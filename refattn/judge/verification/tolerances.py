@@ -298,12 +298,12 @@ def find_tolerance(
 def block_seconds(problem: Problem, dtype: str, profile: Profile) -> float:
     """Time the analysis of one block of queries: the shortest of three, as others may work too."""
     index, i = next(problem.items())
-    kernel, problem = profile.kernel(dtype), problem.read_by(profile)
+    roundings, problem = profile.roundings(dtype), problem.read_by(profile)
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
         with np.errstate(all="ignore"):
-            problem.analyse(index, kernel, i)
+            problem.analyse(index, roundings, i)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 

@@ -43,8 +43,8 @@ def attempt(
     The weights are those of `row_weights`, for queries, keys and values as the profile reads them.
     """
     changes, names = {}, ["factor", "truncated"]
-    kernel = profile.kernel(dtype)
-    rows_apart = problem.rows_apart(kernel)
+    roundings = profile.roundings(dtype)
+    rows_apart = problem.rows_apart(roundings)
     if problem.gradient is not None:
         has_cap = problem.softcap is not None
         names += list_directions(problem.gradient.of, has_cap, problem.has_sinks)
@@ -68,13 +68,13 @@ def attempt(
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
     raw += _test_lse(errors) if numbers.lse is not None else []
     if errors.along:
-        directions = list(_test_gradients(errors, problem.read_by(profile), kernel))
+        directions = list(_test_gradients(errors, problem.read_by(profile), roundings))
     else:
         directions = list(_test_directions(errors))
     if problem.is_mean:
         directions += [*_test_keys(errors), *_test_tiles(errors)]
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
-            raw += _test_loud_tiles(errors, problem.read_by(profile), kernel)
+            raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
     tests = [
@@ -205,7 +205,9 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
     )
 
 
-def _test_loud_tiles(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
+def _test_loud_tiles(
+    errors: HeadSums, problem: Problem, roundings: Roundings
+) -> Iterator[_Outcome]:
     """Test small tiles again whose mean squares are large, by how columns depend on each other.
 
     The law of each is found only there, but all of them are corrected for.
@@ -226,10 +228,10 @@ def _test_loud_tiles(errors: HeadSums, problem: Problem, kernel: Roundings) -> I
                 continue
             index = problem.index_of(head)
             i = slice(tile * size, (tile + 1) * size)
-            rows = problem.analyse(index, kernel, i)
+            rows = problem.analyse(index, roundings, i)
             if not np.all(np.isfinite(rows.worst)):  # a law in a large block of rows, none in this
                 continue
-            covariance = bound_covariance(problem.head(index), kernel, i, rows)
+            covariance = bound_covariance(problem.head(index), roundings, i, rows)
             covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
             total = means[head, tile] * size * problem.shape[2]
             log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
@@ -256,16 +258,16 @@ def _test_directions(errors: HeadSums) -> Iterator[_Outcome]:
         yield from _test_direction(errors, name, rows, explain_size(errors.problem, name))
 
 
-def _test_gradients(errors: HeadSums, problem: Problem, kernel: Roundings) -> Iterator[_Outcome]:
+def _test_gradients(errors: HeadSums, problem: Problem, roundings: Roundings) -> Iterator[_Outcome]:
     """Test directions whose sums have a known variance, over all heads and in the surest."""
     gradient, names = problem.gradient, [*errors.along]
     assert gradient is not None
     variances = np.array([np.sum(errors.alone[x], -1) for x in names])
     for number in np.flatnonzero(errors.looked):
-        saved = gradient.saved(problem.index_of(number), kernel)
+        saved = gradient.saved(problem.index_of(number), roundings)
         along = np.stack([errors.along[x][number] for x in names])
         with np.errstate(all="ignore"):
-            variances[:, number] += variance_along(saved, kernel, gradient.of, along)
+            variances[:, number] += variance_along(saved, roundings, gradient.of, along)
     for name, variance in zip(names, variances, strict=True):
         sums = (*(x[:, 0] for x in errors.sums[name]), WORST**2 * variance)
         rows = Known(*(errors.weights[:, 0] * x for x in sums))

@@ -51,7 +51,7 @@ def compare_shift(
     problem: Problem, numbers: Numbers, dtype: str, profile: Profile, rows_of_block: int = _ROWS
 ) -> ShiftFit | None:
     """Compare the errors of some rows with the shift of a profile; None if there is none."""
-    kernel = profile.kernel(dtype)
+    roundings = profile.roundings(dtype)
     sums: dict[Index, Doubles] = defaultdict(lambda: np.zeros(8))  # by head
     some = choose_compared(problem).items()  # of gradients, in the heads that are known best
     rows_of = problem.few_items(_BLOCKS) if problem.gradient is None else some
@@ -84,7 +84,7 @@ def compare_shift(
     part, error = share(whole)
     of_heads = [share(x) for x in sums.values() if x[1]]
     count, every = rows * problem.shape[2], math.prod(problem.lead) * problem.shape[0]
-    independent = rows if problem.rows_apart(kernel) else 0
+    independent = rows if problem.rows_apart(roundings) else 0
     return ShiftFit(
         part,
         error,
@@ -92,7 +92,7 @@ def compare_shift(
         bool(log_chernoff(least / count, independent) > math.log(_PASSED_OVER)),
         (of_out + shift_of_out) / outs,
         shift_of_out / outs,
-        float(allow(kernel.unit, 1.0)),
+        float(allow(roundings.unit, 1.0)),
         max(abs(x - part) - _SURE * y for x, y in of_heads),
     )
 
@@ -143,7 +143,7 @@ def _list_fits(
 
 def _list_units(profile: Profile, dtype: str) -> dict[Unit, str]:
     """List the units that a profile may have, with one of the names of each."""
-    units = {x: profile._replace(accumulator=x).kernel(dtype).unit for x in UNITS}
+    units = {x: profile._replace(accumulator=x).roundings(dtype).unit for x in UNITS}
     return {unit: name for name, unit in reversed(units.items()) if unit is not None}
 
 
@@ -163,13 +163,13 @@ def on_hardware(profiles: dict[str, Profile], hardware: str | None) -> dict[str,
 def name_on_hardware(name: str, dtype: str, hardware: str | None) -> str:
     """Add the name of hardware to that of a profile which multiplies weights in its units."""
     profile = profile_of(name)._replace(accumulator=hardware)
-    return name if "@" in name or profile.kernel(dtype).unit is None else f"{name}@{hardware}"
+    return name if "@" in name or profile.roundings(dtype).unit is None else f"{name}@{hardware}"
 
 
 def describe_unit(problem: Problem, numbers: Numbers, dtype: str, name: str) -> Iterator[str]:
     """Say what the unit of a profile of this name makes of the result, if it has one."""
     profile = profile_of(name)._replace(out=numbers.out_dtype)
-    unit, fit = profile.kernel(dtype).unit, compare_shift(problem, numbers, dtype, profile)
+    unit, fit = profile.roundings(dtype).unit, compare_shift(problem, numbers, dtype, profile)
     if unit is not None and fit is not None and fit.agrees:
         what = "float32 products are split in three" if unit.split else "sums are truncated"
         seen, predicted = (f"{-100 * x:.2g} %" for x in (fit.measured, fit.predicted))

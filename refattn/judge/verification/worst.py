@@ -27,9 +27,9 @@ def find_worst(
         return None
     *head, row = where if of_lse else where[:-1]
     index = tuple(head)
-    kernel = profile.kernel(verdict.dtype)
+    roundings = profile.roundings(verdict.dtype)
     with np.errstate(all="ignore"):
-        rows = problem.read_by(profile).analyse(index, kernel, slice(row, row + 1))
+        rows = problem.read_by(profile).analyse(index, roundings, slice(row, row + 1))
     if of_lse:
         assert numbers.lse is not None
         got, exact = float(numbers.lse(index)[row]), float(rows.lse[0])

@@ -67,7 +67,7 @@ def over_bound(error: Any, bound: Any) -> Doubles:
     return np.where(np.isinf(bound), 0.0, ratio)
 
 
-def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
+def mean_square(problem: Problem, numbers: Numbers, roundings: Roundings) -> float:
     """Return the mean square of z of a few blocks; infinite beyond a bound, or if none sees a key.
 
     Those that see none are left out: kernels give 0 for them, NaN or the mean of all values.
@@ -75,7 +75,7 @@ def mean_square(problem: Problem, numbers: Numbers, kernel: Roundings) -> float:
     squares, count, compared = 0.0, 0, 0
     for index, i in problem.few_items(_COMPARED_BLOCKS):
         with np.errstate(all="ignore"):
-            rows, got = problem.analyse(index, kernel, i), numbers.out(index)[i]
+            rows, got = problem.analyse(index, roundings, i), numbers.out(index)[i]
         seen = ~np.isneginf(rows.lse) if problem.is_mean else np.ones(len(got), bool)
         if not np.all((np.abs(rows.errors(got)) <= rows.bound)[seen]):
             return math.inf

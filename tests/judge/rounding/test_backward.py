@@ -88,8 +88,8 @@ def test_exact_gradients_against_50_digits(name, options):
     attention = partial(attention, softcap=case.softcap)
     pulled = digits.pull_back(attention, g, dps=dps, q=q, k=k, v=v)[1]
     expected = pulled[name[1]].astype(float)
-    of, kernel = gradient(name, q, k, v, g, **given), PROFILES["math"].kernel("float32")
-    rows, found = (f((), kernel, slice(0, of.shape[0])) for f in (of.analyse, of.exact))
+    of, roundings = gradient(name, q, k, v, g, **given), PROFILES["math"].roundings("float32")
+    rows, found = (f((), roundings, slice(0, of.shape[0])) for f in (of.analyse, of.exact))
     scale = max(1.0, np.max(np.abs(expected)))
     if options == "small cap":
         np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-300)
@@ -290,7 +290,7 @@ def test_gradients_of_heads_that_share_keys_may_be_rounded_before_they_are_added
         problem = problems.pose_arrays(q[heads], k, v)
         of = {"dk": k.shape}
         of = problems.pose_gradients(problem, of, g[heads].__getitem__, None, "float64")
-        return of["dk"].analyse((0,), PROFILES[name].kernel("bfloat16"), slice(0, 48))
+        return of["dk"].analyse((0,), PROFILES[name].roundings("bfloat16"), slice(0, 48))
 
     rows = [analysed(x, slice(0, share)) for x in ("math", "math-by-head")]
     std = rows[bool(by_head)].std if by_head != "each" or share == 2 else rows[1].worst
@@ -465,18 +465,18 @@ def test_the_variance_of_a_sum_over_keys(of, sink, softcap):
     rng = np.random.default_rng(8)
     q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 20, 30, 6))
     k = k + 2 * (of == "dq")
-    kernel = PROFILES["eager"].kernel("bfloat16")
+    roundings = PROFILES["eager"].roundings("bfloat16")
     sinks = None if sink is None else np.asarray(sink)
     one = gradient(of, q, k, v, g, softcap=softcap, sinks=sinks)
-    saved = one.gradient.saved((), kernel._replace(out=None))
+    saved = one.gradient.saved((), roundings._replace(out=None))
     w = rng.standard_normal(k.shape)
     if of == "dq":
-        rows = analyse_gradient(saved, kernel._replace(out=None), of, slice(0, 20))
+        rows = analyse_gradient(saved, roundings._replace(out=None), of, slice(0, 20))
         expected = np.square(rows.std)
     else:
-        expected, double = variance_along(saved, kernel, of, np.stack([w, -2 * w]))
+        expected, double = variance_along(saved, roundings, of, np.stack([w, -2 * w]))
         np.testing.assert_allclose(double, 4 * expected)
-        np.testing.assert_allclose(expected, variance_along(saved, kernel, of, w))
+        np.testing.assert_allclose(expected, variance_along(saved, roundings, of, w))
     total, noise = [], Noise(FORMATS["bfloat16"], rng)
     for _ in range(2000):
         scores = noise(noise(q @ k.T) * 6**-0.5)
@@ -506,7 +506,7 @@ def test_the_variance_of_each_element(of, kept):
     q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 20, 3, 6))
     one = gradient(of, q, k, v, g)
     profile = PROFILES["upcast"]._replace(scores="float32" if kept else None, out=None)
-    rows = one.analyse((), profile.kernel("bfloat16"), slice(0, one.shape[0]))
+    rows = one.analyse((), profile.roundings("bfloat16"), slice(0, one.shape[0]))
 
     def noise(x):
         return x + to.spacing(x) * (rng.random((1500, *x.shape)) - 0.5)
@@ -524,13 +524,16 @@ def test_the_variance_of_each_element(of, kept):
 @pytest.mark.parametrize("of", ["dk", "dv"])
 def test_queries_that_are_the_same_have_the_same_errors(of, name):
     """A sum over three copies of each has nine times the variance."""
-    rng, kernel = np.random.default_rng(20), PROFILES[name]._replace(out=None).kernel("bfloat16")
+    rng, roundings = (
+        np.random.default_rng(20),
+        PROFILES[name]._replace(out=None).roundings("bfloat16"),
+    )
     q, k, v, g = (x[0] for x in arrays(rng, "float64", 1, 7, 5, 4))
     found = []
     for copies in (1, 3):
         queries, derivatives = (np.repeat(x, copies, 0) for x in (q, g))
-        saved = gradient(of, queries, k, v, derivatives).gradient.saved((), kernel)
-        found.append(variance_along(saved, kernel, of, v))
+        saved = gradient(of, queries, k, v, derivatives).gradient.saved((), roundings)
+        found.append(variance_along(saved, roundings, of, v))
     assert found[1] == pytest.approx(9 * found[0])
 
 
@@ -540,13 +543,13 @@ def test_directions_are_what_a_lost_sink_changes_and_the_derivative_to_the_scale
     given = (x[0] for x in arrays(np.random.default_rng(22), "float32", 1, 6, 5, 4))
     given = dict(zip("qkvg", given, strict=True)) | {"softcap": softcap}
     sink, none = (gradient(of, **given, sinks=x) for x in (np.asarray(0.7), None))
-    kernel, all_rows, h = PROFILES["math"].kernel("float32"), slice(0, sink.shape[0]), 1e-5
-    rows = sink.analyse((), kernel, all_rows)
-    change = none.exact((), kernel, all_rows) - rows.out
+    roundings, all_rows, h = PROFILES["math"].roundings("float32"), slice(0, sink.shape[0]), 1e-5
+    rows = sink.analyse((), roundings, all_rows)
+    change = none.exact((), roundings, all_rows) - rows.out
     np.testing.assert_allclose(rows.tangents["lost sink"], change, atol=1e-12)
     own, less, more = (gradient(of, **given, scale=0.6 * (1 + x)) for x in (0.0, -h, h))
-    slope = (more.exact((), kernel, all_rows) - less.exact((), kernel, all_rows)) / (2 * h)
-    found = own.analyse((), kernel, all_rows).tangents["scale"]
+    slope = (more.exact((), roundings, all_rows) - less.exact((), roundings, all_rows)) / (2 * h)
+    found = own.analyse((), roundings, all_rows).tangents["scale"]
     np.testing.assert_allclose(found, slope, rtol=1e-6, atol=1e-8)
 
 
@@ -554,9 +557,9 @@ def test_directions_are_what_a_lost_sink_changes_and_the_derivative_to_the_scale
 def test_keys_that_are_hidden_have_no_part(name):
     """But for sums of more terms, of which these are 0."""
     q, k, v, g = (x[0] for x in arrays(np.random.default_rng(21), "float16", 1, 6, 9, 4))
-    few, kernel = {"k": k[:5], "v": v[:5]}, PROFILES[name].kernel("float16")
+    few, roundings = {"k": k[:5], "v": v[:5]}, PROFILES[name].roundings("float16")
     hidden, none = (
-        gradient("dq", q, **x, g=g).gradient.saved((), kernel)[0][1]
+        gradient("dq", q, **x, g=g).gradient.saved((), roundings)[0][1]
         for x in ({"k": k, "v": v, "mask": np.arange(9) < 5}, few)
     )
     for field in ("near_delta", "shared_variance", "scores_variance", "moved_variance", "mean"):
@@ -573,24 +576,24 @@ def sum_of(kernel, scale, **fields):
 @pytest.mark.parametrize("name", ["math", "flash", "eager"])
 def test_law_and_bound_of_a_sum_by_the_formula(name):
     """A sum of terms, times the scale, and rounded."""
-    kernel, c, u = PROFILES[name].kernel("bfloat16"), -0.7, 2.0**-24
+    roundings, c, u = PROFILES[name].roundings("bfloat16"), -0.7, 2.0**-24
     x = {"total": 0.9, "near": 0.91, "sizes": 3.0, "running": 2.0}
     x |= {"variance": 1e-4, "moved": 0.02, "flushed": 1e-5, "terms": 40}
-    rows = _close_sum(sum_of(kernel, c, **x), {"scale": np.array([[0.3]])})
-    walked = 2.0 + 0.9**2 if kernel.scores_matter else 3 * 40 * 0.9**2
+    rows = _close_sum(sum_of(roundings, c, **x), {"scale": np.array([[0.3]])})
+    walked = 2.0 + 0.9**2 if roundings.scores_matter else 3 * 40 * 0.9**2
     variance = c * c * (1e-4 + slow.BENFORD * u * u * walked)
-    step = slow.step(kernel.out, c * 0.9)
+    step = slow.step(roundings.out, c * 0.9)
     assert rows.std**2 == pytest.approx(variance + slow.uniform(step))
     assert rows.worst**2 == pytest.approx(slow.EDGE / slow.BENFORD * variance + slow.uniform(step))
-    gamma = slow.gamma(kernel, 40, 2) + 2 * u
+    gamma = slow.gamma(roundings, 40, 2) + 2 * u
     bound = abs(c) * (0.02 + gamma * 3.02) + 2.0**-126
-    assert rows.bound == pytest.approx(bound + slow.step(kernel.out, 0.63 + bound) / 2)
+    assert rows.bound == pytest.approx(bound + slow.step(roundings.out, 0.63 + bound) / 2)
     exp = {"math": 1.0, "flash": 32.0, "eager": 1.0}[name]
     common = 0.7 * (exp / 16 * 3.0 + 3 * 0.3) + 3 * 0.63  # exponentials, constants, and the factor
     assert rows.slack == pytest.approx(u * common + 0.7 * 1e-5)
     alone = slow.BENFORD * (u * c) ** 2 * (2.0 + 0.9**2)
     assert rows.apart == pytest.approx(alone + slow.uniform(step))
-    fine = sum_of(kernel._replace(out=None), c, **x | {"variance": 1e-14, "near": 0.9})
+    fine = sum_of(roundings._replace(out=None), c, **x | {"variance": 1e-14, "near": 0.9})
     rows = _close_sum(fine, {"scale": np.array([[0.3]])})
     expected = c * c * (1e-14 + slow.BENFORD * u * u * walked)
     np.testing.assert_allclose(rows.std**2, expected, rtol=1e-6)
@@ -602,7 +605,9 @@ def test_gradients_of_keys_are_rounded_after_some_queries(of, fewer):
     """32 of 64 of them, which those of queries, sums over 64 keys, do not know of."""
     q, k, v, g = np.random.default_rng(0).standard_normal((4, 64, 4))
     std, whole = (
-        gradient(of, q, k=k, v=v, g=g).analyse((), PROFILES[x].kernel("bfloat16"), slice(0, 64)).std
+        gradient(of, q, k=k, v=v, g=g)
+        .analyse((), PROFILES[x].roundings("bfloat16"), slice(0, 64))
+        .std
         for x in ("flash-32", "flash-64")
     )
     assert np.all(std > whole) if fewer else np.array_equal(std, whole)
@@ -610,16 +615,20 @@ def test_gradients_of_keys_are_rounded_after_some_queries(of, fewer):
 
 @pytest.mark.parametrize(("off", "known"), [(3.9, True), (4.1, False)])
 def test_sums_beyond_4_standard_deviations_have_no_law(off, known):
-    kernel = PROFILES["flash"].kernel("bfloat16")
-    sum_ = sum_of(kernel, 2.0, total=1.0, near=1 + off * 0.01, variance=1e-4, terms=1)
+    roundings = PROFILES["flash"].roundings("bfloat16")
+    sum_ = sum_of(roundings, 2.0, total=1.0, near=1 + off * 0.01, variance=1e-4, terms=1)
     rows = _close_sum(sum_, {"scale": np.zeros((1, 1))})
     assert np.isfinite(rows.std).all() == known
 
 
 def test_running_sums_are_rounded_before_more_is_added():
     """Each at the spacing of the sum times the scale; at the most with what it is off by."""
-    kernel, to, one = PROFILES["flash-32"].kernel("bfloat16"), FORMATS["bfloat16"], np.ones((1, 1))
-    sum_ = sum_of(kernel, 2.0, total=0.99, near=0.99, moved=0.02, terms=1)
+    roundings, to, one = (
+        PROFILES["flash-32"].roundings("bfloat16"),
+        FORMATS["bfloat16"],
+        np.ones((1, 1)),
+    )
+    sum_ = sum_of(roundings, 2.0, total=0.99, near=0.99, moved=0.02, terms=1)
     sum_.add(one, one, 0 * one, 0 * one, one, to)
     assert sum_.near.item() == to.round(1.98) / 2 + 1
     assert sum_.variance.item() == pytest.approx(slow.uniform(slow.step(to, 1.98) / 2))
@@ -631,11 +640,11 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     rng, cut = np.random.default_rng(18), np.s_[0:8]
     q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 8, 8, 4))
     profile = PROFILES["eager"]._replace(d_scores=None)
-    kernel = profile.kernel("bfloat16")
-    [(back, saved)] = gradient("dq", q, k, v, g).gradient.saved((), kernel)
-    x = analyse_pairs(back, saved, kernel, cut, cut)
-    t, _, t_bound = multiply_values(back, kernel, cut, cut)
-    of_sum = slow.gamma(kernel, 4, 2) * np.outer(*(np.sqrt(np.sum(y * y, -1)) for y in (g, v)))
+    roundings = profile.roundings("bfloat16")
+    [(back, saved)] = gradient("dq", q, k, v, g).gradient.saved((), roundings)
+    x = analyse_pairs(back, saved, roundings, cut, cut)
+    t, _, t_bound = multiply_values(back, roundings, cut, cut)
+    of_sum = slow.gamma(roundings, 4, 2) * np.outer(*(np.sqrt(np.sum(y * y, -1)) for y in (g, v)))
     of_sum += 4 * 2.0**-126
     expected = of_sum + FORMATS["bfloat16"].spacing(np.abs(t) + of_sum) / 2
     np.testing.assert_allclose(t_bound, expected, rtol=1e-12)
@@ -644,7 +653,9 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
     most = (x.p + error) * (apart + off) - x.p * apart
     assert np.all(x.s_bound >= most)
     np.testing.assert_allclose(x.s_bound, most, rtol=1e-4)
-    largest = np.sum((x.p + error) * (np.abs(x.t) + t_bound), -1) * (1 + slow.gamma(kernel, 8, 2))
+    largest = np.sum((x.p + error) * (np.abs(x.t) + t_bound), -1) * (
+        1 + slow.gamma(roundings, 8, 2)
+    )
     found = saved.delta_bound + np.sum(x.p * np.abs(x.t), -1)
     np.testing.assert_allclose(found, largest, rtol=1e-12)
 
@@ -653,23 +664,23 @@ def test_the_bound_of_a_product_is_that_of_all_errors_at_their_largest():
 def test_law_and_bound_of_d_out_times_the_output(given):
     """An output that is not given has errors of its own, each column for itself."""
     rng, u, to = np.random.default_rng(23), 2.0**-24, FORMATS["bfloat16"]
-    kernel = PROFILES["flash"].kernel("bfloat16")
+    roundings = PROFILES["flash"].roundings("bfloat16")
     q, k, v, g = (x[0] for x in arrays(rng, "bfloat16", 1, 3, 5, 4))
     case = Case(q, k, v)
-    rows = [slow.row(case, kernel, i) for i in range(3)]
+    rows = [slow.row(case, roundings, i) for i in range(3)]
     exact_out, std, most = (
         np.array([getattr(x, y) for x in rows]) for y in ("out", "std", "bound")
     )
     out = to.round(1.1 * exact_out) if given else to.round(flash(case, "bfloat16")[0])
     head = problems.pose_arrays(q, k, v).head(())
-    saved = save_queries(BackwardHead(head, g, out if given else None), kernel)
+    saved = save_queries(BackwardHead(head, g, out if given else None), roundings)
     np.testing.assert_allclose(saved.delta, np.sum(g * exact_out, -1), rtol=1e-12)
     np.testing.assert_allclose(saved.near_delta, np.sum(g * out, -1), rtol=1e-12)
     terms = g * out
     walked = np.sum(terms**2 + np.cumsum(terms, -1) ** 2, -1)
     variance = (0 if given else np.sum((g * std) ** 2, -1)) + slow.BENFORD * u * u * walked
     np.testing.assert_allclose(saved.delta_variance, variance, rtol=1e-7)
-    bound = np.sum(np.abs(g) * most, -1) + slow.gamma(kernel, 4, 2) * np.sum(np.abs(terms), -1)
+    bound = np.sum(np.abs(g) * most, -1) + slow.gamma(roundings, 4, 2) * np.sum(np.abs(terms), -1)
     bound += given * np.abs(np.sum(g * (out - exact_out), -1))
     np.testing.assert_allclose(saved.delta_bound, bound, rtol=1e-7)
     assert not saved.shared_variance.any()
@@ -677,11 +688,11 @@ def test_law_and_bound_of_d_out_times_the_output(given):
 
 def test_d_out_times_an_output_without_a_law():
     """Values whose products are subnormal numbers: errors are taken to be at their bounds."""
-    rng, kernel = np.random.default_rng(25), PROFILES["recomputed"].kernel("float32")
+    rng, roundings = np.random.default_rng(25), PROFILES["recomputed"].roundings("float32")
     q, k, v, g = (x[0] for x in arrays(rng, "float32", 1, 3, 5, 4))
     head = problems.pose_arrays(q, k, v * 1e-44).head(())
-    rows = analyse_softmax(head, kernel, slice(0, 3))
-    saved = save_queries(BackwardHead(head, g, None), kernel)
+    rows = analyse_softmax(head, roundings, slice(0, 3))
+    saved = save_queries(BackwardHead(head, g, None), roundings)
     assert np.isinf(rows.std).all()
     np.testing.assert_allclose(saved.delta_variance, np.sum((g * rows.bound) ** 2, -1), rtol=1e-6)
 
@@ -691,13 +702,15 @@ def test_d_out_times_an_output_without_a_law():
 )
 @pytest.mark.parametrize("profile", ["flash", "flash-fast"])
 def test_the_output_that_gives_d_is_bounded_as_a_forward_pass_is(profile, options, monkeypatch):
-    kernel, rng = PROFILES[profile].kernel("bfloat16"), np.random.default_rng(31)
+    roundings, rng = PROFILES[profile].roundings("bfloat16"), np.random.default_rng(31)
     q, k, v, g = arrays(rng, "bfloat16", 1, 110, 110, 8)  # in float32
     head = problems.pose_arrays(q, k, v, **options).head((0,))
-    back, known = BackwardHead(head, g[0], kernel.out.round(g[0])), {}
-    first, again = (save_queries(back, kernel, known=known) for _ in range(2))  # exact: known then
+    back, known = BackwardHead(head, g[0], roundings.out.round(g[0])), {}
+    first, again = (
+        save_queries(back, roundings, known=known) for _ in range(2)
+    )  # exact: known then
     monkeypatch.setattr(saved, "begin_bound", lambda *_: None)  # by a scan of its own
-    want = save_queries(back, kernel).delta_bound
+    want = save_queries(back, roundings).delta_bound
     kept = np.abs(np.sum(g[0] * (back.out - known[0].out), -1))  # is the same in both
     for x in (first, again):
         np.testing.assert_allclose(x.delta_bound - kept, want - kept, rtol=4 * OFF)
@@ -722,7 +735,7 @@ def test_d_out_is_rounded_in_products_only(of):
     """The sum of d_out * out is taken of both as they are given."""
     g, rounded, out, (whole, _) = with_and_without_rounding(of)
     profile = PROFILES["tf32"]
-    [(back, saved)] = whole.read_by(profile).gradient.saved((), profile.kernel("float32"))
+    [(back, saved)] = whole.read_by(profile).gradient.saved((), profile.roundings("float32"))
     exact = attend_rows(back.head, slice(0, 4), None).out
     np.testing.assert_array_equal(back.d_out, rounded)
     np.testing.assert_array_equal(saved.delta, np.sum(g * exact, -1))
@@ -733,9 +746,9 @@ def test_d_out_is_rounded_in_products_only(of):
 def test_profiles_round_derivatives_to_the_output_too(of):
     """And what weights and products make of them."""
     _, _, _, (whole, again) = with_and_without_rounding(of)
-    kernel, all_rows = PROFILES["tf32-eager"].kernel("float32"), slice(0, 4)
-    found = whole.read_by(PROFILES["tf32-eager"]).analyse((), kernel, all_rows)
-    expected = again.analyse((), kernel, all_rows)
+    roundings, all_rows = PROFILES["tf32-eager"].roundings("float32"), slice(0, 4)
+    found = whole.read_by(PROFILES["tf32-eager"]).analyse((), roundings, all_rows)
+    expected = again.analyse((), roundings, all_rows)
     np.testing.assert_array_equal(found.out, expected.out)
     np.testing.assert_array_equal(found.nearest, expected.nearest)
     np.testing.assert_array_equal(found.bound, expected.bound)
@@ -747,7 +760,7 @@ def test_the_bound_holds_where_the_normaliser_moves_the_sum_of_d_out_and_out():
     k = FORMATS["bfloat16"].round([[[17.5, 0.0632], [20.5, 0.0618], [16.5, 0.0632]]])
     found = made("eager", q, k, v, g, "bfloat16", scale=1.0)["dk"][0]
     of, kernel = gradient("dk", q[0], k[0], v[0], g[0], scale=1.0), PROFILES["eager"]
-    rows = of.analyse((), kernel.kernel("bfloat16"), slice(0, 3))
+    rows = of.analyse((), kernel.roundings("bfloat16"), slice(0, 3))
     assert np.all(np.abs(found - rows.out) <= rows.bound)
 
 

@@ -24,9 +24,9 @@ def posed(**options):
 def test_its_diagonal_is_the_variance_or_more(name, causal):
     """What may depend in any way is taken as many times as there are columns."""
     _, problem = posed(causal=causal)
-    kernel = PROFILES[name].kernel("bfloat16")
-    rows = problem.analyse((), kernel, slice(0, 6))
-    found = bound_covariance(problem.head(()), kernel, slice(0, 6), rows)
+    roundings = PROFILES[name].roundings("bfloat16")
+    rows = problem.analyse((), roundings, slice(0, 6))
+    found = bound_covariance(problem.head(()), roundings, slice(0, 6), rows)
     diagonal = np.diagonal(found, axis1=1, axis2=2)
     assert np.all(diagonal >= np.square(rows.worst) * (1 - 1e-9))
     if name in ("flash", "upcast"):
@@ -36,9 +36,9 @@ def test_its_diagonal_is_the_variance_or_more(name, causal):
 def test_it_is_that_of_weights_that_are_rounded():
     """Over the largest weight, at the least favourable digits: errors of p are u p / sqrt(3)."""
     v, problem = posed()
-    kernel = PROFILES["flash"]._replace(out=None).kernel("bfloat16")
-    rows = problem.analyse((), kernel, slice(0, 6))
-    found = bound_covariance(problem.head(()), kernel, slice(0, 6), rows)
+    roundings = PROFILES["flash"]._replace(out=None).roundings("bfloat16")
+    rows = problem.analyse((), roundings, slice(0, 6))
+    found = bound_covariance(problem.head(()), roundings, slice(0, 6), rows)
     arrays = problem.read(())
     s = 8**-0.5 * arrays["q"] @ arrays["k"].T
     p = np.exp(s - s.max(-1, keepdims=True))

@@ -96,12 +96,12 @@ def test_units_of_formats():
 
 def test_profiles_with_hardware():
     assert profile_of("flash@hopper") == PROFILES["flash"]._replace(accumulator="hopper")
-    kernel = profile_of("flash@hopper").kernel("float8_e4m3fn")
-    assert (kernel.unit, kernel.score_unit) == (EIGHT, EIGHT)
-    kernel = profile_of("fp8-weights@hopper").kernel("bfloat16")
-    assert (kernel.unit, kernel.score_unit) == (EIGHT, HOPPER)
-    assert profile_of("math@hopper").kernel("bfloat16").unit is None
-    assert profile_of("flash@ieee").kernel("bfloat16") == PROFILES["flash"].kernel("bfloat16")
+    roundings = profile_of("flash@hopper").roundings("float8_e4m3fn")
+    assert (roundings.unit, roundings.score_unit) == (EIGHT, EIGHT)
+    roundings = profile_of("fp8-weights@hopper").roundings("bfloat16")
+    assert (roundings.unit, roundings.score_unit) == (EIGHT, HOPPER)
+    assert profile_of("math@hopper").roundings("bfloat16").unit is None
+    assert profile_of("flash@ieee").roundings("bfloat16") == PROFILES["flash"].roundings("bfloat16")
     for wrong in ("flash@", "flash@tpu", Profile(accumulator="tpu")):
         with pytest.raises(ValueError, match="must name hardware of ieee, hopper"):
             profile_of(wrong)
@@ -216,13 +216,13 @@ def test_shift_of_the_output_of_a_kernel(name, dtype, layout, running):
         options = {"bias": np.concatenate([np.zeros((n, m)), np.full((n, 1), 1.5)], -1)}
     case, profile = Case(q, k, v, **options), profile_of(f"flash@{name}")
     problem = pose_arrays(q, k, v, **options)
-    rows = analyse_softmax(problem.head(()), profile.kernel(dtype), slice(0, n))
+    rows = analyse_softmax(problem.head(()), profile.roundings(dtype), slice(0, n))
     unit = unit_of(name, dtype)
     cut, whole = (flash(case, dtype, x, running=running, out="float32") for x in (unit, None))
     lost = cut - whole
     assert abs(np.sum(rows.shift) / np.sum(lost) - 1) < SLACK * (1 if dtype != "bfloat16" else 2)
     assert ratio(cut - rows.out, rows.bound) <= 1
-    plain = analyse_softmax(problem.head(()), PROFILES["flash"].kernel(dtype), slice(0, n))
+    plain = analyse_softmax(problem.head(()), PROFILES["flash"].roundings(dtype), slice(0, n))
     assert np.all(rows.bound > plain.bound)
     atol = 1e-12 * np.max(np.abs(rows.shift))  # slacks are sums, of which a difference is taken
     added = rows.slack - plain.slack
@@ -250,8 +250,8 @@ def test_shift_of_gradients(name, dtype, of):
         "dv": (to.round(p).T, g, 1.0),
     }[of]
     lost = scale * (product(x, y, unit) - x @ y)
-    kernel = profile_of(f"flash@{name}")._replace(out=None, delta="weights").kernel(dtype)
-    rows = gradient(of, q, k, v, g, dtype, scale=0.25).analyse((), kernel, slice(0, len(x)))
+    roundings = profile_of(f"flash@{name}")._replace(out=None, delta="weights").roundings(dtype)
+    rows = gradient(of, q, k, v, g, dtype, scale=0.25).analyse((), roundings, slice(0, len(x)))
     if of == "dv":  # terms of one sign
         assert abs(np.sum(rows.shift) / np.sum(lost) - 1) < SLACK
     assert np.sum(np.square(lost - rows.shift)) < 0.5 * np.sum(lost * lost)
@@ -264,9 +264,9 @@ def test_gradients_begin_again_after_parts():
     g = g * np.ones((512, 1))
     shifts = {}
     for name in ("flash-fast", "flash-32"):
-        kernel = profile_of(f"{name}@volta").kernel("float16")
+        roundings = profile_of(f"{name}@volta").roundings("float16")
         problem = gradient("dv", q, k, v, g, "float16")
-        shifts[name] = np.sum(problem.analyse((), kernel, slice(0, 4)).shift)
+        shifts[name] = np.sum(problem.analyse((), roundings, slice(0, 4)).shift)
     assert shifts["flash-fast"] < 4 * shifts["flash-32"] < 0
 
 

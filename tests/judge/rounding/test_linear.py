@@ -147,37 +147,40 @@ TRIED = {
 @pytest.mark.parametrize("kind", ["map", "frequencies"])
 @pytest.mark.parametrize("name", TRIED)
 def test_law_and_bound_term_by_term(name, kind, causal):
-    rng, kernel = np.random.default_rng(1), TRIED[name].kernel("bfloat16")
+    rng, roundings = np.random.default_rng(1), TRIED[name].roundings("bfloat16")
     q, k, v = (FORMATS["bfloat16"].round(rng.standard_normal(x)) for x in ((4, 2), (4, 2), (4, 2)))
     omega, log_weight = rng.standard_normal((3, 2)), rng.standard_normal(3)
     given = {"omega": omega, "log_weight": log_weight, "scale": 0.7}
     if kind == "map":
         given = {"feature_map": lambda x: np.maximum(x, 0.0) + 0.25 * (x > -0.5)}
-        queries, keys = ([*of_map(x, kernel, given["feature_map"])] for x in (q, k))
+        queries, keys = ([*of_map(x, roundings, given["feature_map"])] for x in (q, k))
     else:
-        queries, keys = of_frequencies(q, k, omega, log_weight, 0.7, kernel)
+        queries, keys = of_frequencies(q, k, omega, log_weight, 0.7, roundings)
     problem = problems.pose_arrays(q, k, v, causal=causal, **given)
-    rows = analyse_linear(problem.features((), kernel), kernel, slice(0, 4))
+    rows = analyse_linear(problem.features((), roundings), roundings, slice(0, 4))
     for i in range(4):
         none = [SimpleNamespace(value=0.0, variance=0.0, most=0.0)] * len(keys[0])
         seen = [none if causal and j > i else key for j, key in enumerate(keys)]
-        for field, expected in vars(row_of(queries[i], seen, v, kernel)).items():
+        for field, expected in vars(row_of(queries[i], seen, v, roundings)).items():
             np.testing.assert_allclose(getattr(rows, field)[i], expected, rtol=1e-7, err_msg=field)
 
 
 def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
     """Forty keys with two features, of which all are rounded alike."""
-    rng, kernel = np.random.default_rng(2), PROFILES["flash"]._replace(out=None).kernel("bfloat16")
+    rng, roundings = (
+        np.random.default_rng(2),
+        PROFILES["flash"]._replace(out=None).roundings("bfloat16"),
+    )
     k = np.concatenate([np.full((20, 60), x) for x in (0.3, 0.7)]) * rng.uniform(1, 1.1, 60)
     found, far = [], []
     for key in k.T[:, :, None]:
         given = (np.ones((1, 1)), key, np.repeat([[1.0], [-1.0]], 20, 0))
         problem = problems.pose_arrays(*given, feature_map=np.abs)
-        rows = analyse_linear(problem.features((), kernel), kernel, slice(0, 1))
+        rows = analyse_linear(problem.features((), roundings), roundings, slice(0, 1))
         found.append(bool(np.isinf(rows.std).item()))
         with monkeypatch.context() as patched:
             patched.setattr(linear, "SURE", math.inf)
-            rows = analyse_linear(problem.features((), kernel), kernel, slice(0, 1))
+            rows = analyse_linear(problem.features((), roundings), roundings, slice(0, 1))
         far.append(bool((np.abs(rows.nearest - rows.out) > 5 * rows.std).item()))
     assert 5 < sum(far) < 55
     assert found == far

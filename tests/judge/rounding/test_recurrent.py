@@ -48,7 +48,7 @@ def test_digits_that_float64_leaves_out(name):
     q, k, v = rng.standard_normal((3, 1, 70, 3)) / 2
     gates = {x: GATES[kind](rng, k) for x, kind in record.gates.items()}
     problem = pose_recurrence(q, k, v, gates, record=name)["out"]
-    rows = problem.recurrence((0,), Profile(accumulate="float64", run=64).kernel("float64")).rows
+    rows = problem.recurrence((0,), Profile(accumulate="float64", run=64).roundings("float64")).rows
     wide = {x: np.longdouble(y) for x, y in gates.items()}
     exact = load(record.naive)(*map(np.longdouble, (q, k, v)), **wide).out[0]
     np.testing.assert_allclose(rows.out + np.longdouble(rows.rest), exact, atol=1e-18)
@@ -99,10 +99,12 @@ def test_variances_and_dependence_by_the_derivative_to_each_rounding(removes):
         columns.append((Chunked(moved, step)(*given) - exact)[:, 0] / step)
     unit = RMS * 2.0**-8
     covariance = unit**2 * np.transpose(columns) @ columns
-    kernel = Profile(weights="bfloat16", accumulate="float64", out=None, run=c).kernel("bfloat16")
+    roundings = Profile(weights="bfloat16", accumulate="float64", out=None, run=c).roundings(
+        "bfloat16"
+    )
     problems = pose_recurrence(q, k, v, gates, record="", scale=1.0)
     for of, some in (("out", slice(16)), ("state", slice(16, None))):
-        found = problems[of].recurrence((), kernel)
+        found = problems[of].recurrence((), roundings)
         part = covariance[some, some]
         std = np.sqrt(np.diag(part))
         np.testing.assert_allclose(found.rows.out[:, 0], exact[some, 0], atol=1e-12)
@@ -113,11 +115,11 @@ def test_variances_and_dependence_by_the_derivative_to_each_rounding(removes):
 
 
 def test_rows_of_a_chunk_share_the_errors_of_sums_of_log_decays():
-    rng, kernel = np.random.default_rng(3), Profile(run=64, out=None).kernel("float32")
+    rng, roundings = np.random.default_rng(3), Profile(run=64, out=None).roundings("float32")
     q, k, v = rng.standard_normal((3, 64, 8))
     few, many = (
         pose_recurrence(q, k, v, {"log_decay": np.full(64, g)}, record="")["out"].recurrence(
-            (), kernel
+            (), roundings
         )
         for g in (-1e-3, -0.5)
     )

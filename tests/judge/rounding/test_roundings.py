@@ -81,8 +81,8 @@ def test_each_rounding_has_its_variance(step, options, kind, seed):
         case = case._replace(bias=np.broadcast_to(case.bias, (DRAWS, 3)))
     problem = problems.pose_arrays(q, k, v, **case.options)
     fine = FORMATS["float64"]._replace(digits=52)  # no result in pairs, which takes long
-    kernel = profile.kernel("bfloat16")._replace(accumulate=fine)
-    rows = analyse_softmax(problem.head(()), kernel, slice(0, DRAWS))
+    roundings = profile.roundings("bfloat16")._replace(accumulate=fine)
+    rows = analyse_softmax(problem.head(()), roundings, slice(0, DRAWS))
     made = {"nearest": Nearest(to), "noise": Noise(to, rng), "stochastic": Stochastic(to, rng)}
     steps = Steps(normalised=step == "shares")._replace(**{name: made[kind]})
     known = np.isfinite(rows.std)
@@ -98,7 +98,7 @@ def test_each_rounding_has_its_variance(step, options, kind, seed):
 def test_a_sum_that_is_rounded_up_each_time_is_within_gamma(run):
     """Terms of a little over half a spacing, in runs, of which the sums are added."""
     to = FORMATS["bfloat16"]
-    kernel = PROFILES["math"]._replace(run=run, accumulate="bfloat16").kernel("bfloat16")
+    roundings = PROFILES["math"]._replace(run=run, accumulate="bfloat16").roundings("bfloat16")
     half = to.spacing(1.0) / 2 * (1 + 2.0**-20)
     terms, total, part = [1.0] + [half] * 100, 0.0, 0.0
     for t, x in enumerate(terms):
@@ -106,8 +106,8 @@ def test_a_sum_that_is_rounded_up_each_time_is_within_gamma(run):
         if t % run == run - 1 or t == len(terms) - 1:
             total, part = float(to.round(total + part)), 0.0
     error = abs(total / sum(terms) - 1)
-    found = sum_error(kernel, len(terms), 0)
-    assert 0.1 < error <= found == pytest.approx(slow.gamma(kernel, len(terms), 0))
+    found = sum_error(roundings, len(terms), 0)
+    assert 0.1 < error <= found == pytest.approx(slow.gamma(roundings, len(terms), 0))
 
 
 def bounds_of(kind, values, profile):
@@ -127,7 +127,7 @@ def bounds_of(kind, values, profile):
         if kind == "dk":
             given = (given[1][1:], 0 * given[1], given[2])
     of = gradient(kind, *given, g, scale=1.0)
-    rows = of.analyse((), profile.kernel("bfloat16"), slice(0, of.shape[0]))
+    rows = of.analyse((), profile.roundings("bfloat16"), slice(0, of.shape[0]))
     return rows.out, rows.bound
 
 

@@ -15,8 +15,8 @@ def rows(profile, dtype="bfloat16", size=1.0, may_be_single=True, **options):
     q, k, v = (np.rint(8 * rng.standard_normal((x, 24))) / 8 for x in (128, 300, 300))
     v[:, 3], v[:, 4], v[:, 5], v[::2, 6] = 2.0**-120 * v[:, 3], 0.0, 2.0**100, 2.0**-60
     problem = pose_arrays(size * q, k, v, **options)
-    kernel = PROFILES[profile]._replace(out=None).kernel(dtype)
-    some = problem.head(()), kernel, slice(0, 128), SCORE_CHANGES
+    roundings = PROFILES[profile]._replace(out=None).roundings(dtype)
+    some = problem.head(()), roundings, slice(0, 128), SCORE_CHANGES
     return analyse_softmax(*some, may_be_single=may_be_single)
 
 

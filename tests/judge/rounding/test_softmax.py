@@ -133,11 +133,11 @@ def test_variance_and_bound_term_by_term(name, out, options):
     if "bias" in given:
         given["bias"] = numbers((3, 5, 5, 1), "bfloat16", seed=22)[0][0]
     case = Case(q, k, v, **given)
-    kernel = PROFILES[name]._replace(out=out).kernel("bfloat16")
+    roundings = PROFILES[name]._replace(out=out).roundings("bfloat16")
     problem = pose_arrays(q, k, v, **case.options)
-    rows = analyse_softmax(problem.head(()), kernel, slice(0, 3), STEEP)
+    rows = analyse_softmax(problem.head(()), roundings, slice(0, 3), STEEP)
     for i in range(3):
-        for field, expected in vars(slow.row(case, kernel, i)).items():
+        for field, expected in vars(slow.row(case, roundings, i)).items():
             rtol = 3e-4 if "bound" in field else 1e-7  # (1 + x) x is taken for e^x - 1, as a bound
             atol = 1e-14 if field == "out" and options != "tiny" else 0.0
             np.testing.assert_allclose(getattr(rows, field)[i], expected, rtol, atol, err_msg=field)
@@ -147,22 +147,26 @@ def test_variance_and_bound_term_by_term(name, out, options):
 @pytest.mark.parametrize("name", ["math", "eager"])
 def test_the_bound_of_the_slope_of_a_cap_term_by_term(name, cap):
     q, k, v = (x[0] for x in numbers((3, 5, 3, 2), "bfloat16", seed=21))
-    case, kernel, every = Case(q, k, v, softcap=cap), PROFILES[name].kernel("bfloat16"), np.s_[0:3]
+    case, roundings, every = (
+        Case(q, k, v, softcap=cap),
+        PROFILES[name].roundings("bfloat16"),
+        np.s_[0:3],
+    )
     head = pose_arrays(q, k, v, **case.options).head(())
     tile = scan_tile(head, every, slice(0, 5))
-    found = cap_error(head, kernel, tile, every, np.zeros((3, 5)))
+    found = cap_error(head, roundings, tile, every, np.zeros((3, 5)))
     for i, j in np.ndindex(3, 5):
-        key = slow.key_of(case, kernel, i, j)
-        assert found[i, j] == pytest.approx(slow.slope_bound(case, kernel, key))
+        key = slow.key_of(case, roundings, i, j)
+        assert found[i, j] == pytest.approx(slow.slope_bound(case, roundings, key))
 
 
 def test_weights_of_the_size_of_the_smallest_numbers_term_by_term():
     """Of 8 bits, below 4 spacings of the subnormal numbers: what they lose may be common to all."""
     q, k, v = (x[0] for x in numbers((4, 6, 3, 2), "bfloat16", seed=24))
-    case, kernel = Case(3 * q, k, v), PROFILES["fp8-weights"].kernel("bfloat16")
-    rows = analyse_softmax(pose_arrays(*case[:3]).head(()), kernel, slice(0, 4), STEEP)
+    case, roundings = Case(3 * q, k, v), PROFILES["fp8-weights"].roundings("bfloat16")
+    rows = analyse_softmax(pose_arrays(*case[:3]).head(()), roundings, slice(0, 4), STEEP)
     for i in range(4):
-        found = slow.row(case, kernel, i)
+        found = slow.row(case, roundings, i)
         assert rows.bound[i] == pytest.approx(found.bound, rel=1e-4)
         assert rows.slack[i] == pytest.approx(found.slack)
         known = np.isfinite(rows.std[i])
@@ -189,19 +193,22 @@ def test_roundings_are_tied_where_more_than_16_queries_have_the_same(queries, kn
 @pytest.mark.parametrize(("gap", "known"), [(3.97, False), (4.03, True)])
 def test_weights_within_4_units_of_the_largest_are_tied(gap, known):
     q, k, v = np.ones((1, 1)), np.array([[0.0], [-gap * 2.0**-8]]), np.array([[1.0], [-1.0]])
-    kernel = PROFILES["flash"]._replace(out=None).kernel("bfloat16")
-    rows = analyse_softmax(pose_arrays(q, k, v, scale=1.0).head(()), kernel, slice(0, 1))
+    roundings = PROFILES["flash"]._replace(out=None).roundings("bfloat16")
+    rows = analyse_softmax(pose_arrays(q, k, v, scale=1.0).head(()), roundings, slice(0, 1))
     assert np.isfinite(rows.std).all() == known
 
 
 def test_errors_beyond_5_standard_deviations_have_no_law(monkeypatch):
     """160 keys with two weights, of which all are rounded alike."""
-    rng, kernel = np.random.default_rng(25), PROFILES["flash"]._replace(out=None).kernel("bfloat16")
+    rng, roundings = (
+        np.random.default_rng(25),
+        PROFILES["flash"]._replace(out=None).roundings("bfloat16"),
+    )
     k = np.array([[0.0]] + [[-1.0]] * 80 + [[-1.7]] * 80)
     problem = pose_arrays(rng.uniform(0.5, 1, (15, 1)), k, np.sign(k + 0.5), scale=1.0)
-    found = analyse_softmax(problem.head(()), kernel, slice(0, 15))
+    found = analyse_softmax(problem.head(()), roundings, slice(0, 15))
     monkeypatch.setattr(softmax, "SURE", math.inf)
-    every = analyse_softmax(problem.head(()), kernel, slice(0, 15))
+    every = analyse_softmax(problem.head(()), roundings, slice(0, 15))
     far = np.abs(every.nearest - every.out) > 5 * every.std
     assert 2 < far.sum() < 13
     np.testing.assert_array_equal(np.isinf(found.std), far)
@@ -407,7 +414,7 @@ def test_linear(kind, causal, dtype):
 
 def test_runs_are_added_to_the_sum_of_those_before():
     """Each addition is rounded relative to what it gives: 2, then 2 + 3."""
-    law = ErrorSums(1, 1, 9, PROFILES["flash"].kernel("bfloat16"))
+    law = ErrorSums(1, 1, 9, PROFILES["flash"].roundings("bfloat16"))
     for run in (2.0, 3.0):
         law.run = np.array([[run]])
         law.close()

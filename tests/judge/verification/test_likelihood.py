@@ -49,7 +49,7 @@ def test_errors_of_a_profile_are_surely_less_likely_at_its_level(draws):
     rng, names = np.random.default_rng(3), {x: PROFILES[x] for x in NAMES}
     q, k, v = (x[:1, :24, :4] for x in arrays(1))
     problem = pose_arrays(q, k, v)
-    rows = problem.analyse((0,), PROFILES["eager"].kernel("bfloat16"), slice(0, 24))
+    rows = problem.analyse((0,), PROFILES["eager"].roundings("bfloat16"), slice(0, 24))
     p = []
     for _ in range(draws):
         out = rows.out + rows.std * rng.standard_normal((24, 1))
@@ -204,19 +204,19 @@ def test_weights_that_were_the_largest_so_far_are_not_rounded():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_variance_of_weights_that_may_have_been_the_largest(masked):
-    rng, kernel = np.random.default_rng(12), PROFILES["flash"].kernel("bfloat16")
+    rng, roundings = np.random.default_rng(12), PROFILES["flash"].roundings("bfloat16")
     q, k, v = (rng.standard_normal((1, x, 3)) for x in (5, 70, 70))
     mask = rng.random((5, 70)) < (0.5 if masked else 2)
     problem = pose_arrays(q, k, v, mask=mask)
     head, i = problem.head((0,)), slice(0, 5)
     scores = np.where(mask, q[0] @ k[0].T / math.sqrt(3), -math.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
-    steps = np.where(weights < 1, kernel.weights.spacing(weights), 0) / weights.sum(-1)[:, None]
+    steps = np.where(weights < 1, roundings.weights.spacing(weights), 0) / weights.sum(-1)[:, None]
     expected = np.zeros((5, 3))
     for a in range(0, 70, 16):
         at = a + np.argmax(scores[:, a : a + 16], -1)
         expected += np.square(steps[np.arange(5), at, None] * v[0, at]) / 12
-    found = variance_of_maxima(head, kernel, i, problem.analyse((0,), kernel, i))
+    found = variance_of_maxima(head, roundings, i, problem.analyse((0,), roundings, i))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 

@@ -46,7 +46,7 @@ def test_a_defect_of_the_detectable_size_is_seen_half_of_the_times(name, seed):
     profile, draws, n = PROFILES["flash"], 400, 1000
     rng, problem, _ = of_arrays(seed, 1, n, 8)
     changes = {"scale": SCORE_CHANGES["scale"]}
-    rows = problem.analyse((0,), profile.kernel("bfloat16"), slice(0, n), changes)
+    rows = problem.analyse((0,), profile.roundings("bfloat16"), slice(0, n), changes)
     one = tried(problem, profile, rows.out[None])
     steep = dict(list_tangents(problem, (0,), slice(0, n), rows))[name]
     g = np.sum(np.square(steep / rows.std), -1)
@@ -102,8 +102,8 @@ def test_errors_that_kernels_have_in_common_are_no_evidence(causal, sign):
     v = np.abs(v) * (np.arange(5) > 0)[:, None]
     problem = problems.pose_arrays(q, k, v, causal=causal)
     changes = {"scale": SCORE_CHANGES["scale"]}
-    kernel = profile.kernel("bfloat16")
-    rows = [problem.analyse((h,), kernel, slice(0, 200), changes) for h in range(2)]
+    roundings = profile.roundings("bfloat16")
+    rows = [problem.analyse((h,), roundings, slice(0, 200), changes) for h in range(2)]
     out = np.stack([x.out + sign * x.slack for x in rows])
     for x in tried(problem, profile, out).tests:
         assert x.p_value == pytest.approx(1.0), x.name

@@ -35,7 +35,7 @@ class Given(SimpleNamespace):
         )
         self.arrays, self.options = (q, k, v), {"causal": causal, "softcap": softcap}
         self.problem = problems.pose_arrays(q, k, v, **self.options)
-        self.kernel, self.profile = PROFILES[name].kernel("bfloat16"), PROFILES[name]
+        self.kernel, self.profile = PROFILES[name].roundings("bfloat16"), PROFILES[name]
         changes = {x: f for x, f in SCORE_CHANGES.items() if x != "softcap" or softcap is None}
         self.rows = [
             self.problem.analyse((h,), self.kernel, slice(0, N), changes) for h in range(HEADS)
@@ -270,15 +270,15 @@ def test_rows_that_are_the_same_count_for_one():
     q[1, 4], q[1, 5] = q[0, 1], -0.0
     q[1, 3] = 0.0
     k[1], v[1] = k[0], v[0]
-    kernel = PROFILES["flash"].kernel("bfloat16")
-    weights = row_weights(problems.pose_arrays(q, k, v), kernel)
+    roundings = PROFILES["flash"].roundings("bfloat16")
+    weights = row_weights(problems.pose_arrays(q, k, v), roundings)
     expected = [[1 / 4, 1 / 2, 1, 1 / 4, 1 / 4, 1 / 4], [1, 1, 1, 1 / 2, 1 / 2, 1 / 2]]
     np.testing.assert_allclose(weights, expected)
-    alike = row_weights(problems.pose_arrays(q, 0 * k, v), kernel)
+    alike = row_weights(problems.pose_arrays(q, 0 * k, v), roundings)
     np.testing.assert_allclose(alike, np.full((2, 6), 1 / 12))
     problem = problems.pose_arrays(q, k, v)
     of = problems.pose_gradients(problem, {"dv": v.shape}, q.__getitem__, None, "float64")["dv"]
-    np.testing.assert_allclose(row_weights(of, kernel), np.full((2, 6), 1 / 2))
+    np.testing.assert_allclose(row_weights(of, roundings), np.full((2, 6), 1 / 2))
 
 
 @pytest.mark.filterwarnings("error")
@@ -287,7 +287,7 @@ def test_numbers_that_float32_cannot_hold(size):
     """Rows that differ count each for themselves, and nothing overflows."""
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 6, 3))
     v = size * v
-    weights = row_weights(problems.pose_arrays(q, k, v), PROFILES["math"].kernel("float64"))
+    weights = row_weights(problems.pose_arrays(q, k, v), PROFILES["math"].roundings("float64"))
     np.testing.assert_array_equal(weights, np.ones((2, 6)))
     out = softmax_attention(q, k, v)
     assert verify(q=q, k=k, v=v, out=out).verdict != "FAIL"
@@ -308,7 +308,7 @@ def test_rows_with_the_same_products_count_for_one_where_these_matter(name, shar
     expected = np.ones((3, 6))
     if shared:
         expected[0, [0, 3, 4, 5]], expected[[0, 1], 1] = 1 / 4, 1 / 2
-    weights = row_weights(of, PROFILES[name].kernel("bfloat16"))
+    weights = row_weights(of, PROFILES[name].roundings("bfloat16"))
     np.testing.assert_allclose(weights, expected)
 
 
@@ -327,10 +327,10 @@ def test_sums_of_gradients_along_a_direction(of):
     """Of one head, of which the rows have errors in common: their variance is that of the law."""
     rng = np.random.default_rng(1)
     q, k, v, g = (BF16.round(rng.standard_normal((12, 4))) for _ in range(4))
-    kernel = PROFILES["eager"].kernel("bfloat16")
+    roundings = PROFILES["eager"].roundings("bfloat16")
     problem = problems.pose_arrays(q, k, v)
     one = problems.pose_gradients(problem, {of: (12, 4)}, lambda _: g, None, "bfloat16")[of]
-    rows = one.analyse((), kernel, slice(0, 12))
+    rows = one.analyse((), roundings, slice(0, 12))
     numbers = Numbers(lambda _: rows.nearest, "bfloat16")
     tried = attempt(one, "bfloat16", PROFILES["eager"], "", numbers, 1e-6, Look(np.ones((1, 12))))
     t = math.sqrt(2 * math.log(2 * len(tried.tests) / 1e-6))
@@ -339,7 +339,7 @@ def test_sums_of_gradients_along_a_direction(of):
     for name, size in tried.detectable.items():
         x = np.where(np.isfinite(rows.std), steep[name], 0.0)
         w = x / np.where(np.isfinite(rows.std), rows.std, 1.0) ** 2
-        along = variance_along(one.gradient.saved((), kernel), kernel, of, w)
+        along = variance_along(one.gradient.saved((), roundings), roundings, of, w)
         variance = EDGE / BENFORD * (along + np.sum(w * w * rows.apart))
         slack = np.sum(np.abs(w) * rows.slack)
         assert size == pytest.approx((t * math.sqrt(variance) + slack) / np.sum(w * x)), name
@@ -349,10 +349,10 @@ def test_a_head_whose_rows_depend_counts_for_one_row():
     """Whatever the number of its rows, in the mean square of each column."""
     rng, heads, n, columns = np.random.default_rng(2), 3, 12, 4
     q, k, v, g = (BF16.round(rng.standard_normal((heads, n, columns))) for _ in range(4))
-    kernel = PROFILES["eager"].kernel("bfloat16")
+    roundings = PROFILES["eager"].roundings("bfloat16")
     problem = problems.pose_arrays(q, k, v)
     of = problems.pose_gradients(problem, {"dv": v.shape}, g.__getitem__, None, "bfloat16")["dv"]
-    rows = [of.analyse((h,), kernel, slice(0, n)) for h in range(heads)]
+    rows = [of.analyse((h,), roundings, slice(0, n)) for h in range(heads)]
     error = [3.0 * x.std * rng.standard_normal(x.std.shape) for x in rows]
     numbers = Numbers(lambda index: rows[index[0]].out + error[index[0]], "bfloat16")
     weights = np.array([[1.0], [0.5], [0.5]]) * np.ones((1, n))

@@ -119,7 +119,7 @@ def test_agreement_of_a_fit():
 def test_a_fit_by_the_formulas():
     q, k, v = (made(*SEEN)[x] for x in "qkv")
     problem, profile = pose_arrays(q, k, v), profile_of("flash@hopper")
-    rows = problem.analyse((), profile.kernel(SEEN[1]), slice(0, len(q)))
+    rows = problem.analyse((), profile.roundings(SEEN[1]), slice(0, len(q)))
     share = 1.25
     got = rows.out + share * rows.shift
     fit = compare_shift(problem, Numbers(lambda _: got, "float32"), SEEN[1], profile)

@@ -534,8 +534,8 @@ def test_elements_that_would_be_rejected_and_profiles_that_are_ruled_out_are_tol
     told = re.search(r"an element that is off by (\S+) standard deviations", str(found))
     assert float(told[1]) == pytest.approx(found.element, rel=1e-2)
     assert found.element > found.z.largest  # else it would have been rejected
-    kernel = PROFILES["flash"].kernel("bfloat16")
-    rows = pose_arrays(q, k, v).analyse((0,), kernel, slice(0, 16))
+    roundings = PROFILES["flash"].roundings("bfloat16")
+    rows = pose_arrays(q, k, v).analyse((0,), roundings, slice(0, 16))
     most = np.max((np.abs(rows.nearest - rows.out) + rows.slack) / rows.std)
     far = (found.element - most) / np.max(rows.worst / rows.std)
     p = 2 * math.exp(-(far**2) / 2) * len(found.tests) * out.size

@@ -386,7 +386,7 @@ class Backward:
             most = np.max(z, -1, initial=0.0)
             doubtful = np.flatnonzero((most > FAR) & (most < _MAY_CANCEL))
             for row in thin(doubtful, _LOOKED_AGAIN):
-                law = read.analyse(index, profile.kernel(dtype), slice(row, row + 1))
+                law = read.analyse(index, profile.roundings(dtype), slice(row, row + 1))
                 z[row] = np.minimum(z[row], np.abs(divide(got[row] - exact[row], law.std[0])))
             far[at] = np.max(z, -1, initial=0.0)
             columns |= find_columns(z, strange[at])

@@ -318,12 +318,12 @@ def name_copies(
     problem: Problem, numbers: Numbers, sample: Sample, profile: Profile, dtype: str
 ) -> list[Suspect]:
     """Name rows of the result, or columns, that hold what belongs to others."""
-    wrong, kernel = np.flatnonzero(sample.wrong.any(1)), profile.kernel(dtype)
-    pools = [_compute_heads(problem, kernel, "head", wrong[:_HEADS])]
+    wrong, roundings = np.flatnonzero(sample.wrong.any(1)), profile.roundings(dtype)
+    pools = [_compute_heads(problem, roundings, "head", wrong[:_HEADS])]
     if problem.gradient is not None and problem.shares_keys:  # before these are added
         heads = {x: [x] for x in np.ndindex(problem.gradient.forward.lead)}
         each = problem.gradient._replace(heads=heads).problem(problem.gradient.forward.lead)
-        pools.append(_compute_heads(each, kernel, "query head", ()))
+        pools.append(_compute_heads(each, roundings, "query head", ()))
     columns = np.flatnonzero(sample.columns)
     found = []
     for at in wrong[:_HEADS].tolist():
@@ -349,7 +349,7 @@ def name_copies(
 
 
 def _compute_heads(
-    problem: Problem, kernel: Roundings, called: str, few: Iterable[Any]
+    problem: Problem, roundings: Roundings, called: str, few: Iterable[Any]
 ) -> dict[str, Doubles]:
     """Compute the exact results of all heads by name; of few, or none, where they are large."""
     n, m, _ = problem.shape
@@ -357,7 +357,7 @@ def _compute_heads(
         if len(heads) * n * max(n, m) <= _POOL:
             break
     indices = map(problem.index_of, heads)
-    return {f"{called} {place(x)}": problem.exact(x, kernel, slice(0, n)) for x in indices}
+    return {f"{called} {place(x)}": problem.exact(x, roundings, slice(0, n)) for x in indices}
 
 
 def _match(

@@ -227,9 +227,9 @@ class Errors(NamedTuple):
 
 def analyse_sample(problem: Problem, sample: Sample, profile: Profile, dtype: str) -> Errors:
     """Say what roundings of a profile do to the rows of a gradient that were taken."""
-    kernel, read = profile.kernel(dtype), problem.read_by(profile)
+    roundings, read = profile.roundings(dtype), problem.read_by(profile)
     at = [(x.rows.at, row) for x in sample.heads for row in x.rows.queries.tolist()]
-    laws = [read.analyse(head, kernel, slice(row, row + 1)) for head, row in at]
+    laws = [read.analyse(head, roundings, slice(row, row + 1)) for head, row in at]
     exact, std = (np.concatenate([getattr(x, name) for x in laws]) for name in ("out", "std"))
     return Errors(np.concatenate([x.got for x in sample.heads]), exact, std)
 

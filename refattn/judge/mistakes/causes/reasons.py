@@ -78,12 +78,12 @@ def explain(
     failed = failed_part(verdict.tests, verdict.alpha)
     fits = name_factors(problem, tidy_fits(verdict, failed))
     if problem.kind == "recurrent":
-        kernel = by.kernel(verdict.dtype)
-        named = explain_states(problem, numbers, kernel)
+        roundings = by.roundings(verdict.dtype)
+        named = explain_states(problem, numbers, roundings)
         return verdict._replace(suspects=[*named, *fits])
     if problem.kind != "scores":
         found = list(_explain_features(problem, numbers, profiles, verdict))
-        if scored := as_scores(problem, by.kernel(verdict.dtype)):
+        if scored := as_scores(problem, by.roundings(verdict.dtype)):
             worst_at = verdict.worst.where if verdict.worst else ()
             more, sample = explain_output(scored, numbers, profiles, verdict.dtype, "out", worst_at)
             found = found or [*_in_weights(more)]
@@ -362,7 +362,7 @@ def order_suspects(found: Sequence[Suspect], fits: Sequence[Suspect]) -> list[Su
     return sorted([*holding, *fits, *rest], key=lambda x: plainest and x.explained < _MOST)
 
 
-def as_scores(problem: Problem, kernel: Roundings) -> Problem | None:
+def as_scores(problem: Problem, roundings: Roundings) -> Problem | None:
     """Pose a problem of features as one of scores, the logarithms of products of features.
 
     None if products may be negative, or are too many to be kept.
@@ -373,7 +373,7 @@ def as_scores(problem: Problem, kernel: Roundings) -> Problem | None:
 
     @lru_cache(maxsize=2)
     def read(index: Index) -> Mapping[str, Any]:
-        head = problem.features(index, kernel)
+        head = problem.features(index, roundings)
         with np.errstate(divide="ignore", invalid="ignore"):
             bias = np.log(head.queries.value @ head.keys.value.T)
         return {"q": np.zeros((n, 1)), "k": np.zeros((m, 1)), "v": head.v, "bias": bias}
@@ -397,10 +397,10 @@ def _explain_features(
     problem: Problem, numbers: Numbers, profiles: Mapping[str, Profile], verdict: Verdict
 ) -> Iterator[Suspect]:
     """List problems of random features, or of linear attention, that explain nearly all."""
-    kernel = next(iter(profiles.values())).kernel(verdict.dtype)
+    roundings = next(iter(profiles.values())).roundings(verdict.dtype)
     maps = _FEATURE_MAPS.items() if problem.kind == "map" else ()
     others = (Alternative(f"features are {x}", problem._replace(feature_map=y)) for x, y in maps)
     for alternative in (*list_alternatives(problem), *others):
-        square = mean_square(alternative.problem, numbers, kernel)
+        square = mean_square(alternative.problem, numbers, roundings)
         if square < min(4.0, verdict.z.rms**2 / 4):
             yield as_suspect(f"agrees if {alternative.text}")

@@ -429,7 +429,7 @@ def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) 
     """Say what roundings do to the exact result of an alternative."""
     head = alternative.head(rows)
     with np.errstate(all="ignore"):
-        return analyse_softmax(head, profile.kernel(dtype), slice(0, len(head.q)))
+        return analyse_softmax(head, profile.roundings(dtype), slice(0, len(head.q)))
 
 
 def explain_output(

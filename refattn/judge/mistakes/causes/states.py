@@ -324,7 +324,7 @@ def find_coarse_state(problem: Problem, numbers: Numbers) -> Finding | None:
     return None
 
 
-def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Iterator[Suspect]:
+def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> Iterator[Suspect]:
     """Name what explains nearly all of the errors of some heads, the nearest first."""
     every = {x: numbers.out(x) for x in np.ndindex(problem.lead)}
     if not any(np.any(x) for x in every.values()):
@@ -334,7 +334,7 @@ def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Ite
     if coarse is not None and coarse.p_value < _SURE:
         yield as_suspect(f"agrees if the last state is rounded: {coarse.where}")
     right = Cause("", problem)
-    squares = {x: _mean_square(right, {x: out}, kernel) for x, out in every.items()}
+    squares = {x: _mean_square(right, {x: out}, roundings) for x, out in every.items()}
     wrong = [x for x in every if not squares[x] <= _SQUARE] or [*every]
     errors = {x: _distance(right, x, every[x]) for x in wrong}
     worst = sorted(wrong, key=lambda x: -errors[x])[:_WORST_HEADS]
@@ -350,16 +350,18 @@ def explain_states(problem: Problem, numbers: Numbers, kernel: Roundings) -> Ite
         for x in (y for y in worst if off < most):
             off += _distance(one, x, got[x])
         if off < most:
-            left = _mean_square(one, got, kernel)
+            left = _mean_square(one, got, roundings)
             holds = left < min(_SQUARE, square / 4)
-            alone = rest and not _mean_square(one, {x: every[x] for x in rest}, kernel) <= _SQUARE
+            alone = (
+                rest and not _mean_square(one, {x: every[x] for x in rest}, roundings) <= _SQUARE
+            )
             text = f"{one.text}, but only in {name_heads(problem, numbered)}" if alone else one.text
             near.append((off, text))
             holding += [(left, text)] if holds else []
     rounded = []
     for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
         for form in ("bfloat16", "float16"):
-            narrow = kernel._replace(states=FORMATS[form], run=size)
+            narrow = roundings._replace(states=FORMATS[form], run=size)
             lefts = [_mean_square(right, {x: out}, narrow) for x, out in got.items()]
             where = f"chunks of about {size} tokens" if size > 1 else "tokens"
             left = max(lefts, key=_far_from_1)
@@ -424,10 +426,10 @@ def _list_factors(problem: Problem, got: Mapping[Index, Doubles], most: float) -
     yield as_suspect(text, share, "seen")
 
 
-def _mean_square(one: Cause, got: Mapping[Index, Doubles], kernel: Roundings) -> float:
+def _mean_square(one: Cause, got: Mapping[Index, Doubles], roundings: Roundings) -> float:
     """Return the mean square of z of some heads."""
     squares = []
     for index, out in got.items():
-        rows = one.problem.recurrence(index, kernel).rows.take(one.rows)
+        rows = one.problem.recurrence(index, roundings).rows.take(one.rows)
         squares.append(np.mean(np.square(rows.errors(one.view(out)) / rows.std)))
     return float(np.mean(squares)) if np.all(np.isfinite(squares)) else math.inf

@@ -117,7 +117,7 @@ def draw_sample(
             doubtful = np.flatnonzero((doubtful > FAR) & (doubtful < _DOUBTFUL))
             if len(doubtful) and pairs < _AGAIN:  # larger scores may have larger errors
                 pairs += m * (i.stop - i.start)
-                std = problem.analyse(index, profile.kernel(dtype), i).std
+                std = problem.analyse(index, profile.roundings(dtype), i).std
                 z[doubtful] = np.minimum(z, np.abs(divide(error, std)))[doubtful]
             worst, lost = np.max(z, -1, initial=0.0), ~np.isfinite(np.sum(error, -1))
             if numbers.lse is not None:
@@ -343,7 +343,7 @@ def measure_unit(problem: Problem, profile: Profile, dtype: str) -> float:
     for index, i in problem.few_items(3):
         part = slice(max(i.start, i.stop - 16), i.stop)
         with np.errstate(all="ignore"):
-            rows = problem.analyse(index, profile.kernel(dtype), part)
+            rows = problem.analyse(index, profile.roundings(dtype), part)
         ratio = rows.std / row_sizes(rows.out)
         found += ratio[np.isfinite(ratio) & (ratio > 0) & np.any(rows.out, -1)[:, None]].tolist()
     return float(np.median(found)) if found else FORMATS[dtype].unit
