@@ -201,7 +201,7 @@ def _recommend(
     from ..compare import plan, search, study
     from ..compare.advice import foreseen
     from ..compare.measured import names
-    from .show import plots, profiles
+    from .show import advice, plots
 
     scale, searched, planned = options["scale"], None, None
     with Work("Studying") as work:
@@ -229,8 +229,8 @@ def _recommend(
         if planned is not None:
             searched = search(planned, track=work.track)
     answer = Answer(
-        partial(profiles.print_profile, path, arrays, studied, searched),
+        partial(advice.print_advice, path, arrays, studied, searched),
         lambda: [*studied.tables(), *(() if searched is None else searched.tables())],
-        partial(profiles.profile_to_json, path, arrays, studied, searched),
+        partial(advice.advice_to_json, path, arrays, studied, searched),
     )
-    return answer, partial(plots.plot_profile, studied)
+    return answer, partial(plots.plot_advice, studied)

@@ -9,7 +9,7 @@ from tests.cli import running
 
 LINES = {
     "compare": "compare qkv.npz --features 4,40 --estimators rfa,lara --draws 2",
-    "profile": "compare easy.npz --target 0.1 --features 8,400",
+    "advice": "compare easy.npz --target 0.1 --features 8,400",
     "measure": "compare easy.npz --target 0.1 --measure --features 8 --estimators ra,lara --most 4",
     "verify": "verify dump.safetensors",
     "tolerance": "tolerance flat.npz --dtype float16 --profile flash --verbose",

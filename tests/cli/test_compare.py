@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from refattn import __version__, cli, compare, registry
+from refattn.cli import show
 from refattn.cli.options import COMMON
 from refattn.compare import advice, measured, names, plans
 from refattn.compare.measured import DEFAULT
@@ -278,7 +279,8 @@ def test_what_is_taken_of_the_rows_is_said(monkeypatch):
     output = shown(*RECOMMEND, "easy.npz")
     assert "evenly spaced" not in output
     assert "±" not in output
-    monkeypatch.setattr(advice, "QUANTILE_ROWS", 20)
+    for module in (advice, show.advice):
+        monkeypatch.setattr(module, "QUANTILE_ROWS", 20)
     monkeypatch.setattr(advice, "LAW_QUERIES", 3)
     output = shown(*RECOMMEND, "easy.npz", "--features", 4000)
     assert "quantiles: over at most 20 evenly spaced queries and keys\n" in output

@@ -69,7 +69,7 @@ def assert_says(seen, name):
         for x in seen["predictions"]:
             mean = found.predictions(x["estimator"])[found.sizes.index(x["samples"])]
             assert x["error_mean"] == (None if math.isnan(mean) else mean)
-        assert (seen["measured"] is None) == (name == "profile")
+        assert (seen["measured"] is None) == (name == "advice")
         if name == "measure":
             found, measured = returned(name, "search"), seen["measured"]
             assert measured["recommended"] == found.ranking[0]._asdict()
@@ -93,7 +93,7 @@ def tables(name, seen):
             row[5] = str(x["worst_head"][0])
             row += [x["error_tolerated"]]
         yield "estimator", rows
-    elif name in ("profile", "measure"):
+    elif name in ("advice", "measure"):
         heads = seen["heads"]
         for part in ("moments", "log_excess"):
             columns = [[x[part][y] for x in heads] for y in heads[0][part]]
@@ -194,7 +194,7 @@ def test_every_format_has_the_numbers_of_the_function(name):
     assert text == Path("out.json").read_text("utf-8")
     seen = loads(text)
     assert_says(seen, name)
-    shape = {"tolerance": [24, 32], "profile": [2, 24, 3], "measure": [2, 24, 3]}
+    shape = {"tolerance": [24, 32], "advice": [2, 24, 3], "measure": [2, 24, 3]}
     if name != "check":
         assert (seen["refattn"], seen["numpy"]) == (__version__, np.__version__)
         assert seen["file"] == LINES[name].split()[1]

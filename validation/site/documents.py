@@ -14,6 +14,7 @@ from refattn.judge.conformance.report.explanations import explain, groups
 SITE = Path(__file__).parent
 ROOT = SITE.parents[1]
 _MODULES = {f"refattn.{name}" for name in refattn.__all__}
+_MODULES |= {f"refattn.judge.{name}" for name in refattn.judge.__all__}
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 _ORPHAN = "---\norphan: true\n---\n"  # which is linked to, and in no table of contents
 _SOURCE = "---\norphan: true\nnosearch: true\n---\n# `{}`\n\n``````{}\n{}``````\n"

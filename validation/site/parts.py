@@ -47,10 +47,11 @@ def names(text: str, module: str) -> Iterator[str]:
     name = re.sub(r"\(.*\)$", "", text)
     if re.fullmatch(r"[A-Za-z_][\w.]*", name):
         yield from [f"{module}.{name}"] * bool(module)
-        if name.startswith("refattn."):
-            yield name
-        elif "." in name or callable(getattr(refattn, name, None)):
-            yield f"refattn.{name}"
+        inner = name.removeprefix("refattn.")
+        if inner != name or "." in name or callable(getattr(refattn, name, None)):
+            yield f"refattn.{inner}"
+            if inner.partition(".")[0] in refattn.judge.__all__:  # `rounding` is there by two names
+                yield f"refattn.judge.{inner}"
 
 
 def _link_names(app: Any, document: nodes.document, page: str) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from ...arrays.library import Floats
 from ...arrays.words import head_number, printable
-from ...compare import Advice, advice
+from ...compare import Advice
+from ...compare.advice import LAWS
 from ...compare.measured import Row
 from ...judge.verification.findings import as_cause
 from ...judge.verification.z_scores import z_by_row, z_of_head
@@ -361,30 +362,30 @@ def _draw_guide(axes: Any, points: Sequence[tuple[int, float]]) -> list[style.La
     return [style.Label("slope 1/√S", line[-1], drawn)]
 
 
-def plot_profile(profile: Advice, path: Path) -> None:
+def plot_advice(advice: Advice, path: Path) -> None:
     """Draw the spectra of q and k and, if there are predictions, error against S."""
-    names = list(profile.eigenvalues)
-    count = len(names) + bool(profile.error)
+    names = list(advice.eigenvalues)
+    count = len(names) + bool(advice.error)
     with style.style():
-        widths = [1.0] * len(names) + [1.25] * bool(profile.error)
+        widths = [1.0] * len(names) + [1.25] * bool(advice.error)
         figure, (panels,) = style.panels(
             1,
             count,
-            size=(style.PAGE if profile.error else 5.0, 2.5),
+            size=(style.PAGE if advice.error else 5.0, 2.5),
             gridspec_kw={"width_ratios": widths},
         )
-        _plot_spectra(panels[: len(names)], profile)
-        if profile.error:
-            _plot_predictions(panels[-1], profile)
+        _plot_spectra(panels[: len(names)], advice)
+        if advice.error:
+            _plot_predictions(panels[-1], advice)
         style.save(figure, path)
 
 
 _THINGS = {"q": "queries", "k": "keys"}
 
 
-def _plot_spectra(panels: Sequence[Any], profile: Advice) -> None:
+def _plot_spectra(panels: Sequence[Any], advice: Advice) -> None:
     """Plot eigenvalues of each head in grey, and their median, on one scale."""
-    spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in profile.eigenvalues.items()}
+    spectra = {name: x.reshape(-1, x.shape[-1]) for name, x in advice.eigenvalues.items()}
     known = np.concatenate([x[x > 0] for x in spectra.values()])
     for i, (axes, (name, values)) in enumerate(zip(panels, spectra.items(), strict=True)):
         rank = np.arange(1, values.shape[-1] + 1)
@@ -403,19 +404,19 @@ def _plot_spectra(panels: Sequence[Any], profile: Advice) -> None:
     panels[0].set_ylabel("eigenvalue of the covariance,\nin kernel coordinates")
 
 
-_LABELS = {x: x for x in advice.LAWS} | {"ra": "ra (bound)"}
+_LABELS = {x: x for x in LAWS} | {"ra": "ra (bound)"}
 
 
-def _plot_predictions(axes: Any, profile: Advice) -> None:
+def _plot_predictions(axes: Any, advice: Advice) -> None:
     """Plot errors by the formulas, with standard errors if some queries were left out."""
     curves: dict[str, list[tuple[int, float, float]]] = {}
-    for name in advice.LAWS:
+    for name in LAWS:
         triples = zip(
-            profile.sizes, profile.predictions(name), profile.standard_errors(name), strict=True
+            advice.sizes, advice.predictions(name), advice.standard_errors(name), strict=True
         )
         curves[name] = [x for x in triples if math.isfinite(x[1])]
     errors = [error for points in curves.values() for _, error, _ in points if error > 0]
-    _set_sizes(axes, profile.sizes)
+    _set_sizes(axes, advice.sizes)
     _set_numbers(axes, min(errors, default=0.1) / 1.5, 1.5 * max(errors, default=1.0))
     axes.grid(True)
     axes.set_title("predicted errors", fontsize=7)

@@ -40,7 +40,7 @@ class Prediction(NamedTuple):
     bound: Doubles
 
 
-Prediction.__module__ = "refattn.rounding"  # where users find it, and so do pickles
+Prediction.__module__ = "refattn.judge.rounding"  # where users find it, and so do pickles
 
 
 @with_known_keywords

@@ -130,7 +130,7 @@ class Profile(NamedTuple):
         )
 
 
-Profile.__module__ = "refattn.rounding"  # where users find it, and so do pickles
+Profile.__module__ = "refattn.judge.rounding"  # where users find it, and so do pickles
 
 _FUSED = Profile(weights="storage", exp=32.0, d_scores="storage", delta="out")
 _FUSED_FAST = _FUSED._replace(exp=2048.0)

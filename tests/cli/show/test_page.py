@@ -21,7 +21,7 @@ def grid(row, keys=1, **drop):
 
 
 @pytest.mark.long("tolerance")
-@pytest.mark.parametrize("name", ["compare", "profile", "measure", "tolerance"])
+@pytest.mark.parametrize("name", ["compare", "advice", "measure", "tolerance"])
 def test_tables_fit_the_page(name):
     wide = output(name, width=300)
     assert "left out at this width" not in wide
@@ -105,7 +105,7 @@ def test_where_lines_are_broken(monkeypatch):
 
 
 def test_characters_of_markdown_and_csv_are_escaped():
-    markdown = output("profile", "--format", "markdown")
+    markdown = output("advice", "--format", "markdown")
     assert "| N(0, I) |" in markdown
     assert "||" not in markdown
     table = tables.Table("", [{"a": "x|y"}], [Column("a")])

@@ -215,10 +215,10 @@ def test_formats(tmp_path, suffix):
 
 @pytest.mark.long("all")
 @pytest.mark.parametrize("heads", ["all", "one"])
-def test_profile(drawn, heads):
+def test_advice(drawn, heads):
     q, k, v = refattn.load_sample()
     found = study(q, k, v) if heads == "all" else study(q[0, 0], k[0, 0])
-    figure = drawn(plots.plot_profile, found)
+    figure = drawn(plots.plot_advice, found)
     assert heads == "one" or len(figure.axes) == 3
 
 

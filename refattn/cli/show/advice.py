@@ -12,45 +12,46 @@ import numpy as np
 from ...arrays.library import Floats
 from ...arrays.tables import Table, count, digits
 from ...arrays.words import head_number, portable, to_json
-from ...compare import Advice, Choice, Search, advice
+from ...compare import Advice, Choice, Search
+from ...compare.advice import EXACT, QUANTILE_ROWS
 from .page import Page
 from .source import heading, origin
 
 
-def print_profile(
-    path: Path, arrays: dict[str, Floats], profile: Advice, searched: Search | None, page: Page
+def print_advice(
+    path: Path, arrays: dict[str, Floats], advice: Advice, searched: Search | None, page: Page
 ) -> None:
     """Print the answers as tables."""
     page.say(heading(path, arrays))
     page.say(
-        f"scale {profile.scale:.6g}, covariances {'' if profile.shrink else 'not '}shrunk, "
-        f"not causal; {_worth(profile)}"
+        f"scale {advice.scale:.6g}, covariances {'' if advice.shrink else 'not '}shrunk, "
+        f"not causal; {_worth(advice)}"
     )
-    heads, predicted = profile.tables()
+    heads, predicted = advice.tables()
     page.say(
         "\nmoments: in kernel coordinates, sqrt(scale) q and sqrt(scale) k: norm of the mean; "
         "trace, condition and effective rank of the covariance; quantiles of |q_i + k_j|^2 "
         "(quantile_50 is the median)"
     )
     page.table(_summarised(heads.part("moments")))
-    if max(profile.rows) > advice.QUANTILE_ROWS:
-        page.say(f"quantiles: over at most {advice.QUANTILE_ROWS} evenly spaced queries and keys")
+    if max(advice.rows) > QUANTILE_ROWS:
+        page.say(f"quantiles: over at most {QUANTILE_ROWS} evenly spaced queries and keys")
     page.say(
         "\nlog_excess: expected log of the second moment of a kernel estimate over the squared "
         "kernel, by proposal; 0 is best"
     )
     page.table(_summarised(heads.part("log_excess")))
-    if not profile.error:
+    if not advice.error:
         page.say("\nFILE has no v: predicted errors and the recommendation are left out.")
         return
-    _print_laws(profile, heads, predicted, page)
+    _print_laws(advice, heads, predicted, page)
     if searched is not None:
-        _print_search(searched, profile, page)
-    _print_recommendation(profile, searched, page)
+        _print_search(searched, advice, page)
+    _print_recommendation(advice, searched, page)
 
 
-def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> None:
-    some = profile.queries < profile.rows[0]
+def _print_laws(advice: Advice, heads: Table, predicted: Table, page: Page) -> None:
+    some = advice.queries < advice.rows[0]
 
     def write(row: Mapping[str, Any]) -> str:
         if row["share_in_regime"] < 1:
@@ -66,7 +67,7 @@ def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> 
             "in brackets, the share of queries for which it is valid"
         )
     page.say(
-        f"\nnum_features_by_law: S that the formula gives for relative error {profile.target:g}"
+        f"\nnum_features_by_law: S that the formula gives for relative error {advice.target:g}"
     )
     page.table(heads.part("num_features_by_law"))
     page.say(
@@ -75,9 +76,9 @@ def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> 
     )
     page.table(heads.part("law_holds_from"))
     if some:
-        spreads = [f"{100 * float(np.median(x)):.2g}% ({y})" for y, x in profile.spread.items()]
+        spreads = [f"{100 * float(np.median(x)):.2g}% ({y})" for y, x in advice.spread.items()]
         page.say(
-            f"predicted for {profile.queries} evenly spaced queries of each head, and all keys;"
+            f"predicted for {advice.queries} evenly spaced queries of each head, and all keys;"
         )
         page.say(
             "±: one standard error, because only these queries are used; that of the predicted S, "
@@ -86,16 +87,16 @@ def _print_laws(profile: Advice, heads: Table, predicted: Table, page: Page) -> 
         page.say(", ".join(spreads))
 
 
-def _worth(profile: Advice) -> str:
+def _worth(advice: Advice) -> str:
     """Compare the numbers of rows with d^2."""
-    n, m = profile.rows
+    n, m = advice.rows
     counts = f"n = {n}, m = {m}"
-    rough = sorted({x for x in (n, m) if x <= profile.advised})
+    rough = sorted({x for x in (n, m) if x <= advice.advised})
     if not rough:
-        return f"{counts}; N > d^2 = {profile.advised}, as Ye 2023 advises"
+        return f"{counts}; N > d^2 = {advice.advised}, as Ye 2023 advises"
     listed = " and ".join(map(str, rough))
-    sign = "<" if rough[-1] < profile.advised else "<="
-    return f"{counts}\nN = {listed} rows {sign} d^2 = {profile.advised}: covariances are rough"
+    sign = "<" if rough[-1] < advice.advised else "<="
+    return f"{counts}\nN = {listed} rows {sign} d^2 = {advice.advised}: covariances are rough"
 
 
 def _summarised(table: Table) -> Table:
@@ -111,8 +112,8 @@ def _summarised(table: Table) -> Table:
     return table._replace(rows=rows)
 
 
-def _print_search(searched: Search, profile: Advice, page: Page) -> None:
-    plan, rows, heads = searched.plan, profile.rows[0], len(profile.heads)
+def _print_search(searched: Search, advice: Advice, page: Page) -> None:
+    plan, rows, heads = searched.plan, advice.rows[0], len(advice.heads)
     page.say(
         f"\nmeasured {len(plan.problems)} estimators, S = 1, 2, 4, ... up to {plan.most}, "
         f"{plan.draws} draws, on {len(plan.heads)} heads: the smallest power of 2 that reaches "
@@ -138,10 +139,10 @@ def _print_search(searched: Search, profile: Advice, page: Page) -> None:
             page.say(f"not tried further: {candidate.estimator}: {candidate.reason}")
 
 
-def _print_recommendation(profile: Advice, searched: Search | None, page: Page) -> None:
-    heads, target = len(profile.heads), f"recommended for relative error {profile.target:g}"
+def _print_recommendation(advice: Advice, searched: Search | None, page: Page) -> None:
+    heads, target = len(advice.heads), f"recommended for relative error {advice.target:g}"
     page.say()
-    if (error := float(np.max(profile.error_of_mean))) <= profile.target:
+    if (error := float(np.max(advice.error_of_mean))) <= advice.target:
         page.say(f"{target}: the mean of v, whose error is at most {digits(error)}")
         page.say("at this error these tensors do not need attention")
         return
@@ -156,8 +157,8 @@ def _print_recommendation(profile: Advice, searched: Search | None, page: Page) 
     )
     page.say(f"{target}, by the formulas where they are valid (--measure tries it):")
     chosen: dict[str, list[Choice]] = {}
-    for head in profile.heads:
-        choice = profile.recommended(head)
+    for head in advice.heads:
+        choice = advice.recommended(head)
         chosen.setdefault(choice.estimator, []).append(choice)
     for choices in chosen.values():
         middle = sorted(choices, key=lambda choice: choice.cost_ratio)[len(choices) // 2]
@@ -168,25 +169,25 @@ def _print_recommendation(profile: Advice, searched: Search | None, page: Page) 
 def _priced(choice: Choice, price: str) -> str:
     """Name an estimator with its S, and its price relative to exact attention."""
     name, samples, ratio = choice
-    if name == advice.EXACT:
+    if name == EXACT:
         return name
     size = "" if samples is None else f" with S = {count(samples)}"
-    return f"{name}{size}, {digits(ratio)} times the {price} of {advice.EXACT}"
+    return f"{name}{size}, {digits(ratio)} times the {price} of {EXACT}"
 
 
-def profile_to_json(
-    path: Path, arrays: dict[str, Floats], profile: Advice, searched: Search | None = None
+def advice_to_json(
+    path: Path, arrays: dict[str, Floats], advice: Advice, searched: Search | None = None
 ) -> str:
     """Format the answers as JSON; what is not finite becomes null."""
-    counts = dict(zip("qk", profile.rows, strict=True))
-    heads, predicted = profile.tables()
+    counts = dict(zip("qk", advice.rows, strict=True))
+    heads, predicted = advice.tables()
     return to_json(
         origin(path, arrays)
-        | {x: getattr(profile, x) for x in ("scale", "shrink", "target")}
-        | {"count": counts, "advised_count": profile.advised}
-        | {"enough": {x: n > profile.advised for x, n in counts.items()}}
-        | {"law_queries": profile.queries, "heads": heads.rows}
-        | {"error_of_mean": portable(profile.error_of_mean)}
+        | {x: getattr(advice, x) for x in ("scale", "shrink", "target")}
+        | {"count": counts, "advised_count": advice.advised}
+        | {"enough": {x: n > advice.advised for x, n in counts.items()}}
+        | {"law_queries": advice.queries, "heads": heads.rows}
+        | {"error_of_mean": portable(advice.error_of_mean)}
         | {"measured": None if searched is None else searched.content()}
         | {"predictions": predicted.rows}
     )
