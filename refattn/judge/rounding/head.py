@@ -18,6 +18,7 @@ from ...engine.attend import Sums, combine, finite, normalise, sum_values
 from ...engine.scores import Band, Options
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
+CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
 
 
 class SoftmaxHead(NamedTuple):
@@ -87,6 +88,11 @@ class Tile(NamedTuple):
     scores: Doubles
     slope: Doubles | float  # of the cap
     is_sink: bool = False
+
+
+def count_tile_keys(rows: int) -> int:
+    """Return the keys of a tile for so many queries: few enough that its arrays stay in cache."""
+    return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
 
 
 def scan_tiles(head: SoftmaxHead, i: slice, size: int = TILE_KEYS) -> Iterator[Tile]:

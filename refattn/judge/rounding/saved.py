@@ -12,9 +12,10 @@ from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from .hardware import cut_error
 from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
+from .nearest import NearestWeights
 from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products
 from .shares import OFF, TileShares, find_log_errors, narrow_head
-from .softmax import ErrorSums, NearestWeights, analyse_softmax, begin_bound, size_of_log
+from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from types import MappingProxyType
 from typing import Any
 
@@ -33,9 +32,10 @@ from .head import (
     Tile,
     attend_rows,
     certify_rows,
+    count_tile_keys,
     scan_tiles,
-    score_tile,
 )
+from .nearest import NearestWeights
 from .roundings import (
     BIAS,
     CONSTANTS,
@@ -64,7 +64,6 @@ from .weight_errors import largest_error, relative_variance
 
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
-CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 
@@ -88,7 +87,7 @@ def analyse_softmax(
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest, lost = np.zeros((2, rows, d_v))
     cuts = None if roundings.unit is None else CutSum(roundings.unit, rows, d_v)
-    for tile in scan_tiles(head, i, _tile_keys(rows)):
+    for tile in scan_tiles(head, i, count_tile_keys(rows)):
         v = head.v[tile.keys]
         of = TileShares.of(tile, top)
         if rounded.of_largest:  # the same weights, rounded
@@ -202,7 +201,7 @@ def variance_of_maxima(
     spared, to = np.zeros_like(rows.out), roundings.weights
     assert to is not None
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
-    for tile in scan_tiles(head, i, _tile_keys(len(rows.out))):
+    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
         of = TileShares.of(tile, top).over(np.exp(top - lse))
         cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
         largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
@@ -210,74 +209,6 @@ def variance_of_maxima(
         step = to.spacing(of.weights) * np.exp(top - lse) * (of.weights == largest)
         spared += of.keep_rounded(np.square(step) / 12) @ np.square(head.v[tile.keys])
     return spared
-
-
-class NearestWeights:
-    """Weights over their sum, with the roundings of the profile to nearest."""
-
-    def __init__(
-        self, head: SoftmaxHead, roundings: Roundings, i: slice, exact: ScoredRows
-    ) -> None:
-        self.head, self.roundings, self.i = head, roundings, i
-        to = roundings.scores
-        self.first = exact if to is None else attend_rows(head, i, to.round)
-        self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
-        self.narrow = roundings.softmax.unit > roundings.accumulate.unit
-        plain = roundings.weights is not None and not roundings.normalised
-        self.moved = to is not None or self.narrow  # before the weights are rounded themselves
-        self.of_largest = plain and not self.moved  # rounded over the largest
-        lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
-        total = np.exp(lse - self.top)
-        if self.narrow:
-            total = np.zeros_like(total)
-            for tile in scan_tiles(head, i, _tile_keys(len(total))):
-                total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
-            total = roundings.softmax.round(total)
-        self.total = np.where(total > 0, total, 1.0)
-
-    def part(self, i: slice) -> NearestWeights:
-        """Take some of the queries."""
-        weights, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
-        weights.i, weights.top, weights.total = i, self.top[at], self.total[at]
-        return weights
-
-    def _tile(self, tile: Tile) -> Tile:
-        """Round the scores."""
-        if self.roundings.scores is None:
-            return tile
-        to = self.roundings.scores.round
-        return score_tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
-
-    def slope(self, tile: Tile) -> Doubles | float:
-        """Return the slope of the cap, of a tanh that was rounded."""
-        return self._tile(tile).slope
-
-    def _logs(self, tile: Tile) -> Doubles:
-        """Return logs of the weights over the largest."""
-        tile = self._tile(tile)
-        gap = np.minimum(tile.scores - self.top, 0.0)
-        if self.narrow:
-            with np.errstate(divide="ignore"):
-                to = self.roundings.softmax.round
-                gap = np.log(to(np.exp(to(gap))))
-        return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
-
-    def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
-        """Return the weights of a tile, rounded if the profile does."""
-        if self.roundings.weights is None or not rounded:
-            return np.asarray(np.exp(self._logs(tile)) / self.total)
-        return np.asarray(self.stored(tile) / self.divisor)
-
-    def stored(self, tile: Tile) -> Doubles:
-        """Return the rounded weights of a tile as they are multiplied by values."""
-        weights, to = np.exp(self._logs(tile)), self.roundings.weights
-        assert to is not None
-        return to.round(weights / self.total if self.roundings.normalised else weights)
-
-    @property
-    def divisor(self) -> Doubles | float:
-        """What sums of rounded weights times values are divided by."""
-        return 1.0 if self.roundings.normalised else self.total
 
 
 class ErrorSums:
@@ -576,11 +507,6 @@ class ErrorSums:
 def size_of_log(lse: Doubles, m: int) -> Doubles:
     """Bound the rounding error of a log normaliser of m keys, in units, without that of its sum."""
     return np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
-
-
-def _tile_keys(rows: int) -> int:
-    """Return the keys of a tile."""
-    return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
 
 
 def _list_runs(of: TileShares, keys: int) -> Iterator[slice]:

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
-from ..rounding.head import TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
+from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
-from ..rounding.softmax import CACHED_PAIRS
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
