@@ -1,4 +1,4 @@
-r"""The law and the bound of the rounding errors of the gradients of softmax attention.
+r"""Predict the rounding errors of the gradients of softmax attention, and bound them.
 
 With the weights :math:`p_{ij}` and the derivative :math:`g` with respect to the output,
 

@@ -1,4 +1,4 @@
-r"""The law and the bound of the rounding errors of attention that is linear in features.
+r"""Predict the rounding errors of attention that is linear in features, and bound them.
 
 .. math:: \mathrm{out}_i = \frac{\sum_s \phi_{is} \, U_s}{\sum_s \phi_{is} \, Z_s}, \qquad
     U_s = \sum_j \psi_{js} \, v_j, \quad Z_s = \sum_j \psi_{js}

@@ -31,12 +31,13 @@ class NearestWeights:
         self.first = exact if to is None else attend_rows(head, i, to.round)
         self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
         self.narrow = roundings.softmax.unit > roundings.accumulate.unit
+        # Then a tile has these weights already, over the largest, and they are rounded there.
         plain = roundings.weights is not None and not roundings.normalised
         self.moved = to is not None or self.narrow  # before the weights are rounded themselves
         self.of_largest = plain and not self.moved  # rounded over the largest
         lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
         total = np.exp(lse - self.top)
-        if self.narrow:
+        if self.narrow:  # the sum is of narrow exponentials, and narrow itself
             total = np.zeros_like(total)
             for tile in scan_tiles(head, i, count_tile_keys(len(total))):
                 total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
@@ -67,7 +68,7 @@ class NearestWeights:
         if self.narrow:
             with np.errstate(divide="ignore"):
                 to = self.roundings.softmax.round
-                gap = np.log(to(np.exp(to(gap))))
+                gap = np.log(to(np.exp(to(gap))))  # the difference is rounded, then e^ of it
         return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
 
     def weights(self, tile: Tile, rounded: bool = True) -> Doubles:

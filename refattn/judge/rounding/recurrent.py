@@ -1,4 +1,4 @@
-r"""Predicted rounding errors of a state that goes through the tokens in chunks.
+r"""Predict the rounding errors of recurrences: a state goes through the tokens in chunks.
 
 A chunk writes rows y with keys z: the values with the keys and, if tokens remove, the solved rows u
 with the vectors a. For a delta rule, with a = -w k, both are one row, w (v - u). With decays in the

@@ -1,4 +1,4 @@
-"""What a backward pass has of the queries of a head before gradients are summed."""
+"""Analyse what a backward pass knows of each query (D, its normaliser) before it sums gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights and derivatives to the scores of some queries and keys, with their errors."""
+"""Compute weights and derivatives to scores of some queries and keys, with their errors."""
 
 from __future__ import annotations
 

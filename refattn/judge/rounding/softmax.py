@@ -1,4 +1,4 @@
-r"""The law and the bound of the rounding errors of softmax attention, for some queries of a head.
+r"""Predict the rounding errors of softmax attention for some queries of a head, and bound them.
 
 A kernel multiplies each weight :math:`e_{ij}` by :math:`e^{\delta_{ij}}`, with the errors of the
 score and of the exponential, and adds :math:`\eta_{ij}` where it rounds the weight to a narrow
