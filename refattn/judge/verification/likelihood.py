@@ -1,4 +1,4 @@
-r"""Which profile fits numbers best, and how surely another than the best does not.
+r"""Compare profiles by likelihood: which fits numbers best, and how surely another does not.
 
 If a kernel has profile P, the densities of its errors are those of P, :math:`p`. Those of another
 profile, :math:`p'`, are numbers that one may bet on: as :math:`E\, p'/p \le 1`, by Hölder
