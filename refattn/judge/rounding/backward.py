@@ -279,7 +279,7 @@ def _variances_of_scores(
     """Return the variances of derivatives to scores times y, with what they do to D."""
     # An error d of the log of p_j moves p_j (t_j - D) y_j, and, if D and the normaliser are sums of
     # these weights, both of them: by p_j d [(t_j - D) (y_j - mean) - moved] in all, with mean and
-    # moved the sums of p y and s y. An error of t_j moves it by p_j (y_j - mean).
+    # moved the sums of p y and s y. An error d of t_j moves it by p_j d (y_j - mean).
     about, off = (0.0, 0.0) if roundings.delta_of_out else (mean, moved)
     apart = x.t - saved.delta[i, None]
     variances = x.s_variance * y * y

@@ -295,7 +295,7 @@ def _bound_errors(
     gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
     sizes = _weigh_states(size, states.sizes)
     error = shift + gamma * (sizes + shift)
-    # Over the least that the normaliser may be, where its exact value is 1; no bound if that is 0.
+    # Divided by the smallest possible normaliser, of 1 here; there is no bound if that is 0.
     mass, off = error[:, -1:], error[:, :-1]
     least = np.where(mass < 1, 1 - mass, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):

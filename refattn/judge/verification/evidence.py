@@ -53,8 +53,8 @@ def _sum_products(x: Any, y: Any, axis: int) -> Any:
 
 def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
     """Divide the rows of a direction by their standard deviations: none outweighs the others."""
-    # sqrt(g) is that of T, if columns are independent. Any weights will do that do not depend on
-    # errors: they only make a test sharper or blunter.
+    # sqrt(g) is the standard deviation of T if columns are independent. The test is valid with any
+    # weights that do not depend on the errors.
     factor = np.where(g > 0, g, math.inf)
     np.sqrt(factor, out=factor)
     np.divide(1.0, factor, out=factor)
@@ -168,7 +168,8 @@ def symmetric_test(rows: Tally) -> Estimate:
 
 def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
     """Subtract the share of the roundings that leaves the smallest sums; return that share too."""
-    # Errors are symmetric about a share of these; that which speaks most for the kernel is taken.
+    # Errors are symmetric about an unknown share of the rounding: the share is taken that speaks
+    # most for the kernel.
     share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
     return t - share * u, share
 

@@ -292,7 +292,7 @@ def row_weights(
             equal[(number, *at)] = _mark_rows(x)
 
     for_each(lambda: mark, problem.list_in_turn(), most=heads + n)
-    # Rows may be equal by their result or by what makes them: the more count for less.
+    # Rows may be equal in their result or in what makes them: the smallest weight is safe.
     return np.asarray(np.min([_share_marks(x) for x in equal], 0))
 
 

@@ -79,7 +79,7 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
     It is the type of the output if queries hold its numbers; keys and values get it where they hold
     them, too. If the output is wide, all four must hold numbers of a narrow type.
     """
-    # Numbers that were computed in float32 have digits that a narrow type lacks, all but surely.
+    # Arrays that were computed in float32 have digits that a narrow type lacks, all but surely.
     wide = not is_narrow(own["out"])
     for name in NARROW if wide else (own["out"],):
         to = STORED[name]

@@ -336,7 +336,7 @@ class _ElementErrors(NamedTuple):
 
     def limits(self, level: float) -> Doubles:
         """Return what each error exceeds with its share of a probability at most."""
-        # 2 e^(-t^2 / 2) is the share, of level / (number of elements) each.
+        # 2 e^(-t^2 / 2) = level / (number of elements): all have the same share.
         t = math.sqrt(2 * math.log(2 * max(self.off.size, 1) / level))
         return np.minimum(self.bound, self.off + t * self.std)
 

@@ -247,7 +247,7 @@ def _test_loud_tiles(
             if not np.all(np.isfinite(rows.worst)):  # a law in a large block of rows, none in this
                 continue
             covariance = bound_covariance(problem.head(index), roundings, i, rows)
-            # That of z = e / worst: sum z^2 is a sum of squares with its eigenvalues as variances.
+            # The covariance of z = e / worst; its eigenvalues are the variances in sum z^2.
             covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
             total = means[head, tile] * size * problem.shape[2]
             log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
