@@ -1,4 +1,4 @@
-r"""The law and the bound of the rounding errors of the gradients of softmax attention.
+r"""Predict the rounding errors of the gradients of softmax attention, and bound them.
 
 With the weights :math:`p_{ij}` and the derivative :math:`g` with respect to the output,
 
@@ -107,12 +107,13 @@ class _GradientSum:
         to: Format | None,
     ) -> None:
         """Add products of x (rows, b) with y (b, columns) to a sum that is rounded first."""
-        if to is not None and self.terms:
+        if to is not None and self.terms:  # a running sum that is written after each block
             total, nearest, moved = self._since()
             self.variance += np.square(scaled_spacing(to, total, self.scale)) / 12
             self.moved += scaled_spacing(to, np.abs(total) + moved, self.scale) / 2
             self.near += round_scaled(to, nearest, self.scale) - nearest
             self.restart()
+        # Running sums matter only beside errors of scores; else all terms are one step.
         for at in blocks(0, len(y), RUN_STEPS if self.roundings.scores_matter else len(y)):
             last = self.total + x[:, at] @ y[at]
             squares = np.square(x[:, at]) @ np.square(y[at])
@@ -128,7 +129,7 @@ class _GradientSum:
         if self.cuts is not None:
             self.cuts.add(near, y)
         self.sizes += size
-        lost = np.minimum(len(y) * tiny, size)
+        lost = np.minimum(len(y) * tiny, size)  # if products below the smallest number become 0
         if flushed.any():
             lost += flushed @ sizes
         self.flushed += lost
@@ -229,6 +230,7 @@ def variance_along(
         columns = [np.pad(x, unseen).T for x in along]
         for i in blocks(0, len(head.q), BLOCK_QUERIES):
             means, moves = np.zeros((2, len(along), i.stop - i.start, 1))
+            # Twice over the keys: the means of a row, which errors are about, need all of them.
             for j in head.blocks(_SUM_TOKENS):
                 tile = scan_tile(head, i, j)
                 if tile is not None:
@@ -253,6 +255,7 @@ def variance_along(
                     else:
                         variances = _variances_of_scores(x, y, saved, roundings, i, mean, moved)
                     total[number] += float(np.sum(saved.copies[i, None] * variances))
+            # One error of a log normaliser, or of D, has a part in all terms of its query.
             common = np.square(means if of == "dv" else moves)[..., 0]
             shared = saved.lse_variance[i]
             if roundings.delta_of_out:
@@ -274,6 +277,9 @@ def _variances_of_scores(
     moved: Doubles,
 ) -> Doubles:
     """Return the variances of derivatives to scores times y, with what they do to D."""
+    # An error d of the log of p_j moves p_j (t_j - D) y_j, and, if D and the normaliser are sums of
+    # these weights, both of them: by p_j d [(t_j - D) (y_j - mean) - moved] in all, with mean and
+    # moved the sums of p y and s y. An error d of t_j moves it by p_j d (y_j - mean).
     about, off = (0.0, 0.0) if roundings.delta_of_out else (mean, moved)
     apart = x.t - saved.delta[i, None]
     variances = x.s_variance * y * y
@@ -281,7 +287,7 @@ def _variances_of_scores(
         variances += variance * np.square(apart * (factor * y - about) - off)
     products = saved.products[i, None] * x.t_variance
     variances += x.p * x.p * products * np.square(x.slope * y - about)
-    if roundings.kept:
+    if roundings.kept:  # rounded after the division: the normaliser stays, D moves by t_j
         variances += x.p_variance * np.square(apart * x.slope * y - x.t * about)
     return variances
 
@@ -304,6 +310,7 @@ def _analyse_rows(
     scale = 1.0 if of == "dv" else backs[0][0].head.scale
     columns = _count_columns(backs[0][0], of)
     copies = backs[0][1].key_copies if of == "dq" else backs[0][1].copies
+    # Equal tokens have equal errors: a sum of g of them has g times the variance of g others.
     most = float(np.max(copies, initial=1.0))
     rounded = roundings.weights if of == "dv" else roundings.d_scores
     sum_ = _GradientSum(rows.stop - rows.start, columns, roundings, scale, most, rounded)
@@ -315,7 +322,7 @@ def _analyse_rows(
         size, to = roundings.parts[of == "dq"], roundings.out
     for back, saved in backs:
         head = back.head
-        sum_.restart()
+        sum_.restart()  # a unit adds the products of one head
         if of == "dq":
             for j in head.blocks(size):
                 x = analyse_pairs(back, saved, roundings, rows, j, of)
@@ -326,6 +333,7 @@ def _analyse_rows(
                         tangents[name] += y @ head.k[j]
             mean, d = saved.mean[rows], saved.delta[rows, None]
             sum_.variance += saved.delta_variance[rows, None] * mean * mean
+            # All terms of a query have one log normaliser: its error multiplies the sum.
             common = saved.lse_variance + saved.scores_variance
             sum_.variance += common[rows, None] * sum_.total * sum_.total
             tangents["delta"] -= d * mean
@@ -349,7 +357,7 @@ def _analyse_rows(
                             tangents[name] += y.T @ head.q[i]
             if roundings.by_head and roundings.out is not None and len(backs) > 1:
                 sum_.close_head(roundings.out)
-    if of != "dv":
+    if of != "dv":  # the factor c before the sum, beside the scores
         tangents["scale"] += sum_.total
     return _close_sum(sum_, tangents)
 
@@ -358,6 +366,7 @@ def _odds_without_sink(back: BackwardHead, saved: Saved, i: slice) -> Doubles:
     """Return what weights gain, over themselves, if the sink has no part in their sum."""
     if back.head.sink is None:
         return np.zeros((i.stop - i.start, 1))
+    # 1 / (1 - p) - 1 for the sink's weight p = e^(sink - lse).
     odds = 1 / np.expm1(saved.lse[i, None] - back.head.sink)
     return np.where(np.isfinite(odds), odds, 0.0)
 
@@ -424,6 +433,8 @@ def _add_to_keys(
     sum_: _GradientSum, x: PairErrors, back: BackwardHead, saved: Saved, i: slice, to: Format | None
 ) -> None:
     q, roundings = back.head.q[i], sum_.roundings
+    # All keys of a query share its normaliser and D, so rows of dk are not independent; here is the
+    # variance of each. `variance_along` has those of sums over rows.
     apart = x.t - saved.delta[i, None]
     common, times = (saved.scores_variance + saved.lse_variance)[i, None], saved.products[i, None]
     products, shared = times * x.t_variance, times * saved.shared_variance[i, None]
@@ -432,6 +443,7 @@ def _add_to_keys(
     variances += products
     variances += saved.delta_variance[i, None] + shared
     if not roundings.delta_of_out:
+        # D is a sum of these weights and products, too: their own part in it cancels in part.
         variances += saved.moved_variance[i, None] - 2 * x.p * products
     for _ in range(2):
         variances *= x.p
@@ -466,7 +478,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     variance = sum_.variance
     if roundings.scores_matter:
         variance = variance + (RMS * unit) ** 2 * (sum_.running + sum_.total * sum_.total)
-    else:
+    else:  # a trifle: each running sum taken as large as the last
         variance = variance + (RMS * unit * sum_.total) ** 2 * max(sum_.terms, 1) * sum_.copies
     total, near = scale * sum_.total, scale * sum_.near
     rest = scale * np.where(np.isfinite(sum_.known), sum_.known, 0.0)
@@ -474,6 +486,8 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     if sum_.cuts is not None:
         shift, variance = scale * sum_.cuts.shift, variance + sum_.cuts.variance
     variance = scale * scale * np.maximum(variance, 0.0)
+    # Spacings by head are known, and need no WORST. Sums of heads are rounded by some kernels only:
+    # no part of the standard deviation, but of what tests must allow.
     worst = WORST**2 * variance + scale * scale * (sum_.rounded + sum_.again)
     variance += scale * scale * sum_.rounded
     gamma = sum_error(roundings, sum_.terms, 2) + 2 * unit + cut_error(roundings.unit, sum_.terms)
@@ -487,6 +501,8 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
         + np.abs(shift)
         + np.abs(rest)
     )
+    # As for the output: where roundings to nearest add up to so much they are tied, and there is no
+    # standard deviation.
     loose = ~(np.abs(near - total - rest) <= _SURE_OF_GRADIENTS * np.sqrt(variance))
     near = near + shift
     spacing = np.zeros_like(total)
@@ -497,6 +513,7 @@ def _close_sum(sum_: _GradientSum, tangents: dict[str, Doubles]) -> RowErrors:
     loose |= np.isinf(bound) | ~np.isfinite(near)
     near = np.where(loose, total + shift, near)
     std, least = (np.where(~loose & (x > 0), np.sqrt(x), math.inf) for x in (variance, worst))
+    # What `variance_along` does not have: errors in one element only.
     apart = (RMS * unit * scale) ** 2 * (sum_.running + sum_.total * sum_.total) + spacing**2 / 12
     apart += scale * scale * (sum_.rounded + sum_.again)
     # What the exponentials and the constants have in common.

@@ -1,4 +1,4 @@
-"""Floating-point formats: what a number is rounded to, and how far it may move."""
+"""Floating-point formats: round numbers to them, and tell how far that moves a number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...arrays.library import Doubles, array_namespace, to_host
 from ...arrays.words import name_element
 
 _NUMPY_DTYPES = ("float16", "float32", "float64")
-_EXPONENT = np.int64(0x7FF << 52)
+_EXPONENT = np.int64(0x7FF << 52)  # bits of a float64: without the others it is a power of two
 
 
 def leading_power(x: Any) -> Doubles:
@@ -75,7 +75,8 @@ class Format(NamedTuple):
             return np.asarray(x, np.float64)
         x = np.asarray(x, np.float64)
         most = self.largest / 2
-        if np.max(x, initial=0.0) < most and np.min(x, initial=0.0) > -most:  # the usual case
+        if np.max(x, initial=0.0) < most and np.min(x, initial=0.0) > -most:
+            # The usual case, and the fast one: nothing rounds to infinity, and nothing is NaN.
             step = self.spacing(x)
             near = np.asarray(x / step)
             self.to_integers(near, out=near)
@@ -95,15 +96,17 @@ class Format(NamedTuple):
 FORMATS: Mapping[str, Format] = {
     "float64": Format(53, -1022, float(np.finfo(np.float64).max)),
     "float32": Format(24, -126, float(np.finfo(np.float32).max)),
+    # Digits of float16 and the range of float32.
     "tfloat32": Format(11, -126, (2 - 2.0**-10) * 2.0**127),
     "tfloat32-truncated": Format(11, -126, (2 - 2.0**-10) * 2.0**127, True),
     "float16": Format(11, -14, 65504.0),
     "bfloat16": Format(8, -126, (2 - 2.0**-7) * 2.0**127),
-    "float8_e4m3fn": Format(4, -6, 448.0),
+    "float8_e4m3fn": Format(4, -6, 448.0),  # it has no infinities, and in place of 480 NaN
     "float8_e5m2": Format(3, -14, 57344.0),
 }
 
-# Beside these, what arrays may be stored in: integers of 8 bits, as numbers a distance of 1 apart.
+# Beside these, what arrays may be stored in: integers of 8 bits, as numbers a distance of 1 apart:
+# below 2^7 all are subnormal.
 STORED: Mapping[str, Format] = {**FORMATS, "int8": Format(8, 7, 128.0)}
 
 
@@ -114,6 +117,7 @@ def widen(name: str, x: Any) -> Doubles:
         xp = array_namespace(x)
         if getattr(x, "is_meta", False):  # of torch
             raise ValueError(f"`{name}` must hold numbers, got a tensor on the meta device.")
+        # NumPy has no bfloat16 and no types of 8 bits; float32 holds all of their numbers.
         x = to_host(x if dtype in _NUMPY_DTYPES else xp.astype(x, xp.float32), None)
     return np.asarray(x, np.float64)
 

@@ -1,4 +1,4 @@
-r"""Matrix units that cut sums: what they take from a sum of products, and the units by name.
+r"""Predict what matrix units that cut sums take from a sum of products; the units by name.
 
 A unit adds a group of exact products to an accumulator C: it aligns all of them to the largest,
 cuts each towards zero so many binary digits below the leading one of that, adds without a rounding,

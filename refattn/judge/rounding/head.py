@@ -1,4 +1,4 @@
-"""Softmax attention of some queries of a head, exact: scores in tiles of keys, and results."""
+"""The reference: exact softmax attention of some queries of a head, by tiles of scores."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ...engine.attend import Sums, combine, finite, normalise, sum_values
 from ...engine.scores import Band, Options
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
+CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
 
 
 class SoftmaxHead(NamedTuple):
@@ -58,7 +59,7 @@ class SoftmaxHead(NamedTuple):
     def visible(self, i: slice, j: slice) -> npt.NDArray[np.bool_] | None:
         """Return which keys the queries see; None for all."""
         if self.is_sink(j):
-            return None
+            return None  # all do, whatever the mask and the window
         mask = None if self.mask is None else np.asarray(self.mask[i, j])
         band = Band.of(self.keys - self.q.shape[0], self.causal, self.window)
         seen: npt.NDArray[np.bool_] | None = band.visible(i, j, None, np, mask)
@@ -87,6 +88,11 @@ class Tile(NamedTuple):
     scores: Doubles
     slope: Doubles | float  # of the cap
     is_sink: bool = False
+
+
+def count_tile_keys(rows: int) -> int:
+    """Return the keys of a tile for so many queries: few enough that its arrays stay in cache."""
+    return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
 
 
 def scan_tiles(head: SoftmaxHead, i: slice, size: int = TILE_KEYS) -> Iterator[Tile]:
@@ -128,6 +134,7 @@ def score_tile(
     ratio: Doubles | float = 0.0
     slope: Doubles | float = 1.0
     if head.softcap is not None:
+        # A kernel that rounds its tanh has the slope of the rounded one.
         x = to(logits / head.softcap)
         ratio = to(np.tanh(x))
         capped, slope = to(head.softcap * ratio), _slope(x) if to is same else 1 - ratio * ratio
@@ -137,7 +144,7 @@ def score_tile(
 
 def _slope(x: Doubles) -> Doubles:
     """Return 1 - tanh(x)^2, also where that cancels."""
-    e = np.exp(-2 * np.abs(x))
+    e = np.exp(-2 * np.abs(x))  # which is small, where tanh is nearly 1
     return np.asarray(4 * e / np.square(1 + e))
 
 
@@ -167,6 +174,7 @@ def attend_rows(
         seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
         largest = np.max(seen, -1, keepdims=True)
         top = np.maximum(top, largest[:, 0])
+        # Only the scores are rounded by `to`: the softmax of these is exact.
         base = largest + math.log(2 * m)  # so that sums of the largest finite values are finite
         weights = np.subtract(seen, finite(base, np))
         np.exp(flush_small(weights, np), out=weights)
@@ -185,6 +193,7 @@ def exact_rows(head: SoftmaxHead, i: slice) -> Doubles:
 def certify_rows(head: SoftmaxHead, i: slice) -> Bounded:
     """Compute the exact result for the queries i in pairs, with a proven bound of its error."""
     keys = slice(0, head.keys)
+    # What is the same for all queries has one row, or no axis for them.
     bias, mask = (None if x is None else np.atleast_2d(x) for x in (head.bias, head.mask))
     bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
     shift = head.keys - len(head.q) + i.start  # of these queries

@@ -1,4 +1,4 @@
-"""Problems of layers that are recurrences: their gates in general terms."""
+"""Pose the problems of recurrent layers: read their gates, and write them in general terms."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def pose_recurrence(
         return Problem(lead, (n, n, d_v), read, *rest, kind="recurrent", record=record)
 
     problem = pose(grouped_lead(*arrays), numbers)
+    # Nothing reads the last state, and it has the heads of the keys: keys stand in for queries.
     of_state = pose(state.shape[:-2], numbers | {"q": arrays[1]})
     found = {"out": problem, "state": of_state._replace(of="state", shape=(d, n, d_v))}
+    # What `PULLED` has as recurrences. A gradient of an array that heads share would be a sum.
     simple = "a" not in numbers and g.shape[-1] == 1
     for name, x in zip(PULLED, (q, k, v), strict=True) if d_out is not None else ():
         if (simple or name == "dv") and x.shape[:-2] == problem.lead:
@@ -61,6 +63,7 @@ def read_tokens(
     cotangents = {} if d_out is None else {"d_out": widen("d_out", d_out)}
     for name, x in ({"q": q, "k": k, "v": v} | given | cotangents).items():
         for y in x if isinstance(x, tuple) else (x,):
+            # A log decay of -inf forgets the state.
             if not np.all(np.isfinite(y) | (name == "log_decay") & np.isneginf(y)):
                 raise ValueError(f"`{name}` must be finite, got NaN or inf.")
     options = _general(q, k, v, given) | {"scale": scale}
@@ -79,9 +82,11 @@ def _widen(name: str, x: Any) -> Any:
 
 def _general(q: Doubles, k: Doubles, v: Doubles, gates: Mapping[str, Any]) -> dict[str, Any]:
     """Write the gates of a layer as those of `recurrent_attention`."""
+    # All layers are S_t = (Diag(e^g_t) + a_t b_t^T) S_(t-1) + w_t k_t v_t^T: their gates become g,
+    # (a, b) and w.
     rest = {name: x for name, x in gates.items() if name not in ("beta", "decay")}
     if "decay" in gates:
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore"):  # of a decay of 0
             rest["log_decay"] = tokens.log_decay_of_heads(q, k, v, gates["decay"])
     if "beta" in gates:
         rest = tokens.delta_gates(q, k, v, gates["beta"]) | rest

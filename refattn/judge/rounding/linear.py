@@ -1,4 +1,4 @@
-r"""The law and the bound of the rounding errors of attention that is linear in features.
+r"""Predict the rounding errors of attention that is linear in features, and bound them.
 
 .. math:: \mathrm{out}_i = \frac{\sum_s \phi_{is} \, U_s}{\sum_s \phi_{is} \, Z_s}, \qquad
     U_s = \sum_j \psi_{js} \, v_j, \quad Z_s = \sum_j \psi_{js}
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from .formats import Format
-from .roundings import RMS, SURE, WORST, Roundings, RowErrors, walk
+from .roundings import BIAS, RMS, SURE, WORST, Roundings, RowErrors, walk
 
 _STATE_NUMBERS = 2**21  # numbers of the sums over the keys of some queries
 
@@ -72,6 +72,8 @@ def random_feature_head(
     of_keys = of_keys - squares + log_weight
     if visible is not None:
         of_keys = np.where(visible[:, None], of_keys, -math.inf)
+    # A factor of a frequency cancels between its features of queries and keys, as one of a query
+    # does: with the largest key taken out here, and put in there, neither overflows.
     top = np.max(of_keys, axis=0, initial=-math.inf)
     top = np.where(np.isfinite(top), top, 0.0)
     gaps = of_queries + top
@@ -99,13 +101,16 @@ def _exponent_errors(
     exponents = np.where(np.isfinite(exponents), exponents, 0.0)
     terms = np.square(x) @ np.square(omega).T
     sums = walk(0.0, x @ omega.T, terms, d, roundings.lanes) + terms
+    # |k|^2 / 2 is a running sum of d terms of one sign: sum (t / d)^2 is about d / 3.
     sums = sums + np.square(squares) * (d / 3 + 2) + 2 * np.square(exponents)
     variance = (RMS * unit) ** 2 * sums + (RMS * half) ** 2 * (np.square(exponents) + 1)
+    # Sizes of products sum up to |x| |omega| at most: Cauchy and Schwarz.
     norms = np.sqrt(np.sum(x * x, -1))[:, None] * np.sqrt(np.sum(omega * omega, -1))
     most = (d + 4) * unit * (norms + squares) + (half + unit) * (4 * np.abs(exponents) + 4)
     most = most + roundings.exp * unit
     if roundings.scores is not None:
         variance = variance + np.square(RMS * roundings.scores.unit * exponents)
+        # 1.01, as what is rounded has errors already.
         most = most + 1.01 * roundings.scores.unit * np.abs(exponents)
     return variance, most
 
@@ -116,6 +121,7 @@ def _round_features(
     """Round features of which a multiple is stored."""
     if to is None:
         return FeatureErrors(value, value, variance, most)
+    # Digits are those of the multiple that is stored; a number that the type holds has no error.
     size = np.where(stored == 0, 1.0, np.abs(stored))
     nearest = to.round(stored)
     step = np.where(nearest == stored, 0.0, to.spacing(stored) / size)
@@ -194,6 +200,7 @@ def analyse_linear(head: LinearHead, roundings: Roundings, i: slice) -> RowError
             np.cumsum(x[:, :, None] * y[:, None, :], axis=0)
             for x, y in _list_columns(head.keys.rows(more), head.v[more])
         ]
+        # Each query of the block has states of its own: those before, and the keys since.
         seen = np.clip(np.arange(block.start, block.stop) + 1 + m - n, 0, m) - first
         seen_sums = []
         for start, rest in zip(known, fresh, strict=True):
@@ -230,12 +237,14 @@ def _analyse_rows(
         second, first, zeroth = np.split(x, [d_v, 2 * d_v], -1)
         return np.asarray(np.maximum(second - 2 * out * first + out * out * zeroth, 0.0))
 
+    # An error of a query's feature multiplies the whole state: squares about its own mean value.
     total, count = states.total[..., :-1], states.total[..., -1:]
     states_squared = np.concatenate([total * total, total * count, count * count], -1)
     benford = about(_weigh_states(square * queries.variance, states_squared))
     benford += about(_weigh_states(square, states.noise))
     features = value.shape[-1]
     run = max(1, min(m, roundings.run))
+    # Running sums over the keys of a run, sums of runs, and the sum over features.
     walked = _weigh_states(
         square,
         walk(0.0, total, states.squares, run, roundings.lanes) + total * total * max(1, m / run),
@@ -248,6 +257,7 @@ def _analyse_rows(
     bound = _bound_errors(queries, states, phi, out, roundings, m)
     nearest = _weigh_states(queries.nearest, states.nearest)
     near = nearest[:, :-1] / np.where(nearest[:, -1:] == 0, 1.0, nearest[:, -1:])
+    # Known spacings and RMS units were added up: WORST for all of them is on the safe side.
     std, worst = np.sqrt(benford), WORST * np.sqrt(benford)
     loose = np.abs(near - out) > SURE * std
     spacing = np.zeros_like(out)
@@ -260,7 +270,7 @@ def _analyse_rows(
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
     none = np.zeros(out.shape[0])
     slack = (
-        (roundings.exp / 16 + 4)
+        (roundings.exp * BIAS + 4)
         * unit
         * (_weigh_states(np.abs(phi), states.sizes)[:, :-1] + np.abs(out))
     )
@@ -285,6 +295,7 @@ def _bound_errors(
     gamma = gamma / (1 - gamma) if gamma < 1 else math.inf
     sizes = _weigh_states(size, states.sizes)
     error = shift + gamma * (sizes + shift)
+    # Divided by the smallest possible normaliser, of 1 here; there is no bound if that is 0.
     mass, off = error[:, -1:], error[:, :-1]
     least = np.where(mass < 1, 1 - mass, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):

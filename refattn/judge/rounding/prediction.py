@@ -1,4 +1,4 @@
-"""What a correct kernel gives in another precision, and how far it may be off."""
+"""`predict`: what a correct kernel gives in another precision, and how far it may be off."""
 
 from __future__ import annotations
 
@@ -166,6 +166,7 @@ def predict(
     chosen = profile_of(profile)
     checks.choice("dtype", dtype, FORMATS)
     check_holds(problem, dict.fromkeys("qkv", dtype))
+    # Allocated once: heads are analysed in blocks, in any order, and write their own rows.
     n, _, d_v = problem.shape
     out, std, bound = (np.empty((*problem.lead, n, d_v)) for _ in range(3))
     lse = np.empty((*problem.lead, n))

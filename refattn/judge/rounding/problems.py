@@ -1,4 +1,4 @@
-"""Problems that kernels are given: arrays, conventions, and what the results may be."""
+"""A `Problem`: arrays and conventions of an attention call by head, its exact result and errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Problem(NamedTuple):
     window: tuple[int | None, int | None]
     softcap: float | None
     feature_map: Callable[[Any], Any] | None = None
-    kind: str = "scores"
+    kind: str = "scores"  # what weights are made of, or "frequencies", "map" or "recurrent"
     gradient: Gradient | None = None
     has_sinks: bool = False
     key_heads: int | None = None  # heads of keys where query heads share these in groups
@@ -113,7 +113,7 @@ class Problem(NamedTuple):
     def rows_apart(self, roundings: Roundings) -> bool:
         """Tell whether no rounding that matters has a part in two rows of the result."""
         if self.gradient is None or self.gradient.of == "dq":
-            return self.kind in ("scores", "recurrent")
+            return self.kind in ("scores", "recurrent")  # features of keys are in all rows
         return roundings.delta_of_out and not roundings.scores_matter and self.gradient.has_out
 
     def analyse(
@@ -205,7 +205,7 @@ class Problem(NamedTuple):
         """Take some rows, and of gradients in queries save no others if they are few."""
         found = self._replace(blocks=tuple(rows))
         count = sum(i.stop - i.start for _, i in rows)
-        many = 4 * count > math.prod(self.lead) * self.shape[0]
+        many = 4 * count > math.prod(self.lead) * self.shape[0]  # then all are saved, once
         if self.gradient is None or self.gradient.of != "dq" or many:
             return found
         part = self.gradient.problem(self.lead, self.gradient.looking(rows))
@@ -307,7 +307,7 @@ def _scaled_to(
         largest = max((float(np.max(np.abs(x), initial=0.0)) for x in arrays), default=0.0)
         scale = to.largest / largest if largest else 1.0
         return lambda x: to.round(x * scale) / scale
-    by, single = float(np.float32(factor)), FORMATS["float32"].round
+    by, single = float(np.float32(factor)), FORMATS["float32"].round  # as kernels multiply
     return to.round if factor in (0.0, 1.0) else lambda x: to.round(single(x * by)) / factor
 
 
@@ -347,7 +347,7 @@ class Gradient(NamedTuple):
 
         guard, locks = Lock(), defaultdict[Any, Lock](Lock)  # others wait: they need the same
 
-        @lru_cache(maxsize=_EXACT_HEADS)  # one after another, for all kernels
+        @lru_cache(maxsize=_EXACT_HEADS)  # one after another, for all profiles
         def read(index: Index) -> tuple[BackwardHead, dict[Any, Any]]:
             return self.back(index), {}
 
@@ -583,7 +583,7 @@ def sweep(
 
     def work(item: tuple[int, tuple[Index, slice]]) -> None:
         place, (index, i) = item
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # small weights underflow, and bounds are infinite
             known = exact.get((index, i.start, i.stop))  # or None
             rest = use(index, i, problem.analyse(index, roundings, i, changes, known))
             sums.add(place, rest or (lambda: None))

@@ -1,4 +1,4 @@
-r"""How kernels round: types of their intermediate results."""
+r"""`Profile`, a list of what a kernel rounds and to which types, and the profiles by name."""
 
 from __future__ import annotations
 

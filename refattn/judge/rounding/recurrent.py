@@ -1,4 +1,4 @@
-r"""Predicted rounding errors of a state that goes through the tokens in chunks.
+r"""Predict the rounding errors of recurrences: a state goes through the tokens in chunks.
 
 A chunk writes rows y with keys z: the values with the keys and, if tokens remove, the solved rows u
 with the vectors a. For a delta rule, with a = -w k, both are one row, w (v - u). With decays in the
@@ -38,7 +38,7 @@ from ...engine.recurrent import (
     recur,
     weights,
 )
-from .roundings import RMS, WORST, Roundings, RowErrors, round_bound, walk
+from .roundings import BIAS, RMS, WORST, Roundings, RowErrors, round_bound, walk
 from .states import PULLED, ReadHead, is_delta, steps_of
 
 _ERASED = 1e-6  # share of what rows read of a state at which decays have erased it
@@ -77,6 +77,7 @@ def _analyse_head(
     """Say what a kernel that rounds like this may give for a head: its output or last state."""
     x = PULLED.get(of, dict)(read(index))
     (n, d), before = x["k"].shape, bool(x.get("before"))
+    # Chunks of the engine have a power of 2 of tokens; a short sequence is one chunk.
     size = 1 << (min(roundings.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
     tokens, rates = steps.cut(size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
@@ -92,7 +93,7 @@ def _analyse_head(
     variance = passing.variance()[some]
     terms = np.concatenate([*terms, np.square(last)])[some]
     found = _write_rows(out[some], variance, terms, roundings, n * (d + 6) + d)
-    if roundings.accumulate.digits > _BY_ITSELF:
+    if roundings.accumulate.digits > _BY_ITSELF:  # float64 is no reference for itself
         wide = steps.map(np.longdouble), np.longdouble(state)
         exact = recur(*wide, before, np)[of == "state"]
         found = found._replace(rest=np.asarray(exact - out[some], np.float64))
@@ -120,6 +121,7 @@ class Passing(NamedTuple):
         (count, c, d_v), d = self.own.shape, self.step.shape[-1]
         here = np.square(self.pairs) @ self.rows + np.square(self.reads) @ self.before
         found = np.concatenate([*(here + self.own + self.common), np.zeros((d, d_v))])
+        # From the last chunk to the first: `later` is what later rows read of the state after it.
         later, most = np.eye(d), float(np.max(np.abs(self.reads), initial=1.0))
         for t in reversed(range(count)):
             far = found[(t + 1) * c :][: len(later)]
@@ -135,6 +137,8 @@ class Passing(NamedTuple):
         """Multiply rows by their covariances, means over columns: through errors back and forth."""
         (count, c, _), back, sources = self.own.shape, x[len(x) - self.step.shape[-1] :], []
         rows, after, before, own, common = (np.mean(y, -1) for y in self[5:])
+        # C x = sum over errors s of (dO/ds) Var(s) (dO/ds)^T x: first all (dO/ds)^T x, backwards,
+        # then all products with dO/ds, forwards. The covariance itself is never formed.
         root, tokens = np.sqrt(common), x[: count * c].reshape(count, c)
         for t in reversed(range(count)):
             read = tokens[t] @ self.reads[t]
@@ -142,6 +146,7 @@ class Passing(NamedTuple):
             sources.append((of_rows, before[t] * (read + back @ self.turn[t]), after[t] * back))
             back = read + back @ self.step[t]
         found, state = own * tokens, np.zeros_like(back)
+        # Tokens of a chunk share errors of its sums of log decays: correlated as much as can be.
         found += root * np.sum(root * tokens, -1, keepdims=True)
         for t, (of_rows, of_state, added) in enumerate(reversed(sources)):
             found[t] += self.reads[t] @ (state + of_state) + self.pairs[t] @ of_rows
@@ -163,13 +168,15 @@ def _write_rows(
     std, worst = (np.where(std > 0, y, math.inf) for y in (std, worst))
     lost = ~(np.isfinite(terms) & (terms > _SMALLEST)) & (out != 0)  # as are squares of errors
     std, worst, bound = (np.where(lost, math.inf, x) for x in (std, worst, bound))
-    slack = (roundings.exp / 16 + 4) * roundings.accumulate.unit * np.sqrt(terms)
+    slack = (roundings.exp * BIAS + 4) * roundings.accumulate.unit * np.sqrt(terms)
     none = np.zeros(len(out))
     return RowErrors(out, none, none, near, std, worst, bound, none, none, none, spacing, slack, {})
 
 
 def _depend(passing: Passing, some: slice, variance: Doubles, own: Doubles) -> float:
     """Find the largest eigenvalue of the correlations of some rows by power iteration."""
+    # Of correlations, whose diagonal is 1: the largest eigenvalue is between 1 and the number of
+    # rows. The iteration finds it from below, so more is taken than it finds.
     share = (variance > 0) / np.sqrt(np.maximum(variance + own, 1e-300))
     x, most = np.random.default_rng(0).standard_normal(share.shape), 1.0
     whole = np.zeros(passing.own[..., 0].size + passing.step.shape[-1])
@@ -227,6 +234,8 @@ class _Sums:
         _, k, v, _, a, b = x
         if a is None or b is None:
             return [(k, v, self.round(v))]
+        # Rows u solve (I - L) u = b S + (b . k) v. Errors of L, of the right side and of the sums
+        # are multiplied by the inverse.
         stepwise, reader = self.roundings.scores is not None, b * self.decays.until
         (lower, of_a), (of_values, of_k) = (self.read(b, z, True, stepwise) for z in (a, k))
         c, inverted, right = lower.shape[-1], inverse(lower, np), reader @ states + of_values @ v
@@ -237,6 +246,7 @@ class _Sums:
         off += self.sums * walk(0.0, solved - right, terms, c, self.roundings.lanes)
         found = np.square(inverted) @ off
         found += self.narrow * np.square(inverted @ reader) @ np.square(states)
+        # With a = -w k one row w (v - u) takes away and writes; else there are two, with two keys.
         if rates is None:
             return [(k, v, self.round(v)), (a, solved, found + self.round(solved))]
         found, rows = found * rates * rates, v - rates * solved

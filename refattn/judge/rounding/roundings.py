@@ -1,4 +1,4 @@
-"""What a kernel rounds, in formats, and what that makes of sums and of rows.
+"""Records of what is rounded and of the errors of rows, and the size of rounded sums.
 
 A rounding to nearest moves a number by at most half of the distance of its neighbours h, and by
 h / sqrt(12) in root mean square where nothing ties it to h. Where a number is not known that well,
@@ -19,8 +19,11 @@ from .formats import FORMATS, Format
 from .hardware import Unit
 
 # Mean square of (h / sqrt(12)) / (u x) = 2^(1 - f) / sqrt(12) for x = 2^f, f uniform on [0, 1].
+# f is uniform if leading digits follow the law of Benford.
 RMS = math.sqrt(1 / (8 * math.log(2)))
-WORST = 1 / math.sqrt(3) / RMS  # for the least favourable digits
+# For the least favourable digits, x = 1: there h is widest for the size of x, 2 u / sqrt(12). The
+# digits of given arrays are not random, so tests, which must hold for all digits, take this one.
+WORST = 1 / math.sqrt(3) / RMS
 BIAS = 1 / 16  # of the largest error of an exponential, that its errors have in common
 _TRIFLE = 2.0**10  # what is so much smaller need not be known to be exact
 SURE = 5.0  # standard deviations beyond which roundings are tied to each other
@@ -142,7 +145,7 @@ def round_bound(to: Format | None, out: Doubles, bound: Doubles) -> Doubles:
     """Add the rounding of the result to a bound."""
     if to is None:
         return bound
-    bound = bound + to.spacing(np.abs(out) + bound) / 2
+    bound = bound + to.spacing(np.abs(out) + bound) / 2  # of what is rounded: it has an error
     return np.where(np.abs(out) + bound > to.largest, math.inf, bound)
 
 
@@ -151,7 +154,7 @@ def expect_loss(to: Format, x: Doubles) -> Doubles:
 
     A weight that is nearly 1 is 1, and loses nothing, or nearly a whole spacing.
     """
-    known = x - to.round(FORMATS["float32"].round(x))
+    known = x - to.round(FORMATS["float32"].round(x))  # kernels have weights in float32 first
     return np.where(np.abs(x) > 0.5, known, np.sign(x) * to.spacing(x) / 2)
 
 
@@ -167,6 +170,8 @@ def walk(first: Any, last: Any, squares: Any, steps: int, lanes: int) -> Any:
     bridge, :math:`E S_t^2 = (a + t (b - a) / n)^2 + t (n - t) / (n (n - 1)) (Q - (b - a)^2 / n)`.
     With lanes, each holds a share.
     """
+    # Errors of roundings grow with the running sums S_t, so variances with their squares. Over t,
+    # sum (t / n)^2 = (n + 1)(2n + 1) / 6n, and sum t (n - t) / n (n - 1) = (n + 1) / 6.
     return _walk_line(first, last, steps, lanes) + squares * ((steps + 1) / (6 * lanes))
 
 
@@ -205,8 +210,10 @@ def sum_running_products(
 
 def sum_error(roundings: Roundings, terms: float, more: float) -> float:
     """Bound the relative error of a sum of so many terms, with so many roundings more."""
+    # Roundings that a term goes through one after another: in its lane, over lanes, and over runs.
     steps = (
         min(terms, roundings.run) / roundings.lanes + roundings.lanes + terms / roundings.run + more
     )
+    # Higham's gamma: (1 + u)^n - 1 <= n u / (1 - n u), with all higher orders.
     bound = steps * roundings.accumulate.unit
     return bound / (1 - bound) if bound < 1 else math.inf

@@ -1,4 +1,4 @@
-"""What a backward pass has of the queries of a head before gradients are summed."""
+"""Analyse what a backward pass knows of each query (D, its normaliser) before it sums gradients."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from .hardware import cut_error
 from .head import ScoredRows, SoftmaxHead, Tile, attend_rows, scan_tiles
+from .nearest import NearestWeights
 from .roundings import RMS, Roundings, round_bound, sum_error, sum_running_products
 from .shares import OFF, TileShares, find_log_errors, narrow_head
-from .softmax import ErrorSums, NearestWeights, analyse_softmax, begin_bound, size_of_log
+from .softmax import ErrorSums, analyse_softmax, begin_bound, size_of_log
 
 BLOCK_QUERIES = 256  # of a block
 _SMALL = 2.0**-10  # logs whose exponentials are a sum of few powers
@@ -102,6 +103,7 @@ def share_tile(tile: Tile, lse: Doubles) -> tuple[Doubles, Doubles]:
 
 def take_gaps(tile: Tile, roundings: Roundings, lse: Doubles, top: Doubles) -> Doubles:
     """Subtract the log normaliser, or the largest score: the arguments of the exponentials."""
+    # If D is of the output, a backward pass has only log normalisers of the forward pass.
     least = (lse if roundings.delta_of_out else top)[:, None]
     gaps = tile.scores - least
     np.minimum(gaps, 0.0, out=gaps)
@@ -121,6 +123,7 @@ def multiply_values(
     d_v = v.shape[-1]
     rows, columns = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (g, v))
     sizes = rows[:, None] * columns
+    # Sizes of products sum up to |g| |v| at most: Cauchy and Schwarz.
     bound = (sum_error(roundings, d_v, 2) + cut_error(roundings.score_unit, d_v)) * sizes
     # Of a difference of nearly equal numbers all the rest is these.
     steps = RUN_STEPS if roundings.scores_matter else max(d_v, 1)
@@ -147,7 +150,7 @@ def save_queries(
 ) -> Saved:
     """Analyse all pairs of a head once, or only the blocks with some queries.
 
-    What is the same for all kernels is taken from what is known, or added.
+    What is the same for all roundings is taken from what is known, or added.
     """
     head, n = back.head, back.head.q.shape[0]
     known = {} if known is None else known
@@ -173,16 +176,16 @@ def save_queries(
         )
         logit, moved_logit, sizes = np.zeros((3, i.stop - i.start))
         reads = roundings.delta_of_out and back.out is not None and not roundings.unrounded
-        law = begin_bound(head, roundings, i, exact) if reads else None
+        sums = begin_bound(head, roundings, i, exact) if reads else None
         for tile in scan_tiles(head, i, BLOCK_QUERIES):
             j = tile.keys
             p, logs = share_tile(tile, exact.lse)
             finite = take_gaps(tile, roundings, exact.lse, exact.top)
             mean[i] += multiply_slope(p, tile.slope) @ head.k[j]
             relative, epsilon = find_log_errors(head, single, roundings, tile, i, finite)
-            if law is not None:
+            if sums is not None:
                 shares = TileShares.of_shares(tile, p, finite)
-                law.add_shares(roundings, head.v[j], shares, _since_top(roundings, epsilon, exact))
+                sums.add_shares(roundings, head.v[j], shares, _since_top(roundings, epsilon, exact))
             noise = p * p * relative
             most = move_weights(p, logs, epsilon)
             spread += np.sum(most, -1)
@@ -213,10 +216,11 @@ def save_queries(
                 bound += np.sum((p + most + width) * t_bound + (most + width) * np.abs(t), -1)
                 sizes += np.sum(p * np.abs(t), -1)
         if roundings.delta_of_out:
-            near, variance, bound = _take_delta_from_output(back, roundings, i, exact, law)
+            near, variance, bound = _take_delta_from_output(back, roundings, i, exact, sums)
         unit, gamma = roundings.accumulate.unit, sum_error(roundings, len(head.k), 2)
         size = size_of_log(exact.lse, len(head.k))
         lse_bound = np.log1p(spread) + (gamma + 4 * unit * size)
+        # Weights are e^(s - lse), and lse is rounded; or are divided by a sum: two roundings.
         of_log = unit * size if roundings.delta_of_out else max(2 * unit, roundings.softmax.unit)
         if not roundings.delta_of_out:  # of its sum, and of the normaliser, which moves all weights
             for factor in (gamma, np.expm1(lse_bound)):
@@ -285,7 +289,7 @@ def _since_top(roundings: Roundings, epsilon: Doubles, exact: ScoredRows) -> Dou
 
 
 def _take_delta_from_output(
-    back: BackwardHead, roundings: Roundings, i: slice, exact: ScoredRows, law: ErrorSums | None
+    back: BackwardHead, roundings: Roundings, i: slice, exact: ScoredRows, sums: ErrorSums | None
 ) -> tuple[Doubles, Doubles, Doubles]:
     """Take D from an output: as roundings to nearest make it, variance and bound of the rest."""
     g, head = back.derivative_of_delta(roundings)[i], back.head
@@ -300,12 +304,12 @@ def _take_delta_from_output(
     else:
         out = back.out[i]
         near, variance = np.sum(g * out, -1), np.zeros(len(g))
-        if law is None:
+        if sums is None:
             found = analyse_softmax(head, roundings, i)
             true, most = found.out, found.bound
         else:
             true = exact.out
-            most = round_bound(roundings.out, true, law.bound(head, roundings, true))
+            most = round_bound(roundings.out, true, sums.bound(head, roundings, true))
         bound = np.abs(np.sum(g * (out - true), -1))
         bound += np.sum(np.abs(g) * most, -1)  # where another was read, not yet rounded
     sizes = np.sum(np.abs(g * out), -1)

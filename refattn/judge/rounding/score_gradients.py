@@ -1,4 +1,4 @@
-"""Weights and derivatives to the scores of some queries and keys, with their errors."""
+"""Compute weights and derivatives to scores of some queries and keys, with their errors."""
 
 from __future__ import annotations
 
@@ -87,6 +87,7 @@ def analyse_pairs(
     tile = scan_tile(head, i, j)
     if tile is None:
         return None
+    # Weights: exact, how far errors of their logs may move them, and rounded to nearest.
     p, logs = share_tile(tile, saved.lse[i])
     finite = take_gaps(tile, roundings, saved.lse[i], saved.top[i])
     relative, epsilon = find_log_errors(head, saved.single, roundings, tile, i, finite)
@@ -110,6 +111,7 @@ def analyse_pairs(
     if hidden is not None:
         p_variance, near_p = (np.where(hidden, 0.0, x) for x in (p_variance, near_p))
     p_flushed = _NONE if least >= tiny else p * (p < tiny)
+    # d p / d log scale = p (s' - sum_j p s'), with s' = d s / d log scale.
     risen = multiply_slope(tile.logits, tile.slope)
     p_scale = p * (risen - saved.logit[i, None])
     if of == "dv":
@@ -124,6 +126,7 @@ def analyse_pairs(
     near_s = (near_p if roundings.kept else raw) * (near_t - saved.near_delta[i, None])
     off = t_bound + np.abs(saved.delta_bound[i, None])
     distance, size = np.abs(apart), np.abs(s)
+    # |p' d' - p d| <= p' |d' - d| + |p' - p| |d| for the product of a weight and d = t - D.
     s_bound = p + used_bound
     s_bound *= off
     s_bound += used_bound * distance
@@ -155,6 +158,7 @@ def analyse_pairs(
     if head.softcap is not None:
         # A tanh that is 1, its errors of one sign, and its square, which rounds down: u in common.
         s_flushed += unit * p * distance * np.square(tile.ratio)
+    # An error of a capped score moves the slope 1 - tau^2, too: by -2 tau / cap.
     turned = 0.0 if head.softcap is None else 2 * tile.ratio / head.softcap
     s_scale = p_scale * apart
     s_scale -= p * saved.moved_logit[i, None]

@@ -1,4 +1,4 @@
-"""Weights and values of a tile of keys, as variances and bounds are summed of them.
+"""Weights and values of a tile of keys, in the type in which variances and bounds are summed.
 
 Where weights are rounded to a narrow type, that is most of the error, and all else of a tile may be
 computed in float32. Its numbers are then off by 2^-14 of themselves at most, for which bounds are

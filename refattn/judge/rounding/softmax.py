@@ -1,4 +1,4 @@
-r"""The law and the bound of the rounding errors of softmax attention, for some queries of a head.
+r"""Predict the rounding errors of softmax attention for some queries of a head, and bound them.
 
 A kernel multiplies each weight :math:`e_{ij}` by :math:`e^{\delta_{ij}}`, with the errors of the
 score and of the exponential, and adds :math:`\eta_{ij}` where it rounds the weight to a narrow
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from copy import copy
 from types import MappingProxyType
 from typing import Any
 
@@ -33,9 +32,10 @@ from .head import (
     Tile,
     attend_rows,
     certify_rows,
+    count_tile_keys,
     scan_tiles,
-    score_tile,
 )
+from .nearest import NearestWeights
 from .roundings import (
     BIAS,
     CONSTANTS,
@@ -64,7 +64,6 @@ from .weight_errors import largest_error, relative_variance
 
 _DOUBLE = 2.0**-53  # unit of float64, in which results are computed here
 _TIED_UNITS = 4  # units: weights nearer than that to each other, or to 1, are rounded together
-CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
 _ALIKE = 16  # roundings that may be the same before they are taken for tied
 _FLUSHED = 4  # spacings of the smallest numbers: weights below that are rounded with a bias
 
@@ -81,14 +80,14 @@ def analyse_softmax(
     exact = exact or attend_rows(head, i, None)
     rounded = NearestWeights(head, roundings, i, exact)
     rows, d_v = exact.out.shape
-    law = ErrorSums(rows, d_v, head.k.shape[0], roundings)
-    top, log = law.share(exact)
+    sums = ErrorSums(rows, d_v, head.k.shape[0], roundings)
+    top, log = sums.share(exact)
     if may_be_single:
-        law.single = take_single(head, roundings, i, law.whole)
+        sums.single = take_single(head, roundings, i, sums.whole)
     steep = {name: np.zeros((rows, d_v + 1)) for name in changes}
     nearest, lost = np.zeros((2, rows, d_v))
     cuts = None if roundings.unit is None else CutSum(roundings.unit, rows, d_v)
-    for tile in scan_tiles(head, i, _tile_keys(rows)):
+    for tile in scan_tiles(head, i, count_tile_keys(rows)):
         v = head.v[tile.keys]
         of = TileShares.of(tile, top)
         if rounded.of_largest:  # the same weights, rounded
@@ -97,25 +96,28 @@ def analyse_softmax(
             nearest += of.near @ v
         else:
             nearest += rounded.weights(tile) @ v
-        part = law.add(roundings, head, tile, i, of)
-        if (
-            roundings.weights is not None and roundings.weights.truncated
-        ):  # the mean of what is dropped
-            weights = of.over(law.whole).shares if roundings.normalised else of.weights
+        part = sums.add(roundings, head, tile, i, of)
+        if roundings.weights is not None and roundings.weights.truncated:
+            # Dropped digits have one sign: their mean moves the result, and is no noise.
+            weights = of.over(sums.whole).shares if roundings.normalised else of.weights
             lost += expect_loss(roundings.weights, weights) @ v
         if cuts is not None:
+            # What a unit cuts depends on the digits of the very numbers that it multiplies.
             stored = rounded.stored(tile) if of.near is None else of.near
             for j in _list_runs(of, len(v)):
                 cuts.add(stored[:, j], v[j])
         for name, change in changes.items():
+            # d out / d theta = sum_j p_j s'_j (v_j - out), with s' = d s / d theta; out is last.
             moved = part.of.shares * change(part.head, part.tile, i)
             steep[name][:, :-1] += part.values.scaled(moved @ part.values.v)
             steep[name][:, -1] += np.sum(moved, -1)
-    if law.is_doubtful(roundings):
+    if sums.is_doubtful(roundings):  # sums in float32 do not tell whether roundings are tied
         return analyse_softmax(head, roundings, i, changes, exact, may_be_single=False)
     if rounded.of_largest:
         nearest /= rounded.total
-    variance, least_favourable, bound = law.bound_result(head, roundings, exact.out)
+    variance, least_favourable, bound = sums.bound_result(head, roundings, exact.out)
+    # Truncated sums: the accumulator is cut before it is divided by the normaliser. The shift is
+    # expected, and subtracted from errors; tests allow for a share of it (`SLACK`).
     shift: Doubles | float = 0.0
     if cuts is not None:
         shift, noise = cuts.shift / rounded.divisor, cuts.variance / rounded.divisor**2
@@ -123,6 +125,7 @@ def analyse_softmax(
         nearest, bound = nearest + shift, bound + np.abs(shift)
     rest = -lost / rounded.divisor
     slack = allow(roundings.unit, shift) + SLACK * np.abs(rest)  # a running maximum loses nothing
+    # Weights e^(s - lse): an error of lse multiplies all weights of a row, and so its output.
     if roundings.of_log:
         relative = roundings.accumulate.unit * size_of_log(exact.lse, head.k.shape[0])[:, None]
         of_log = relative * np.abs(exact.out)  # the same for all columns: slack, too
@@ -130,10 +133,12 @@ def analyse_softmax(
         slack, bound = slack + of_log, bound + np.expm1(4 * relative) * (np.abs(exact.out) + bound)
     std, worst = np.sqrt(variance), np.sqrt(least_favourable)
     tangents = {name: x[:, :-1] - x[:, -1:] * exact.out for name, x in steep.items()}
-    loose = (np.abs(nearest - exact.out - shift - rest) > SURE * std) | law.tied(roundings)[:, None]
-    loose |= law.lost(roundings)
+    # Independent roundings seldom add up to so much. Where those to nearest do, they are tied, and
+    # where weights are, too: no standard deviation is claimed there, and only the bound remains.
+    loose = np.abs(nearest - exact.out - shift - rest) > SURE * std
+    loose |= sums.tied(roundings)[:, None] | sums.lost(roundings)
     spacing = np.zeros_like(exact.out)
-    if roundings.out is not None:
+    if roundings.out is not None:  # last: independent for each element, h^2 / 12
         spacing = roundings.out.spacing(exact.out)
         rounding = np.square(spacing) / 12
         std, worst = np.sqrt(variance + rounding), np.sqrt(least_favourable + rounding)
@@ -141,15 +146,18 @@ def analyse_softmax(
         nearest = roundings.out.round(nearest)
     free = ~loose & (std > 0)
     std, worst = (np.where(free, x, math.inf) for x in (std, worst))
-    lse_std, lse_bound = law.bound_lse(head, roundings, exact.lse)
+    lse_std, lse_bound = sums.bound_lse(head, roundings, exact.lse)
+    # What all elements may have in common is no noise: constants such as scale * log2 e, that were
+    # rounded once, move scores along their scale; so does what a split product loses.
     drift = CONSTANTS * np.abs(steep.get("scale", np.zeros((rows, d_v + 1))))
     unit = roundings.accumulate.unit
-    slack = slack + unit * roundings.exp * law.common(exact.out)
+    slack = slack + unit * roundings.exp * sums.common(exact.out)
     if "scale" in tangents:
         constants = CONSTANTS * unit + split_error(roundings.score_unit)
         slack = slack + constants * np.abs(tangents["scale"])
-    flushed = law.flushed[:, :-1] + law.flushed[:, -1:] * np.abs(exact.out)
+    flushed = sums.flushed[:, :-1] + sums.flushed[:, -1:] * np.abs(exact.out)
     lse_slack = roundings.exp + drift[:, -1] + 2 * np.abs(log[:, 0])
+    # Beside a kernel in float64, float64 is no reference: results in pairs are.
     out, lse = Pair(exact.out, 0.0), Pair(exact.lse, 0.0)
     if roundings.accumulate.unit <= _DOUBLE:
         out, lse, *_ = certify_rows(head, i)
@@ -181,10 +189,10 @@ def begin_bound(
     if roundings.unit is not None or roundings.accumulate.unit <= _DOUBLE:
         return None  # what is cut depends on the rounded weights
     rows, d_v = exact.out.shape
-    law = ErrorSums(rows, d_v, head.k.shape[0], roundings)
-    law.share(exact)
-    law.single = take_single(head, roundings, i, law.whole)
-    return law
+    sums = ErrorSums(rows, d_v, head.k.shape[0], roundings)
+    sums.share(exact)
+    sums.single = take_single(head, roundings, i, sums.whole)
+    return sums
 
 
 def variance_of_maxima(
@@ -202,82 +210,15 @@ def variance_of_maxima(
     spared, to = np.zeros_like(rows.out), roundings.weights
     assert to is not None
     top, lse = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (rows.top, rows.lse))
-    for tile in scan_tiles(head, i, _tile_keys(len(rows.out))):
+    for tile in scan_tiles(head, i, count_tile_keys(len(rows.out))):
         of = TileShares.of(tile, top).over(np.exp(top - lse))
         cut = np.arange(0, of.weights.shape[-1], MAXIMUM_KEYS)
+        # If it is the largest when it is rounded, then among these keys, too.
         largest = np.repeat(np.maximum.reduceat(of.weights, cut, -1), MAXIMUM_KEYS, -1)
         largest = largest[:, : of.weights.shape[-1]]
         step = to.spacing(of.weights) * np.exp(top - lse) * (of.weights == largest)
         spared += of.keep_rounded(np.square(step) / 12) @ np.square(head.v[tile.keys])
     return spared
-
-
-class NearestWeights:
-    """Weights over their sum, with the roundings of the profile to nearest."""
-
-    def __init__(
-        self, head: SoftmaxHead, roundings: Roundings, i: slice, exact: ScoredRows
-    ) -> None:
-        self.head, self.roundings, self.i = head, roundings, i
-        to = roundings.scores
-        self.first = exact if to is None else attend_rows(head, i, to.round)
-        self.top = np.where(np.isfinite(self.first.top), self.first.top, 0.0)[:, None]
-        self.narrow = roundings.softmax.unit > roundings.accumulate.unit
-        plain = roundings.weights is not None and not roundings.normalised
-        self.moved = to is not None or self.narrow  # before the weights are rounded themselves
-        self.of_largest = plain and not self.moved  # rounded over the largest
-        lse = np.where(np.isfinite(self.first.lse), self.first.lse, 0.0)[:, None]
-        total = np.exp(lse - self.top)
-        if self.narrow:
-            total = np.zeros_like(total)
-            for tile in scan_tiles(head, i, _tile_keys(len(total))):
-                total += np.sum(np.exp(self._logs(tile)), -1, keepdims=True)
-            total = roundings.softmax.round(total)
-        self.total = np.where(total > 0, total, 1.0)
-
-    def part(self, i: slice) -> NearestWeights:
-        """Take some of the queries."""
-        weights, at = copy(self), slice(i.start - self.i.start, i.stop - self.i.start)
-        weights.i, weights.top, weights.total = i, self.top[at], self.total[at]
-        return weights
-
-    def _tile(self, tile: Tile) -> Tile:
-        """Round the scores."""
-        if self.roundings.scores is None:
-            return tile
-        to = self.roundings.scores.round
-        return score_tile(self.head, self.i, tile.keys, tile.visible, tile.products, to)
-
-    def slope(self, tile: Tile) -> Doubles | float:
-        """Return the slope of the cap, of a tanh that was rounded."""
-        return self._tile(tile).slope
-
-    def _logs(self, tile: Tile) -> Doubles:
-        """Return logs of the weights over the largest."""
-        tile = self._tile(tile)
-        gap = np.minimum(tile.scores - self.top, 0.0)
-        if self.narrow:
-            with np.errstate(divide="ignore"):
-                to = self.roundings.softmax.round
-                gap = np.log(to(np.exp(to(gap))))
-        return gap if tile.visible is None else np.where(tile.visible, gap, -math.inf)
-
-    def weights(self, tile: Tile, rounded: bool = True) -> Doubles:
-        """Return the weights of a tile, rounded if the profile does."""
-        if self.roundings.weights is None or not rounded:
-            return np.asarray(np.exp(self._logs(tile)) / self.total)
-        return np.asarray(self.stored(tile) / self.divisor)
-
-    def stored(self, tile: Tile) -> Doubles:
-        """Return the rounded weights of a tile as they are multiplied by values."""
-        weights, to = np.exp(self._logs(tile)), self.roundings.weights
-        assert to is not None
-        return to.round(weights / self.total if self.roundings.normalised else weights)
-
-    @property
-    def divisor(self) -> Doubles | float:
-        """What sums of rounded weights times values are divided by."""
-        return 1.0 if self.roundings.normalised else self.total
 
 
 class ErrorSums:
@@ -310,6 +251,7 @@ class ErrorSums:
     def share(self, exact: ScoredRows) -> list[Doubles]:
         """Find the share of a weight of 1; return the largest scores and the log normalisers."""
         top, log = (np.where(np.isfinite(x), x, 0.0)[:, None] for x in (exact.top, exact.lse))
+        # Not 0 for a query that sees no key: it divides.
         self.whole = np.where(np.isfinite(exact.top)[:, None], np.exp(top - log), 1e-300)
         return [top, log]
 
@@ -318,6 +260,7 @@ class ErrorSums:
     ) -> WeighedTile:
         """Add the keys of a tile; return what is added."""
         if roundings.weights is not None and not roundings.normalised and self.keys == 0:
+            # Scores of small integers are a lattice: equal weights, and equal roundings.
             seen = (of.weights > roundings.weights.spacing(0.0)) & (of.gap < 0)
             some = np.flatnonzero(seen.any(0))[:TILE_KEYS]
             self.lattice = _has_few_values(of.gap[:, some][seen[:, some]])
@@ -327,14 +270,14 @@ class ErrorSums:
         noise = relative_variance(head, roundings, tile, i, of.gap)
         noise *= size
         self.relative += np.sum(noise, -1)
-        if roundings.scores_matter:
+        if roundings.scores_matter:  # about v - out, which is known only when all keys were added
             columns = np.concatenate([values.squares, values.v], -1)
             self.scores += noise @ _add_ones(columns)
             for j in _list_runs(of, len(values.v)):
                 self._run(roundings, of.shares[:, j], size[:, j], values.v[j])
         if roundings.weights is not None:
             variance = self._weights(roundings, of, size, values)
-            if not roundings.scores_matter:
+            if not roundings.scores_matter:  # a trifle: about v is enough
                 variance += noise
             values.sum_squares(variance, self.weights)
         else:
@@ -350,6 +293,7 @@ class ErrorSums:
         head, tile, of, values = part
         most = largest_error(head, roundings, tile, i, of.gap)
         self._move(roundings, of, values, *of.move(self.whole, most))
+        # e^0 has no error, or always the same: the largest weights are summed apart, as slack.
         row, key = np.divmod(of.tops, max(len(values.v), 1))
         top = of.shares[row, key, None]
         np.add.at(self.top[:, :-1], row, values.scaled(top * values.sizes[key]))
@@ -400,13 +344,14 @@ class ErrorSums:
         The maximum may be any that was before.
         """
         assert roundings.weights is not None
+        # Every weight is rounded: by u of itself, and half the last spacing, which is added later.
         if of.hidden is None and np.max(self.whole, initial=0.0) < 1:
             self.rounded += values.scaled(np.sum(values.sizes, 0))
             moved *= roundings.weights.unit
             return moved
         smallest = self._smallest(roundings)
         rounding = roundings.weights.unit * (of.shares + most) + smallest
-        rounding[of.shares >= 1] = 0.0
+        rounding[of.shares >= 1] = 0.0  # the only key
         if of.hidden is not None:
             rounding[of.hidden] = 0.0
         return np.asarray(rounding @ values.sizes)
@@ -436,13 +381,14 @@ class ErrorSums:
         narrow = np.square(to.spacing(weights) if of.step is None else of.step)
         narrow *= (np.square(self.whole) / 12).astype(narrow.dtype, copy=False)
         narrow, size = of.keep_rounded(narrow), of.keep_rounded(size)
+        # Over any maximum h is 2 u p at the widest, and h^2 / 12 is u^2 p^2 / 3.
         widest = size * (4.0**-to.digits / 3)
         last = to.spacing(0.0)
         if of.least < to.tiny:
             np.maximum(widest, narrow, out=widest)
         widest -= narrow
         values.sum_squares(widest, self.wider)
-        if of.least < _FLUSHED * last:
+        if of.least < _FLUSHED * last:  # many become 0 or the last number: half of it, as slack
             flushed = of.keep_rounded((weights < _FLUSHED * last) * (self.whole * last / 2))
             self.flushed[:, :-1] += values.scaled(flushed @ values.sizes)
             self.flushed[:, -1] += np.sum(flushed, -1)
@@ -454,8 +400,10 @@ class ErrorSums:
         """Add what tells whether weights are rounded alike."""
         to, weights = roundings.weights, of.weights
         assert to is not None
+        # Roundings r_ij of queries i: sum_j (sum_i r_ij)^2 is near sum_ij r_ij^2 if queries differ,
+        # and larger by the number of queries that are rounded alike.
         residual = to.round(weights) - weights if of.moved is None else of.moved
-        if to.truncated:
+        if to.truncated:  # about their mean
             residual += of.keep_rounded(to.spacing(weights) / 2)
         self.together += np.sum(np.square(self.whole.T.astype(residual.dtype) @ residual))
         alone = np.einsum("ij,ij->i", residual, residual)
@@ -501,6 +449,7 @@ class ErrorSums:
         zeroth, first, second, fourth = self.near.T
         total = np.where(zeroth > 0, zeroth, 1.0)
         square, mean = second / total, first / total
+        # (sum p^2)^2 / sum p^4 is how many weights the sum has, of those that matter.
         many = zeroth * zeroth > 8 * fourth
         distance = np.where(many, square - mean * mean, math.inf)
         return np.where(zeroth > 0, square, math.inf), distance
@@ -525,6 +474,7 @@ class ErrorSums:
         """Return standard deviation and bound of the log normaliser."""
         m, unit = head.k.shape[0], roundings.accumulate.unit
         size = size_of_log(lse, m)
+        # Running sums of m terms of one sign: sum (t / m)^2 is m / 3. Then the log and the maximum.
         std = np.sqrt(self.relative + (RMS * unit) ** 2 * (m / 3 + 2 * size * size))
         spread = self.shift[:, 0] / np.where(self.least > 0, self.least, 1.0)[:, 0]
         return std, np.log1p(spread) + (m + 4) * unit + 4 * unit * size
@@ -536,14 +486,17 @@ class ErrorSums:
         if self.steps:
             self.close()
         unit, half, d_v = roundings.accumulate.unit, roundings.softmax.unit, out.shape[-1]
+        # sum_j p^2 var(delta) (v - out)^2, multiplied out: below 0 only by roundings here.
         squares, first, zeroth = np.split(self.scores, [d_v, 2 * d_v], -1)
         scores = np.maximum(squares - 2 * out * first + out * out * zeroth, 0.0)
+        # If sums are a trifle, all running sums are taken for as large as the last.
         running = self.running if roundings.scores_matter else out * out * head.k.shape[0]
         sums = (RMS * unit) ** 2 * (running + out * out) + (RMS * half * out) ** 2
         variance = scores + self.weights + sums
-        # Sums in the range of subnormal numbers, and beyond the largest.
+        # Sums in the range of subnormal numbers: m roundings of h^2 / 12, where `last` is m h.
         m, last = head.k.shape[0], self._lose(head, roundings)
         variance = variance + np.where(np.abs(out) * unit < last, last * last / (12 * m), 0.0)
+        # Spacings of rounded weights and scores are known. The rest is by RMS, of usual digits.
         known = self.weights if roundings.scores is None else scores + self.weights
         worst = known + WORST**2 * (variance - known) + self.wider
         return variance, worst, self.bound(head, roundings, out)
@@ -566,9 +519,11 @@ class ErrorSums:
         moved = self.moved
         if roundings.weights is not None:
             moved = moved + self._smallest(roundings) * self.rounded
+        # |N' / L' - N / L| <= (|N' - N| + |out| |L' - L|) / L', with L = 1 and L' the least sum.
         error = moved + gamma * (self.sizes + moved) + last / 2
         bound = (error + np.abs(out) * self.shift) / least
         bound += (2 * self.gamma + 4 * half) * (np.abs(out) + bound)
+        # Sums of weights over the largest are larger by 1 / whole: where they overflow is no bound.
         reach = (self.sizes + moved) * (1 + self.gamma) / whole
         return np.where(reach > accumulate.largest, math.inf, bound)
 
@@ -576,11 +531,6 @@ class ErrorSums:
 def size_of_log(lse: Doubles, m: int) -> Doubles:
     """Bound the rounding error of a log normaliser of m keys, in units, without that of its sum."""
     return np.where(np.isfinite(lse), np.abs(lse), 0.0) + 1 + math.log(max(m, 1))
-
-
-def _tile_keys(rows: int) -> int:
-    """Return the keys of a tile."""
-    return max(2 * TILE_KEYS, CACHED_PAIRS // max(rows, 1))
 
 
 def _list_runs(of: TileShares, keys: int) -> Iterator[slice]:

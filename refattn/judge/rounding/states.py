@@ -1,4 +1,4 @@
-"""Exact results of recurrences, from what their tokens do, and gradients that are recurrences."""
+"""The reference of recurrences: exact results, and the gradients that are recurrences, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ReadHead = Callable[[Any], TokenArrays]
 def steps_of(x: TokenArrays, scale: float) -> Steps:
     """Take what the tokens of a head do; with `late` they remove from the state that decayed."""
     values, g, b = x["write"] * x["v"], x["log_decay"], x.get("b")
-    b = np.exp(g) * b if x.get("late") else b
+    b = np.exp(g) * b if x.get("late") else b  # b^T Diag(e^g) S: what the decayed state holds
     return Steps(scale * x["q"], x["k"], values, g, x.get("a"), b)
 
 
@@ -37,6 +37,7 @@ def is_delta(x: TokenArrays) -> bool:
 def _backward(x: TokenArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, Any]:
     """Go back in time: a token has the decay of the next, and what that takes away, transposed."""
     *_, g, a, b = steps_of(x, 1.0)
+    # The transpose of Diag(e^g) + a b^T swaps a and b. Nothing comes after the last token.
     later = {"log_decay": g} if a is None or b is None else {"log_decay": g, "a": b, "b": a}
     later = {name: np.concatenate([y[1:], 0 * y[:1]]) for name, y in later.items()}
     arrays = {"q": q, "k": k, "v": v, "write": np.ones_like(q[:, :1]), **later}
@@ -45,7 +46,8 @@ def _backward(x: TokenArrays, q: Doubles, k: Doubles, v: Doubles) -> dict[str, A
 
 
 # Gradients that are recurrences themselves: that of values; and, with a decay of the whole state
-# and without removal, those of queries and keys.
+# and without removal, those of queries and keys. As q^T S gives outputs, S d_out gives dq: it reads
+# the transposed state, in which keys and values change places.
 PULLED: Mapping[str, Callable[[TokenArrays], TokenArrays]] = {
     "dq": lambda x: {
         **x,

@@ -1,4 +1,4 @@
-r"""Errors :math:`\delta_{ij}` of the logarithm of a weight: of its score and the exponential."""
+r"""Predict the error :math:`\delta_{ij}` of the log of a weight, from its score and exponential."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ def relative_variance(
     head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice, gap: Doubles
 ) -> Doubles:
     """Return the variance of delta, of the scores and of the exponential."""
+    # Independent roundings: variances add up. What is rounded to a narrow type has known digits and
+    # moves by h / sqrt(12); the digits of other numbers are unknown, and move by RMS units.
     unit, half = (RMS * roundings.accumulate.unit) ** 2, (RMS * roundings.softmax.unit) ** 2
     variance = cap_variance(head, roundings, tile, i)
     if head.bias is not None or tile.is_sink:  # which is multiplied by log2 e
         variance += _times_square(unit, tile.scores)
-    variance += _times_square(half, gap)
+    variance += _times_square(half, gap)  # the difference to the maximum, that e^ is taken of
     exponential = (roundings.exp * roundings.accumulate.unit / 2) ** 2
+    # Where the gap is 0, e^0 is always the same: its error is slack, not noise.
     variance += np.multiply(gap < 0, exponential, dtype=gap.dtype)
     if head.softcap is not None:
         variance += _times_square(unit, tile.capped)
@@ -43,7 +46,7 @@ def relative_variance(
     if roundings.softmax.unit > roundings.accumulate.unit:
         weight = np.exp(gap)
         step = roundings.softmax.spacing(weight) / np.where(weight > 0, weight, math.inf)
-        variance += np.square(step) / 12 * (gap < 0)
+        variance += np.square(step) / 12 * (gap < 0)  # 1 is a number of every format
     return np.asarray(variance)
 
 
@@ -64,7 +67,7 @@ def cap_variance(head: SoftmaxHead, roundings: Roundings, tile: Tile, i: slice) 
     if tile.is_sink or head.softcap is not None:
         variance *= np.square(tile.slope)
     if head.softcap is not None:
-        variance += unit * np.square(tile.capped)
+        variance += unit * np.square(tile.capped)  # of the tanh itself, after the slope
         if roundings.scores is not None:
             variance += (
                 np.square(head.softcap * roundings.scores.spacing(np.asarray(tile.ratio))) / 12
@@ -105,9 +108,10 @@ def _sum_running_products(
 ) -> Doubles:
     """Sum the squares of the products in q . k, and of their running sums, times a factor."""
     (q, k), d = (head.q[i], head.k[tile.keys]), head.q.shape[-1]
-    if not roundings.scores_matter:
+    if not roundings.scores_matter:  # a cheap bound: no running sum is above |q| |k|, by Cauchy
         sizes, others = (np.einsum("ij,ij->i", x, x) for x in (q, k))
         return np.asarray(np.multiply.outer(d * factor * sizes, others))
+    # Beside rounded scores or weights it is enough that the whole sum is known.
     width = _KNOWN_WIDTH if roundings.fine else d
     sums = sum_running_products(q, k, tile.products, width, roundings.lanes)
     sums *= factor
@@ -120,7 +124,7 @@ def largest_error(
     """Bound |delta|: every rounding at its largest."""
     unit, half = roundings.accumulate.unit, roundings.softmax.unit
     bound = _logit_error(head, roundings, tile, i, gap)
-    bound += (2 * unit) * np.abs(tile.scores)
+    bound += (2 * unit) * np.abs(tile.scores)  # a bias is added, and log2 e multiplied
     if head.softcap is not None:
         bound += (6 * unit) * np.abs(tile.capped)
     if roundings.scores is not None:
@@ -167,7 +171,9 @@ def _logit_error(
 ) -> Doubles:
     """Bound the error of the scores before the cap."""
     unit, d = roundings.accumulate.unit, head.q.shape[-1]
+    # Of the sizes of products, whose sum is at most |q| |k|: Cauchy and Schwarz.
     terms = sum_error(roundings, d, 1) + cut_error(roundings.score_unit, d)
+    # Half a spacing of subnormal numbers for each product that underflows.
     least = d * 2.0 ** (roundings.accumulate.least - roundings.accumulate.digits)
     q, k = (np.sqrt(np.einsum("ij,ij->i", x, x)) for x in (head.q[i], head.k[tile.keys]))
     bound: Doubles = np.multiply.outer(abs(head.scale) * terms * q, k)
@@ -192,5 +198,6 @@ def _add_rounding(
     bound += error
     if np.max(reach, initial=0.0) <= to.largest:
         return bound
+    # What overflows to -inf is a weight of 0, and right where the weight is 0 anyway.
     beyond = (reach > to.largest) & ((number > 0) | (gap > _GONE))
     return np.where(beyond, math.inf, bound)

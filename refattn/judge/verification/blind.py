@@ -1,4 +1,4 @@
-"""Outputs that say nothing of a kernel: which of them pass as well, on these inputs."""
+"""Find trivial outputs, such as zeros or the mean of v, that would also pass on these inputs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def _lose_tile(head: SoftmaxHead, i: slice) -> Doubles:
 
 OUTPUTS: Mapping[str, Callable[[SoftmaxHead, slice], Doubles]] = {
     "zeros": lambda head, i: np.zeros((i.stop - i.start, head.v.shape[-1])),
+    # Scores of 0: equal weights for all keys that a query sees.
     _MEAN_OF_V: lambda head, i: exact_rows(head._replace(q=0 * head.q, bias=None), i),
     "half the scale": lambda head, i: exact_rows(head._replace(scale=head.scale / 2), i),
     "the last keys lost": _lose_tile,
@@ -63,6 +64,7 @@ def list_blind(
         return []
     roundings, read = profile.roundings(dtype), problem.read_by(profile)
     to = FORMATS[numbers.out_dtype]
+    # The same rows, profile and tests as for the numbers; `add_few` leaves out those of keys.
     weights, edges = row_weights(read, roundings), ["edge+1", "edge-1"] * problem.causal
 
     def sums_of(compute: Callable[[SoftmaxHead, slice], Doubles]) -> HeadSums:
@@ -113,6 +115,7 @@ def remark_beyond(problem: Problem) -> Iterator[str]:
     heads = (np.max(np.abs(problem.read(x)["v"]), initial=0.0) for x in np.ndindex(problem.lead))
     top = max(map(float, heads), default=0.0)
     limits = np.finfo(np.float64)
+    # A rounding in float64 moves values by eps of themselves, and variances need its square.
     if math.isinf(top * top) or (top and (top * limits.eps) ** 2 < limits.tiny):
         yield BEYOND
 
@@ -123,6 +126,8 @@ def list_ignored(
     """Name options without which one of some profiles explains the numbers."""
     if not problem.is_mean:
         return []
+    # As it fits a loose profile far too well, the numbers may be those of a tight one, without an
+    # option that this one has: then z of a tight profile is near 1 for the problem without it.
     least, most = _AS_ROUNDED
     return [
         f"{IGNORES} the {words}"

@@ -1,4 +1,4 @@
-"""Which profiles are tried, from the tightest."""
+"""Choose the profiles to try for a storage type, from the tightest to the loosest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..rounding.profiles import CHUNKS, PROFILES, Profile, profile_of
 
 ProfileChoice = str | Profile | Sequence[str] | None
 
+# The tightest first: of profiles between which numbers do not decide, the first is tried first.
 _NARROW_PROFILES = ("math", "flash", "upcast", "flash-fast", "eager", "eager-narrow")
 _ALL_TF32 = tuple(x for x in PROFILES if x.startswith("tf32"))
 _WIDE_PROFILES = ("math", "recomputed", "serial", "flash", *_ALL_TF32)
@@ -43,6 +44,7 @@ def may_be_one(forward: str | None, backward: str | None) -> bool:
 
     Units, types that caches are cast to, and sums over heads may be those of one pass.
     """
+    # A profile that is in no family is one of its own.
     names = [_SUFFIX.sub("", x) for x in (forward, backward) if x is not None]
     families = [next((y for y in FAMILIES if x in y), x) for x in names]
     return len({*families}) < 2
@@ -93,5 +95,7 @@ def choose_profiles(dtype: str, out_dtype: str, profile: ProfileChoice) -> dict[
         names = profile or usual_profiles(dtype)
         chosen = {x: profile_of(x) for x in names}
     return {
-        name: x._replace(out=out_dtype) if x.out == "storage" else x for name, x in chosen.items()
+        # An output may be in a wider type than the inputs: then it is rounded to that.
+        name: x._replace(out=out_dtype) if x.out == "storage" else x
+        for name, x in chosen.items()
     }

@@ -1,4 +1,4 @@
-"""Known defects: the derivative of the output to the size of each, and what a size means."""
+"""Known defects with a size: the derivative of the output to it, and the sentence for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ..rounding.problems import Index, Problem
 from ..rounding.roundings import RowErrors
 from ..rounding.saved import multiply_slope
 
-NEARLY_ONE = 1 - 2.0**-20
+NEARLY_ONE = 1 - 2.0**-20  # a share of a key beside which 1 less the share has lost its digits
 
 # Defects that change scores: derivative of the score, and what a size means.
 SCORE_CHANGES: Mapping[str, Callable[[SoftmaxHead, Tile, slice], Any]] = {
     "scale": lambda head, tile, i: multiply_slope(tile.logits, tile.slope),
+    # c tanh(s / c) = s - s^3 / (3 c^2) + ...: the size is 1 / c^2, which is 0 without a cap.
     "softcap": lambda head, tile, i: tile.logits * np.square(tile.logits) / -3,
     "slope": lambda head, tile, i: head.ahead(i, tile.keys),
 }
@@ -70,10 +71,12 @@ def list_tangents(
     """List the derivatives of the output to the sizes of defects."""
     yield from rows.tangents.items()
     yield "factor", rows.out
+    # Truncation towards 0 loses half a spacing on average.
     yield "truncated", -np.sign(rows.out) * rows.spacing / 2
     if not problem.is_mean:
         return
     with np.errstate(all="ignore"):
+        # out / (1 + epsilon / L), with the sum L of weights over the largest, or of e^score.
         yield "epsilon", np.nan_to_num(-rows.out * np.exp(rows.top - rows.lse)[:, None])
         yield "sink", np.nan_to_num(-rows.out * np.exp(-rows.lse)[:, None], posinf=0.0, neginf=0.0)
     if problem.causal and problem.shape[1]:
@@ -97,6 +100,7 @@ def _tangent_of_edge(head: SoftmaxHead, i: slice, rows: RowErrors, ahead: int) -
         there &= head.mask[np.arange(i.start, i.stop), j]
     with np.errstate(all="ignore"):
         share = np.where(there, np.exp(scores - rows.lse), 0.0)
+        # (out +- share v) / (1 +- share) - out, where the share is that of the weights without it.
         part = share / (1 + share) if ahead else -share / (1 - share)
     part = np.where(
         np.isfinite(part) & (np.abs(share) < (math.inf if ahead else NEARLY_ONE)), part, 0.0

@@ -164,7 +164,7 @@ def verify(
     views = view_heads_first({x: arguments[x] for x in (*"qkv", *results)}, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
     inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
-    q, k, v = (inputs.numbers[name] for name in "qkv")
+    q, k, v = (inputs.numbers[name] for name in "qkv")  # in float64, times their scales
     if mask is not None:
         checks.is_array("mask", mask)
         mask = mask_of_members(mask, q, k, v)
@@ -173,6 +173,7 @@ def verify(
     gates = {"beta": beta, "log_decay": log_decay, "write": write, "decay": decay}
     gates = {x: y for x, y in gates.items() if y is not None}
     kind = kind_of(estimator)
+    # Pose the problem: what the exact result is, and of what.
     if kind == "recurrent":
         refused = {"omega": omega, "log_weight": log_weight, "feature_map": feature_map}
         refused |= {"bias": bias, "mask": mask, "window": settings["window"], "sinks": sinks}
@@ -210,6 +211,7 @@ def verify(
     check_hardware("hardware", hardware)
     checks.flag("everything", everything)
     checks.choice("empty_rows", empty_rows, EMPTY_ROWS)
+    # Read the results, whose shapes follow from the problem, and find the type of each.
     n, _, d_v = problem.shape
     of_result = "the result"
     shapes = {
@@ -247,6 +249,7 @@ def verify(
         raise ValueError(f"`{gradients[0]}` must come with `d_out`, got None.")
     if not gradients and not {"out", "state"} & {*got}:
         raise ValueError("`out`, `dq`, `dk` or `dv` must be given, to be judged; got none.")
+    # Pair results with problems, choose profiles, and judge.
     read = {x: y.__getitem__ for x, y in got.items()}
     if kind == "recurrent":
         named = {"state": state, "initial_state": initial_state}

@@ -46,6 +46,7 @@ def _settle_part(part: Part, convention: str) -> Part:
     if gradient is not None:
         if gradient.of == "dq" and convention != "mean":
             numbers = numbers._replace(out=_clear(numbers.out, empty, 0.0))
+        # D = d_out . out of such a row must be 0 too, not NaN.
         both = gradient.derivatives
 
         def derivatives(index: Index) -> tuple[Doubles, Doubles | None]:
@@ -60,6 +61,7 @@ def _settle_part(part: Part, convention: str) -> Part:
         fits = fit_convention(
             got, convention, np.mean(problem.read(index)["v"], 0) if rows.any() else 0.0
         )
+        # What is allowed becomes the 0 that the exact result has, and anything else NaN: a FAIL.
         return np.where(rows[:, None], np.where(fits[:, None], 0.0, math.nan), got)
 
     lse = numbers.lse
@@ -166,6 +168,7 @@ def describe_idle(
             found["NaN or infinity"] += 1
             continue
         far = _NEAR * float(np.max(np.abs(got - exact_rows(head, i)), initial=0.0))
+        # Near to another result, and far nearer than to the exact one.
         others = _list_others(head, tile)
         found.update(
             [next((x for x, y in others if np.max(np.abs(got - y), initial=0.0) < far), "")]
@@ -191,6 +194,8 @@ def _list_others(head: SoftmaxHead, tile: Tile) -> Iterator[tuple[str, Doubles]]
     yield "the mean of all values", np.mean(v, 0, keepdims=True)
     if tile.visible is None or head.sink is not None:
         return
+    # Kernels hide keys by a large negative score, in place of theirs or added to them, which is not
+    # enough where a row sees no other, or where scores are as large.
     for score in _HIDDEN:
         for words, more in ((f"the score {score:g}", 0), (f"{score:g} added to scores", 1)):
             s = np.where(tile.visible, tile.scores, score + more * tile.scores)

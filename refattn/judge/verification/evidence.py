@@ -1,4 +1,4 @@
-"""Sums of errors over rows, and how likely a correct kernel has them."""
+"""Tests: bounds on the probability that a correct kernel has such sums of errors over rows."""
 
 from __future__ import annotations
 
@@ -53,6 +53,8 @@ def _sum_products(x: Any, y: Any, axis: int) -> Any:
 
 def evenly(t: Any, u: Any, g: Any, slack: Any) -> tuple[Any, Any, Any, Any]:
     """Divide the rows of a direction by their standard deviations: none outweighs the others."""
+    # sqrt(g) is the standard deviation of T if columns are independent. The test is valid with any
+    # weights that do not depend on the errors.
     factor = np.where(g > 0, g, math.inf)
     np.sqrt(factor, out=factor)
     np.divide(1.0, factor, out=factor)
@@ -90,6 +92,7 @@ class Evidence(NamedTuple):
 
     def test(self) -> Estimate:
         """Estimate the size by the best weights, and take the surer of the two tests."""
+        # The surer of two: their p-values add up, by Bonferroni.
         best, even = symmetric_test(self.best), symmetric_test(self.even)
         return Estimate(
             best.value,
@@ -119,7 +122,7 @@ class Known(NamedTuple):
         r"""Test by :math:`P(|\sum_i T_i| > t \sigma) \le 2 e^{-t^2/2}`."""
         t, u, g, slack, variance = (np.asarray(x, np.float64) for x in self)
         total, std = _remove_rounding(t, u)[0], np.sqrt(variance)
-        known = (std > 0) & np.isfinite(std)
+        known = (std > 0) & np.isfinite(std)  # nothing is tested without
         return Estimate.of(total, np.where(known, std, 0.0), std, g, slack)
 
 
@@ -134,6 +137,8 @@ class Estimate(NamedTuple):
     @classmethod
     def of(cls, total: Any, root: Any, std: Any, g: Any, slack: Any) -> Estimate:
         """Divide sums by a root, for the test, and by the square of the direction, for the size."""
+        # What errors may have in common is no evidence, at its most. The size is the coefficient
+        # T / G of a regression on the direction.
         beyond = np.maximum(np.abs(total) - slack, 0.0)
         statistic = np.where(root > 0, beyond / np.where(root > 0, root, 1.0), 0.0)
         size = np.where(g > 0, g, 1.0)
@@ -152,14 +157,19 @@ def symmetric_test(rows: Tally) -> Estimate:
     """
     t, u, g, slack, tt, tu, uu, tg, ug, gg = (np.asarray(x, np.float64) for x in rows)
     total, share = _remove_rounding(t, u)
+    # Given |T_i| only the signs are random, and by Hoeffding sums of them are sub-Gaussian with the
+    # variance sum T_i^2: so no predicted variance has a part in it (Efron).
     root = np.sqrt(np.maximum(tt - 2 * share * tu + share * share * uu, 0.0))
     value = np.where(g > 0, total / np.where(g > 0, g, 1.0), 0.0)
+    # For the standard error of the size: squares of what the size leaves of each T.
     rest = root * root - 2 * value * (tg - share * ug) + value * value * gg
     return Estimate.of(total, root, np.sqrt(np.maximum(rest, 0.0)), g, slack)
 
 
 def _remove_rounding(t: Doubles, u: Doubles) -> tuple[Doubles, Doubles]:
     """Subtract the share of the roundings that leaves the smallest sums; return that share too."""
+    # Errors are symmetric about an unknown share of the rounding: the share is taken that speaks
+    # most for the kernel.
     share = np.clip(np.where(u == 0, 0.0, t / np.where(u == 0, 1.0, u)), 0.0, 1.0)
     return t - share * u, share
 
@@ -175,6 +185,7 @@ def log_quadratic(total: float, variances: Any) -> float:
     most = float(np.max(variances, initial=0.0))
     if not 0 < most < math.inf:
         return 0.0
+    # Each lambda gives a bound (Markov of e^(lambda sum / 2)), so the least of some is one, too.
     shares = np.linspace(0, 1, 64, endpoint=False)[:, None] / most
     logs = -shares[:, 0] * total / 2 - np.sum(np.log1p(-shares * variances.reshape(1, -1)), -1) / 2
     return float(np.min(logs))
@@ -188,5 +199,7 @@ def log_chernoff(square: Any, rows: Any) -> Any:
     for independent rows, each the mean of squares of sub-Gaussian numbers of variance 1; or for a
     weighted mean, of which no row has more than that share.
     """
+    # A sum of weights 1 / g may be just below a whole number: 2^-20 makes up for its roundings. A
+    # mean square below 1, which is the variance at the most, is no evidence.
     x = np.maximum(square, 1.0)
     return np.floor(rows + 2.0**-20) / 2 * (np.log(x) + 1 - x)

@@ -1,4 +1,4 @@
-"""What is judged, and what is found: numbers, statements about them, suspects, trials."""
+"""Records that the judge hands on: the numbers to be judged, tests, suspects and trials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over rows and keys of the errors of a kernel, by head."""
+"""Add up the errors of a kernel over rows and keys, head by head, as the tests need them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
-from ..rounding.head import TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
+from ..rounding.head import CACHED_PAIRS, TILE_KEYS, ScoredRows, Tile, attend_rows, scan_tiles
 from ..rounding.problems import Index, Problem
 from ..rounding.profiles import Profile
 from ..rounding.roundings import Roundings, RowErrors
-from ..rounding.softmax import CACHED_PAIRS
 from .directions import NEARLY_ONE, list_tangents
 from .evidence import DirectionSums, Evidence, Known, Tally
 from .findings import Numbers
@@ -98,6 +97,7 @@ class HeadSums:
         error, rounding = (np.where(known, x, 0.0) for x in (error, rounding))
         near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
 
+        # About any share of the rounding of the exact result, and beyond what may be in common.
         def least(x: Doubles) -> Doubles:
             """Take what is left of an error without what is no evidence."""
             return np.asarray((x - np.clip(x, *near)) / rows.worst)
@@ -109,6 +109,7 @@ class HeadSums:
         of_row = (
             self.weights[at, i, None] if self.rows_apart else self.weights[at, 0] / self.looked[at]
         )
+        # Along a direction f: T = sum f e / std^2, the best weights for Gaussian errors.
         errors, roundings, slacks = (x / rows.std for x in (error, rounding, rows.slack))
         for name, change in list_tangents(self.problem, index, i, rows):
             steep, sums = np.where(known, change / rows.std, 0.0), self.sums[name]
@@ -120,6 +121,7 @@ class HeadSums:
                 assert rows.apart is not None
                 self.along[name][at, i] = w = steep / rows.std
                 self.alone[name][at, i] = np.sum(w * w * rows.apart, -1)
+        # What would be seen of a result 1 % too large, and how large an unseen error may be.
         strength = float(np.sum(np.square(least(np.where(known, ONE_PERCENT * rows.out, 0.0)))))
         furthest, widest = (
             float(np.max(np.where(known, x / rows.std, 0.0), initial=0.0))
@@ -139,6 +141,7 @@ class HeadSums:
         if self.numbers.lse is not None:
             more.append(self._add_lse(at, i, self.numbers.lse(index)[i], rows))
 
+        # Called in the order of blocks, whatever thread was first: sums are the same in every run.
         def sums_of_all() -> None:
             self.strength += strength
             self.furthest = max(self.furthest, furthest)
@@ -165,6 +168,7 @@ class HeadSums:
         far = _FAR * rows.worst
         low, high = np.maximum(near[0] - far, -rows.bound), np.minimum(near[1] + far, rows.bound)
         free = np.zeros(len(rows.out), bool)
+        # Nothing but the bound is known there: a kernel that wrote 0 would pass.
         for trivial in (0.0, np.mean(v, 0)) if v.size else ():
             off = trivial - rows.out
             another = _row_norms(off) > _ANOTHER * _row_norms(rows.spacing)
@@ -201,6 +205,8 @@ class HeadSums:
         less = [np.sum(x * rows.out, -1, keepdims=True) for x in (errors, roundings, moved)]
         parts: list[tuple[slice, Evidence]] = []
         for tile in scan_tiles(head, i, max(_TILE_KEYS, CACHED_PAIRS // max(len(errors), 1))):
+            # The same with f = share (out - v) for each key, multiplied out: these are products of
+            # matrices with v, and with v^2 for the size.
             share = _lose_shares(tile, lse)
             v = head.v[tile.keys]
             e, d = (share * (y - x @ v.T) for x, y in zip((errors, roundings), less, strict=False))
@@ -211,7 +217,7 @@ class HeadSums:
             size *= share
             common = far * _row_norms(v) + about
             common *= share
-            np.maximum(size, 0.0, out=size)
+            np.maximum(size, 0.0, out=size)  # it cancels where v is near out
             new = Evidence.of(e, d, size, common, self.weights[at, i, None], 0)
             parts.append((tile.keys, new))
 
@@ -260,12 +266,15 @@ def row_weights(
     heads, n = math.prod(problem.lead), problem.shape[0]
     if not heads * n:
         return np.ones((heads, n))
+    # Equal rows have equal errors, and are one witness: g of them weigh 1 / g each. Rows of a
+    # recurrence depend on each other by its states, and count for fewer.
     if problem.kind == "recurrent":
         found = [problem.recurrence(index, roundings) for index in np.ndindex(problem.lead)]
         same = [_mark_rows(_shorten(x.rows.out)) for x in found]
         states = [_mark_rows(problem.read(x)["k"].reshape(1, -1)) for x in np.ndindex(problem.lead)]
         of_heads = _share_marks(np.stack(states)) / [[x.dependence] for x in found]
         return np.asarray(np.minimum(_share_marks(np.stack(same)), of_heads))
+    # Rows of dk that share a query's errors are one for each head; heads with equal keys are one.
     if not problem.rows_apart(roundings):
         keys = [problem.read(index)["k"] for index in np.ndindex(problem.lead)]
         marks = np.concatenate([_mark_rows(x.reshape(1, -1)) for x in keys])
@@ -283,6 +292,7 @@ def row_weights(
             equal[(number, *at)] = _mark_rows(x)
 
     for_each(lambda: mark, problem.list_in_turn(), most=heads + n)
+    # Rows may be equal in their result or in what makes them: the smallest weight is safe.
     return np.asarray(np.min([_share_marks(x) for x in equal], 0))
 
 
@@ -315,6 +325,7 @@ def _shorten(x: Doubles) -> Doubles:
 
 def _mark_rows(rows: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return numbers that are equal if rows are."""
+    # A collision of hashes only makes a weight smaller: fewer witnesses. + 0 turns -0 into 0.
     return np.array([hash((x + 0).tobytes()) for x in rows], np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values of a call, each in a type of its own."""
+"""Read queries, keys and values of a call, and find the type that each was rounded to."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ def read_inputs(
             continue
         number = np.asarray(scale, np.float64) if isinstance(scale, float | int) else scale
         if name in unchecked:
+            # Before the scale: products with it are no numbers of the type.
             check_all_hold(name, raw[name], (), unchecked.pop(name))
         factor = expand_scale(name, widen(called, number), raw[name].shape)
         numbers[name] = raw[name] * factor
@@ -78,6 +79,7 @@ def assume_narrow(own: Mapping[str, str], arrays: Mapping[str, Doubles]) -> dict
     It is the type of the output if queries hold its numbers; keys and values get it where they hold
     them, too. If the output is wide, all four must hold numbers of a narrow type.
     """
+    # Arrays that were computed in float32 have digits that a narrow type lacks, all but surely.
     wide = not is_narrow(own["out"])
     for name in NARROW if wide else (own["out"],):
         to = STORED[name]

@@ -1,4 +1,4 @@
-r"""Verdicts on numbers: whether an output can be that of a correct kernel, to rounding.
+r"""Decide whether numbers can be those of a correct kernel: try profiles, and write the verdict.
 
 `verify` compares what a kernel gave with what `refattn.rounding` says of a correct one. With
 :math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
@@ -108,6 +108,7 @@ class _Case:
         if names is None and part.problem.kind == "recurrent":
             names = chunked_profiles(asked.dtype, part.problem.kept)
         chosen = choose_profiles(asked.dtype, part.numbers.out_dtype, names)
+        # At a scale that is a power of 2 some profiles round the same: one of them is enough.
         chosen = {
             x: y for x, y in chosen.items() if len(chosen) < 2 or y.differs(part.problem.scale)
         }
@@ -147,6 +148,8 @@ class _Case:
 
     def is_out(self, name: str) -> bool:
         """Tell whether some rows are enough to reject a profile."""
+        # Holm multiplies a p-value by the count of tests at most, so that these stay below alpha
+        # whatever all rows say.
         fit, least = self.fits.get(name), self.alpha / _TESTS
         if self.screened.get(name, 1.0) <= least or self.glanced.get(name, 1.0) <= _SURE_P:
             return True
@@ -157,6 +160,7 @@ class _Case:
         start, chosen = time.perf_counter(), self.profiles[name]
         problem = self.problem if rows is None else self.problem.looked_at(rows)
         blocks = tuple(problem.items())
+        # Some of all rows go along all directions, and all given rows; none for a quick look.
         every = rows is not None or self.everything or not problem.is_mean
         split = split_directions(blocks, problem.shape[1], every) if whole else ((), blocks)
         weights = self.weights if rows is None else self.weights.of_rows(problem)
@@ -169,6 +173,7 @@ class _Case:
 
     def glance(self, name: str) -> bool:
         """Tell whether a few rows are enough to reject a profile, so surely that no test counts."""
+        # Only a p-value of 1e-40 counts, so that this look costs no share of alpha.
         some = choose_glanced(self.problem)
         if some and name in self.fits and not self.fits[name].within:
             return True
@@ -186,6 +191,8 @@ class _Case:
         tried = self.trials or any(p <= _SURE_P for p in self.glanced.values())
         if name in {*self.screened, *self.trials} or not some or not tried:
             return
+        # The worst rows were chosen among so many places (times these, by Bonferroni), and either
+        # they or others may rule a profile out: times two.
         worst, places = next((x.loudest for x in self.trials.values()), ((), 0))
         p = self._smallest(name, worst) * places if worst else 1.0
         if p > self.alpha / _TESTS / 2:
@@ -200,6 +207,7 @@ class _Case:
         """Return what was found by a profile, or try it."""
         if name in self.trials:
             return self.trials[name]
+        # What some rows said is one more test each, so that all of them share alpha.
         trial, fit = self._try_sample(name) or self.attempt(name), self.fits.get(name)
         if fit is not None and fit.likelier:
             p, words = math.exp(max(fit.log_p, -700.0)), f"{fit.likelier} is likelier than {name}"
@@ -222,6 +230,7 @@ class _Case:
 
     def rejects(self, name: str) -> bool:
         """Tell whether a profile does not explain the numbers."""
+        # The cheapest first: a glance at a few rows, then some rows, then all.
         if not self.is_out(name) and (self.trials or not self.glance(name)):
             self.screen(name)
         return self.is_out(name) or self.trial(name).rejected(self.alpha)
@@ -253,6 +262,7 @@ class _Case:
         remarks += [] if best.known else remark_beyond(problem)
         blind: list[str] = []
         if failed:
+            # A defect of a few rows is lost among all: it is measured on the worst of them.
             if problem.is_mean and best.loud:
                 suspects = self.attempt(name, best.loud).suspects
             remarks += [
@@ -261,6 +271,7 @@ class _Case:
             ]
         else:
             blind = mark_right_mean(problem, self._list_blind(self.profiles[name]))
+            # Numbers that fit far too well may be those of a tighter profile, without an option.
             if best.z.rms < _TOO_WELL:
                 tighter = [y for x, y in self.profiles.items() if self.is_rejected(x)]
                 blind += list_ignored(problem, numbers, dtype, tighter)
@@ -271,6 +282,7 @@ class _Case:
                 remarks.append(f"fits a kernel whose state is kept in {dtype} between chunks")
             if hardware:
                 remarks += describe_unit(problem, numbers, dtype, best.profile)
+        # A pass means little if a wrong output would have passed, too.
         weak = not best.powered or best.idle or weaken(blind)
         rows = math.prod(problem.lead) * problem.shape[0]
         return Verdict(
@@ -338,7 +350,7 @@ def judge(
 def _judge_one(part: Part, asked: _Asked, backward: str | None = None) -> Verdict:
     """Judge an output by the likeliest profile, of those that the gradients' may have beside it."""
     case = _Case(part, asked)
-    case.compare([*case.profiles])
+    case.compare([*case.profiles])  # which sorts them, the likeliest first
     names = [x for x in case.fits if may_be_one(x, backward)]
     found = next((x for x in names if not case.rejects(x)), None)
     if asked.hardware is None and (found is None or case.is_doubtful(found)):
@@ -362,7 +374,7 @@ def judge_all(
     hardware: str | None = None,
 ) -> Verdict:
     """Judge an output, gradients or both: together they fail with probability alpha at most."""
-    share = alpha / len(parts)
+    share = alpha / len(parts)  # Bonferroni: a correct kernel may fail in any part
     verdicts: dict[str, Verdict] = {}
     for name, part in parts.items():
         if name == "out" or part.problem.kind == "recurrent":
@@ -426,12 +438,14 @@ def _judge_gradients(
     """
     cases = {x: _Case(y, asked) for x, y in parts.items()}
     names = [*next(iter(cases.values())).profiles]
+    # One kernel, one profile: each part is compared only by profiles that the parts before left.
     left = names
     for case in cases.values():
         case.compare(left)
         likely = [x for x in left if case.fits[x].against <= _UNLIKELY]
         left = [x for x in likely if not case.is_out(x)] or left
 
+    # The part that rules out most profiles is asked first: the others are spared their trials.
     every, names = names, [x for x in names if may_be_one(forward, x)]
     worst_first = sorted(cases.values(), key=lambda x: -sum(map(x.is_out, names)))
     likely = [x for x in names if all(x in y.fits for y in worst_first)]
@@ -439,6 +453,7 @@ def _judge_gradients(
     if not name and len(names) > 1 and not any(all(map(x.glance, names)) for x in worst_first):
         _share_evidence(worst_first, every)
         name = _agree(worst_first, names)
+    # A part that no profile explains is wrong: the profile is then that of the parts without it.
     worst_first.sort(key=lambda x: -sum(map(x.is_rejected, names)))
     if not name and asked.hardware is None:
         units = [x for x in worst_first[0].add_units() if may_be_one(forward, x)]

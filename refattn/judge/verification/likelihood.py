@@ -1,4 +1,4 @@
-r"""Which profile fits numbers best, and how surely another than the best does not.
+r"""Compare profiles by likelihood: which fits numbers best, and how surely another does not.
 
 If a kernel has profile P, the densities of its errors are those of P, :math:`p`. Those of another
 profile, :math:`p'`, are numbers that one may bet on: as :math:`E\, p'/p \le 1`, by Hölder
@@ -33,11 +33,11 @@ import numpy.typing as npt
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
 from ..rounding.formats import Format
-from ..rounding.head import SoftmaxHead, scan_tiles, score_tile
+from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, RowErrors
-from ..rounding.softmax import CACHED_PAIRS, variance_of_maxima
+from ..rounding.softmax import variance_of_maxima
 from .evidence import log_chernoff
 from .findings import Numbers
 from .head_sums import RowWeights

@@ -1,4 +1,4 @@
-"""Which rows are looked at, and which of them along all known defects.
+"""Choose the rows that are tested, and those that are tested along all known defects.
 
 Small problems are looked at as a whole. Of large ones every head gives blocks of rows: its first,
 its last, and one at random of each of some equal tiles. The draw has a fixed seed, `SEED`.

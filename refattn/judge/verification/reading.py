@@ -1,4 +1,4 @@
-r"""What a file or a call gives to verify."""
+"""Pose the problem of a file, and pair the numbers of a file or a call with what they are to be."""
 
 from __future__ import annotations
 
@@ -72,6 +72,8 @@ def pose_tensors(
     last = None if sequences is None else sequences.last_key
     if sequences is not None:
         packed = Packed(*sequences.offsets, causal, window)
+    # Packed sequences whose last queries are not level with the last key of the file: causality and
+    # window are those of each sequence, and become part of the mask.
     if last is not None and not np.array_equal(last, np.arange(n) + m - n):
         of_sequence = partial(_see_band, last, Band.of(0, causal, window), m)
         causal, window = False, (None, None)
@@ -86,6 +88,7 @@ def pose_tensors(
             arrays["mask"] = arrays["mask"] & of_sequence(index)
         return hide_unseen(arrays, band)
 
+    # Heads are read when they are analysed: arrays of a file may be larger than memory.
     return Problem(
         tensors.lead,
         (n, m, shapes["v"][-1]),
@@ -119,6 +122,7 @@ def pose_states(tensors: Tensors, estimator: str, scale: float | None) -> dict[s
         raise ValueError(f"packed sequences are not judged for {estimator}.")
     names = ("q", "k", "v", "d_out", *list_gates(estimator))
     x = {name: tensors.part(name, ()) for name in names if name in tensors.shapes}
+    # What is left are gates; the state is not an input.
     q, k, v, d_out, _ = (x.pop(name, None) for name in ("q", "k", "v", "d_out", "state"))
     pair = tuple(x.pop(y) for y in ("removal_a", "removal_b") if y in x)
     gates = gates_of(estimator, {**x, "removal": pair if len(pair) == 2 else None}, "in FILE")
@@ -152,6 +156,7 @@ def kind_of(estimator: Any) -> str:
 
 def gates_of(estimator: str, given: Mapping[str, Any], where: str = "given") -> dict[str, Any]:
     """Take the gates of a recurrence, of which it needs all but a factor on what it writes."""
+    # Only a factor on what is written may be left out: it is 1.
     gates = ESTIMATORS[estimator].gates
     known = {*gates, "initial_state"}
     refuse_options(estimator, {x: y for x, y in given.items() if x not in known})
@@ -177,6 +182,7 @@ def gather_recurrent(
     kept: str,
 ) -> dict[str, Part]:
     """Gather what is judged of a recurrence that keeps its state in a type."""
+    # A state is rounded to the type that it is kept in, which other arrays need not have.
     parts, types = {}, {x: kept if x == "state" else y for x, y in types.items()}
     problems = {x: y._replace(kept=kept) for x, y in problems.items()}
     for name in ("out", "state", *_BACKWARD):
@@ -212,7 +218,7 @@ def read_parts(tensors: Tensors, problem: Problem) -> dict[str, Part]:
     if {"out", "lse"} <= {*tensors.shapes} and problem.kind == "scores":
         names.append("lse")
     types = {x: tensors.dtype if x == "state" else _storage_type(tensors, x) for x in names}
-    own = ("state", *_BACKWARD)  # axes
+    own = ("state", *_BACKWARD)  # leading axes, and not those of the output
     read = {x: partial(tensors.part if x in own else tensors.read, x) for x in tensors.shapes}
     if problem.kind == "recurrent":
         problems = pose_states(tensors, problem.record, problem.scale)
@@ -235,6 +241,7 @@ def gather_parts(
         parts["out"] = Part(problem, Numbers(read["out"], types["out"], *lse))
     gradients = {x: shapes[x] for x in _BACKWARD if x in types}
     if gradients:
+        # A backward pass is given d_out in the type of the output.
         dtype = widest(types.get("out", problem.storage), problem.storage)
         backward = pose_gradients(problem, gradients, read["d_out"], read.get("out"), dtype)
         parts |= {x: Part(y, Numbers(read[x], types[x])) for x, y in backward.items()}
@@ -246,5 +253,6 @@ def _storage_type(tensors: Tensors, name: str) -> str:
     dtype, stored = tensors.dtype, tensors.dtypes[name]
     if widest(stored, dtype) == dtype or not math.prod(tensors.shapes[name]):
         return stored
+    # Arrays are often saved in float32 that were computed in a narrow type: all numbers tell it.
     all_held = all(np.all(FORMATS[dtype].holds(tensors.read(name, x))) for x in tensors.heads())
     return dtype if all_held else stored

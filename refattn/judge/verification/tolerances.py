@@ -31,7 +31,7 @@ from ..rounding.head import scan_tiles
 from ..rounding.problems import Index, Problem, pose_arrays, sweep
 from ..rounding.profiles import PROFILES, Profile, check_hardware, profile_of
 from ..rounding.roundings import RowErrors
-from .choice import ProfileChoice, fused_profile, usual_profiles
+from .choice import fused_profile, usual_profiles
 from .findings import Numbers
 from .judging import judge
 from .units import name_on_hardware
@@ -289,7 +289,7 @@ def find_tolerance(
         if isinstance(item, str):
             needs += measure_needs(problem, dtype, item)
         else:
-            if not power:
+            if not power:  # all profiles were measured: this is the first defect
                 ours = next(x.pair for x in needs if x.head is None and x.profile == simulated)
             power.append(_try_defect(part, item, dtype, simulated, names, given, ours))
     return Tolerance(needs, power, dtype, simulated, given, ours, part.lead, rows, hardware)
@@ -336,6 +336,7 @@ class _ElementErrors(NamedTuple):
 
     def limits(self, level: float) -> Doubles:
         """Return what each error exceeds with its share of a probability at most."""
+        # 2 e^(-t^2 / 2) = level / (number of elements): all have the same share.
         t = math.sqrt(2 * math.log(2 * max(self.off.size, 1) / level))
         return np.minimum(self.bound, self.off + t * self.std)
 
@@ -359,6 +360,7 @@ def measure_needs(problem: Problem, dtype: str, name: str) -> Iterator[Need]:
 
 
 def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: float) -> Need:
+    # A larger rtol needs a smaller atol: of three, the one that allows least for a mean element.
     mean = float(np.mean(elements.size))
     of = {x * unit: elements.less(x * unit) for x in (1.0, 2.0, 4.0)}
     cost = {x: _largest_or_zero(y.limits(LEVEL)) + x * mean for x, y in of.items()}
@@ -371,6 +373,7 @@ def _need_of(name: str, head: Index | None, elements: _ElementErrors, unit: floa
         _largest_or_zero(elements.bound),
         Allowance(_smallest_atol(of[rtol]), rtol),
         Allowance(_largest_or_zero(of[proven].bound), proven),
+        # The drift: a regression of shifts on sizes through 0.
         float(np.sum(elements.shift * elements.size) / (np.sum(elements.size**2) or 1.0)),
     )
 
@@ -381,6 +384,8 @@ def _largest_or_zero(x: Doubles) -> float:
 
 def _smallest_atol(elements: _ElementErrors) -> float:
     """Find the smallest atol that all errors stay within, but for a probability of `LEVEL`."""
+    # Equal shares waste the level on elements whose errors are small. By bisection, the atol at
+    # which the probabilities of all elements add up to it; only those near it need to be summed.
     limits = elements.limits(LEVEL / 100)
     high = _largest_or_zero(limits)
     if not 0 < high < math.inf:
@@ -406,6 +411,7 @@ def _choose_part(problem: Problem) -> tuple[Problem, int]:
 
     def read(index: Index) -> Mapping[str, Any]:
         arrays = dict(problem.read(chosen[index[0]]))
+        # The last query is level with the last key, so that these stay where they were.
         last = {x: arrays[x][n - rows :] for x in ("q", "mask", "bias") if x in arrays}
         return arrays | last
 
@@ -422,7 +428,7 @@ def catalogue(problem: Problem) -> Iterator[Defect]:
     for by in (3e-4, 1e-3, 3e-3, 1e-2):
         scale = problem.scale * (1 + by)
         yield Defect("scale times", f"{1 + by:g}", partial(Problem._replace, scale=scale))
-    for value in (1.443, 1.44):
+    for value in (1.443, 1.44):  # for e^x as 2^(x log2 e): the constant to few digits
         scale = problem.scale * (value * math.log(2))
         yield Defect("log2(e) as", f"{value}", partial(Problem._replace, scale=scale))
     yield from _list_key_defects(problem)
@@ -452,6 +458,7 @@ def _list_key_defects(problem: Problem) -> Iterator[Defect]:
         mask = np.ones((n, m), bool)
         mask[:, key] = False
         yield Defect("lost: key", f"{key}", partial(Problem.masked, seen=mask))
+    # A bias of log 2 doubles a weight.
     twice = np.zeros((n, m))
     twice[:, m // 2] = math.log(2)
     yield Defect("counted twice: key", f"{m // 2}", partial(_add_bias, bias=lambda index: twice))
@@ -501,6 +508,7 @@ def _forget_rescaling(block: int, problem: Problem) -> Problem:
             scores = np.broadcast_to(tile.scores, (n, tile.scores.shape[-1]))
             seen = scores if tile.visible is None else np.where(tile.visible, scores, -math.inf)
             top = np.maximum(top, np.max(seen, -1, keepdims=True))
+            # Weights over the maximum of their time, as a bias.
             shift[:, tile.keys] = np.where(np.isfinite(top), -top, 0.0)
         return shift
 
@@ -529,14 +537,15 @@ def _try_defect(
     defect: Defect,
     dtype: str,
     simulated: str,
-    profile: ProfileChoice,
+    profiles: Sequence[str],
     given: Allowance,
     ours: Allowance,
 ) -> Power:
     """Try the output of a kernel with a defect."""
     exact, got = _simulate(problem, defect, dtype, profile_of(simulated))
     numbers = Numbers(got.__getitem__, dtype)
-    verdict = judge(problem, numbers, dtype, profile, LEVEL, hardware=IEEE)
+    # Simulated sums are rounded: units that truncate need not be tried.
+    verdict = judge(problem, numbers, dtype, profiles, LEVEL, hardware=IEEE)
     suspect = verdict.suspects[0].text if verdict.suspects and verdict.verdict == "FAIL" else ""
     return Power(
         defect.name,
@@ -565,6 +574,7 @@ def _simulate(
         at: Any = (*index, i)
         exact[at] = rows.out
 
+    # The reference is of the inputs as they are given, whatever a profile rounds them to first.
     sweep(problem, dtype, profile._replace(inputs=None), keep)
     sweep(defect.problem(problem), dtype, changed, write)
     return exact, got

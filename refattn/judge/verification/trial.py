@@ -1,4 +1,4 @@
-"""The errors of a kernel by one profile: what is tried of them, and what is found."""
+"""Test numbers against one profile: all tests of `verify`, and the known bugs they point to."""
 
 from __future__ import annotations
 
@@ -56,13 +56,14 @@ def attempt(
     if numbers.lse is not None:
         names.append("lse")
     errors = HeadSums(problem, names, numbers, look.weights, rows_apart)
+    # All directions on some blocks, and on the rest those that cost little.
     full = problem if look.full is None else problem._replace(blocks=look.full)
     sweep(full, dtype, profile, errors.add, changes, look.exact)
     if look.rest:
         few = {x: f for x, f in changes.items() if x == "scale"}
         rest = problem._replace(blocks=look.rest)
         sweep(rest, dtype, profile, errors.add_few, few, look.exact)
-    if not rows_apart:
+    if not rows_apart:  # rows of a head are one witness, as they share roundings
         errors.merge_rows()
     elements = float(errors.elements)
     raw = [*_test_bound(errors), *_test_sizes(errors, elements)]
@@ -75,12 +76,14 @@ def attempt(
         directions += [*_test_keys(errors), *_test_tiles(errors)]
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
+    # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
     tests = [
         Finding(x.name, math.exp(max(x.log_p, -700.0)), float(p), x.statistic, x.where)
         for x, p in outcomes
     ]
+    # A direction is suspected if it is tested against, or if it explains much of what failed.
     suspects = [
         Suspect(
             x.name, x.value, x.error, float(p), x.explained / max(errors.weighted, 1e-300), x.where
@@ -90,8 +93,11 @@ def attempt(
     ]
     suspects = _keep_telling(suspects)
     rms = math.sqrt(errors.plain / elements) if elements else 0.0
+    # From here on, what would have been seen: 2 e^(-t^2 / 2) is alpha / (count of tests) at t.
     threshold = math.sqrt(2 * math.log(2 * len(tests) / alpha))
     usable = float(np.sum(errors.weights * (errors.counted > 0)))
+    # A defect of size x adds x G to T, whose standard deviation is about sqrt(G). By Cauchy sum T
+    # over sqrt(sum T^2) is at most the root of the number of rows: few rows reject no size at all.
     detectable = {
         x: float((threshold * np.sqrt(np.sum(sums.size)) + np.sum(sums.slack)) / np.sum(sums.size))
         for x, sums in errors.sums.items()
@@ -102,10 +108,12 @@ def attempt(
         for x, known in errors.known.items()
         if known.g > 0
     }
+    # An output that is 1 % too large is seen by its mean square, or along the factor.
     square = errors.strength / max(elements, 1.0)
     powered = bool(log_chernoff(square, usable) <= math.log(alpha / len(tests)))
     powered = powered or detectable.get("factor", 1.0) <= ONE_PERCENT
     known = elements / max(float(np.sum(errors.looked)) * problem.shape[2], 1)
+    # The test of the largest z is corrected for all elements, too.
     far = math.sqrt(2 * math.log(2 * len(tests) * max(elements, 1.0) / alpha))
     element = errors.widest * far + errors.furthest
     z = Z(rms, *errors.farthest)
@@ -145,6 +153,7 @@ class _Outcome(NamedTuple):
 
 def _test_bound(errors: HeadSums) -> Iterator[_Outcome]:
     ratio, where = errors.beyond
+    # It is proven: no correct kernel exceeds it. 2^-20 is for roundings of the bound itself.
     log_p = -math.inf if ratio > 1 + 2.0**-20 else 0.0
     yield _Outcome("bound", log_p, ratio, _name_where(where))
 
@@ -167,6 +176,7 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
     """Test the largest |z|, and mean squares: of all, of heads, of tiles of rows and of columns."""
     if not elements:
         return
+    # Each |z| exceeds t with probability 2 e^(-t^2 / 2): corrected for all elements.
     z, where = errors.largest
     yield _Outcome(
         "largest z",
@@ -174,6 +184,7 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         z,
         _name_where(where),
     )
+    # Rows are independent, but their columns are not: a row counts once, by the mean over these.
     n = errors.square.shape[1]
     used = errors.counted > 0
     weights = errors.weights * used
@@ -192,6 +203,7 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         if size < n:
             name = f"mean square of tiles of {size}"
             words = _name_tile(errors.problem, head, tile * size, min(n, (tile + 1) * size))
+        # The least likely tile was chosen among all of its size.
         chance = _correct_for_tries(float(log_p[head, tile]), log_p.size)
         yield _Outcome(name, chance, float(means[head, tile]), words)
     means = errors.column / np.where(errors.column_rows > 0, errors.column_rows, 1.0)
@@ -214,6 +226,9 @@ def _test_loud_tiles(
     """
     if not errors.square.size:
         return
+    # The joint law of a row: its columns are many witnesses, once their covariance is known. That
+    # costs d_v^2 for each weight, so only the tiles with the largest mean squares are tried. All
+    # columns of a row must be known, and no other row be rounded alike.
     whole = (errors.counted == problem.shape[2]) & (errors.weights == 1)
     tried: list[_Outcome] = []
     count = 0
@@ -232,6 +247,7 @@ def _test_loud_tiles(
             if not np.all(np.isfinite(rows.worst)):  # a law in a large block of rows, none in this
                 continue
             covariance = bound_covariance(problem.head(index), roundings, i, rows)
+            # The covariance of z = e / worst; its eigenvalues are the variances in sum z^2.
             covariance /= rows.worst[:, :, None] * rows.worst[:, None, :]
             total = means[head, tile] * size * problem.shape[2]
             log_p = log_quadratic(total, np.asarray(np.linalg.eigvalsh(covariance)))
@@ -247,7 +263,7 @@ def _tile_sizes(n: int) -> Iterator[int]:
     """List sizes of tiles: all rows of a head, and smaller powers of two."""
     yield n
     size = _SMALLEST_TILE
-    while size < n:
+    while size < n:  # powers of 2, as kernels have tiles
         yield size
         size *= 2
 
@@ -262,6 +278,7 @@ def _test_gradients(errors: HeadSums, problem: Problem, roundings: Roundings) ->
     """Test directions whose sums have a known variance, over all heads and in the surest."""
     gradient, names = problem.gradient, [*errors.along]
     assert gradient is not None
+    # What an element has alone, and what one query does to all keys: they are independent.
     variances = np.array([np.sum(errors.alone[x], -1) for x in names])
     for number in np.flatnonzero(errors.looked):
         saved = gradient.saved(problem.index_of(number), roundings)
@@ -269,6 +286,7 @@ def _test_gradients(errors: HeadSums, problem: Problem, roundings: Roundings) ->
         with np.errstate(all="ignore"):
             variances[:, number] += variance_along(saved, roundings, gradient.of, along)
     for name, variance in zip(names, variances, strict=True):
+        # One sum a head, as its rows depend on each other, at the least favourable digits.
         sums = (*(x[:, 0] for x in errors.sums[name]), WORST**2 * variance)
         rows = Known(*(errors.weights[:, 0] * x for x in sums))
         errors.known[name] = rows.over(0)
@@ -349,6 +367,7 @@ def _test_keys(errors: HeadSums) -> Iterator[_Outcome]:
 
 def _find_most(rows: Evidence) -> tuple[tuple[int, int], Estimate, float, int]:
     """Find what explains most, of (heads, ...): its place, estimate and share, and count all."""
+    # x^2 G is what a defect of size x takes from the sum of squares of z.
     tried = rows.test()
     explained = np.atleast_2d(np.square(tried.value) * rows.g)
     head, at = map(int, np.unravel_index(int(np.argmax(explained)), explained.shape))

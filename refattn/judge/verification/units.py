@@ -1,4 +1,4 @@
-"""Units that cut sums: which are tried where rounded sums explain nothing, and what they say."""
+"""Find the matrix units whose truncated sums explain errors, where rounded sums do not."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def list_units(
     for name, profile in profiles.items():
         if profile.accumulator is None and _list_units(profile, dtype):
             alike.setdefault((profile.weights, profile.inputs), []).append(name)
+    # What a unit cuts depends on what it multiplies: one profile of a kind compares units for all.
     found = (_list_fits(problem, numbers, dtype, profiles, x) for x in alike.values())
     return [name for names in found for name in names]
 

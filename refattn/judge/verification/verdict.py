@@ -1,4 +1,4 @@
-"""A verdict, in words and as JSON."""
+"""`Verdict`, the result of `verify`: its record, its words and its JSON."""
 
 from __future__ import annotations
 
@@ -157,12 +157,14 @@ class Verdict(NamedTuple):
 
     def with_remark(self, text: str) -> Verdict:
         """Put a remark first, also in the remarks of the part that `of` names."""
+        # With parts, a verdict has the attributes of the part `of`: both get the remark.
         parts = {x: y.with_remark(text) if x == self.of else y for x, y in self.parts.items()}
         return self._replace(remarks=[text, *self.remarks], parts=parts)
 
     def in_layout(self, option: str, transposed: Verdict) -> Verdict:
         """Name the layout as the cause if the transposed arrays pass, or are nearly right."""
         share = 1.0
+        # The share of the mean square of z that is gone in the other layout.
         if transposed.verdict == "FAIL":
             share -= (transposed.z.rms / self.z.rms) ** 2 if self.z.rms > 0 else 1.0
         if self.verdict != "FAIL" or not share > _NEARLY_ALL:
@@ -206,6 +208,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
     }
     yield f"{verdict.verdict}: {words[verdict.verdict]}"
     failed = verdict.verdict == "FAIL"
+    # A question is whether something was declared wrongly: it comes before causes.
     questions = [x for x in verdict.remarks if x.endswith("?")] if failed else []
     yield from (f"  {x}" for x in questions)
     if failed:
@@ -225,6 +228,7 @@ def _write_lines(verdict: Verdict, verbose: bool) -> Iterator[str]:
         )
     if failed:
         yield from _write_tests(verdict, verbose)
+    # Remarks that repeat a cause, or what it implies, are left out.
     said = "\n".join([*questions, *(x.text for x in verdict.suspects)])
     texts = tuple(x.text for x in verdict.suspects)
     others = [x for x in verdict.remarks if x not in said and not x.startswith(texts)]
@@ -294,9 +298,11 @@ def _write_worst(verdict: Verdict) -> str:
 
 def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
     """Write the tests that failed: at least one, and where there is one, a test of a place."""
+    # Tests of sizes first, as they say how large errors are.
     order = sorted(verdict.tests, key=lambda x: (not x.name.startswith(_OF_SIZES), x.adjusted))
     failed = [x for x in order if x.adjusted <= verdict.alpha] or order[:1]
     of_place = [x for x in failed if x.name.startswith(_OF_PLACES)]
+    # The place with the largest mean square tells where to look.
     local = sorted(of_place, key=lambda x: -x.statistic)[:1]
     shown = failed if verbose else [*[x for x in failed if x not in local][:1], *local]
     for x in shown:
@@ -313,6 +319,7 @@ def _write_tests(verdict: Verdict, verbose: bool) -> Iterator[str]:
 def _write_power(verdict: Verdict, one: str) -> Iterator[str]:
     """Write what would not have been noticed."""
     if verdict.looked_at < 1:
+        # Rows were drawn, so a small place is missed unless it is among them.
         share, files = verdict.looked_at, round(1 / verdict.looked_at)
         yield (
             f"  tested {share:.1%} of the rows, drawn with a fixed seed: a bug in one tile of rows "

@@ -1,4 +1,4 @@
-"""The element that is farthest off, and how far it may be."""
+"""Find the element that is farthest off, and how far it may be: the `worst` of a verdict."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def find_worst(
     where = _find_worst_normaliser(problem, numbers) if of_lse else _find_place(numbers, verdict)
     if not where:
         return None
+    # One row is analysed again: arrays of errors of all rows are not kept.
     *head, row = where if of_lse else where[:-1]
     index = tuple(head)
     roundings = profile.roundings(verdict.dtype)
@@ -44,6 +45,7 @@ def find_worst(
 
 def _allow(rows: RowErrors, column: int, verdict: Verdict) -> float:
     """Return how far an element may be off: by its bound, and by all tests of all elements."""
+    # 2 e^(-t^2 / 2) for each element, times elements and tests, is alpha: Holm's first step.
     tries = 2 * max(len(verdict.tests), 1) * math.prod(verdict.shape) / verdict.alpha
     rounding = abs(float(rows.nearest[0, column] - rows.out[0, column]))
     most = math.sqrt(2 * math.log(tries)) * float(rows.worst[0, column]) + rounding

@@ -1,4 +1,4 @@
-"""Errors over their standard deviations, by row, by head and in a few blocks."""
+"""Divide errors by their standard deviations: z by row, by head and in a few blocks."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class LseErrors(NamedTuple):
             )
         ratio = over_bound(error, rows.lse_bound + spacing / 2)
         variance = np.square(rows.lse_std) + spacing * spacing / 12
+        # A query without keys has a log normaliser of exactly -inf, or an infinite error.
         known = np.isfinite(error + variance + rows.lse_slack) & (variance > 0) & ~empty
         exact = np.where(known, rows.lse, 0.0)
         rest, slack = (np.where(known, x, 0.0) for x in (rows.lse_rest, rows.lse_slack))
@@ -90,6 +91,8 @@ def mean_square(problem: Problem, numbers: Numbers, roundings: Roundings) -> flo
 def subtract_rounding(errors: Doubles, rows: RowErrors) -> Doubles:
     """Subtract what rounding to nearest gives, and what errors have in common, at their most."""
     rounding = rows.errors(rows.nearest)
+    # The error is sub-Gaussian about kappa D, D the rounding to nearest and kappa in [0, 1]. Nobody
+    # knows kappa, so the interval is taken away that speaks most for the kernel.
     near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
     return np.asarray(errors - np.clip(errors, *near))
 
