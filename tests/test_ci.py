@@ -1,10 +1,19 @@
-"""What is run before a change lands: the README's command, then what that skipped."""
+"""What is run before a change lands, and what contributors are told to run."""
 
+import re
+import tomllib
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+ROOT = Path(__file__).parent.parent
+in_a_clone = pytest.mark.skipif(
+    not (ROOT / ".ci").is_dir(), reason="a source distribution has no files for contributors"
+)
 
 FUNCTIONS = """
 import pytest
@@ -122,3 +131,64 @@ def test_some_of_a_sweep_are_run_and_what_is_long_by_two_words_is_not(run, pytes
     assert names.count("test_both") == 3
     assert 16 < names.count("test_many") < 48  # half, by the checksums of their names
     run("--full", path).assert_outcomes(passed=68)
+
+
+def read(path):
+    return (ROOT / path).read_text("utf-8")
+
+
+def parsed(path):
+    return pytest.importorskip("yaml").safe_load(read(path))
+
+
+@in_a_clone
+def test_what_contributors_are_told_of_is_there():
+    text = read(".github/CONTRIBUTING.md").replace("NAME", "proposition_1")
+    code = re.findall(r"```console\n(.*?)```|`([^`\n]+)`", text, flags=re.DOTALL)
+    words = " ".join(block or span for block, span in code).split()
+    paths = {x for x in words if re.fullmatch(r"[\w.]+/[\w./]*|\w+\.(md|cff)", x)}
+    paths = {x for x in paths if not x.startswith(".venv/")}
+    paths |= {f".github/{x}" for x in re.findall(r"\]\(([^)]+)\)", text)}
+    assert len(paths) > 40
+    assert [x for x in sorted(paths) if not (ROOT / x).exists()] == []
+    modules = {x for option, x in pairwise(words) if option == "-m"}
+    assert {"pytest", "tests.recorded", "validation"} <= modules
+    assert [x for x in modules - {"build"} if find_spec(x) is None] == []
+
+
+@in_a_clone
+def test_the_workflow_runs_what_is_run_here():
+    jobs = parsed(".github/workflows/ci.yml")["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    for action in (x["uses"] for x in steps if "uses" in x):
+        assert re.fullmatch(r"actions/(checkout|setup-python)@v\d+", action)
+    whole, newcomer = (x["run"].strip().splitlines() for x in steps if "run" in x)
+    assert whole == ["bash .ci/run"]
+    assert newcomer[0] in read(".ci/run").splitlines()  # it finds the command in the README
+    least = tomllib.loads(read("pyproject.toml"))["project"]["requires-python"]
+    assert f">={jobs['newcomer']['strategy']['matrix']['python'][0]}" == least
+
+
+@in_a_clone
+def test_what_runs_before_a_commit_is_what_the_extra_installs():
+    (local,) = parsed(".pre-commit-config.yaml")["repos"]
+    programs = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in local["hooks"]}
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    assert programs == {x.partition(">=")[0] for x in extras["lint"]} - {"refattn[test]"}
+    for hook in local["hooks"]:
+        assert hook["entry"].partition(" --force")[0].removeprefix(".venv/bin/") in read(".ci/run")
+
+
+@in_a_clone
+def test_forms_of_issues_have_what_github_needs():
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+    assert [x.stem for x in forms] == ["bug", "config", "missing", "wrong_verdict"]
+    for path in (x for x in forms if x.stem != "config"):
+        form = parsed(path)
+        assert {"name", "description", "body"} <= set(form)
+        ids = [x["id"] for x in form["body"]]
+        assert len(ids) == len(set(ids))
+        for field in form["body"]:
+            assert field["type"] in ("dropdown", "input", "textarea")
+            assert field["attributes"]["label"]
+            assert field["validations"] == {"required": True}

@@ -47,7 +47,8 @@ def main(
     """Test all claims of the sources, or only each CLAIM that is named, and write a report.
 
     The exit status is 0 if every verdict is the expected one, 1 if not, and 2 for unusable
-    arguments. A claim that a source prints wrongly is expected to be refuted.
+    arguments. A claim that a source prints wrongly is expected to be refuted. Verdicts on times are
+    reported, but do not change the exit status: a busy machine may give others.
     """
     if listing:
         width = max(map(len, suite.claims()))
@@ -104,6 +105,8 @@ def main(
     click.echo(report.summary(records))
     for reason in left_out:
         click.echo(f"left out: {reason}")
+    for line in runner.timed_otherwise(records):
+        click.echo(f"timed here: {line}", err=True)
     problems = runner.unexpected(records)
     for problem in problems:
         click.echo(f"unexpected: {problem}", err=True)

@@ -15,14 +15,16 @@
   whole suite) and versions of what was used.
 - ``"counts"``: how many ``"claims"`` and ``"statements"`` there are; how many statements are as
   expected and ``"hold"`` or are ``"refuted"``, how many are ``"underpowered"`` or else
-  ``"unexpected"``; and how many claims ended in ``"errors"``.
+  ``"unexpected"``, how many have another verdict than expected that rests on times (``"timed"``);
+  and how many claims ended in ``"errors"``.
 - ``"claims"``: the records, as `suite.record` and `runner.run` make them. Each has ``"claim"`` (its
   name), ``"title"``, ``"source"``, ``"method"``, ``"statements"``, ``"seconds"`` and either
   ``"error"`` (a traceback) or ``"alpha"``, ``"errata"``, ``"remark"`` and ``"data"``. A statement
-  has ``"name"``, ``"text"``, ``"expected"``, ``"printed"``, ``"verdict"``, ``"number"`` and
-  ``"evidence"``; a piece of evidence has ``"name"``, ``"kind"`` ("tested", "shown" or "compared"),
-  ``"verdict"``, ``"margin"`` (above 1 beyond its limit, or null), ``"number"``, and the fields of
-  its kind. An erratum has those of `suite.Erratum` but the figure.
+  has ``"name"``, ``"text"``, ``"expected"``, ``"printed"``, ``"timed"`` (whether a clock decides
+  it), ``"verdict"``, ``"number"`` and ``"evidence"``; a piece of evidence has ``"name"``,
+  ``"kind"`` ("tested", "shown", "compared" or "timed"), ``"verdict"``, ``"margin"`` (above 1 beyond
+  its limit, or null), ``"number"``, and the fields of its kind. An erratum has those of
+  `suite.Erratum` but the figure.
 - ``"sources"``: what the ids in each ``"source"`` stand for: ``"name"``, ``"citation"`` and
   ``"links"``.
 
@@ -51,7 +53,14 @@ VERSION = 1
 Plot = Callable[[dict[str, Any]], Any]
 
 _NONE = "\N{EN DASH}"
-_BADGES = {"holds": "✓", "refuted": "✗", "underpowered": "?", "unexpected": "!", "error": "!"}
+_BADGES = {
+    "holds": "✓",
+    "refuted": "✗",
+    "timed": "~",
+    "underpowered": "?",
+    "unexpected": "!",
+    "error": "!",
+}
 _WRONG = ("printed", "instead", "consequence")  # texts of an erratum
 _COLUMNS = {  # of the table of all evidence: key in a row, heading
     "p": "p",
@@ -112,7 +121,8 @@ def write(
         "lead": _lead(number),
         "scope": _scope(number, settings),
         "problems": sorted(
-            (p for c in claims for p in c["problems"]), key=lambda p: p["state"] == "underpowered"
+            (p for c in claims for p in c["problems"]),
+            key=lambda p: p["state"] in ("underpowered", "timed"),
         ),
     }
     data = {
@@ -136,11 +146,14 @@ def write(
 
 
 def summary(records: list[dict[str, Any]]) -> str:
-    """One line for each statement, marked if its verdict is unexpected, and one of counts."""
+    """One line for each statement, marked if its verdict is unexpected, and one of counts.
+
+    The mark is "!", or "~" if the verdict rests on times.
+    """
     rows: list[tuple[str, ...]] = []
     for one in records:
         for s in one["statements"]:
-            mark = " " if s["verdict"] == s["expected"] else "!"
+            mark = {"holds": " ", "refuted": " ", "timed": "~"}.get(_state(s), "!")
             rows.append((mark, s["verdict"], one["claim"], s["name"], s["number"]))
         if "error" in one:
             rows.append(("!", "ERROR", one["claim"], "", _last_line(one["error"])))
@@ -164,6 +177,7 @@ def counts(records: Iterable[dict[str, Any]]) -> dict[str, int]:
         "refuted": states.count("refuted"),
         "underpowered": states.count("underpowered"),
         "unexpected": states.count("unexpected"),
+        "timed": states.count("timed"),
         "errors": sum("error" in one for one in records),
     }
 
@@ -171,6 +185,8 @@ def counts(records: Iterable[dict[str, Any]]) -> dict[str, int]:
 def _state(statement: Mapping[str, Any]) -> str:
     """Return one word for a verdict and whether it is the expected one."""
     verdict = statement["verdict"]
+    if verdict != statement["expected"] and statement.get("timed"):
+        return "timed"
     if verdict == suite.UNDERPOWERED:
         return "underpowered"
     if verdict != statement["expected"]:
@@ -190,6 +206,9 @@ def _lead(number: Mapping[str, int]) -> str:
     parts.append(f"{n['unexpected'] or 'none'} {contradict} what is expected")
     if n["underpowered"]:
         parts.append(f"{n['underpowered']} {_plural(n['underpowered'], 'is', 'are')} underpowered")
+    if n["timed"]:
+        differ = _plural(n["timed"], "timed one differs", "timed ones differ")
+        parts.append(f"{n['timed']} {differ} on this machine")
     if n["errors"]:
         parts.append(f"{n['errors']} {_plural(n['errors'], 'claim', 'claims')} ended in an error")
     statements = _plural(n["statements"], "statement", "statements")
@@ -290,6 +309,7 @@ def _statement(s: Mapping[str, Any], identifier: str) -> dict[str, Any]:
     deciding = next((e for e in evidence if f"{e['name']}: {e.get('number')}" == number), None)
     state, verdict, expected = _state(s), s["verdict"], s["expected"]
     as_expected = verdict == expected
+    says = f"{verdict}, as expected" if as_expected else f"{verdict}, expected {expected}"
     columns = {
         key: heading
         for key, heading in _COLUMNS.items()
@@ -305,7 +325,7 @@ def _statement(s: Mapping[str, Any], identifier: str) -> dict[str, Any]:
         "verdict": verdict,
         "expected": expected,
         "as_expected": as_expected,
-        "says": f"{verdict}, as expected" if as_expected else f"{verdict}, expected {expected}",
+        "says": f"{says} (timed here)" if state == "timed" else says,
         "number": deciding["number"] if deciding else number,
         "by": deciding["name"] if deciding else "",
         "detects": _detects(evidence),
@@ -315,10 +335,10 @@ def _statement(s: Mapping[str, Any], identifier: str) -> dict[str, Any]:
 
 
 def _wording(s: Mapping[str, Any]) -> str:
-    """Whose sentence it is."""
-    if s.get("printed", True):
-        return "as printed"
-    return "derived" if s["expected"] == suite.HOLDS else "control"
+    """Whose sentence it is, and whether it is about times."""
+    derived = "derived" if s["expected"] == suite.HOLDS else "control"
+    wording = "as printed" if s.get("printed", True) else derived
+    return f"{wording}, timed" if s.get("timed") else wording
 
 
 def _detects(evidence: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -86,17 +86,29 @@ def run(
 
 
 def unexpected(records: Iterable[dict[str, Any]]) -> list[str]:
-    """Statements whose verdict is not the expected one, and claims that could not be tried."""
+    """Claims that could not be tried, and statements whose verdict is not the expected one.
+
+    Timed statements are left out: `timed_otherwise` lists them.
+    """
     found = []
     for one in records:
         if "error" in one:
             found.append(f"{one['claim']}: {one['error'].strip().splitlines()[-1]}")
-        found += [
-            f"{one['claim']}, {s['name']}: {s['verdict']}, expected {s['expected']} ({s['number']})"
-            for s in one["statements"]
-            if s["verdict"] != s["expected"]
-        ]
+        found += _otherwise(one, timed=False)
     return found
+
+
+def timed_otherwise(records: Iterable[dict[str, Any]]) -> list[str]:
+    """Timed statements whose verdict on this machine is not the expected one."""
+    return [line for one in records for line in _otherwise(one, timed=True)]
+
+
+def _otherwise(one: dict[str, Any], timed: bool) -> list[str]:
+    return [
+        f"{one['claim']}, {s['name']}: {s['verdict']}, expected {s['expected']} ({s['number']})"
+        for s in one["statements"]
+        if s["verdict"] != s["expected"] and s["timed"] == timed
+    ]
 
 
 def end_with_parent() -> None:

@@ -89,9 +89,20 @@ class Shown(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A number that the statement bounds from above, from arithmetic or from a clock.
+    """A number from arithmetic that the statement bounds from above."""
 
-    By as much as `spread` a clock says less in some round: that refutes nothing.
+    name: str
+    value: float
+    bound: float
+    unit: str = ""
+
+
+class Timed(NamedTuple):
+    """A number from a clock that the statement bounds from above.
+
+    Some round gave a number smaller by `spread`: what it does not contradict refutes nothing. A
+    statement with such evidence is timed: its verdict depends on the machine and on what else runs
+    there, and so never decides an exit status.
     """
 
     name: str
@@ -101,13 +112,14 @@ class Compared(NamedTuple):
     spread: float = 0.0
 
 
-Evidence: TypeAlias = dict[str, list[Tested | Shown | Compared]]  # by statement
+Piece: TypeAlias = Tested | Shown | Compared | Timed
+Evidence: TypeAlias = dict[str, list[Piece]]  # by statement
 
 
 class Findings(NamedTuple):
     """What the tasks of a claim found: evidence by statement, numbers for the figure, a remark."""
 
-    evidence: Mapping[str, Sequence[Tested | Shown | Compared]]
+    evidence: Mapping[str, Sequence[Piece]]
     data: dict[str, Any]
     remark: str = ""
 
@@ -157,7 +169,7 @@ class Claim:
         What the reference prints wrongly: every refuted statement that is printed has its place in
         one.
     alone : bool
-        Whether tasks are timed, and so run one by one after all else.
+        Whether tasks read a clock, and so run one by one after all else.
     needs : tuple of str
         Modules that it needs beside those of the suite; without them it is left out, and that said.
     name : str
@@ -303,7 +315,7 @@ def record(claim: Claim, findings: Findings, level: float) -> dict[str, Any]:
     }
 
 
-def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dict[str, Any]:
+def _verdict(evidence: Sequence[Piece], level: float) -> dict[str, Any]:
     """The verdict on one statement, the number that decided it, and every piece of evidence."""
     if not evidence:
         raise ValueError("A statement needs evidence.")
@@ -313,19 +325,19 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
     showing = iter(stats.holm([e.p for e in shown]) if shown else ())
     rows: list[dict[str, Any]] = []
     for e in evidence:
-        row: dict[str, Any] = {"name": e.name}
-        if isinstance(e, Compared):
+        row: dict[str, Any] = {"name": e.name, "kind": type(e).__name__.lower()}
+        if isinstance(e, Compared | Timed):
             if np.isnan(e.value):
                 raise ValueError(f"{e.name} is not a number: no evidence either way.")
-            row |= {"kind": "compared", "value": float(e.value), "bound": float(e.bound)}
-            row["unit"] = e.unit
-            beyond = REFUTED if e.value - e.spread > e.bound else UNDERPOWERED
+            row |= {"value": float(e.value), "bound": float(e.bound), "unit": e.unit}
+            least = e.value - e.spread if isinstance(e, Timed) else e.value
+            beyond = REFUTED if least > e.bound else UNDERPOWERED
             row["verdict"] = HOLDS if e.value <= e.bound else beyond
             row["margin"] = _ratio(e.value, e.bound)
             row["number"] = f"{e.value:.2g}{_unit(e.unit)} (at most {e.bound:.2g})"
         elif isinstance(e, Shown):
             adjusted, opposite = float(next(showing)), float(next(refuting))
-            row |= {"kind": "shown", "p": float(e.p), "adjusted": adjusted, "opposite": opposite}
+            row |= {"p": float(e.p), "adjusted": adjusted, "opposite": opposite}
             row["verdict"] = (
                 REFUTED if opposite <= level else HOLDS if adjusted <= level else UNDERPOWERED
             )
@@ -333,7 +345,7 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
             row["number"] = f"p = {min(adjusted, opposite):.2g} that chance showed it"
         else:
             adjusted = float(next(refuting))
-            row |= {"kind": "tested", "p": float(e.p), "adjusted": adjusted, "unit": e.unit}
+            row |= {"p": float(e.p), "adjusted": adjusted, "unit": e.unit}
             row["number"] = f"p = {adjusted:.2g}"
             row["verdict"], row["margin"] = HOLDS, _ratio(level, adjusted)
             if e.detectable is not None:
@@ -350,17 +362,18 @@ def _verdict(evidence: Sequence[Tested | Shown | Compared], level: float) -> dic
     )
     decisive = [r for r in rows if r["verdict"] == verdict]
     if verdict == HOLDS:  # identities say more about code than about chance: name them last
-        decisive = [r for r in decisive if r["kind"] != "compared"] or decisive
+        decisive = [r for r in decisive if "p" in r] or decisive
     deciding = max(decisive, key=lambda r: r["margin"])
     return {
+        "timed": any(isinstance(e, Timed) for e in evidence),
         "verdict": verdict,
         "number": f"{deciding['name']}: {deciding['number']}",
         "evidence": [{k: _finite(v) for k, v in row.items()} for row in rows],
     }
 
 
-def _random(evidence: Sequence[Tested | Shown | Compared]) -> list[Tested | Shown]:
-    return [e for e in evidence if not isinstance(e, Compared)]
+def _random(evidence: Sequence[Piece]) -> list[Tested | Shown]:
+    return [e for e in evidence if isinstance(e, Tested | Shown)]
 
 
 def _ratio(a: float, b: float) -> float:

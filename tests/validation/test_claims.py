@@ -18,7 +18,7 @@ from refattn import estimators
 from refattn.judge import stats
 from tests.validation.conftest import run_claim
 from validation import suite
-from validation.claims import _ratios, attention_costs, cost, rfa_biased
+from validation.claims import _clock, _ratios, attention_costs, cost, rfa_biased
 
 TABLE = Path(__file__).with_name("claims.txt").read_text("utf-8").splitlines()
 
@@ -195,9 +195,10 @@ def test_every_claim_at_a_tiny_level(name):
     record = run_claim(name)
     json.dumps(record, allow_nan=False)
     for s in record["statements"]:
-        if not claim.alone and s["expected"] == suite.HOLDS:  # a clock may say anything
+        if not claim.alone and s["expected"] == suite.HOLDS:  # small sizes cost anything
             assert s["verdict"] != suite.REFUTED, s["number"]
         assert s["text"].strip()
+    assert claim.alone == any(s["timed"] for s in record["statements"])
     assert claim.title.strip()
     assert claim.method.strip()
     assert claim.source.startswith(("000", "001", "002", "003", "004", "arXiv:"))
@@ -286,6 +287,20 @@ def test_a_clock_refutes_what_every_round_refutes(exponents, verdict):
     found = {s["name"]: s["verdict"] for s in record["statements"]}
     assert found.pop("dense time") == verdict
     assert set(found.values()) == {suite.HOLDS}
+
+
+@pytest.mark.parametrize("name", ["attention_costs", "cost", "linear_time"])
+def test_what_changes_with_the_clock_is_timed(name, monkeypatch):
+    def statements(spread):
+        durations = np.random.default_rng(0).lognormal(sigma=spread, size=1000)
+        readings = iter(np.cumsum(durations))
+        monkeypatch.setattr(_clock, "time", SimpleNamespace(perf_counter=lambda: next(readings)))
+        return {s["name"]: s for s in run_claim(name)["statements"]}
+
+    even, uneven = statements(0.0), statements(3.0)
+    for statement, s in even.items():
+        values = [[e["value"] for e in x["evidence"]] for x in (s, uneven[statement])]
+        assert s["timed"] != np.allclose(*values, rtol=0, atol=0.1), statement
 
 
 @pytest.mark.long

@@ -257,7 +257,9 @@ def test_the_numbers_can_be_read_back(out):
     assert [e["title"] for e in data["claims"][0]["errata"]] == [e.title for e in ERRATA]
     assert data["sources"]["001"]["name"] == "Performers post"
     counts = " ".join(f"{n} {what}" for what, n in data["counts"].items())
-    assert counts == "5 claims 5 statements 2 hold 1 refuted 1 underpowered 1 unexpected 1 errors"
+    assert counts == (
+        "5 claims 5 statements 2 hold 1 refuted 1 underpowered 1 unexpected 0 timed 1 errors"
+    )
 
 
 def test_the_markdown_has_the_same_table(out):
@@ -409,6 +411,23 @@ def test_the_sentence_counts():
         statements = [{"name": "s", "verdict": v, "expected": v, "number": "1"} for v in verdicts]
         last = report.summary([{"claim": "x", "statements": statements}]).splitlines()[-1]
         assert last == f"Of {counts} and none contradicts what is expected."
+
+
+def test_a_timed_verdict_that_differs_is_shown_as_one_of_this_machine(tmp_path):
+    statements = {"slow": Statement("It is fast."), "fast": Statement("It is fast, too.")}
+    evidence = {name: [suite.Timed("seconds", x, 2.0)] for name, x in (("slow", 3.0), ("fast", 1))}
+    one = record("times", statements, evidence)
+    page = written(tmp_path, [one])
+    marks = [a for a in page.all("a") if a.get("class", "").startswith("mark ")]
+    assert [a["data-state"] for a in marks] == ["timed", "holds"]
+    assert marks[0]["title"] == "REFUTED, expected HOLDS (timed here)"
+    rows = (tmp_path / "report.md").read_text("utf-8").splitlines()
+    assert sum("| slow (as printed, timed) | ~ REFUTED, expected HOLDS (timed here) |" in row
+               for row in rows) == 1  # fmt: skip
+    assert report.summary([one]).splitlines()[-1] == (
+        "Of 2 statements of 1 claim, 1 holds, none contradicts what is expected and 1 timed one "
+        "differs on this machine."
+    )
 
 
 CONTRASTS = """

@@ -1,5 +1,6 @@
 """The validation suite: verdicts, runner and command line."""
 
+import itertools
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,17 @@ from tests.cli.running import gone
 from tests.validation.conftest import run_claim
 from validation import __main__ as cli
 from validation import runner, sources, studies, suite
-from validation.suite import HOLDS, REFUTED, UNDERPOWERED, Claim, Compared, Findings, Statement
+from validation.claims import _clock
+from validation.suite import (
+    HOLDS,
+    REFUTED,
+    UNDERPOWERED,
+    Claim,
+    Compared,
+    Findings,
+    Statement,
+    Timed,
+)
 from validation.suite import Shown as shown
 from validation.suite import Tested as tested
 
@@ -84,8 +96,9 @@ def verdict(evidence, level=1e-6):
         ([shown("s", 1e-9), shown("t", 1e-3)], UNDERPOWERED),
         ([Compared("c", 1.0, 1.0)], HOLDS),
         ([Compared("c", 1.1, 1.0)], REFUTED),
-        ([Compared("c", 1.1, 1.0, spread=0.05)], REFUTED),
-        ([Compared("c", 1.1, 1.0, spread=0.2)], UNDERPOWERED),  # of a clock
+        ([Timed("c", 1.1, 1.0)], REFUTED),
+        ([Timed("c", 1.1, 1.0, spread=0.05)], REFUTED),
+        ([Timed("c", 1.1, 1.0, spread=0.2)], UNDERPOWERED),
         ([Compared("c", float("inf"), 1.0), tested("t", 0.5)], REFUTED),
         ([Compared("c", 0.0, 0.0), shown("s", 1e-3)], UNDERPOWERED),
     ],
@@ -248,6 +261,30 @@ def test_the_exit_status_says_whether_every_verdict_is_as_expected(examples, inv
     result = invoke("--resume", "one")
     assert result.exit_code == 2
     assert "is not a file of results" in result.output
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "word", "mark"),
+    [(Timed, 0, "timed here", "~"), (Compared, 1, "unexpected", "!")],
+)
+def test_a_slow_clock_is_reported_and_decides_no_exit_status(
+    kind, status, word, mark, examples, invoke, out, monkeypatch
+):
+    readings = itertools.count(step=60.0)
+    clock = SimpleNamespace(perf_counter=lambda: next(readings))
+    monkeypatch.setattr(_clock, "time", clock)
+    examples["two"] = example(
+        name="two",
+        alone=True,
+        run=lambda rng, factor: _clock.seconds({1: {"call": lambda: None}}, 1)["call"][0],
+        judge=lambda seconds: Findings({"s": [kind("call", max(seconds), 1.0, "s")]}, {}),
+    )
+    result = invoke()
+    assert result.exit_code == status
+    assert f"{word}: two, s: REFUTED, expected HOLDS (call: 60 s (at most 1))" in result.output
+    assert f"\n{mark}  REFUTED  two  s  call: 60 s (at most 1)\n" in result.output
+    (one,) = json.loads((out / "report.json").read_text("utf-8"))["claims"][1]["statements"]
+    assert (one["verdict"], one["timed"]) == (REFUTED, kind is Timed)
 
 
 def test_a_claim_without_what_it_needs_is_left_out(examples, invoke, out):

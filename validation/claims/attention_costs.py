@@ -124,23 +124,23 @@ def judge(results: suite.Results) -> suite.Findings:
     share = {name: (last[name] - last[RFA]) / last[SOFTMAX] for name in (BALANCE, QUERY)}
     evidence = {
         "RA quadratic": [
-            suite.Compared(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
+            suite.Timed(f"exponent of N, {name}, from 2", abs(slopes["N", name] - 2), HALF)
             for name in (RA, TEXTBOOK[RA])
         ],
         "LARA linear": [
-            suite.Compared(f"exponent of {axis}, {name}", slopes[axis, name], BETWEEN)
+            suite.Timed(f"exponent of {axis}, {name}", slopes[axis, name], BETWEEN)
             for axis in ("N", "C")
             for name in (BALANCE, QUERY)
         ],
         "twice": around("textbook RA / softmax", twice),
         "twice, refattn": around("RA / softmax", ours),
         "much faster": [
-            suite.Compared(f"{name} / {other}", last[name] / last[other], HALF)
+            suite.Timed(f"{name} / {other}", last[name] / last[other], HALF)
             for name in (BALANCE, QUERY)
             for other in (SOFTMAX, RA)
         ],
         "marginal": [
-            suite.Compared(f"({name} - RFA) / softmax", value, MARGINAL)
+            suite.Timed(f"({name} - RFA) / softmax", value, MARGINAL)
             for name, value in share.items()
         ],
     }
@@ -157,11 +157,11 @@ def judge(results: suite.Results) -> suite.Findings:
     return suite.Findings(evidence, {"runs": list(results)}, remark)
 
 
-def around(name: str, ratio: float) -> list[suite.Compared]:
+def around(name: str, ratio: float) -> list[suite.Timed]:
     """Nearer to 2 than to 1 and to 4, in ratios."""
     return [
-        suite.Compared(name, ratio, 2 * ROOT),
-        suite.Compared(f"1 / ({name})", 1 / ratio, 1 / ROOT),
+        suite.Timed(name, ratio, 2 * ROOT),
+        suite.Timed(f"1 / ({name})", 1 / ratio, 1 / ROOT),
     ]
 
 

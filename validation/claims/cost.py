@@ -98,20 +98,22 @@ def judge(results: suite.Results) -> suite.Findings:
             slope = exponent(r["sizes"], np.maximum(values, 1e-9))
             found[r["unit"], r["axis"], name] = slope
             label, linear = f"{name}: exponent of {r['axis']}", name in LINEAR
-            row, spread = (label, slope, BETWEEN), 0.0
+            row = (label, slope, BETWEEN)
+            kind: Callable[..., suite.Piece] = suite.Compared
             if r["unit"] == "s":
                 key = "time" if linear else "dense time"
                 each = np.array([exponent(r["sizes"], times) for times in r["rounds"][name]])
                 if r["axis"] == "L" and not linear:  # from the middle of 1 and 2 to that of 2 and 3
                     row, each = (f"{label}, from 2", abs(slope - 2), HALF), abs(each - 2)
                 spread = max(0.0, row[1] - float(np.min(each))) if len(each) > 1 else math.inf
+                kind = partial(suite.Timed, spread=spread)
             elif "refattn" in name:
                 key, row = "memory of refattn", (label, slope, HALF)
             elif linear:
                 key = "memory"
             else:
                 key, row = "dense memory", (f"2 - {label}", 2 - slope, 2 - BETWEEN)
-            evidence[key].append(suite.Compared(*row, spread=spread))
+            evidence[key].append(kind(*row))
     time, space = (
         [found[unit, "L", name] for name in (LINEAR[0], LINEAR[1], DENSE[0])]
         for unit in ("s", "MiB")

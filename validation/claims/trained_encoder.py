@@ -80,7 +80,7 @@ def judge(results: suite.Results) -> suite.Findings:
         ],
         "kind of error": [suite.more_often("ra above rfa-iid", same["ra"] > same["rfa-iid"])],
         "RA costs": [
-            suite.Compared("seconds of exact attention over those of ra, 32", 1 / ratio, 1.0)
+            suite.Timed("seconds of exact attention over those of ra, 32", 1 / ratio, 1.0)
         ],
     }
     means = ", ".join(f"{np.mean(x):.3f} ({name})" for name, x in cosine.items())
