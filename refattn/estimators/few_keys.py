@@ -23,6 +23,7 @@ from ..arrays.library import (
     widest,
 )
 from ..engine.attend import Attended, attend, finite, merge
+from ..engine.scores import Scores
 from ..typing import ArrayT, Pivots
 from . import key_sampling
 from .inputs import check_call, exactly_one, in_heads
@@ -162,10 +163,11 @@ def _attend_by_coreset(inputs: _CoresetInputs) -> Array:
     half = square_norm(chosen)[..., None, :] / 2
     factor, free = _factor_kernel(_gaussian_kernel(chosen, mask, indices, xp), xp)
     free = free[..., None, :]
-    identity = attend(q, chosen, with_ones(v_chosen, xp), mask=free)
-    f, log_z = attend(chosen, k, v, mask=_not_chosen(indices, free, mask, k, xp))
+    identity = attend(q, chosen, with_ones(v_chosen, xp), Scores(mask=free))
+    others = _not_chosen(indices, free, mask, k, xp)
+    f, log_z = attend(chosen, k, v, Scores(mask=others))
     carried, log_size = _carry(factor, free, with_ones(f, xp), log_z - half[..., 0, :], xp)
-    rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
+    rest = attend(q, chosen, carried, Scores(bias=log_size[..., None, :] - half))
     both = merge(identity, rest)
     seen = both.lse > -math.inf
     norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
@@ -346,18 +348,17 @@ class KeysOfQueries(NamedTuple):
     scale: Any
     xp: Any  # the array namespace
 
-    def taken(self) -> tuple[Array, Array, dict[str, Any]]:
+    def taken(self) -> tuple[Array, Array, Scores]:
         """Take keys and values of the sample; return them, and how to attend to them."""
         at, mask, xp = self.indices[..., 0, :], self.mask, self.xp
         if mask is not None:
             mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at, xp))
         k, v = take_rows(self.k, at, xp), take_rows(self.v, at, xp)
-        return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
+        return k, v, Scores(self.scale, -self.log_p, mask)
 
     def attend(self) -> Attended:
         """Attend to the keys of the sample."""
-        k, v, options = self.taken()
-        return attend(self.q, k, v, **options)
+        return attend(self.q, *self.taken())
 
 
 class SampledKeyInputs(NamedTuple):

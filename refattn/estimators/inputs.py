@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
 from typing import Any, get_args
 
 from .. import sampling
@@ -15,13 +14,6 @@ from ..arrays.library import Array
 from ..typing import Coupling
 
 _HEADS = 16  # at once, which threads share
-
-
-def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
-    """Name the arguments of a call, with the defaults of `fn`."""
-    call = signature(fn).bind(*args, **options)
-    call.apply_defaults()
-    return call.arguments
 
 
 def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tuple[Array, Array]:

@@ -21,6 +21,7 @@ from ..engine.attend import Attended, attend, log_sum_exp
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.positive import Positive, exponents, two_hops
+from ..engine.scores import Scores
 from ..typing import ArrayT, Weighting
 from .inputs import change_gauge, check_call
 from .token_chunks import chunk_of, mean_of_chunks, seen_keys
@@ -339,7 +340,7 @@ class QueryWeights(NamedTuple):
 
     def over_queries(self, q: Array, root: Array) -> Attended:
         """Mean queries attend to queries."""
-        return attend(self.q_mean, q, q[..., :0], scale=root)
+        return attend(self.q_mean, q, q[..., :0], Scores(root))
 
     def softmax(self, q: Array, norm: Array | None) -> Array:
         """t_ic, (..., n, C)."""

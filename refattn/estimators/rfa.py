@@ -25,6 +25,7 @@ from ..engine import signed
 from ..engine.attend import Attended, attend, finite
 from ..engine.hops import Keys, Samples
 from ..engine.positive import two_hops
+from ..engine.scores import Scores
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
@@ -288,7 +289,7 @@ def importance_ratio(inputs: RfaInputs, causal: bool) -> tuple[Attended, Attende
     q, keys, samples, root, xp, _ = inputs
     k, v, mask, _ = keys
     done = two_hops(q, samples, keys, causal, xp)
-    exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
+    exact = attend(q, k, v[..., :0], Scores(root * root, mask=mask, causal=causal))
     empty = exact.lse == -math.inf
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
     log_size = xp.log(constant(samples.omega.shape[-2], q))

@@ -46,8 +46,8 @@ def _pull_sample(
     sample: KeysOfQueries, done: Attended, d_out: Array, *, several: bool = False
 ) -> Cotangents:
     """Return cotangents of queries and of all keys: what `several` samples take is added."""
-    k, v, options = sample.taken()
-    pulled = attend_back.pull_attend(sample.q, k, v, done, d_out, **options)
+    k, v, scores = sample.taken()
+    pulled = attend_back.pull_attend(sample.q, k, v, done, d_out, scores=scores)
 
     def add(rows: Array) -> Array:
         at = sample.xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])

@@ -22,6 +22,7 @@ from ..engine.attend import Attended
 from ..engine.attend_back import zeros_of
 from ..engine.hops import Samples, sample
 from ..engine.positive_back import PositiveBack
+from ..engine.scores import Scores
 from ..engine.signed_back import pull_linear
 from ..estimators import lara
 from ..estimators.token_chunks import chunk_of, chunk_of_keys, members
@@ -173,7 +174,7 @@ def _pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) 
         none = q[..., :0]
         over = weights.over_queries(q, root)
         more = attend_back.pull_attend(
-            made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], scale=root
+            made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], Scores(root)
         )
         total = total._replace(q=total.q + more.k, q_mean=total.q_mean + more.q)
     d_own, d_mixture = total.log_own + total.balance, -total.balance

@@ -20,7 +20,7 @@ from ..engine.attend import Attended, attend, finite
 from ..engine.attend_back import zeros_of
 from ..engine.chunks import Chunks, slice_rows
 from ..engine.hops_back import PulledHops
-from ..engine.scores import Options
+from ..engine.scores import Scores
 from ..estimators.near_and_far import (
     ChunkMoments,
     EvaInputs,
@@ -30,7 +30,7 @@ from ..estimators.near_and_far import (
     attend_chunks,
     attend_locally,
     attend_moments,
-    near_options,
+    near_scores,
     prepare_chunks,
     prepare_moments,
 )
@@ -74,8 +74,8 @@ def _pull_local(
 ) -> PulledHops:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, xp, _), done = inputs, local.done
-    options = near_options(keys, root, sides, causal)
-    near = attend_back.pull_attend(q, keys.k, keys.v, done, d_out, **options)
+    scores = near_scores(keys, root, sides, causal)
+    near = attend_back.pull_attend(q, keys.k, keys.v, done, d_out, scores=scores)
     total = PulledHops(near.q, near.k, near.v, *map(zeros_of, samples))
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
@@ -102,8 +102,8 @@ def _pull_chunks(
     chunks, root, xp = inputs.chunks, inputs.root, inputs.xp
     g = _cut_as_queries(d_out, chunks, xp)
     near = _pull_near(chunks, root, inputs.causal, whole, g)
-    (mean, f), options = inputs.far(states.out[..., 0, :])
-    far = attend_back.pull_attend(chunks.q, mean, f, whole, g, **options)
+    mean, f, scores = inputs.far(states.out[..., 0, :])
+    far = attend_back.pull_attend(chunks.q, mean, f, whole, g, scores=scores)
     of_f = far.v[..., 0, :, :][..., None, :]
     first = hops_back.pull_sample(inputs.omega[..., None, :], inputs.keys, states, of_f, None)
     d_omega = root * first.q[..., 0, :]
@@ -127,17 +127,18 @@ def _pull_moments(
     far_k, far_v, of_queries = zeros_of(moments.far_k), zeros_of(moments.far_v), []
     for some in moments.blocks():
         x, features = moments.queries(some)
-        keys, options = moments.far(some)
+        *keys, scores = moments.far(some)
         out, d_some = (y[..., some, :, :] for y in (done.out, g))
         lse = done.lse[..., some, :]
-        far = attend(features, *keys, **options)
+        far = attend(features, *keys, scores)
         _, turned = moments.turned(far.out)
         # Values are read twice: as they are, and turned by the query.
         by_query = x[..., :, None] * d_some[..., None, :]
         by_query = xp.reshape(by_query, (*by_query.shape[:-2], x.shape[-1] * d_some.shape[-1]))
         d_both = xp.concat([d_some, by_query], axis=-1)
         both = xp.concat([out, xp.zeros_like(by_query)], axis=-1)
-        pulled = attend_back.pull_attend(features, *keys, Attended(both, lse), d_both, **options)
+        whole = Attended(both, lse)
+        pulled = attend_back.pull_attend(features, *keys, whole, d_both, scores=scores)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]
@@ -179,9 +180,8 @@ def _pull_near(
 ) -> attend_back.Cotangents:
     """Pull `Chunks.near` back, whose part `whole` has, with cotangents g cut as queries."""
     k, v, mask = chunks.near_keys
-    scores = {"mask": mask, "causal": causal, "scale": root * root}
-    options = Options(shift=chunks.ahead)
-    return attend_back.pull_attend(chunks.q, k, v, whole, g, options=options, **scores)
+    scores = Scores(root * root, mask=mask, causal=causal, shift=chunks.ahead)
+    return attend_back.pull_attend(chunks.q, k, v, whole, g, scores=scores)
 
 
 def _rows_of_keys(every: Array, near: Array, chunks: Chunks, m: int, xp: Any) -> Array:

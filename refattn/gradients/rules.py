@@ -26,6 +26,7 @@ from ..engine.attend import Attended
 from ..engine.attend import attend as attend_in_blocks
 from ..engine.hops import Samples
 from ..engine.positive import two_hops
+from ..engine.scores import Scores
 from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
 from ..estimators import linear, ra, rfa
@@ -217,7 +218,7 @@ def _check_cotangent(d_out: Array, out: Array, name: str = "d_out") -> Array:
 
 def vjp_attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `attend` back."""
-    done, pull, xp = _pull_exact(q, k, v, options)
+    done, pull, xp = _pull_exact(q, k, v, Scores(**options))
 
     def pullback(cotangents: Any) -> Gradients:
         d_out, d_lse = cotangents
@@ -228,22 +229,22 @@ def vjp_attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def vjp_softmax(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `softmax_attention` back."""
-    (out, _), pull, _ = _pull_exact(q, k, v, options, rooted=True)
+    (out, _), pull, _ = _pull_exact(q, k, v, Scores(**options), rooted=True)
     return out, pull
 
 
 def _pull_exact(
-    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
+    q: Array, k: Array, v: Array, scores: Scores, *, rooted: bool = False
 ) -> tuple[Attended, Callable[..., Gradients], Any]:
     """Attend; return also the pullback of cotangents of both results, and the namespace."""
-    inputs = attention.prepare_attention(q, k, v, options, rooted=rooted)
-    xp, arrays = array_namespace(q), {**options, "q": q, "k": k, "v": v}
-    done = attend_in_blocks(*inputs.arrays, **inputs.options)
+    inputs = attention.prepare_attention(q, k, v, scores, rooted=rooted)
+    xp, arrays = array_namespace(q), {**scores._asdict(), "q": q, "k": k, "v": v}
+    done = attend_in_blocks(*inputs.arrays, inputs.scores)
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
         d_lse = None if d_lse is None else xp.reshape(d_lse, done.lse.shape)
         d_out = xp.reshape(d_out, done.out.shape)
-        taken = attend_back.pull_attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
+        taken = attend_back.pull_attend(*inputs.arrays, done, d_out, d_lse, inputs.scores)
         named = {name: x for name, x in taken._asdict().items() if x is not None}
         return Gradients(**{name: xp.reshape(x, arrays[name].shape) for name, x in named.items()})
 
@@ -354,13 +355,13 @@ def vjp_importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
     done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
     half = xp.exp(log_ratio / 2)[..., None]
     raw, square = half * done.out * half, root * root
-    scores = {"mask": keys.mask, "causal": causal, "scale": square}
+    scores = Scores(square, mask=keys.mask, causal=causal)
 
     def pull(d_out: Array) -> Any:
         d_log, none = xp.sum(d_out * raw, axis=-1), d_out[..., :0]
         pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
         no_values = keys.v[..., :0]
-        normaliser = attend_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, **scores)
+        normaliser = attend_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, scores)
         d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
         d_k = pulled.k + normaliser.k
         return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
