@@ -31,7 +31,7 @@ from .arrays.library import Array, array_namespace, device, is_numpy_array
 from .arrays.words import with_known_keywords
 from .attention import Alibi, Attended
 from .engine.scores import Band, Scores
-from .estimators.inputs import change_gauge, choose_frequencies
+from .estimators.inputs import Options, change_gauge, choose_frequencies
 from .streaming import PositiveState
 from .typing import Coupling
 
@@ -191,7 +191,6 @@ def random_feature_attention(
     >>> distributed.random_feature_attention(q, k, v, num_features=4, rng=0).compute().shape
     (6, 3)
     """
-    options = locals()
     _check_dask(q, k, v, causal)
     scale = checks.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
@@ -199,6 +198,10 @@ def random_feature_attention(
     q, k = change_gauge(q, k, proposal, grouped_lead(q, k, v))
     like = np.empty((0, q.shape[-1]), q.dtype)
     delayed = _dask("delayed").delayed
+    options = Options(
+        omega=omega, log_weight=log_weight, num_features=num_features, coupling=coupling,
+        proposal=proposal, rng=rng,
+    )  # fmt: skip
     drawn = choose_frequencies(options, "num_features", like, ())
     samples = delayed(drawn)  # one node of the graph, not a copy in each task
 
@@ -232,7 +235,7 @@ def _attend_in_chunks(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     """
     bias, sinks = scores.bias, scores.sinks
     slopes = bias.slopes if isinstance(bias, Alibi) else None
-    of_pairs = {"mask": scores.mask, "dropout": scores.dropout}
+    of_pairs: dict[str, Any] = {"mask": scores.mask, "dropout": scores.dropout}
     of_pairs["bias"] = None if isinstance(bias, Alibi) else bias
     _check_dask(q, k, v, scores.causal, of_pairs, {"sinks": sinks, "slopes": slopes})
     checks.real("softcap", scores.softcap, positive=True, optional=True)

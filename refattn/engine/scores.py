@@ -18,7 +18,7 @@ class Scores(NamedTuple):
     window is a pair, `sinks` have axes of queries and keys, and `slopes` stand for a bias `Alibi`.
     """
 
-    scale: float | Array | None = None  # factor on q . k; None is 1
+    scale: Array | None = None  # factor on q . k, or a number; None is 1
     bias: Array | None = None  # broadcasting to (..., n, m)
     mask: Array | None = None  # of bool, broadcasting to (..., n, m)
     causal: bool = False

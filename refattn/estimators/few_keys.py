@@ -26,7 +26,7 @@ from ..engine.attend import Attended, attend, finite, merge
 from ..engine.scores import Scores
 from ..typing import ArrayT, Pivots
 from . import key_sampling
-from .inputs import check_call, exactly_one, in_heads
+from .inputs import Options, check_call, exactly_one, in_heads
 from .key_sampling import PIVOTS
 
 
@@ -115,7 +115,7 @@ def coreset_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask, _, xp = check_call(q, k, v, locals())
+    scale, mask, _, xp = check_call(q, k, v, Options(scale, mask))
     mask = qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
@@ -332,7 +332,7 @@ def sampled_key_attention(
     >>> sampled_key_attention(q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1]))
     array([[1.]])
     """
-    inputs = prepare_samples(q, k, v, locals())
+    inputs = prepare_samples(q, k, v, indices, log_probability, scale, mask)
     return inputs.ungroup(attend_samples(inputs).out)
 
 
@@ -388,12 +388,13 @@ class SampledKeyInputs(NamedTuple):
             yield box, KeysOfQueries(q_i, k_h, v_h, seen, at, of_at, scale, xp)
 
 
-def prepare_samples(q: Array, k: Array, v: Array, options: dict[str, Any]) -> SampledKeyInputs:
+def prepare_samples(
+    q: Array, k: Array, v: Array, indices: Any, log_probability: Any, scale: Any, mask: Any
+) -> SampledKeyInputs:
     """Check arguments of `sampled_key_attention`, and group heads."""
-    mask, sample = options["mask"], (options["indices"], options["log_probability"])
     xp, _ = qkv.check(q, k, v, mask=mask)
-    indices, log_p = key_samples.check_samples(*sample, q, k, v)
-    scale = checks.real("scale", options["scale"], optional=True, like=q)
+    indices, log_p = key_samples.check_samples(indices, log_probability, q, k, v)
+    scale = checks.real("scale", scale, optional=True, like=q)
     mask = qkv.key_rows(mask, k)
     more = (mask, indices, log_p)
     (q, k, v, mask, indices, log_p), lead, ungroup = group_with_lead(q, k, v, *more)

@@ -25,7 +25,7 @@ from ..engine.hops import Keys, sample
 from ..engine.positive import two_hops
 from ..engine.scores import Scores
 from ..typing import ArrayT, Coupling
-from .inputs import check_call, in_heads
+from .inputs import Options, check_call, in_heads
 from .rfa import RfaInputs, prepare_random_features
 
 Sides = tuple[int | None, int | None]
@@ -110,7 +110,8 @@ def eva_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_chunks(q, k, v, locals())
+    options = Options(scale, mask, causal, omega, rng=rng)
+    inputs = prepare_chunks(q, k, v, options, window, sampled, log_size)
 
     def of_heads(some: EvaInputs) -> Array:
         return some.chunks.joined(attend_chunks(some)[1].out)
@@ -160,23 +161,24 @@ class EvaInputs(NamedTuple):
 
 
 @as_written
-def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> EvaInputs:
+def prepare_chunks(
+    q: Array, k: Array, v: Array, options: Options, window: int, sampled: bool, log_size: bool
+) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
-    omega, sampled, log_size = (options[name] for name in ("omega", "sampled", "log_size"))
-    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
+    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
-    noise = None
+    omega, noise = options.omega, None
     if omega is not None:
         omega = frequencies.of_chunks(omega, count, q, lead)
     elif sampled:
-        z = checks.generator(options["rng"]).standard_normal((count, q.shape[-1]))
+        z = checks.generator(options.rng).standard_normal((count, q.shape[-1]))
         noise = constant(z, q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
     chunks = cut_chunks(q, k, v, mask, window)
     inputs = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size, xp)
-    return inputs._replace(causal=options["causal"], ungroup=ungroup)
+    return inputs._replace(causal=options.causal, ungroup=ungroup)
 
 
 @as_written
@@ -250,7 +252,7 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_moments(q, k, v, locals())
+    inputs = prepare_moments(q, k, v, Options(scale, mask, causal), window)
 
     def of_heads(some: _MomentInputs) -> Array:
         return some.chunks.joined(attend_moments(some.moments()).out)
@@ -342,13 +344,13 @@ class _MomentInputs(NamedTuple):
 
 
 @as_written
-def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _MomentInputs:
+def prepare_moments(q: Array, k: Array, v: Array, options: Options, window: int) -> _MomentInputs:
     """Check arguments of `second_order_attention`, and group heads."""
     scale, mask, _, _ = check_call(q, k, v, options)
-    mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     chunks = cut_chunks(q, k, v, mask, window)
-    return _MomentInputs(chunks, root_scale(scale, q), options["causal"], ungroup)
+    return _MomentInputs(chunks, root_scale(scale, q), options.causal, ungroup)
 
 
 @as_written
@@ -440,7 +442,8 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    inputs, sides = prepare_random_features(q, k, v, locals()), qkv.window(window)
+    options = Options(scale, mask, causal, omega, None, num_features, None, coupling, proposal, rng)
+    inputs, sides = prepare_random_features(q, k, v, options), qkv.window(window)
 
     def of_heads(some: RfaInputs) -> Array:
         return attend_locally(some, sides, causal).done.out

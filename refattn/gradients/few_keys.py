@@ -11,13 +11,13 @@ from ..engine.attend import Attended
 from ..engine.attend_back import Cotangents, zeros_of
 from ..engine.hops import joined
 from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs, attend_samples, prepare_samples
-from .rules import sources_of, with_pullback
+from .rules import Sources, with_pullback
 
 
 def vjp_sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `sampled_key_attention` back at given samples."""
-    inputs = prepare_samples(q, k, v, options)
-    sources, done = sources_of(q, k, v, options, inputs.sample.xp), attend_samples(inputs)
+    inputs = prepare_samples(q, k, v, **options)
+    sources, done = Sources(q, k, v, inputs.sample.xp), attend_samples(inputs)
 
     def pull(d_out: Array) -> Any:
         return _pull_samples(inputs, done, d_out)[:3]

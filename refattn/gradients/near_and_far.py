@@ -21,6 +21,7 @@ from ..engine.attend_back import zeros_of
 from ..engine.chunks import Chunks, slice_rows
 from ..engine.hops_back import PulledHops
 from ..engine.scores import Scores
+from ..estimators.inputs import Options
 from ..estimators.near_and_far import (
     ChunkMoments,
     EvaInputs,
@@ -35,13 +36,13 @@ from ..estimators.near_and_far import (
     prepare_moments,
 )
 from ..estimators.rfa import RfaInputs, prepare_random_features
-from .rules import sources_of, with_pullback
+from .rules import Sources, sources_of, with_pullback
 
 
-def vjp_local(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_local(q: Array, k: Array, v: Array, *, window: Any, **shared: Any) -> Any:
     """Pull `local_random_feature_attention` back, part by part."""
-    sides, causal = qkv.window(options["window"]), options["causal"]
-    inputs = prepare_random_features(q, k, v, options)
+    sides, options = qkv.window(window), Options(**shared)
+    inputs, causal = prepare_random_features(q, k, v, options), options.causal
     sources = sources_of(q, k, v, options, inputs.xp)
     local = attend_locally(inputs, sides, causal)
 
@@ -52,18 +53,21 @@ def vjp_local(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return with_pullback(local.done.out, inputs.ungroup, sources, pull)
 
 
-def vjp_eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_eva(
+    q: Array, k: Array, v: Array, *, window: int, sampled: bool, log_size: bool, **shared: Any
+) -> Any:
     """Pull `eva_attention` back, through the means that summaries are made of."""
-    inputs = prepare_chunks(q, k, v, options)
+    options = Options(**shared)
+    inputs = prepare_chunks(q, k, v, options, window, sampled, log_size)
     sources, (states, done) = sources_of(q, k, v, options, inputs.xp), attend_chunks(inputs)
     pull = partial(_pull_chunks, inputs, states, done, k.shape[-2])
     return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
 
-def vjp_second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_second_order(q: Array, k: Array, v: Array, *, window: int, **shared: Any) -> Any:
     """Pull `second_order_attention` back, through the moments."""
-    inputs = prepare_moments(q, k, v, options).moments()
-    sources, done = sources_of(q, k, v, options, inputs.xp), attend_moments(inputs)
+    inputs = prepare_moments(q, k, v, Options(**shared), window).moments()
+    sources, done = Sources(q, k, v, inputs.xp), attend_moments(inputs)
     pull = partial(_pull_moments, inputs, done, k.shape[-2])
     return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
@@ -127,10 +131,10 @@ def _pull_moments(
     far_k, far_v, of_queries = zeros_of(moments.far_k), zeros_of(moments.far_v), []
     for some in moments.blocks():
         x, features = moments.queries(some)
-        *keys, scores = moments.far(some)
+        k, v, scores = moments.far(some)
         out, d_some = (y[..., some, :, :] for y in (done.out, g))
         lse = done.lse[..., some, :]
-        far = attend(features, *keys, scores)
+        far = attend(features, k, v, scores)
         _, turned = moments.turned(far.out)
         # Values are read twice: as they are, and turned by the query.
         by_query = x[..., :, None] * d_some[..., None, :]
@@ -138,7 +142,7 @@ def _pull_moments(
         d_both = xp.concat([d_some, by_query], axis=-1)
         both = xp.concat([out, xp.zeros_like(by_query)], axis=-1)
         whole = Attended(both, lse)
-        pulled = attend_back.pull_attend(features, *keys, whole, d_both, scores=scores)
+        pulled = attend_back.pull_attend(features, k, v, whole, d_both, scores=scores)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]

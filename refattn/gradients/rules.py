@@ -30,7 +30,7 @@ from ..engine.scores import Scores
 from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
 from ..estimators import linear, ra, rfa
-from ..estimators.inputs import open_partials
+from ..estimators.inputs import Options, open_partials
 from ..estimators.recurrent import recurrent_attention
 from ..estimators.rfa import RfaInputs
 from ..registry.record import ESTIMATORS, find_record, load
@@ -316,19 +316,24 @@ def with_pullback(
     return out, pullback
 
 
-def sources_of(q: Array, k: Array, v: Array, options: dict[str, Any], xp: Any) -> Sources:
-    proposal, both = options.get("proposal"), options.get("features") == "hyperbolic"
+def sources_of(
+    q: Array, k: Array, v: Array, options: Options, xp: Any, *, both: bool = False
+) -> Sources:
+    proposal = options.proposal
     gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
-    return Sources(q, k, v, xp, options.get("omega"), options.get("log_weight"), gauges, both)
+    return Sources(q, k, v, xp, options.omega, options.log_weight, gauges, both)
 
 
-def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_random_features(
+    q: Array, k: Array, v: Array, *, features: str, square_norms: Any, **shared: Any
+) -> Any:
     """Pull `random_feature_attention` back: hop 2, then hop 1."""
-    inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
-    sources = sources_of(q, k, v, options, inputs.xp)
-    q, keys, samples, root, xp, ungroup = inputs
-    if options["features"] == "trigonometric":
-        norms = options["square_norms"] is None
+    options = Options(**shared)
+    inputs = rfa.prepare_random_features(q, k, v, options, features, square_norms)
+    sources = sources_of(q, k, v, options, inputs.xp, both=features == "hyperbolic")
+    (q, keys, samples, root, xp, ungroup), causal = inputs, options.causal
+    if features == "trigonometric":
+        norms = square_norms is None
         raw = linear_attention(q, keys, rfa.trigonometric(inputs, norms), causal)
         back = waves_with_pullback(inputs, norms)
 
@@ -346,10 +351,11 @@ def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return with_pullback(done.out, ungroup, sources, pull)
 
 
-def vjp_importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_importance_sampled(q: Array, k: Array, v: Array, **shared: Any) -> Any:
     """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
-    checks.is_array("omega", options["omega"])
-    inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
+    options = Options(**shared)
+    checks.is_array("omega", options.omega)
+    inputs, causal = rfa.prepare_random_features(q, k, v, options), options.causal
     sources = sources_of(q, k, v, options, inputs.xp)
     q, keys, samples, root, xp, ungroup = inputs
     done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
@@ -389,31 +395,34 @@ def _vjp_mean_of_states(inputs: RfaInputs, sources: Sources, causal: bool) -> An
     return with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
 
 
-def vjp_randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_randomized(q: Array, k: Array, v: Array, **shared: Any) -> Any:
     """Pull `randomized_attention` back at given frequencies."""
-    if options["omega"] is None:
+    options = Options(**shared)
+    if options.omega is None:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
     inputs = ra.prepare_by_query(q, k, v, options).sampled()
-    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
+    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options.causal)
 
 
-def vjp_mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_mean_of_ratios(q: Array, k: Array, v: Array, **shared: Any) -> Any:
     """Pull `mean_of_ratios_attention` back."""
+    options = Options(**shared)
     inputs = ra.prepare_for_all(q, k, v, options)
-    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
+    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options.causal)
 
 
 # Linear attention.
 
 
-def vjp_linear(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_linear(
+    q: Array, k: Array, v: Array, *, feature_map: Any, mask: Array | None, causal: bool
+) -> Any:
     """Pull `linear_attention` back, through its features."""
-    causal, feature_map = options["causal"], options["feature_map"]
     given = q, k, v
-    q, keys, xp, ungroup = linear.prepare_linear(*given, options)
-    sources = sources_of(*given, options, xp)
+    q, keys, xp, ungroup = linear.prepare_linear(*given, feature_map, mask, causal)
+    sources = Sources(*given, xp)
     check_pullback(feature_map)
     features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     raw = linear_attention(q, keys, features, causal)

@@ -417,8 +417,8 @@ def test_errors_of_samples_are_handed_on(monkeypatch):
     q, k, v, omega = (rng.standard_normal((x, 3)) for x in (2, 5, 5, 4))
     got = certified.random_feature_attention(q, k, v, omega=omega)
     (first, samples), (second, _) = calls
-    assert first.bias_error >= 19 * 2.0**-103 * abs(first.bias.hi).max()
-    rounding = 2.0**-103 * abs(second.bias.hi).max()
+    assert first.bias_error >= 19 * 2.0**-103 * abs(first.scores.bias.hi).max()
+    rounding = 2.0**-103 * abs(second.scores.bias.hi).max()
     assert second.bias_error >= samples.lse_error.max() + rounding
     assert (second.v_error >= samples.error).all()
     assert (got.lse_error >= samples.lse_error.max()).all()
