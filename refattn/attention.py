@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .arrays import checks, qkv
 from .arrays.heads import Alibi, group_heads
@@ -11,7 +11,7 @@ from .arrays.library import Array, as_written, constant
 from .engine.attend import Attended
 from .engine.attend import attend as attend_in_blocks
 from .engine.attend import merge as merge_parts
-from .engine.scores import Options
+from .engine.scores import Scores
 from .typing import ArrayT
 
 __all__ = ["Alibi", "Attended", "alibi", "attend", "merge", "softmax_attention"]
@@ -127,48 +127,48 @@ def attend(
     >>> attend(q, k, v, window=(1, 0)).out, attend(q, k, v, sinks=np.array(0.0)).out
     (array([[4.5]]), array([[2.25]]))
     """
-    return prepare_attention(q, k, v, locals()).attend()
+    scores = Scores(scale, bias, mask, causal, window, softcap, sinks, dropout)
+    return prepare_attention(q, k, v, scores).attend()
 
 
 class ExactInputs(NamedTuple):
     """Arguments of exact attention: checked, and in groups of heads."""
 
     arrays: tuple[Array, Array, Array]
-    options: dict[str, Any]
+    scores: Scores
     ungroup: Callable[..., Array]
 
     def attend(self) -> Attended:
         """Attend, and undo the groups."""
-        out, lse = attend_in_blocks(*self.arrays, **self.options)
+        out, lse = attend_in_blocks(*self.arrays, self.scores)
         return Attended(self.ungroup(out), self.ungroup(lse, core=1))
 
 
 def prepare_attention(
-    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
+    q: Array, k: Array, v: Array, scores: Scores, *, rooted: bool = False
 ) -> ExactInputs:
     """Check arguments of `attend`, or of `softmax_attention` if `rooted`, and group heads.
 
-    A scale of None is 1 / sqrt(d) if `rooted`. Of tokens that begin elsewhere, key i + shift is
-    level with query i, where the option `shift` is there and not m - n.
+    A scale of None is 1 / sqrt(d) if `rooted`.
     """
-    bias, mask, causal, dropout = (options[x] for x in ("bias", "mask", "causal", "dropout"))
+    scale, bias, mask, causal, window, softcap, sinks, dropout, _, shift = scores
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     qkv.check(q, k, v, bias=bias, mask=mask, causal=causal, dropout=dropout)
-    scale = checks.real("scale", options["scale"], optional=rooted, like=q)
-    softcap = qkv.softcap(options["softcap"], q)
+    scale = checks.real("scale", scale, optional=rooted, like=q)
+    softcap = qkv.softcap(softcap, q)
     sinks, slopes = (
         None if x is None else qkv.of_heads(name, x, q, k, v)
-        for name, x in (("sinks", options["sinks"]), ("slopes", slopes))
+        for name, x in (("sinks", sinks), ("slopes", slopes))
     )
-    (q, k, v, bias, mask, *of_pairs), ungroup = group_heads(
-        q, k, v, bias, mask, sinks, slopes, dropout
+    (q, k, v, bias, mask, sinks, dropout, slopes), ungroup = group_heads(
+        q, k, v, bias, mask, sinks, dropout, slopes
     )
     if scale is None:
         scale = constant(q.shape[-1], q) ** -0.5  # in the dtype of q: longdouble keeps its digits
-    more = Options(qkv.window(options["window"]), options.get("shift"), softcap, *of_pairs)
-    named = {"bias": bias, "mask": mask, "causal": causal, "scale": scale, "options": more}
-    return ExactInputs((q, k, v), named, ungroup)
+    sides = qkv.window(window)
+    checked = Scores(scale, bias, mask, causal, sides, softcap, sinks, dropout, slopes, shift)
+    return ExactInputs((q, k, v), checked, ungroup)
 
 
 def alibi(slopes: Array) -> Alibi:
@@ -281,4 +281,5 @@ def softmax_attention(
     array([[2.],
            [3.]])
     """
-    return prepare_attention(q, k, v, locals(), rooted=True).attend().out
+    scores = Scores(scale, bias, mask, causal, window, softcap, sinks, dropout)
+    return prepare_attention(q, k, v, scores, rooted=True).attend().out

@@ -30,8 +30,8 @@ from .arrays.heads import grouped_lead
 from .arrays.library import Array, array_namespace, device, is_numpy_array
 from .arrays.words import with_known_keywords
 from .attention import Alibi, Attended
-from .engine.scores import Band
-from .estimators.inputs import arguments, change_gauge, choose_frequencies
+from .engine.scores import Band, Scores
+from .estimators.inputs import Options, change_gauge, choose_frequencies
 from .streaming import PositiveState
 from .typing import Coupling
 
@@ -96,10 +96,9 @@ def attend(
     >>> distributed.attend(q, k, v).out.compute().shape
     (2, 6, 3)
     """
-    return _attend_in_chunks(
-        q, k, v, bias=bias, mask=mask, causal=causal, scale=checks.real("scale", scale),
-        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
-    )  # fmt: skip
+    scale = checks.real("scale", scale)
+    scores = Scores(scale, bias, mask, causal, window, softcap, sinks, dropout)
+    return _attend_in_chunks(q, k, v, scores)
 
 
 @with_known_keywords
@@ -139,11 +138,9 @@ def softmax_attention(
     >>> float(distributed.softmax_attention(q, k, v, causal=True).sum().compute())
     18.0
     """
-    return _attend_in_chunks(
-        q, k, v, bias=bias, mask=mask, causal=causal,
-        scale=checks.real("scale", scale, optional=True),
-        window=window, softcap=softcap, sinks=sinks, dropout=dropout,
-    ).out  # fmt: skip
+    scale = checks.real("scale", scale, optional=True)
+    scores = Scores(scale, bias, mask, causal, window, softcap, sinks, dropout)
+    return _attend_in_chunks(q, k, v, scores).out
 
 
 @with_known_keywords
@@ -194,7 +191,6 @@ def random_feature_attention(
     >>> distributed.random_feature_attention(q, k, v, num_features=4, rng=0).compute().shape
     (6, 3)
     """
-    options = locals()
     _check_dask(q, k, v, causal)
     scale = checks.real("scale", scale, positive=True, optional=True)
     if heads := getattr(proposal, "lead", ()):
@@ -202,6 +198,10 @@ def random_feature_attention(
     q, k = change_gauge(q, k, proposal, grouped_lead(q, k, v))
     like = np.empty((0, q.shape[-1]), q.dtype)
     delayed = _dask("delayed").delayed
+    options = Options(
+        omega=omega, log_weight=log_weight, num_features=num_features, coupling=coupling,
+        proposal=proposal, rng=rng,
+    )  # fmt: skip
     drawn = choose_frequencies(options, "num_features", like, ())
     samples = delayed(drawn)  # one node of the graph, not a copy in each task
 
@@ -226,39 +226,30 @@ def random_feature_attention(
     return _assemble(_apply_to_heads(q, k, v, rows), q, v.shape[-1:])
 
 
-def _attend_in_chunks(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    bias: Array | Alibi | None,
-    sinks: Array | None,
-    causal: bool,
-    window: Any,
-    **options: Any,
-) -> Attended:
+def _attend_in_chunks(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     r"""Merge what each chunk of queries finds in the chunks j of keys that it sees, and the sink.
 
     .. math::
         (\mathrm{out}_i, \mathrm{lse}_i) = \mathrm{merge} \bigl( (0, \mathrm{sink}), \;
             \mathrm{attend}(q_i, k_j, v_j), \; \ldots \bigr)
     """
+    bias, sinks = scores.bias, scores.sinks
     slopes = bias.slopes if isinstance(bias, Alibi) else None
-    of_pairs = {x: options.pop(x) for x in ("mask", "dropout")}
+    of_pairs: dict[str, Any] = {"mask": scores.mask, "dropout": scores.dropout}
     of_pairs["bias"] = None if isinstance(bias, Alibi) else bias
-    _check_dask(q, k, v, causal, of_pairs, {"sinks": sinks, "slopes": slopes})
-    checks.real("softcap", options["softcap"], positive=True, optional=True)
-    band = Band.of(k.shape[-2] - q.shape[-2], causal, qkv.window(window))
+    _check_dask(q, k, v, scores.causal, of_pairs, {"sinks": sinks, "slopes": slopes})
+    checks.real("softcap", scores.softcap, positive=True, optional=True)
+    scores = scores._replace(window=qkv.window(scores.window), sinks=None)
+    band = scores.band(q.shape[-2], k.shape[-2])
 
     q, k, v = _rechunk(q, k, v, causal=False)
-    scores = (*q.chunks[:-1], k.chunks[-2])
-    of_pairs = {name: _grid(x, scores) for name, x in of_pairs.items() if x is not None}
+    chunks = (*q.chunks[:-1], k.chunks[-2])
+    of_pairs = {name: _grid(x, chunks) for name, x in of_pairs.items() if x is not None}
     sinks, slopes = (None if x is None else _grid(x, q.chunks[:-2]) for x in (sinks, slopes))
     queries, keys, values = (x.to_delayed()[..., 0] for x in (q, k, v))
     rows, columns = _tokens_of_chunks(q.chunks[-2]), _tokens_of_chunks(k.chunks[-2])
     delayed = _dask("delayed").delayed
     attend, no_keys = delayed(_attend_chunk), delayed(_no_keys)
-    options |= {"causal": causal, "window": window}
 
     def row(g: tuple[int, ...], h: tuple[int, ...], i: int) -> Any:
         def part(j: int) -> Any:
@@ -266,7 +257,8 @@ def _attend_in_chunks(
             if slopes is not None:
                 pairs["bias"] = Alibi(slopes[h])
             pairs["shift"] = band.shift + rows[i].start - columns[j].start
-            return attend(queries[(*h, i)], keys[(*g, j)], values[(*g, j)], **pairs, **options)
+            of_chunk = scores._replace(**pairs)
+            return attend(queries[(*h, i)], keys[(*g, j)], values[(*g, j)], of_chunk)
 
         parts = [part(j) for j in _chunks_seen(band, rows[i], columns)]
         if sinks is not None or not parts:
@@ -280,13 +272,10 @@ def _attend_in_chunks(
     return Attended(out, _assemble({i: x[1] for i, x in grid.items()}, q, ()))
 
 
-def _attend_chunk(q: Array, k: Array, v: Array, **options: Any) -> Attended:
+def _attend_chunk(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     """What one chunk of queries finds in one chunk of keys."""
-    q, k, v = map(_align, (q, k, v))
-    options = {name: _align(x) for name, x in options.items()}
-    shift = options.pop("shift")
-    options = arguments(attention.softmax_attention, q, k, v, **options) | {"shift": shift}
-    return attention.prepare_attention(q, k, v, options, rooted=True).attend()
+    q, k, v, scores = map(_align, (q, k, v, scores))
+    return attention.prepare_attention(q, k, v, scores, rooted=True).attend()
 
 
 def _no_keys(q: Array, d_v: int, sinks: Array | None) -> Attended:
@@ -334,7 +323,7 @@ def _align(x: Any) -> Any:
 
     NumPy multiplies arrays that are not aligned in another way, which rounds differently.
     """
-    if isinstance(x, Attended | Alibi):
+    if isinstance(x, Attended | Alibi | Scores):
         return type(x)(*map(_align, x))
     if isinstance(x, PositiveState):
         return replace(x, **{name: _align(value) for name, value in vars(x).items()})

@@ -13,6 +13,7 @@ from .arrays import checks, frequencies
 from .arrays.arithmetic import multiply, square_norm
 from .arrays.library import Array, as_written, constant
 from .engine.attend import attend, finite
+from .engine.scores import Scores
 from .typing import Features
 
 __all__ = ["estimate", "gaussian_kernel", "polynomial_kernel", "softmax_kernel"]
@@ -175,7 +176,7 @@ def estimate(
     # The estimate is the normaliser of the query x attending to the frequencies.
     bias = _project_vectors(y, omega, xp) - square_norm(y)[..., None] / 2 + log_weight
     unit = xp.ones_like(omega[..., :1])
-    lse = attend(x[..., None, :], omega, unit, bias=bias[..., None, :]).lse[..., 0]
+    lse = attend(x[..., None, :], omega, unit, Scores(bias=bias[..., None, :])).lse[..., 0]
     return xp.exp(lse - square_norm(x) / 2 - xp.log(constant(omega.shape[-2], x)))
 
 

@@ -439,18 +439,19 @@ def draw_target(
     >>> np.round(omega.mean(axis=-2), 1)
     array([[5., 0.]])
     """
-    targets, ungroup = prepare_targets(q, k, locals())
+    targets, ungroup = prepare_targets(q, k, num_samples, rng, scale, mask, causal)
     return ungroup(targets.draw(), core=3)
 
 
-def prepare_targets(q: Array, k: Array, options: dict[str, Any]) -> tuple[Targets, Any]:
+def prepare_targets(
+    q: Array, k: Array, num_samples: Any, rng: Any, scale: Any, mask: Array | None, causal: bool
+) -> tuple[Targets, Any]:
     """Check arguments of `draw_target`, draw uniform numbers, and group heads."""
-    mask, causal, num_samples = (options[x] for x in ("mask", "causal", "num_samples"))
     _, lead = qkv.check(q, k, k, mask=mask, causal=causal)
-    scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
+    scale = checks.real("scale", scale, positive=True, optional=True, like=q)
     n, d = q.shape[-2:]
     checks.length("num_samples", num_samples, math.prod(lead) * n * d)
-    rng = checks.generator(options["rng"])
+    rng = checks.generator(rng)
     (q, k, _, mask), lead, ungroup = group_with_lead(q, k, k, qkv.key_rows(mask, k))
     u = rng.random((*lead, n, num_samples))
     return Targets(q, k, mask, u, rng, scale, causal), ungroup

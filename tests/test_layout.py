@@ -282,6 +282,12 @@ def modules_that_only_hand_on(modules):
             yield name
 
 
+def arguments_without_names(modules):
+    """Readers and tools follow an argument by its name, which `locals()` hides."""
+    for name, module in modules.items():
+        yield from ((name, x.lineno) for x in module.calls if "locals" in name_of(x.func))
+
+
 def docstrings_that_begin_without_a_sentence(modules):
     for name, module in modules.items():
         for text in module.docstrings:
@@ -318,6 +324,7 @@ BREACHES = (
     (modules_that_are_too_long, {DOOR: "\n" * (LINES + 1)}),
     (private_functions_of_many_parameters, {DOOR: "def _f(a, b, c, d, e, f, g, *, h): 0"}),
     (private_functions_of_many_parameters, {DOOR: "async def _f(a, b, c, d, e, f, g, h): 0"}),
+    (arguments_without_names, {DOOR: "def f(x):\n    return g(locals())"}),
     (modules_that_only_hand_on, {"refattn.engine.hop": '"""Hops."""\nfrom .hops import read'}),
     (docstrings_that_begin_without_a_sentence, {DOOR: "def f():\n    'Attention'"}),
     (docstrings_that_begin_without_a_sentence, {DOOR: '"""Attention to keys\n\nMore."""'}),

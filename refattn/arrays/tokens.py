@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -13,7 +12,16 @@ from .checks import shape_of
 from .heads import grouped_lead
 from .library import Array, array_namespace, constant, device
 
-_GATES = ("log_decay", "removal", "write", "initial_state")
+
+class RecurrenceOptions(NamedTuple):
+    """What a recurrence takes beside queries, keys and values, as in `recurrent_attention`."""
+
+    log_decay: Array | None = None  # (..., n) or (..., n, d)
+    removal: Any = None  # a pair, (..., n, d) each
+    write: Array | None = None  # (..., n)
+    initial_state: Array | None = None  # (..., d, d_v)
+    scale: float | None = None
+    read: str = "after"
 
 
 class Gates(NamedTuple):
@@ -27,22 +35,22 @@ class Gates(NamedTuple):
 
 
 def check(
-    q: Array, k: Array, v: Array, options: Mapping[str, Any]
+    q: Array, k: Array, v: Array, given: RecurrenceOptions
 ) -> tuple[Array, Array, Gates, Any, Any]:
     """Check arguments of a recurrence; return queries, keys, gates, the scale and the namespace.
 
     Keys and the state get the leading axes of all but the queries.
     """
     (q, k, xp), whole = _shared(q, k, v), (q, k, v)
-    (n, d), d_v, given = k.shape[-2:], v.shape[-1], {x: options.get(x) for x in _GATES}
+    (n, d), d_v = k.shape[-2:], v.shape[-1]
     if q.shape[-2] != n:
         raise ValueError(
             "`q` and `k` must have next-to-last axes of one length, the number of tokens n, "
             f"got shapes {shape_of(whole[0])} and {shape_of(whole[1])}."
         )
-    checks.choice("read", options.get("read", "after"), ("after", "before"))
-    scale = checks.real("scale", options.get("scale"), optional=True, like=q)
-    g, pair, write, state = given.values()
+    g, pair, write, state, scale, read = given
+    checks.choice("read", read, ("after", "before"))
+    scale = checks.real("scale", scale, optional=True, like=q)
     if pair is not None and (not isinstance(pair, tuple | list) or len(pair) != 2):
         raise TypeError(f"`removal` must be a pair (a, b) of arrays, got {checks.describe(pair)}.")
     a, b = (None, None) if pair is None else pair
@@ -62,7 +70,8 @@ def check(
         parts = (x for x in (k, v, g, a, b, write, state) if x is not None)
         lead = np.broadcast_shapes(*(shape_of(x)[:-2] for x in parts))
     except ValueError:
-        named = {"k": whole[1], "v": v, **{x: y for x, y in given.items() if y is not None}}
+        gates = zip(given._fields[:4], given, strict=False)
+        named = {"k": whole[1], "v": v, **{x: y for x, y in gates if y is not None}}
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in named.items())
         raise ValueError(
             f"`k` and these arrays must have leading axes that broadcast, got {shapes}"

@@ -7,6 +7,7 @@ from typing import Any
 from ..arrays import checks, frequencies, qkv
 from ..arrays.heads import Alibi, group_heads, grouped_lead
 from ..arrays.library import Array, as_written
+from ..engine.scores import Scores
 from .assumptions import require
 from .backward import pull_back_with_bounds, sum_bounds_to
 from .forward import Arguments, Bounded, attend_with_bounds, largest, largest_finite
@@ -87,10 +88,9 @@ def attend(
     731058578630004879
     """
     checks.real("scale", scale, like=first_part(q))
-    args, ungroup = prepare_pairs(
-        q, k, v, None if scale == 1 else number_in_pairs(scale),
-        bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+    factor = None if scale == 1 else number_in_pairs(scale)
+    scores = Scores(factor, bias, mask, causal, window, softcap, sinks)
+    args, ungroup = prepare_pairs(q, k, v, scores)
     return _undo_groups(attend_with_bounds(args), ungroup)
 
 
@@ -138,10 +138,9 @@ def softmax_attention(
            [2.92423431]]), proven=array([[ True],
            [ True]]))
     """
-    args, ungroup = prepare_pairs(
-        q, k, v, _scale_or_default(scale, q),
-        bias=bias, mask=mask, causal=causal, window=window, softcap=softcap, sinks=sinks,
-    )  # fmt: skip
+    factor = _scale_or_default(scale, q)
+    scores = Scores(factor, bias, mask, causal, window, softcap, sinks)
+    args, ungroup = prepare_pairs(q, k, v, scores)
     return _undo_groups(attend_with_bounds(args), ungroup)
 
 
@@ -194,10 +193,8 @@ def softmax_gradients(
     (array([[-1.],
            [ 1.]]), True)
     """
-    args, _ = prepare_pairs(
-        q, k, v, _scale_or_default(scale, q),
-        bias=bias, mask=mask, causal=causal, window=window, softcap=None, sinks=sinks,
-    )  # fmt: skip
+    factor = _scale_or_default(scale, q)
+    args, _ = prepare_pairs(q, k, v, Scores(factor, bias, mask, causal, window, sinks=sinks))
     if isinstance(d_out, tuple):
         check_parts("d_out", d_out)
     (q1, k1, v1), g1, xp = (first_part(x) for x in (q, k, v)), first_part(d_out), args.xp
@@ -292,9 +289,7 @@ def random_feature_attention(
     q, k = multiply_pairs(q, root), multiply_pairs(k, root)
     to_keys = _attend_to_keys(omega, k, v, mask, xp)
     bias, wrong = _bias_of_samples(to_keys, log_weight, xp)
-    to_samples = Arguments(
-        q, omega, to_keys.out, xp, bias=bias, v_error=to_keys.error, bias_error=wrong
-    )
+    to_samples = Arguments(q, omega, to_keys.out, xp, Scores(bias=bias), to_keys.error, wrong)
     return _undo_groups(attend_with_bounds(to_samples), ungroup)
 
 
@@ -304,7 +299,8 @@ def _attend_to_keys(omega: Pair, k: Pair, v: Pair, mask: Array | None, xp: Any) 
     bias = Pair(*(-0.5 * x[..., None, :] for x in square))
     # Roundings of k, of its squares and of their sum.
     wrong = (d + 16) * 2.0**-102 * largest(bias.hi, (-2, -1), xp)
-    return attend_with_bounds(Arguments(omega, k, v, xp, bias=bias, mask=mask, bias_error=wrong))
+    scores = Scores(bias=bias, mask=mask)
+    return attend_with_bounds(Arguments(omega, k, v, xp, scores, bias_error=wrong))
 
 
 def _bias_of_samples(samples: Bounded, log_weight: Pair, xp: Any) -> tuple[Pair, Array]:

@@ -170,8 +170,8 @@ def pull_back_with_bounds(args: Arguments, d_out: Pair) -> tuple[Bound, Bound, B
     work = 32 * math.prod(lead) * n * m
     (dq,) = _gather(of_queries, (lead, n, sizes[0]), (d,), work, d_out.hi, xp)
     dk, dv = _gather(of_keys, (lead, m, sizes[1]), (d, d_v), work, d_out.hi, xp)
-    if args.scale is not None:
-        scale = args.scale
+    scale = args.scores.scale
+    if scale is not None:
         dq, dk = (
             Bound(
                 multiply_pairs(x.value, scale),

@@ -12,7 +12,7 @@ from ..arrays.blocks import WHOLE, blocks, most_threads, part, put, tiles
 from ..arrays.library import Array, array_namespace, as_written, device, is_numpy_array
 from ..arrays.threads import for_each
 from ..engine.attend import Attended, attend
-from ..engine.scores import NO_OPTIONS, Band, Options
+from ..engine.scores import PLAIN, Band, Scores
 from .pairs import (
     EXP_ROUNDING,
     ROUNDING,
@@ -54,20 +54,17 @@ class Arguments(NamedTuple):
     k: Pair
     v: Pair
     xp: Any  # their namespace
-    bias: Pair | None = None
-    mask: Array | None = None
-    causal: bool = False
-    options: Options = NO_OPTIONS
-    scale: Pair | None = None  # of numbers without axes
+    scores: Scores = PLAIN  # the bias in a pair, and the scale in one of numbers without axes
     v_error: Array | None = None  # (..., m, d_v): of the values
     bias_error: Array | None = None  # (..., 1, 1): the largest
 
     @classmethod
-    def of_arrays(cls, q: Array, k: Array, v: Array, bias: Array | None, **more: Any) -> Arguments:
-        """Take arrays of float64 for pairs."""
-        xp = array_namespace(q)
+    def of_arrays(cls, q: Array, k: Array, v: Array, scores: Scores = PLAIN) -> Arguments:
+        """Take arrays of float64, and numbers, for pairs."""
+        xp, bias, scale = array_namespace(q), scores.bias, scores.scale
         q, k, v = (as_pair(x, xp) for x in (q, k, v))
-        return cls(q, k, v, xp, None if bias is None else as_pair(bias, xp), **more)
+        bias, scale = (None if x is None else as_pair(x, xp) for x in (bias, scale))
+        return cls(q, k, v, xp, scores._replace(bias=bias, scale=scale))
 
 
 class Bounded(NamedTuple):
@@ -83,12 +80,9 @@ class Bounded(NamedTuple):
 def attend_with_bounds(args: Arguments) -> Bounded:
     """Evaluate exact attention in pairs, block by block, on threads."""
     q, k, v, xp = args.q.hi, args.k.hi, args.v.hi, args.xp
-    bias, options, home = None if args.bias is None else args.bias.hi, args.options, device(q)
-
-    near = attend(
-        q, k, v, bias=bias, mask=args.mask, causal=args.causal,
-        scale=None if args.scale is None else args.scale.hi, options=options,
-    )  # fmt: skip
+    home = device(q)
+    bias, scale = (None if x is None else x.hi for x in (args.scores.bias, args.scores.scale))
+    near = attend(q, k, v, args.scores._replace(bias=bias, scale=scale))
     (*lead, n), m, d_v = near.lse.shape, k.shape[-2], v.shape[-1]
 
     def room(*more: int) -> Array:
@@ -134,20 +128,20 @@ class KeySizes(NamedTuple):
             k, v = (x.hi[..., j, :] for x in (args.k, args.v))
             finite = xp.all(xp.isfinite(k), axis=-1) & xp.all(xp.isfinite(v), axis=-1)
             usable = finite
-            if args.mask is not None:
-                usable = finite & xp.any(part(args.mask, (WHOLE, j)), axis=-2)
+            if args.scores.mask is not None:
+                usable = finite & xp.any(part(args.scores.mask, (WHOLE, j)), axis=-2)
             power = xp.maximum(power, largest(_tidy(k, usable, xp), (-2, -1), xp))
             column = xp.maximum(column, largest(_tidy(v, usable, xp), (-2,), xp))
             all_usable.append(usable)
             all_finite.append(finite)
         whole = all(bool(xp.all(x)) for x in all_finite)
-        tidy = m == 0 or (whole and args.mask is None)
+        tidy = m == 0 or (whole and args.scores.mask is None)
         power, column = power_of_two(power, xp), power_of_two(column, xp)
         levels, bits = _levels(args, power)
         return cls(
             power,
             column,
-            None if args.bias is None else largest_finite(args.bias.hi, xp),
+            None if args.scores.bias is None else largest_finite(args.scores.bias.hi, xp),
             levels,
             bits,
             None if tidy else xp.concat(all_usable, axis=-1),
@@ -168,8 +162,8 @@ def _levels(args: Arguments, power: Array) -> tuple[int, int]:
     """Count the slices that make errors of scores small, and their bits."""
     xp, d = args.xp, args.q.hi.shape[-1]
     most = power_of_two(largest_finite(args.q.hi, xp), xp)
-    if args.scale is not None:
-        most = most * 2 * xp.abs(args.scale.hi)
+    if args.scores.scale is not None:
+        most = most * 2 * xp.abs(args.scores.scale.hi)
     product = (
         float(xp.max(most)) * float(xp.max(power)) if 0 not in (*most.shape, *power.shape) else 0.0
     )
@@ -224,8 +218,8 @@ class QueryBlock(NamedTuple):
         """Return the first factor of scores, and the power of two of each query."""
         args, xp = self.args, self.args.xp
         q = Pair(*(part(x, (*self.box, WHOLE)) for x in args.q))
-        if args.scale is not None:
-            q = multiply_pairs(q, args.scale)
+        if args.scores.scale is not None:
+            q = multiply_pairs(q, args.scores.scale)
         power = power_of_two(largest(q.hi, (-1,), xp), xp)
         slices = Slices.of(q, power, self.keys.bits, self.keys.levels, xp)
         return side_by_side(slices, xp), power
@@ -234,7 +228,7 @@ class QueryBlock(NamedTuple):
     def band(self) -> Band:
         """The keys that they see by their place."""
         args = self.args
-        return args.options.band(args.q.hi.shape[-2], args.k.hi.shape[-2], args.causal)
+        return args.scores.band(args.q.hi.shape[-2], args.k.hi.shape[-2])
 
     def of_heads(self, x: Array) -> Array:
         return part(x, (*self.box[:-1], WHOLE, WHOLE))
@@ -248,28 +242,28 @@ class QueryBlock(NamedTuple):
     def error_of_exponents(self, power: Array, base: Array) -> Array:
         """Bound steps 1 and 2 of the proof, (..., n, 1)."""
         xp, d = self.args.xp, self.args.q.hi.shape[-1]
-        k_power, options = self.of_heads(self.keys.power), self.args.options
+        k_power, scores = self.of_heads(self.keys.power), self.args.scores
         sliced = sliced_error(d, self.keys.bits, self.keys.levels) + d * PAIR_ROUNDING
         wrong = sliced * power * k_power + d * UNDERFLOW * (1 + power + k_power)
         added = xp.abs(base)
         if self.keys.bias is not None:
             added = added + self.of_heads(self.keys.bias)
-        if options.sinks is not None:
-            sinks = self.of_heads(options.sinks)
+        if scores.sinks is not None:
+            sinks = self.of_heads(scores.sinks)
             added = added + xp.abs(xp.where(xp.isfinite(sinks), sinks, 0.0))
-        if options.slopes is not None:
+        if scores.slopes is not None:
             reach = self.args.q.hi.shape[-2] + self.args.k.hi.shape[-2]
-            added = added + reach * xp.abs(self.of_heads(options.slopes))
+            added = added + reach * xp.abs(self.of_heads(scores.slopes))
         wrong = wrong + 2.0**-100 * added
         if self.args.bias_error is not None:
             wrong = wrong + self.of_heads(self.args.bias_error)
-        if options.softcap is not None:
-            wrong = wrong + 2.0**-66 * options.softcap
+        if scores.softcap is not None:
+            wrong = wrong + 2.0**-66 * scores.softcap
         return wrong * SAFE
 
     def _sums(self, rows: Array, base: Array, columns: int) -> _KeySums:
         """Take steps 3 and 4 of the proof."""
-        args, keys, options, band = self.args, self.keys, self.args.options, self.band
+        args, keys, scores, band = self.args, self.keys, self.args.scores, self.band
         xp, m, i = args.xp, args.k.hi.shape[-2], self.box[-1]
         bits, v_power = bits_of_slices(SPAN, 3), self.of_heads(keys.powers)
         zero = xp.zeros((1, 1), dtype=base.dtype, device=device(base))
@@ -287,8 +281,8 @@ class QueryBlock(NamedTuple):
                     inherited = inherited + weights.hi @ self.of_keys(args.v_error, j)
             if seen.stop > seen.start:
                 total, mass = add_pairs(total, values.sum()), add_pairs(mass, weight.sum())
-        if options.sinks is not None:
-            sink = self.of_heads(options.sinks)
+        if scores.sinks is not None:
+            sink = self.of_heads(scores.sinks)
             there = sink > -math.inf
             one = exp_pair(two_sum(xp.where(there, sink, 0.0), -base), xp)
             mass = add_pairs(mass, Pair(*(xp.where(there, x, 0.0) for x in one)))
@@ -306,14 +300,14 @@ class QueryBlock(NamedTuple):
         k_power = self.of_heads(keys.power)
         slices = Slices.of(self.values(args.k, j), k_power, keys.bits, keys.levels, xp)
         score = sliced_product(rows, facing(slices, xp), keys.levels, xp)
-        if args.options.softcap is not None:
-            score = _cap(score, args.options.softcap, xp)
-        if args.bias is not None:
-            bias = Pair(*(self._of_pairs(x, j) for x in args.bias))
+        if args.scores.softcap is not None:
+            score = _cap(score, args.scores.softcap, xp)
+        if args.scores.bias is not None:
+            bias = Pair(*(self._of_pairs(x, j) for x in args.scores.bias))
             shown = xp.isfinite(bias.hi)
             score = add_pairs(score, Pair(*(xp.where(shown, x, 0.0) for x in bias)))
-        if args.options.slopes is not None:
-            slopes = self.of_heads(args.options.slopes)
+        if args.scores.slopes is not None:
+            slopes = self.of_heads(args.scores.slopes)
             score = add_pairs(
                 score, two_product(-slopes, self.band.distances(self.box[-1], j, score.hi, xp))
             )
@@ -327,10 +321,10 @@ class QueryBlock(NamedTuple):
         if self.keys.finite is not None:
             finite = part(self.keys.finite, (*self.box[:-1], j))[..., None, :]
             high = xp.where(finite, high, math.nan)
-        mask = None if args.mask is None else self._of_pairs(args.mask, j)
+        mask = None if args.scores.mask is None else self._of_pairs(args.scores.mask, j)
         visible = self.band.visible(self.box[-1], j, device(base.hi), xp, mask)
-        if args.bias is not None:
-            bias = self._of_pairs(args.bias.hi, j)
+        if args.scores.bias is not None:
+            bias = self._of_pairs(args.scores.bias.hi, j)
             high = xp.where((bias == math.inf) | xp.isnan(bias), math.nan, high)
             shown = bias != -math.inf
             visible = shown if visible is None else visible & shown

@@ -10,7 +10,7 @@ from typing import Any
 from ..arrays import checks, qkv
 from ..arrays.heads import Alibi, group_heads
 from ..arrays.library import Array, array_namespace, constant, is_numpy_array
-from ..engine.scores import Options
+from ..engine.scores import Scores
 from .assumptions import require
 from .forward import Arguments
 from .pairs import Pair, as_pair, two_sum
@@ -20,14 +20,13 @@ def prepare_pairs(
     q: Array | Pair,
     k: Array | Pair,
     v: Array | Pair,
-    scale: Pair | None,
-    *,
-    bias: Array | Pair | Alibi | None,
-    sinks: Array | None,
-    **options: Any,
+    scores: Scores,
 ) -> tuple[Arguments, Any]:
-    """Check arguments, and group heads; return also the function that undoes the groups."""
-    mask, causal = options["mask"], options["causal"]
+    """Check arguments, and group heads; return also the function that undoes the groups.
+
+    The scale is a pair already.
+    """
+    scale, bias, mask, causal, window, softcap, sinks, *_ = scores
     slopes = bias.slopes if isinstance(bias, Alibi) else None
     bias = None if isinstance(bias, Alibi) else bias
     for name, x in (("q", q), ("k", k), ("v", v), ("bias", bias)):
@@ -36,7 +35,7 @@ def prepare_pairs(
     q1, k1, v1, bias1 = (first_part(x) for x in (q, k, v, bias))
     xp, _ = qkv.check(q1, k1, v1, bias=bias1, mask=mask, causal=causal)
     check_double(q1)
-    softcap = qkv.softcap(options["softcap"], q1)
+    softcap = qkv.softcap(softcap, q1)
     sinks, slopes = (
         None if x is None else qkv.of_heads(name, x, q1, k1, v1)
         for name, x in (("sinks", sinks), ("slopes", slopes))
@@ -48,18 +47,10 @@ def prepare_pairs(
     wide = [*widen(q, xp), *widen(k, xp), *widen(v, xp), *(bias or (None, None))]
     (_, _, _, *grouped), ungroup = group_heads(q1, k1, v1, *wide, mask, sinks, slopes)
     q1, q2, k1, k2, v1, v2, bias1, bias2, mask, sinks, slopes = grouped
-    args = Arguments(
-        Pair(q1, q2),
-        Pair(k1, k2),
-        Pair(v1, v2),
-        xp,
-        None if bias is None else Pair(bias1, bias2),
-        mask,
-        causal,
-        Options(qkv.window(options["window"]), None, softcap, sinks, slopes),
-        None if scale is None else as_arrays(scale, q1),
-    )
-    return args, ungroup
+    scale = None if scale is None else as_arrays(scale, q1)
+    bias, window = None if bias is None else Pair(bias1, bias2), qkv.window(window)
+    checked = Scores(scale, bias, mask, causal, window, softcap, sinks, slopes=slopes)
+    return Arguments(Pair(q1, q2), Pair(k1, k2), Pair(v1, v2), xp, checked), ungroup
 
 
 def first_part(x: Any) -> Any:

@@ -92,9 +92,8 @@ def recurrent_attention(
     >>> out.value.hi.T, bool(state.error[0, 0] < 2**-68)  # 3 + 1 / e = 3.36787944117144232159...
     (array([[1.        , 3.36787944]]), True)
     """
-    options = {"log_decay": log_decay, "removal": removal, "write": write, "read": read}
-    options |= {"initial_state": initial_state, "scale": scale}
-    q, k, gates, _, xp = tokens.check(q, k, v, options)
+    given = tokens.RecurrenceOptions(log_decay, removal, write, initial_state, scale, read)
+    q, k, gates, _, xp = tokens.check(q, k, v, given)
     check_double(q)
     require(q, xp)
     arrays, lead, join = group_with_lead(q, k, v, *gates)

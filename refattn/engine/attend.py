@@ -42,7 +42,7 @@ from ..arrays.library import (
 from ..arrays.shown import held
 from ..arrays.threads import available, for_each
 from ..typing import ArrayT
-from .scores import NO_OPTIONS, Options, cap_scores
+from .scores import PLAIN, Scores, cap_scores
 
 _MOST_SPANS = 16  # for each thread, that keys are cut into for threads to share
 _SHARED_BITS = 2**23  # of scores of heads that are taken together, at least
@@ -81,19 +81,15 @@ def attend(
     q: Array,
     k: Array,
     v: Array,
+    scores: Scores = PLAIN,
     *,
-    bias: Array | None = None,
     key_bias: Callable[[Array], Array] | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-    scale: float | Array | None = None,
-    options: Options = NO_OPTIONS,
     block: tuple[int, int] | None = None,
 ) -> Attended:
     """Attend with trusted arguments; `key_bias` maps keys (..., b, d) to their `bias` (..., b)."""
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
-    softcap, sinks, slopes, dropout = options[2:]
+    scale, bias, mask, _, _, softcap, sinks, dropout, slopes, _ = scores
     of_keys = key_bias is not None or (bias is not None and bias.shape[-2:-1] == (1,))
     plain = mask is None and slopes is None and dropout is None and (bias is None or of_keys)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
@@ -107,7 +103,7 @@ def attend(
     budget = math.prod(block or block_shape(q))
     rows, columns = block or block_shape(q, n, m)
     columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
-    rows, band = max(1, min(n, rows)), options.band(n, m, causal)
+    rows, band = max(1, min(n, rows)), scores.band(n, m)
     columns = max(1, min(m, band.columns(rows, columns)))
     reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
 

@@ -33,7 +33,7 @@ from ..arrays.blocks import WHOLE, add_part, block_shape, blocks, most_threads, 
 from ..arrays.library import Array, array_namespace, as_written, device, own_copy
 from ..arrays.threads import Sequencer, for_each
 from .attend import Attended, finite
-from .scores import NO_OPTIONS, Options, cap_scores, slope_of_cap
+from .scores import PLAIN, Scores, cap_scores, slope_of_cap
 
 _ROWS, _COLUMNS = 8, 8  # blocks of which sums are made before these are added to the result
 
@@ -71,13 +71,9 @@ def pull_attend(
     done: Attended,
     d_out: Array,
     d_lse: Array | None = None,
+    scores: Scores = PLAIN,
     *,
-    bias: Array | None = None,
     half: Array | None = None,
-    mask: Array | None = None,
-    causal: bool = False,
-    scale: float | Array | None = None,
-    options: Options = NO_OPTIONS,
 ) -> Cotangents:
     """Pull cotangents of `kernel.attend` back, of which `half` |k|^2 is less than the scores.
 
@@ -86,10 +82,10 @@ def pull_attend(
     """
     xp = array_namespace(q, k, v)
     n, m = q.shape[-2], k.shape[-2]
+    scale, bias, mask, _, _, softcap, sinks, dropout, slopes, _ = scores
     if mask is not None and mask.ndim < 2:
         mask = xp.broadcast_to(mask, (1, m))
-    softcap, sinks, slopes, dropout = options[2:]
-    band = options.band(n, m, causal)
+    band = scores.band(n, m)
     lead = done.lse.shape[:-1]
     rows, columns = block_shape(q, n, m)
     budget = rows * columns

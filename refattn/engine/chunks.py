@@ -10,7 +10,7 @@ import numpy as np
 from ..arrays.blocks import WHOLE, part, some_heads
 from ..arrays.library import Array, array_namespace, device, is_numpy_array
 from .attend import Attended, attend
-from .scores import Options
+from .scores import Scores
 
 _SHORTEST = 128  # tokens of a chunk that are worth a product of matrices
 
@@ -68,8 +68,7 @@ class Chunks(NamedTuple):
     def near(self, scale: Array, causal: bool) -> Attended:
         """Attend to the keys of the own chunk."""
         k, v, mask = self.near_keys
-        options = Options(shift=self.ahead)
-        return attend(self.q, k, v, mask=mask, causal=causal, scale=scale, options=options)
+        return attend(self.q, k, v, Scores(scale, mask=mask, causal=causal, shift=self.ahead))
 
     def others(self, some: slice, causal: bool) -> Array:
         """Say which chunks some of the chunks of queries see as a whole, (B, 1, C)."""
@@ -85,18 +84,18 @@ class Chunks(NamedTuple):
         return self.xp.reshape(out, shape)[..., self.rows, :]
 
 
-def attend_in_bands(q: Array, k: Array, v: Array, **options: Any) -> Attended:
+def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     """Attend as `attend` does; in libraries other than NumPy, narrow windows take one product.
 
     A chunk of tokens is at least as long as the window on either side. So the queries of a chunk
     see only keys of that chunk, of the one before it and of the one after it.
     """
-    xp, n, m, mask = array_namespace(q), q.shape[-2], k.shape[-2], options.get("mask")
-    band = options["options"].band(n, m, options["causal"])
+    xp, n, m, mask = array_namespace(q), q.shape[-2], k.shape[-2], scores.mask
+    band = scores.band(n, m)
     width = max(_SHORTEST, abs(band.left or 0), abs(band.right or 0))
     one_row = mask is None or mask.shape[-2] == 1
     if is_numpy_array(q) or None in (band.left, band.right) or 2 * width > n or not one_row:
-        return attend(q, k, v, **options)
+        return attend(q, k, v, scores)
     count = -(-n // width)
 
     def cut(x: Array, start: int) -> Array:
@@ -109,9 +108,8 @@ def attend_in_bands(q: Array, k: Array, v: Array, **options: Any) -> Attended:
 
     there = xp.ones((m, 1), dtype=xp.bool, device=device(k))
     there = there if mask is None else there & xp.matrix_transpose(mask)
-    options["mask"] = xp.matrix_transpose(beside(there))
-    options["options"] = options["options"]._replace(shift=width)
-    out, lse = attend(cut(q, 0), beside(k), beside(v), **options)
+    scores = scores._replace(mask=xp.matrix_transpose(beside(there)), shift=width)
+    out, lse = attend(cut(q, 0), beside(k), beside(v), scores)
     out = xp.reshape(out, (*out.shape[:-3], count * width, out.shape[-1]))
     lse = xp.reshape(lse, (*lse.shape[:-2], count * width))
     return Attended(out[..., :n, :], lse[..., :n])

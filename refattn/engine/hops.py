@@ -23,7 +23,7 @@ from ..arrays.blocks import WHOLE, block_shape, buffers, part, put, some_heads, 
 from ..arrays.heads import broadcast_lead
 from ..arrays.library import Array, as_written, device
 from .attend import Attended, attend
-from .scores import causal_mask
+from .scores import Scores, causal_mask
 
 
 class Keys(NamedTuple):
@@ -70,14 +70,14 @@ class Samples(NamedTuple):
 def sample(omega: Array, keys: Keys) -> Attended:
     """Let samples attend to keys, the first hop: f_s and log Z_s."""
     bias = None if keys.half is None else keys.bias
-    return attend(omega, keys.k, keys.v, mask=keys.mask, key_bias=bias)
+    return attend(omega, keys.k, keys.v, Scores(mask=keys.mask), key_bias=bias)
 
 
 @as_written
 def read(q: Array, samples: Samples, states: Attended) -> Attended:
     """Let queries attend to samples, the second hop."""
     bias = states.lse[..., None, :] + samples.log_weight
-    return attend(q, samples.omega, states.out, bias=bias)
+    return attend(q, samples.omega, states.out, Scores(bias=bias))
 
 
 def per_query(

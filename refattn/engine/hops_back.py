@@ -16,6 +16,7 @@ from .attend import Attended
 from .attend_back import Cotangents, zeros_of
 from .hops import Keys, Samples, joined, lead_of_each, sample, tiles_of_queries
 from .positive_back import PositiveBack
+from .scores import Scores
 from .signed_back import pull_linear
 
 
@@ -78,15 +79,16 @@ def pull_read(
 ) -> Cotangents:
     """Pull the second hop back: `v` is of the states, `bias` of log Z + log w for each query."""
     bias = states.lse[..., None, :] + samples.log_weight
-    return attend_back.pull_attend(q, samples.omega, states.out, done, d_out, d_lse, bias=bias)
+    scores = Scores(bias=bias)
+    return attend_back.pull_attend(q, samples.omega, states.out, done, d_out, d_lse, scores)
 
 
 def pull_sample(
     omega: Array, keys: Keys, states: Attended, d_f: Array, d_log_z: Array | None
 ) -> Cotangents:
     """Pull the first hop back: `q` is of frequencies."""
-    options = {"half": keys.half, "mask": keys.mask}
-    return attend_back.pull_attend(omega, keys.k, keys.v, states, d_f, d_log_z, **options)
+    scores, arrays = Scores(mask=keys.mask), (omega, keys.k, keys.v)
+    return attend_back.pull_attend(*arrays, states, d_f, d_log_z, scores, half=keys.half)
 
 
 def pull_read_of_each(done: Attended, d_out: Array, d_lse: Array | None) -> Any:

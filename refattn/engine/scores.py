@@ -11,22 +11,31 @@ from ..arrays.library import Array, device, is_numpy_array
 Reach = tuple[int | None, int | None]
 
 
-class Options(NamedTuple):
-    """What exact attention takes and the estimators do not."""
+class Scores(NamedTuple):
+    """How exact attention makes weights of products q . k: the options of `refattn.attend`.
 
-    window: Reach = (None, None)
-    shift: int | None = None  # key i + shift is level with query i; m - n by default
+    A door holds its arguments so. The engine gets them checked and in groups of heads: then the
+    window is a pair, `sinks` have axes of queries and keys, and `slopes` stand for a bias `Alibi`.
+    """
+
+    scale: Array | None = None  # factor on q . k, or a number; None is 1
+    bias: Array | None = None  # broadcasting to (..., n, m)
+    mask: Array | None = None  # of bool, broadcasting to (..., n, m)
+    causal: bool = False
+    window: Reach | None = (None, None)  # keys seen to the left and to the right
     softcap: float | None = None
-    sinks: Array | None = None  # (..., 1, 1)
+    sinks: Array | None = None  # (..., heads), or (..., 1, 1) in the engine
+    dropout: Array | None = None  # factors of weights, broadcasting to (..., n, m)
     slopes: Array | None = None  # (..., 1, 1)
-    dropout: Array | None = None  # broadcasting to (..., n, m)
+    shift: int | None = None  # key i + shift is level with query i; m - n by default
 
-    def band(self, n: int, m: int, causal: bool) -> Band:
+    def band(self, n: int, m: int) -> Band:
         """Find the keys, of m, that each of n queries sees by its place."""
-        return Band.of(m - n if self.shift is None else self.shift, causal, self.window)
+        shift = m - n if self.shift is None else self.shift
+        return Band.of(shift, self.causal, self.window or (None, None))
 
 
-NO_OPTIONS = Options()
+PLAIN = Scores()
 
 
 class Band(NamedTuple):

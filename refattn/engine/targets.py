@@ -24,7 +24,7 @@ from ..arrays.library import (
     widest,
 )
 from .attend import attend
-from .scores import causal_mask
+from .scores import Scores, causal_mask
 
 
 class Targets(NamedTuple):
@@ -75,7 +75,8 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         q_i = part(q, (*head, i, WHOLE))
         k_h = part(k, (*head, slice(0, stop), WHOLE))
         seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
-        lse = attend(q_i, k_h, k_h[..., :1], mask=seen, causal=causal, scale=root * root).lse
+        scores = Scores(root * root, mask=seen, causal=causal)
+        lse = attend(q_i, k_h, k_h[..., :1], scores).lse
         lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
         scaled = xp.astype(q_i, wide)
         wide_root = root_scale(scale, scaled)

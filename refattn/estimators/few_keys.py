@@ -23,9 +23,10 @@ from ..arrays.library import (
     widest,
 )
 from ..engine.attend import Attended, attend, finite, merge
+from ..engine.scores import Scores
 from ..typing import ArrayT, Pivots
 from . import key_sampling
-from .inputs import check_call, exactly_one, in_heads
+from .inputs import Options, check_call, exactly_one, in_heads
 from .key_sampling import PIVOTS
 
 
@@ -114,7 +115,7 @@ def coreset_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    scale, mask, _, xp = check_call(q, k, v, locals())
+    scale, mask, _, xp = check_call(q, k, v, Options(scale, mask))
     mask = qkv.one_row(mask, k)
     checks.choice("pivots", pivots, PIVOTS)
     exactly_one(num_keys=num_keys, indices=indices)
@@ -162,10 +163,11 @@ def _attend_by_coreset(inputs: _CoresetInputs) -> Array:
     half = square_norm(chosen)[..., None, :] / 2
     factor, free = _factor_kernel(_gaussian_kernel(chosen, mask, indices, xp), xp)
     free = free[..., None, :]
-    identity = attend(q, chosen, with_ones(v_chosen, xp), mask=free)
-    f, log_z = attend(chosen, k, v, mask=_not_chosen(indices, free, mask, k, xp))
+    identity = attend(q, chosen, with_ones(v_chosen, xp), Scores(mask=free))
+    others = _not_chosen(indices, free, mask, k, xp)
+    f, log_z = attend(chosen, k, v, Scores(mask=others))
     carried, log_size = _carry(factor, free, with_ones(f, xp), log_z - half[..., 0, :], xp)
-    rest = attend(q, chosen, carried, bias=log_size[..., None, :] - half)
+    rest = attend(q, chosen, carried, Scores(bias=log_size[..., None, :] - half))
     both = merge(identity, rest)
     seen = both.lse > -math.inf
     norm = xp.where(seen[..., None], both.out[..., -1:], 1.0)
@@ -330,7 +332,7 @@ def sampled_key_attention(
     >>> sampled_key_attention(q, k, v, indices=np.array([0, 2]), log_probability=np.log([0.25, 1]))
     array([[1.]])
     """
-    inputs = prepare_samples(q, k, v, locals())
+    inputs = prepare_samples(q, k, v, indices, log_probability, scale, mask)
     return inputs.ungroup(attend_samples(inputs).out)
 
 
@@ -346,18 +348,17 @@ class KeysOfQueries(NamedTuple):
     scale: Any
     xp: Any  # the array namespace
 
-    def taken(self) -> tuple[Array, Array, dict[str, Any]]:
+    def taken(self) -> tuple[Array, Array, Scores]:
         """Take keys and values of the sample; return them, and how to attend to them."""
         at, mask, xp = self.indices[..., 0, :], self.mask, self.xp
         if mask is not None:
             mask = xp.matrix_transpose(take_rows(xp.matrix_transpose(mask), at, xp))
         k, v = take_rows(self.k, at, xp), take_rows(self.v, at, xp)
-        return k, v, {"bias": -self.log_p, "mask": mask, "scale": self.scale}
+        return k, v, Scores(self.scale, -self.log_p, mask)
 
     def attend(self) -> Attended:
         """Attend to the keys of the sample."""
-        k, v, options = self.taken()
-        return attend(self.q, k, v, **options)
+        return attend(self.q, *self.taken())
 
 
 class SampledKeyInputs(NamedTuple):
@@ -387,12 +388,13 @@ class SampledKeyInputs(NamedTuple):
             yield box, KeysOfQueries(q_i, k_h, v_h, seen, at, of_at, scale, xp)
 
 
-def prepare_samples(q: Array, k: Array, v: Array, options: dict[str, Any]) -> SampledKeyInputs:
+def prepare_samples(
+    q: Array, k: Array, v: Array, indices: Any, log_probability: Any, scale: Any, mask: Any
+) -> SampledKeyInputs:
     """Check arguments of `sampled_key_attention`, and group heads."""
-    mask, sample = options["mask"], (options["indices"], options["log_probability"])
     xp, _ = qkv.check(q, k, v, mask=mask)
-    indices, log_p = key_samples.check_samples(*sample, q, k, v)
-    scale = checks.real("scale", options["scale"], optional=True, like=q)
+    indices, log_p = key_samples.check_samples(indices, log_probability, q, k, v)
+    scale = checks.real("scale", scale, optional=True, like=q)
     mask = qkv.key_rows(mask, k)
     more = (mask, indices, log_p)
     (q, k, v, mask, indices, log_p), lead, ungroup = group_with_lead(q, k, v, *more)

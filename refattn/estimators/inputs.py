@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from inspect import signature
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from .. import sampling
 from ..arrays import checks, frequencies, qkv
@@ -17,11 +16,19 @@ from ..typing import Coupling
 _HEADS = 16  # at once, which threads share
 
 
-def arguments(fn: Any, *args: Any, **options: Any) -> dict[str, Any]:
-    """Name the arguments of a call, with the defaults of `fn`."""
-    call = signature(fn).bind(*args, **options)
-    call.apply_defaults()
-    return call.arguments
+class Options(NamedTuple):
+    """What estimators take beside queries, keys and values; no estimator takes all of it."""
+
+    scale: float | None = None
+    mask: Array | None = None  # of bool, broadcasting to (..., n, m)
+    causal: bool = False
+    omega: Any = None  # (..., S, d), or (..., n, S, d) if each query has its own
+    log_weight: Any = None  # (..., S)
+    num_features: int | None = None
+    num_samples: int | None = None
+    coupling: Coupling = "iid"
+    proposal: Any = None
+    rng: Any = None
 
 
 def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tuple[Array, Array]:
@@ -34,13 +41,12 @@ def change_gauge(q: Array, k: Array, proposal: Any, lead: tuple[int, ...]) -> tu
 
 
 def check_call(
-    q: Array, k: Array, v: Array, options: dict[str, Any]
+    q: Array, k: Array, v: Array, options: Options
 ) -> tuple[float | None, Array | None, tuple[int, ...], Any]:
     """Check what every estimator takes; return scale, mask (..., n or 1, m), lead and namespace."""
-    mask = options["mask"]
-    xp, lead = qkv.check(q, k, v, mask=mask, causal=options.get("causal", False))
-    scale = checks.real("scale", options["scale"], positive=True, optional=True, like=q)
-    return scale, qkv.key_rows(mask, k), lead, xp
+    xp, lead = qkv.check(q, k, v, mask=options.mask, causal=options.causal)
+    scale = checks.real("scale", options.scale, positive=True, optional=True, like=q)
+    return scale, qkv.key_rows(options.mask, k), lead, xp
 
 
 def open_partials(fn: Any) -> tuple[Any, dict[str, Any]]:
@@ -60,15 +66,14 @@ def exactly_one(**options: Any) -> None:
 
 
 def choose_frequencies(
-    options: dict[str, Any], size: str, like: Array, lead: tuple[int, ...]
+    options: Options, size: str, like: Array, lead: tuple[int, ...]
 ) -> tuple[Array, Array]:
     """Return the frequencies and log weights of a call, or draw them, in the library of `like`.
 
     How many are drawn is in the option named `size`.
     """
-    omega, log_weight, proposal = (options.get(x) for x in ("omega", "log_weight", "proposal"))
-    coupling: Any = options.get("coupling", "iid")
-    count: Any = options.get(size)
+    *_, omega, log_weight, _, _, coupling, proposal, rng = options
+    count = getattr(options, size)
     checks.choice("coupling", coupling, get_args(Coupling))
     exactly_one(**{"omega": omega, size: count})
     if log_weight is not None and omega is None:
@@ -78,8 +83,7 @@ def choose_frequencies(
     if omega is None:
         d = like.shape[-1]
         checks.length(size, count, d)
-        law = {"coupling": coupling, "proposal": proposal, "rng": options["rng"]}
-        omega, log_weight = sampling.draw(count, d, **law)
+        omega, log_weight = sampling.draw(count, d, coupling=coupling, proposal=proposal, rng=rng)
     return frequencies.shared(omega, log_weight, like, lead)
 
 

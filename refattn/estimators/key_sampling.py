@@ -30,6 +30,7 @@ from ..arrays.library import (
 from ..arrays.shown import held
 from ..engine.attend import attend, finite
 from ..engine.hops import Keys
+from ..engine.scores import Scores
 from ..typing import KEY_LAWS, KeyLaw, Pivots
 
 __all__ = ["PIVOTS", "KeySample", "draw_keys", "draw_pivots"]
@@ -313,7 +314,7 @@ def _draw_from_softmax(
         box = (*head, i, WHOLE)
         q_i, k_h = xp.astype(part(q, box), wide), xp.astype(some_heads(k, head), wide)
         seen = None if mask is None else part(mask, box)
-        lse = attend(q_i, k_h, k_h[..., :1], mask=seen, scale=scale).lse[..., None]
+        lse = attend(q_i, k_h, k_h[..., :1], Scores(scale, mask=seen)).lse[..., None]
         scores = (q_i * scale) @ xp.matrix_transpose(k_h)
         scores = scores if seen is None else xp.where(seen, scores, -math.inf)
         blind = lse == -math.inf

@@ -21,8 +21,9 @@ from ..engine.attend import Attended, attend, log_sum_exp
 from ..engine.causal import causal_attention
 from ..engine.hops import Keys, Samples, concatenate, read, sample
 from ..engine.positive import Positive, exponents, two_hops
+from ..engine.scores import Scores
 from ..typing import ArrayT, Weighting
-from .inputs import change_gauge, check_call
+from .inputs import Options, change_gauge, check_call
 from .token_chunks import chunk_of, mean_of_chunks, seen_keys
 
 WEIGHTINGS: tuple[Weighting, ...] = get_args(Weighting)
@@ -131,7 +132,9 @@ def linear_randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.6)
     True
     """
-    inputs = prepare_lara(q, k, v, locals())
+    options = Options(scale, mask, causal, omega, proposal=proposal, rng=rng)
+    own = LaraOptions(num_proposals, centres, weighting, beta, antithetic)
+    inputs = prepare_lara(q, k, v, options, own)
     return inputs.ungroup(attend_prepared(inputs, causal).out)
 
 
@@ -165,33 +168,32 @@ class LaraInputs(NamedTuple):
 
 
 class LaraOptions(NamedTuple):
-    """How many proposals and samples of each there are, and how they are weighted."""
+    """What only LARA takes: its proposals and samples, and how they are weighted."""
 
-    proposals: int
-    repeats: int
+    num_proposals: Any  # once checked, how many there are
+    centres: Any
     weighting: Weighting
     beta: float
+    antithetic: bool
+    repeats: int = 1  # samples of each proposal
 
 
-def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraInputs:
+def prepare_lara(q: Array, k: Array, v: Array, options: Options, own: LaraOptions) -> LaraInputs:
     """Check arguments of `linear_randomized_attention`, draw noise, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
-    d = q.shape[-1]
-    centres, omega, weighting, proposal = (
-        options[name] for name in ("centres", "omega", "weighting", "proposal")
-    )
-    checks.choice("weighting", weighting, WEIGHTINGS)
-    beta = checks.real("beta", options["beta"], like=q)
-    checks.flag("antithetic", options["antithetic"])
-    count, repeats = _count_proposals(q.shape[-2], k.shape[-2], options)
+    d, omega, proposal, centres = q.shape[-1], options.omega, options.proposal, own.centres
+    checks.choice("weighting", own.weighting, WEIGHTINGS)
+    beta = checks.real("beta", own.beta, like=q)
+    checks.flag("antithetic", own.antithetic)
+    count, repeats = _count_proposals(q.shape[-2], k.shape[-2], omega, own)
     if proposal is not None:
         sampling.check_gaussians("proposal", [proposal])
     q, k = change_gauge(q, k, proposal, lead)
-    if options["causal"]:
-        frequencies.causal_proposals(centres, weighting, mask)
+    if options.causal:
+        frequencies.causal_proposals(centres, own.weighting, mask)
     z = log_own = mixture = None
     if omega is None:
-        z = checks.generator(options["rng"]).standard_normal((*lead, count, d))
+        z = checks.generator(options.rng).standard_normal((*lead, count, d))
     if isinstance(centres, Sequence):
         omega, log_own, mixture = _from_sequence(centres, omega, z, repeats, lead, d)
         log_own, mixture = (constant(x, q)[..., None, :] for x in (log_own, mixture))
@@ -207,9 +209,10 @@ def prepare_lara(q: Array, k: Array, v: Array, options: dict[str, Any]) -> LaraI
     )
     if log_own is not None:
         log_own, mixture = log_own[..., 0, :], mixture[..., 0, :]
-    root, counts = root_scale(scale, q), LaraOptions(count, repeats, weighting, beta)
+    own = own._replace(num_proposals=count, beta=beta, repeats=repeats)
+    root = root_scale(scale, q)
     keys = Keys(k, v, mask, root * root / 2)
-    return LaraInputs(q, keys, root, lead, xp, ungroup, counts, omega, centres, z, log_own, mixture)
+    return LaraInputs(q, keys, root, lead, xp, ungroup, own, omega, centres, z, log_own, mixture)
 
 
 class Proposals(NamedTuple):
@@ -224,7 +227,8 @@ class Proposals(NamedTuple):
 
 def make_proposals(inputs: LaraInputs) -> Proposals:
     """Make the proposals of chunks, and draw around them, where they are not given."""
-    (count, repeats, *_), centres, omega = inputs.options, inputs.centres, inputs.omega
+    options, centres, omega = inputs.options, inputs.centres, inputs.omega
+    count, repeats = options.num_proposals, options.repeats
     keys, root, xp = inputs.keys, inputs.root, inputs.xp
     q_mean = root * mean_of_chunks(inputs.q, count, None, xp)
     if inputs.log_own is not None:
@@ -248,7 +252,7 @@ def past_proposals(inputs: LaraInputs) -> tuple[Array, Array]:
 def past_chunks(inputs: LaraInputs) -> Iterator[tuple[Array, Array]]:
     """Yield which of the chunks that make proposals each query and key is in, or -1; and these."""
     q, (k, _, mask, _), xp = inputs.q, inputs.keys, inputs.xp
-    (n, m), count = (q.shape[-2], k.shape[-2]), inputs.options.proposals
+    (n, m), count = (q.shape[-2], k.shape[-2]), inputs.options.num_proposals
     chunk = chunk_of(n, count)
     chunk[chunk == count - 1] = -1  # the last makes none
     yield xp.asarray(chunk, device=device(q)), q
@@ -266,9 +270,9 @@ def proposal_weights(made: Proposals, weighting: Weighting) -> Array:
 
 def query_weights(inputs: LaraInputs, made: Proposals) -> QueryWeights:
     """Return what the weights of samples are made of where they depend on the query."""
-    _, repeats, weighting, beta = inputs.options
-    balance, over = inputs.xp.exp(made.log_own - made.mixture), -1 if weighting == "query" else -2
-    return QueryWeights(made.q_mean, balance, made.log_own, over, beta, repeats, inputs.xp)
+    (_, _, weighting, beta, _, repeats), xp = inputs.options, inputs.xp
+    balance, over = xp.exp(made.log_own - made.mixture), -1 if weighting == "query" else -2
+    return QueryWeights(made.q_mean, balance, made.log_own, over, beta, repeats, xp)
 
 
 @as_written
@@ -339,7 +343,7 @@ class QueryWeights(NamedTuple):
 
     def over_queries(self, q: Array, root: Array) -> Attended:
         """Mean queries attend to queries."""
-        return attend(self.q_mean, q, q[..., :0], scale=root)
+        return attend(self.q_mean, q, q[..., :0], Scores(root))
 
     def softmax(self, q: Array, norm: Array | None) -> Array:
         """t_ic, (..., n, C)."""
@@ -405,8 +409,8 @@ class _GrowingSamples(Positive):
         self.inputs, self.options, self.alike = inputs, inputs.options, False
         self.xp = inputs.xp
         noise = inputs.noise if inputs.omega is None else inputs.omega
-        self.width, self.arrays = self.options.proposals * self.options.repeats, (noise,)
-        self.chunk = chunk_of(inputs.q.shape[-2], self.options.proposals)
+        self.width, self.arrays = self.options.num_proposals * self.options.repeats, (noise,)
+        self.chunk = chunk_of(inputs.q.shape[-2], self.options.num_proposals)
 
     def part(self, head: tuple[slice, ...]) -> _GrowingSamples:
         """Take some heads, and draw their samples."""
@@ -425,7 +429,7 @@ class _GrowingSamples(Positive):
         if not is_numpy_array(q):
             yield from blocks(0, q.shape[-2], size)
             return
-        count = self.options.proposals
+        count = self.options.num_proposals
         for start, stop in pairwise(-(-np.arange(count + 1) * len(self.chunk) // count)):
             yield from blocks(int(start), int(stop), size)
 
@@ -446,7 +450,7 @@ class _GrowingSamples(Positive):
     def _weights(self, i: slice) -> Array:
         """Weights of the balance heuristic over the proposals that there are, (..., c or 1, S)."""
         xp, omega, home = self.inputs.xp, self.omega, device(self.omega)
-        count, n = self.options.proposals, len(self.chunk)
+        count, n = self.options.num_proposals, len(self.chunk)
         first, last = (-(-j * count // n) for j in (i.start, i.stop))
         most = -(-(i.stop - i.start) * count // n)  # chunks that start in one step
         rows = np.arange(first, first + most)
@@ -465,7 +469,7 @@ class _GrowingSamples(Positive):
 def _past_centres(inputs: LaraInputs) -> Array:
     """Means of the proposals of causal chunks (..., C, d), each of the chunk before; 0 at first."""
     q, (k, _, mask, _), xp, home = inputs.q, inputs.keys, inputs.xp, device(inputs.q)
-    (n, d), count = q.shape[-2:], inputs.options.proposals
+    (n, d), count = q.shape[-2:], inputs.options.num_proposals
     edges = -(-np.arange(count + 1) * n // count)
     length = -(-n // count)
 
@@ -503,11 +507,9 @@ def running_log_sum(x: Array, xp: Any) -> Array:
     return x
 
 
-def _count_proposals(n: int, m: int, options: dict[str, Any]) -> tuple[int, int]:
+def _count_proposals(n: int, m: int, omega: Any, own: LaraOptions) -> tuple[int, int]:
     """Return the number of proposals C, and of samples for each."""
-    num_proposals, centres, omega, antithetic = (
-        options[name] for name in ("num_proposals", "centres", "omega", "antithetic")
-    )
+    num_proposals, centres, _, _, antithetic, _ = own
     if num_proposals is not None:
         checks.positive_integer("num_proposals", num_proposals)
     count = num_proposals

@@ -81,17 +81,16 @@ def linear_attention(
     >>> linear_attention(q, k, v)  # kernels 2 and 6
     array([[3.]])
     """
-    q, keys, xp, ungroup = prepare_linear(q, k, v, locals())
+    q, keys, xp, ungroup = prepare_linear(q, k, v, feature_map, mask, causal)
     features = map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     return ungroup(signed.linear_attention(q, keys, features, causal))
 
 
 def prepare_linear(
-    q: Array, k: Array, v: Array, options: dict[str, Any]
+    q: Array, k: Array, v: Array, feature_map: UserMap, mask: Array | None, causal: bool
 ) -> tuple[Array, Keys, Any, Callable[..., Array]]:
     """Check arguments of `linear_attention`; return them in groups of heads, and the namespace."""
-    feature_map, mask = options["feature_map"], options["mask"]
-    xp, _ = qkv.check(q, k, v, mask=mask, causal=options["causal"])
+    xp, _ = qkv.check(q, k, v, mask=mask, causal=causal)
     checks.function("feature_map", feature_map)
     (q, k, v, mask), ungroup = group_heads(q, k, v, qkv.key_rows(mask, k))
     return q, Keys(k, v, mask), xp, ungroup

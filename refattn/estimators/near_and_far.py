@@ -23,9 +23,9 @@ from ..engine.attend import Attended, attend, merge
 from ..engine.chunks import Chunks, attend_in_bands, cut_chunks, slice_rows
 from ..engine.hops import Keys, sample
 from ..engine.positive import two_hops
-from ..engine.scores import Options
+from ..engine.scores import Scores
 from ..typing import ArrayT, Coupling
-from .inputs import check_call, in_heads
+from .inputs import Options, check_call, in_heads
 from .rfa import RfaInputs, prepare_random_features
 
 Sides = tuple[int | None, int | None]
@@ -110,7 +110,8 @@ def eva_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_chunks(q, k, v, locals())
+    options = Options(scale, mask, causal, omega, rng=rng)
+    inputs = prepare_chunks(q, k, v, options, window, sampled, log_size)
 
     def of_heads(some: EvaInputs) -> Array:
         return some.chunks.joined(attend_chunks(some)[1].out)
@@ -152,33 +153,32 @@ class EvaInputs(NamedTuple):
         """What the frequency of each chunk sees of its keys, (..., C, 1, d_v)."""
         return sample(self.omega[..., None, :], self.keys)
 
-    def far(self, f: Array) -> tuple[tuple[Array, Array], dict[str, Any]]:
+    def far(self, f: Array) -> tuple[Array, Array, Scores]:
         """Summaries f (..., C, d_v) as keys and values, and how queries attend to them."""
-        return (self.mean[..., None, :, :], f[..., None, :, :]), {
-            "bias": self.bias[..., None, None, :],
-            "mask": self.chunks.others(WHOLE, self.causal),
-            "scale": self.root * self.root,
-        }
+        bias, mask = self.bias[..., None, None, :], self.chunks.others(WHOLE, self.causal)
+        scores = Scores(self.root * self.root, bias, mask)
+        return self.mean[..., None, :, :], f[..., None, :, :], scores
 
 
 @as_written
-def prepare_chunks(q: Array, k: Array, v: Array, options: dict[str, Any]) -> EvaInputs:
+def prepare_chunks(
+    q: Array, k: Array, v: Array, options: Options, window: int, sampled: bool, log_size: bool
+) -> EvaInputs:
     """Check arguments of `eva_attention`, draw frequencies, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
-    omega, sampled, log_size = (options[name] for name in ("omega", "sampled", "log_size"))
-    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
+    mask, (window, count) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     checks.flag("sampled", sampled)
     checks.flag("log_size", log_size)
-    noise = None
+    omega, noise = options.omega, None
     if omega is not None:
         omega = frequencies.of_chunks(omega, count, q, lead)
     elif sampled:
-        z = checks.generator(options["rng"]).standard_normal((count, q.shape[-1]))
+        z = checks.generator(options.rng).standard_normal((count, q.shape[-1]))
         noise = constant(z, q)
     (q, k, v, mask, omega), ungroup = group_heads(q, k, v, mask, omega)
     chunks = cut_chunks(q, k, v, mask, window)
     inputs = summaries_of(chunks, root_scale(scale, q), omega, noise, log_size, xp)
-    return inputs._replace(causal=options["causal"], ungroup=ungroup)
+    return inputs._replace(causal=options.causal, ungroup=ungroup)
 
 
 @as_written
@@ -203,9 +203,8 @@ def attend_chunks(inputs: EvaInputs) -> tuple[Attended, Attended]:
     Summaries are what the frequency of each chunk has seen of its keys, (..., C, 1, d_v).
     """
     states = inputs.sampled()
-    keys, options = inputs.far(states.out[..., 0, :])
     near = inputs.chunks.near(inputs.root * inputs.root, inputs.causal)
-    return states, merge(near, attend(inputs.chunks.q, *keys, **options))
+    return states, merge(near, attend(inputs.chunks.q, *inputs.far(states.out[..., 0, :])))
 
 
 @as_written
@@ -253,7 +252,7 @@ def second_order_attention(
            [2.],
            [2.]])
     """
-    inputs = prepare_moments(q, k, v, locals())
+    inputs = prepare_moments(q, k, v, Options(scale, mask, causal), window)
 
     def of_heads(some: _MomentInputs) -> Array:
         return some.chunks.joined(attend_moments(some.moments()).out)
@@ -284,12 +283,10 @@ class ChunkMoments(NamedTuple):
         """Queries of some chunks and their features, as of `squared`."""
         return squared(self.root * self.root * self.chunks.q[..., some, :, :], self.xp)
 
-    def far(self, some: slice) -> tuple[tuple[Array, Array], dict[str, Any]]:
+    def far(self, some: slice) -> tuple[Array, Array, Scores]:
         """Keys and values that stand for chunks, and how some chunks of queries attend to them."""
-        return (self.far_k[..., None, :, :], self.far_v[..., None, :, :]), {
-            "bias": self.chunks.log_size[..., None, None, :],
-            "mask": self.chunks.others(some, self.causal),
-        }
+        bias, mask = self.chunks.log_size[..., None, None, :], self.chunks.others(some, self.causal)
+        return self.far_k[..., None, :, :], self.far_v[..., None, :, :], Scores(None, bias, mask)
 
     def turned(self, out: Array) -> tuple[Array, Array]:
         """Means of values, and covariances of keys and values, (..., w, d, d_v)."""
@@ -315,10 +312,10 @@ def _of_values(out: Array, d: int, xp: Any) -> tuple[Array, Array]:
 
 @as_written
 def attend_squared(
-    x: Array, features: Array, k: Array, v: Array, xp: Any, **options: Any
+    x: Array, features: Array, k: Array, v: Array, scores: Scores, xp: Any
 ) -> Attended:
     """Attend to moments of chunks, from queries and features of `squared`."""
-    far = attend(features, k, v, **options)
+    far = attend(features, k, v, scores)
     plain, turned = _of_values(far.out, x.shape[-1], xp)
     turned = xp.sum(x[..., None] * turned, axis=-2)
     return Attended(plain + turned, far.lse)
@@ -347,13 +344,13 @@ class _MomentInputs(NamedTuple):
 
 
 @as_written
-def prepare_moments(q: Array, k: Array, v: Array, options: dict[str, Any]) -> _MomentInputs:
+def prepare_moments(q: Array, k: Array, v: Array, options: Options, window: int) -> _MomentInputs:
     """Check arguments of `second_order_attention`, and group heads."""
     scale, mask, _, _ = check_call(q, k, v, options)
-    mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", options["window"], q, k)
+    mask, (window, _) = qkv.one_row(mask, k), qkv.cut_evenly("window", window, q, k)
     (q, k, v, mask), ungroup = group_heads(q, k, v, mask)
     chunks = cut_chunks(q, k, v, mask, window)
-    return _MomentInputs(chunks, root_scale(scale, q), options["causal"], ungroup)
+    return _MomentInputs(chunks, root_scale(scale, q), options.causal, ungroup)
 
 
 @as_written
@@ -379,8 +376,7 @@ def attend_moments(moments: ChunkMoments) -> Attended:
     near, done = moments.chunks.near(moments.root * moments.root, moments.causal), []
     for some in moments.blocks():
         x, features = moments.queries(some)
-        keys, options = moments.far(some)
-        far = attend_squared(x, features, *keys, moments.xp, **options)
+        far = attend_squared(x, features, *moments.far(some), moments.xp)
         done.append(merge(Attended(near.out[..., some, :, :], near.lse[..., some, :]), far))
     if not done:
         return near
@@ -446,7 +442,8 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    inputs, sides = prepare_random_features(q, k, v, locals()), qkv.window(window)
+    options = Options(scale, mask, causal, omega, None, num_features, None, coupling, proposal, rng)
+    inputs, sides = prepare_random_features(q, k, v, options), qkv.window(window)
 
     def of_heads(some: RfaInputs) -> Array:
         return attend_locally(some, sides, causal).done.out
@@ -477,10 +474,9 @@ class Local(NamedTuple):
     far: list[tuple[Field, Attended]]
 
 
-def near_options(keys: Keys, root: Array, sides: Sides, causal: bool) -> dict[str, Any]:
+def near_scores(keys: Keys, root: Array, sides: Sides, causal: bool) -> Scores:
     """How queries attend to the keys in their windows."""
-    options = Options(sides)
-    return {"mask": keys.mask, "causal": causal, "scale": root * root, "options": options}
+    return Scores(root * root, mask=keys.mask, causal=causal, window=sides)
 
 
 def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
@@ -492,8 +488,8 @@ def lacking(q: Array, root: Array, count: int, xp: Any) -> Array:
 def attend_locally(inputs: RfaInputs, sides: Sides, causal: bool) -> Local:
     """Attend to near keys exactly, and to others through random features."""
     q, keys, samples, root, xp, _ = inputs
-    options, far = near_options(keys, root, sides, causal), []
-    done = attend_in_bands(q, keys.k, keys.v, **options)
+    scores, far = near_scores(keys, root, sides, causal), []
+    done = attend_in_bands(q, keys.k, keys.v, scores)
     of_query = lacking(q, root, samples.omega.shape[-2], xp)
     for field in _far_fields(q, keys, causal, sides, xp):
         out, lse = field.turn(two_hops(field.q, samples, field.keys, field.causal, xp))
@@ -506,7 +502,7 @@ def _far_fields(q: Array, keys: Keys, causal: bool, sides: Sides, xp: Any) -> It
     """Yield the keys before the windows, and those after them."""
     (left, right), (n, m) = sides, (q.shape[-2], keys.k.shape[-2])
     if keys.differ:
-        near = Options(sides).band(n, m, False).visible(slice(0, n), slice(0, m), device(q), xp)
+        near = Scores(window=sides).band(n, m).visible(slice(0, n), slice(0, m), device(q), xp)
         if near is not None:
             yield Field(q, keys._replace(mask=keys.mask & ~near), causal)
         return

@@ -14,7 +14,7 @@ from ..engine.hops import Keys, Samples, per_query
 from ..engine.targets import Targets
 from ..sampling import prepare_targets
 from ..typing import ArrayT, Coupling
-from .inputs import check_call, choose_frequencies, exactly_one, in_heads
+from .inputs import Options, check_call, choose_frequencies, exactly_one, in_heads
 from .rfa import RfaInputs
 
 
@@ -67,7 +67,8 @@ def randomized_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    inputs = prepare_by_query(q, k, v, locals())
+    options = Options(scale, mask, causal, omega, num_samples=num_samples, rng=rng)
+    inputs = prepare_by_query(q, k, v, options)
 
     def of_heads(some: RaInputs) -> Array:
         return mean_of_states(some.sampled(), causal)
@@ -108,14 +109,14 @@ class RaInputs(NamedTuple):
         return RfaInputs(q, keys, _equal_samples(root * omega, xp), root, xp, ungroup)
 
 
-def prepare_by_query(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RaInputs:
+def prepare_by_query(q: Array, k: Array, v: Array, options: Options) -> RaInputs:
     """Check arguments of `randomized_attention`, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
-    omega, num_samples = options["omega"], options["num_samples"]
+    omega, num_samples, rng = options.omega, options.num_samples, options.rng
     exactly_one(omega=omega, num_samples=num_samples)
     root, targets, rows = root_scale(scale, q), None, None
     if num_samples is not None:
-        targets, whole = prepare_targets(q, k, options | {"scale": scale, "mask": mask})
+        targets, whole = prepare_targets(q, k, num_samples, rng, scale, mask, options.causal)
         if targets.lead != group_with_lead(q, k, v)[1]:  # heads of `v` share some
             omega = whole(targets.draw(), core=3)
     if omega is not None:
@@ -179,11 +180,14 @@ def mean_of_ratios_attention(
     array([[0.5],
            [0.5]])
     """
-    inputs = prepare_for_all(q, k, v, locals())
+    options = Options(
+        scale, mask, causal, omega, num_samples=num_samples, coupling=coupling, rng=rng
+    )
+    inputs = prepare_for_all(q, k, v, options)
     return inputs.ungroup(mean_of_states(inputs, causal))
 
 
-def prepare_for_all(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
+def prepare_for_all(q: Array, k: Array, v: Array, options: Options) -> RfaInputs:
     """Check arguments of `mean_of_ratios_attention`, draw frequencies, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
     omega, _ = choose_frequencies(options, "num_samples", q, lead)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from ..arrays import tokens
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written
+from ..arrays.tokens import RecurrenceOptions
 from ..engine.recurrent import Steps, recur
 from ..typing import ArrayT, Recurrent
 
@@ -89,7 +90,8 @@ def recurrent_attention(
     >>> out.T, state
     (array([[1.  , 1.5 , 4.75]]), array([[4.75]]))
     """
-    inputs = prepare_recurrence(q, k, v, locals())
+    given = RecurrenceOptions(log_decay, removal, write, initial_state, scale, read)
+    inputs = prepare_recurrence(q, k, v, given)
     return inputs.ungroup(*recur(*inputs[:4]))
 
 
@@ -107,12 +109,10 @@ class RecurrenceInputs(NamedTuple):
     ungroup: Callable[[Array, Array], Recurrent]
 
 
-def prepare_recurrence(
-    q: Array, k: Array, v: Array, options: Mapping[str, Any]
-) -> RecurrenceInputs:
+def prepare_recurrence(q: Array, k: Array, v: Array, given: RecurrenceOptions) -> RecurrenceInputs:
     """Check arguments of `recurrent_attention`, and multiply q and v by their factors."""
-    q, k, gates, scale, xp = tokens.check(q, k, v, options)
-    axes, before = q.ndim, options.get("read") == "before"
+    q, k, gates, scale, xp = tokens.check(q, k, v, given)
+    axes, before = q.ndim, given.read == "before"
     (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
     steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)
     whole = xp.broadcast_to(state, (*lead, *state.shape[-2:]))

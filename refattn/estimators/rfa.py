@@ -25,10 +25,11 @@ from ..engine import signed
 from ..engine.attend import Attended, attend, finite
 from ..engine.hops import Keys, Samples
 from ..engine.positive import two_hops
+from ..engine.scores import Scores
 from ..engine.signed import Signed
 from ..kernels import FEATURES, both_signs
 from ..typing import ArrayT, Coupling, Features
-from .inputs import change_gauge, check_call, choose_frequencies, in_heads
+from .inputs import Options, change_gauge, check_call, choose_frequencies, in_heads
 
 
 @as_written
@@ -143,7 +144,10 @@ def random_feature_attention(
     >>> bool(np.max(np.abs(approx - softmax_attention(q, k, v))) < 0.1)
     True
     """
-    inputs = prepare_random_features(q, k, v, locals())
+    options = Options(
+        scale, mask, causal, omega, log_weight, num_features, None, coupling, proposal, rng
+    )
+    inputs = prepare_random_features(q, k, v, options, features, square_norms)
     if features == "trigonometric":
         waves = trigonometric(inputs, square_norms is None)
         return inputs.ungroup(signed.linear_attention(inputs.q, inputs.keys, waves, causal))
@@ -174,12 +178,18 @@ class RfaInputs(NamedTuple):
         return self._replace(q=q, keys=self.keys.part(head), samples=Samples(*samples))
 
 
-def prepare_random_features(q: Array, k: Array, v: Array, options: dict[str, Any]) -> RfaInputs:
+def prepare_random_features(
+    q: Array,
+    k: Array,
+    v: Array,
+    options: Options,
+    features: str = "positive",
+    square_norms: Any = None,
+) -> RfaInputs:
     """Check arguments of random-feature attention, draw frequencies, and group heads."""
     scale, mask, lead, xp = check_call(q, k, v, options)
-    features, square_norms = options.get("features", "positive"), options.get("square_norms")
     checks.choice("features", features, FEATURES)
-    q, k = change_gauge(q, k, options.get("proposal"), lead)
+    q, k = change_gauge(q, k, options.proposal, lead)
     omega, log_weight = choose_frequencies(options, "num_features", q, lead)
     norms = square_norms is None
     if not norms:
@@ -269,7 +279,8 @@ def importance_sampled_attention(
     array([[0.5]])
     """
     checks.is_array("omega", omega)  # it cannot be drawn
-    inputs = prepare_random_features(q, k, v, locals())
+    options = Options(scale, mask, causal, omega, log_weight)
+    inputs = prepare_random_features(q, k, v, options)
 
     def of_heads(some: RfaInputs) -> Array:
         done, _, log_ratio = importance_ratio(some, causal)
@@ -288,7 +299,7 @@ def importance_ratio(inputs: RfaInputs, causal: bool) -> tuple[Attended, Attende
     q, keys, samples, root, xp, _ = inputs
     k, v, mask, _ = keys
     done = two_hops(q, samples, keys, causal, xp)
-    exact = attend(q, k, v[..., :0], mask=mask, causal=causal, scale=root * root)
+    exact = attend(q, k, v[..., :0], Scores(root * root, mask=mask, causal=causal))
     empty = exact.lse == -math.inf
     log_estimate, log_exact = (xp.where(empty, 0.0, x) for x in (done.lse, exact.lse))
     log_size = xp.log(constant(samples.omega.shape[-2], q))

@@ -11,13 +11,13 @@ from ..engine.attend import Attended
 from ..engine.attend_back import Cotangents, zeros_of
 from ..engine.hops import joined
 from ..estimators.few_keys import KeysOfQueries, SampledKeyInputs, attend_samples, prepare_samples
-from .rules import sources_of, with_pullback
+from .rules import Sources, with_pullback
 
 
 def vjp_sampled_keys(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `sampled_key_attention` back at given samples."""
-    inputs = prepare_samples(q, k, v, options)
-    sources, done = sources_of(q, k, v, options, inputs.sample.xp), attend_samples(inputs)
+    inputs = prepare_samples(q, k, v, **options)
+    sources, done = Sources(q, k, v, inputs.sample.xp), attend_samples(inputs)
 
     def pull(d_out: Array) -> Any:
         return _pull_samples(inputs, done, d_out)[:3]
@@ -46,8 +46,8 @@ def _pull_sample(
     sample: KeysOfQueries, done: Attended, d_out: Array, *, several: bool = False
 ) -> Cotangents:
     """Return cotangents of queries and of all keys: what `several` samples take is added."""
-    k, v, options = sample.taken()
-    pulled = attend_back.pull_attend(sample.q, k, v, done, d_out, **options)
+    k, v, scores = sample.taken()
+    pulled = attend_back.pull_attend(sample.q, k, v, done, d_out, scores=scores)
 
     def add(rows: Array) -> Array:
         at = sample.xp.broadcast_to(sample.indices[..., 0, :], rows.shape[:-1])

@@ -22,8 +22,11 @@ from ..engine.attend import Attended
 from ..engine.attend_back import zeros_of
 from ..engine.hops import Samples, sample
 from ..engine.positive_back import PositiveBack
+from ..engine.scores import Scores
 from ..engine.signed_back import pull_linear
 from ..estimators import lara
+from ..estimators.inputs import Options
+from ..estimators.lara import LaraOptions
 from ..estimators.token_chunks import chunk_of, chunk_of_keys, members
 from .rules import sources_of, with_pullback
 
@@ -45,8 +48,10 @@ class _Densities(NamedTuple):
 
 def vjp_lara(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `linear_randomized_attention` back, through proposals that are made of q and k."""
-    inputs, causal = lara.prepare_lara(q, k, v, options), options["causal"]
-    sources = sources_of(q, k, v, options, inputs.xp)
+    own = LaraOptions(**{x: options.pop(x) for x in LaraOptions._fields if x in options})
+    shared = Options(**options)
+    inputs, causal = lara.prepare_lara(q, k, v, shared, own), shared.causal
+    sources = sources_of(q, k, v, shared, inputs.xp)
     if sources.omega is not None and inputs.log_own is not None:
         sources = sources._replace(omega=None)
     done, pull = lara.attend_prepared(inputs, causal), _pull_lara
@@ -75,7 +80,7 @@ def _through_proposals(
     inputs: lara.LaraInputs, made: lara.Proposals, taken: _Densities, q: Array, k: Array, v: Array
 ) -> _Cotangents:
     """Go on to frequencies, centres, and the tokens that these are means of."""
-    xp, (count, repeats, *_) = inputs.xp, inputs.options
+    xp, count, repeats = inputs.xp, inputs.options.num_proposals, inputs.options.repeats
     d_omega, d_q_mean = taken.omega, taken.q_mean
     if made.centres is not None:
         d_centres = xp.zeros_like(made.centres)
@@ -173,7 +178,7 @@ def _pull_query_weighted(inputs: lara.LaraInputs, done: Attended, d_out: Array) 
         none = q[..., :0]
         over = weights.over_queries(q, root)
         more = attend_back.pull_attend(
-            made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], scale=root
+            made.q_mean, q, none, over, zeros_of(over.out), d_norm[..., 0, :], Scores(root)
         )
         total = total._replace(q=total.q + more.k, q_mean=total.q_mean + more.q)
     d_own, d_mixture = total.log_own + total.balance, -total.balance
@@ -227,7 +232,7 @@ class _SumOverTiles(NamedTuple):
 @as_written
 def _pull_causal(inputs: lara.LaraInputs, done: Attended, d_out: Array) -> _Cotangents:
     """Pull causal LARA back, where queries know the samples of chunks before their own."""
-    xp, (count, repeats, weighting, _) = inputs.xp, inputs.options
+    xp, (count, _, weighting, _, _, repeats) = inputs.xp, inputs.options
     q, keys, root = inputs.q, inputs.keys, inputs.root
     centres, omega = lara.past_proposals(inputs)
     ratio = multiply(centres, xp.matrix_transpose(omega)) - square_norm(centres)[..., None] / 2
@@ -277,7 +282,7 @@ class _KnownSamples(PositiveBack):
     def __init__(self, inputs: lara.LaraInputs, *arrays: Any) -> None:
         super().__init__(*arrays)
         self.xp = inputs.xp
-        self.chunk = chunk_of(inputs.q.shape[-2], inputs.options.proposals)
+        self.chunk = chunk_of(inputs.q.shape[-2], inputs.options.num_proposals)
 
     def weights(self, head: tuple[slice, ...], i: slice) -> Array:
         """Log weights of the samples for some queries."""

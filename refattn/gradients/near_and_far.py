@@ -20,7 +20,8 @@ from ..engine.attend import Attended, attend, finite
 from ..engine.attend_back import zeros_of
 from ..engine.chunks import Chunks, slice_rows
 from ..engine.hops_back import PulledHops
-from ..engine.scores import Options
+from ..engine.scores import Scores
+from ..estimators.inputs import Options
 from ..estimators.near_and_far import (
     ChunkMoments,
     EvaInputs,
@@ -30,18 +31,18 @@ from ..estimators.near_and_far import (
     attend_chunks,
     attend_locally,
     attend_moments,
-    near_options,
+    near_scores,
     prepare_chunks,
     prepare_moments,
 )
 from ..estimators.rfa import RfaInputs, prepare_random_features
-from .rules import sources_of, with_pullback
+from .rules import Sources, sources_of, with_pullback
 
 
-def vjp_local(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_local(q: Array, k: Array, v: Array, *, window: Any, **shared: Any) -> Any:
     """Pull `local_random_feature_attention` back, part by part."""
-    sides, causal = qkv.window(options["window"]), options["causal"]
-    inputs = prepare_random_features(q, k, v, options)
+    sides, options = qkv.window(window), Options(**shared)
+    inputs, causal = prepare_random_features(q, k, v, options), options.causal
     sources = sources_of(q, k, v, options, inputs.xp)
     local = attend_locally(inputs, sides, causal)
 
@@ -52,18 +53,21 @@ def vjp_local(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return with_pullback(local.done.out, inputs.ungroup, sources, pull)
 
 
-def vjp_eva(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_eva(
+    q: Array, k: Array, v: Array, *, window: int, sampled: bool, log_size: bool, **shared: Any
+) -> Any:
     """Pull `eva_attention` back, through the means that summaries are made of."""
-    inputs = prepare_chunks(q, k, v, options)
+    options = Options(**shared)
+    inputs = prepare_chunks(q, k, v, options, window, sampled, log_size)
     sources, (states, done) = sources_of(q, k, v, options, inputs.xp), attend_chunks(inputs)
     pull = partial(_pull_chunks, inputs, states, done, k.shape[-2])
     return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
 
-def vjp_second_order(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_second_order(q: Array, k: Array, v: Array, *, window: int, **shared: Any) -> Any:
     """Pull `second_order_attention` back, through the moments."""
-    inputs = prepare_moments(q, k, v, options).moments()
-    sources, done = sources_of(q, k, v, options, inputs.xp), attend_moments(inputs)
+    inputs = prepare_moments(q, k, v, Options(**shared), window).moments()
+    sources, done = Sources(q, k, v, inputs.xp), attend_moments(inputs)
     pull = partial(_pull_moments, inputs, done, k.shape[-2])
     return with_pullback(inputs.chunks.joined(done.out), inputs.ungroup, sources, pull)
 
@@ -74,8 +78,8 @@ def _pull_local(
 ) -> PulledHops:
     """Pull `near_and_far.attend_locally`, which returned `local`, back."""
     (q, keys, samples, root, xp, _), done = inputs, local.done
-    options = near_options(keys, root, sides, causal)
-    near = attend_back.pull_attend(q, keys.k, keys.v, done, d_out, **options)
+    scores = near_scores(keys, root, sides, causal)
+    near = attend_back.pull_attend(q, keys.k, keys.v, done, d_out, scores=scores)
     total = PulledHops(near.q, near.k, near.v, *map(zeros_of, samples))
     for field, part in local.far:
         whole = field.turn(Attended(done.out, done.lse + local.of_query))
@@ -102,8 +106,8 @@ def _pull_chunks(
     chunks, root, xp = inputs.chunks, inputs.root, inputs.xp
     g = _cut_as_queries(d_out, chunks, xp)
     near = _pull_near(chunks, root, inputs.causal, whole, g)
-    (mean, f), options = inputs.far(states.out[..., 0, :])
-    far = attend_back.pull_attend(chunks.q, mean, f, whole, g, **options)
+    mean, f, scores = inputs.far(states.out[..., 0, :])
+    far = attend_back.pull_attend(chunks.q, mean, f, whole, g, scores=scores)
     of_f = far.v[..., 0, :, :][..., None, :]
     first = hops_back.pull_sample(inputs.omega[..., None, :], inputs.keys, states, of_f, None)
     d_omega = root * first.q[..., 0, :]
@@ -127,17 +131,18 @@ def _pull_moments(
     far_k, far_v, of_queries = zeros_of(moments.far_k), zeros_of(moments.far_v), []
     for some in moments.blocks():
         x, features = moments.queries(some)
-        keys, options = moments.far(some)
+        k, v, scores = moments.far(some)
         out, d_some = (y[..., some, :, :] for y in (done.out, g))
         lse = done.lse[..., some, :]
-        far = attend(features, *keys, **options)
+        far = attend(features, k, v, scores)
         _, turned = moments.turned(far.out)
         # Values are read twice: as they are, and turned by the query.
         by_query = x[..., :, None] * d_some[..., None, :]
         by_query = xp.reshape(by_query, (*by_query.shape[:-2], x.shape[-1] * d_some.shape[-1]))
         d_both = xp.concat([d_some, by_query], axis=-1)
         both = xp.concat([out, xp.zeros_like(by_query)], axis=-1)
-        pulled = attend_back.pull_attend(features, *keys, Attended(both, lse), d_both, **options)
+        whole = Attended(both, lse)
+        pulled = attend_back.pull_attend(features, k, v, whole, d_both, scores=scores)
         far_k = far_k + pulled.k[..., 0, :, :]
         far_v = far_v + pulled.v[..., 0, :, :]
         d = x.shape[-1]
@@ -179,9 +184,8 @@ def _pull_near(
 ) -> attend_back.Cotangents:
     """Pull `Chunks.near` back, whose part `whole` has, with cotangents g cut as queries."""
     k, v, mask = chunks.near_keys
-    scores = {"mask": mask, "causal": causal, "scale": root * root}
-    options = Options(shift=chunks.ahead)
-    return attend_back.pull_attend(chunks.q, k, v, whole, g, options=options, **scores)
+    scores = Scores(root * root, mask=mask, causal=causal, shift=chunks.ahead)
+    return attend_back.pull_attend(chunks.q, k, v, whole, g, scores=scores)
 
 
 def _rows_of_keys(every: Array, near: Array, chunks: Chunks, m: int, xp: Any) -> Array:

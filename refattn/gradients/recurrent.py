@@ -7,6 +7,7 @@ from typing import Any, cast
 from ..arrays import tokens
 from ..arrays.blocks import put, sum_to
 from ..arrays.library import Array, array_namespace
+from ..arrays.tokens import RecurrenceOptions
 from ..engine.recurrent import recur
 from ..engine.recurrent_back import pull_recur
 from ..estimators.recurrent import prepare_recurrence
@@ -15,12 +16,11 @@ from .rules import Gradients
 
 def vjp_recurrent(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `recurrent_attention` back, and layers whose options are among its own."""
-    inputs = prepare_recurrence(q, k, v, options)
+    given = RecurrenceOptions(**options)
+    inputs = prepare_recurrence(q, k, v, given)
     out, last = recur(*inputs[:4])
     result, xp, grouped = inputs.ungroup(out, last), inputs.xp, inputs.steps.q.ndim > q.ndim
-    g, removal, write, state = (
-        options.get(x) for x in ("log_decay", "removal", "write", "initial_state")
-    )
+    g, removal, write, state, *_ = given
     wide = g is not None and g.ndim == max(x.ndim for x in (q, k, v))
 
     def fit(x: Array, argument: Array | None, core: int = 2) -> Array | None:

@@ -26,10 +26,11 @@ from ..engine.attend import Attended
 from ..engine.attend import attend as attend_in_blocks
 from ..engine.hops import Samples
 from ..engine.positive import two_hops
+from ..engine.scores import Scores
 from ..engine.signed import linear_attention
 from ..engine.signed_back import pull_linear
 from ..estimators import linear, ra, rfa
-from ..estimators.inputs import open_partials
+from ..estimators.inputs import Options, open_partials
 from ..estimators.recurrent import recurrent_attention
 from ..estimators.rfa import RfaInputs
 from ..registry.record import ESTIMATORS, find_record, load
@@ -217,7 +218,7 @@ def _check_cotangent(d_out: Array, out: Array, name: str = "d_out") -> Array:
 
 def vjp_attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `attend` back."""
-    done, pull, xp = _pull_exact(q, k, v, options)
+    done, pull, xp = _pull_exact(q, k, v, Scores(**options))
 
     def pullback(cotangents: Any) -> Gradients:
         d_out, d_lse = cotangents
@@ -228,22 +229,22 @@ def vjp_attend(q: Array, k: Array, v: Array, **options: Any) -> Any:
 
 def vjp_softmax(q: Array, k: Array, v: Array, **options: Any) -> Any:
     """Pull `softmax_attention` back."""
-    (out, _), pull, _ = _pull_exact(q, k, v, options, rooted=True)
+    (out, _), pull, _ = _pull_exact(q, k, v, Scores(**options), rooted=True)
     return out, pull
 
 
 def _pull_exact(
-    q: Array, k: Array, v: Array, options: dict[str, Any], *, rooted: bool = False
+    q: Array, k: Array, v: Array, scores: Scores, *, rooted: bool = False
 ) -> tuple[Attended, Callable[..., Gradients], Any]:
     """Attend; return also the pullback of cotangents of both results, and the namespace."""
-    inputs = attention.prepare_attention(q, k, v, options, rooted=rooted)
-    xp, arrays = array_namespace(q), {**options, "q": q, "k": k, "v": v}
-    done = attend_in_blocks(*inputs.arrays, **inputs.options)
+    inputs = attention.prepare_attention(q, k, v, scores, rooted=rooted)
+    xp, arrays = array_namespace(q), {**scores._asdict(), "q": q, "k": k, "v": v}
+    done = attend_in_blocks(*inputs.arrays, inputs.scores)
 
     def pull(d_out: Array, d_lse: Array | None = None) -> Gradients:
         d_lse = None if d_lse is None else xp.reshape(d_lse, done.lse.shape)
         d_out = xp.reshape(d_out, done.out.shape)
-        taken = attend_back.pull_attend(*inputs.arrays, done, d_out, d_lse, **inputs.options)
+        taken = attend_back.pull_attend(*inputs.arrays, done, d_out, d_lse, inputs.scores)
         named = {name: x for name, x in taken._asdict().items() if x is not None}
         return Gradients(**{name: xp.reshape(x, arrays[name].shape) for name, x in named.items()})
 
@@ -315,19 +316,24 @@ def with_pullback(
     return out, pullback
 
 
-def sources_of(q: Array, k: Array, v: Array, options: dict[str, Any], xp: Any) -> Sources:
-    proposal, both = options.get("proposal"), options.get("features") == "hyperbolic"
+def sources_of(
+    q: Array, k: Array, v: Array, options: Options, xp: Any, *, both: bool = False
+) -> Sources:
+    proposal = options.proposal
     gauges = proposal.gauges(q, k) if isinstance(proposal, sampling.Gaussian) else None
-    return Sources(q, k, v, xp, options.get("omega"), options.get("log_weight"), gauges, both)
+    return Sources(q, k, v, xp, options.omega, options.log_weight, gauges, both)
 
 
-def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_random_features(
+    q: Array, k: Array, v: Array, *, features: str, square_norms: Any, **shared: Any
+) -> Any:
     """Pull `random_feature_attention` back: hop 2, then hop 1."""
-    inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
-    sources = sources_of(q, k, v, options, inputs.xp)
-    q, keys, samples, root, xp, ungroup = inputs
-    if options["features"] == "trigonometric":
-        norms = options["square_norms"] is None
+    options = Options(**shared)
+    inputs = rfa.prepare_random_features(q, k, v, options, features, square_norms)
+    sources = sources_of(q, k, v, options, inputs.xp, both=features == "hyperbolic")
+    (q, keys, samples, root, xp, ungroup), causal = inputs, options.causal
+    if features == "trigonometric":
+        norms = square_norms is None
         raw = linear_attention(q, keys, rfa.trigonometric(inputs, norms), causal)
         back = waves_with_pullback(inputs, norms)
 
@@ -345,22 +351,23 @@ def vjp_random_features(q: Array, k: Array, v: Array, **options: Any) -> Any:
     return with_pullback(done.out, ungroup, sources, pull)
 
 
-def vjp_importance_sampled(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_importance_sampled(q: Array, k: Array, v: Array, **shared: Any) -> Any:
     """Pull `importance_sampled_attention` back: RFA times a ratio of normalisers."""
-    checks.is_array("omega", options["omega"])
-    inputs, causal = rfa.prepare_random_features(q, k, v, options), options["causal"]
+    options = Options(**shared)
+    checks.is_array("omega", options.omega)
+    inputs, causal = rfa.prepare_random_features(q, k, v, options), options.causal
     sources = sources_of(q, k, v, options, inputs.xp)
     q, keys, samples, root, xp, ungroup = inputs
     done, exact, log_ratio = rfa.importance_ratio(inputs, causal)
     half = xp.exp(log_ratio / 2)[..., None]
     raw, square = half * done.out * half, root * root
-    scores = {"mask": keys.mask, "causal": causal, "scale": square}
+    scores = Scores(square, mask=keys.mask, causal=causal)
 
     def pull(d_out: Array) -> Any:
         d_log, none = xp.sum(d_out * raw, axis=-1), d_out[..., :0]
         pulled = hops_back.pull_two_hops(q, samples, keys, causal, done, half * d_out * half, d_log)
         no_values = keys.v[..., :0]
-        normaliser = attend_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, **scores)
+        normaliser = attend_back.pull_attend(q, keys.k, no_values, exact, none, -d_log, scores)
         d_q = pulled.q + normaliser.q - sum_to(square * d_log[..., None] * q, q.shape)
         d_k = pulled.k + normaliser.k
         return d_q, d_k, pulled.v, root * pulled.omega, pulled.log_weight
@@ -388,31 +395,34 @@ def _vjp_mean_of_states(inputs: RfaInputs, sources: Sources, causal: bool) -> An
     return with_pullback(ra.mean_of_states(inputs, causal), ungroup, sources, pull)
 
 
-def vjp_randomized(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_randomized(q: Array, k: Array, v: Array, **shared: Any) -> Any:
     """Pull `randomized_attention` back at given frequencies."""
-    if options["omega"] is None:
+    options = Options(**shared)
+    if options.omega is None:
         raise ValueError(
             "`omega` must be given: draws from p_i jump between keys, and have no derivative."
         )
     inputs = ra.prepare_by_query(q, k, v, options).sampled()
-    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
+    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options.causal)
 
 
-def vjp_mean_of_ratios(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_mean_of_ratios(q: Array, k: Array, v: Array, **shared: Any) -> Any:
     """Pull `mean_of_ratios_attention` back."""
+    options = Options(**shared)
     inputs = ra.prepare_for_all(q, k, v, options)
-    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options["causal"])
+    return _vjp_mean_of_states(inputs, sources_of(q, k, v, options, inputs.xp), options.causal)
 
 
 # Linear attention.
 
 
-def vjp_linear(q: Array, k: Array, v: Array, **options: Any) -> Any:
+def vjp_linear(
+    q: Array, k: Array, v: Array, *, feature_map: Any, mask: Array | None, causal: bool
+) -> Any:
     """Pull `linear_attention` back, through its features."""
-    causal, feature_map = options["causal"], options["feature_map"]
     given = q, k, v
-    q, keys, xp, ungroup = linear.prepare_linear(*given, options)
-    sources = sources_of(*given, options, xp)
+    q, keys, xp, ungroup = linear.prepare_linear(*given, feature_map, mask, causal)
+    sources = Sources(*given, xp)
     check_pullback(feature_map)
     features = linear.map_features(feature_map, keys.k if keys.k.shape[-2] else q, xp)
     raw = linear_attention(q, keys, features, causal)

@@ -177,8 +177,9 @@ def sampled_keys(
 
 def gates(q: Array, k: Array, v: Array, **options: Any) -> dict[str, Any]:
     """What tokens do, arrays (..., n, .), with a removal as [a, b], and the state before them."""
-    whole = (q, k, v)
-    q, k, given, scale, xp = tokens.check(*whole, options)
+    whole, own = (q, k, v), tokens.RecurrenceOptions._fields
+    taken = tokens.RecurrenceOptions(**{x: y for x, y in options.items() if x in own})
+    q, k, given, scale, xp = tokens.check(*whole, taken)
     values = {"q": q, "k": k, "scale": scale}
     values |= {"log_decay": given.log_decay, "initial_state": given.state}
     pair = [xp.zeros_like(k) if x is None else x for x in (given.a, given.b)]

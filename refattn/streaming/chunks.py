@@ -16,6 +16,7 @@ from ..arrays.library import Array, array_namespace, as_written, constant, devic
 from ..arrays.shown import held
 from ..engine.attend import Attended, attend, merge
 from ..engine.chunks import Chunks, cut_chunks, slice_rows
+from ..engine.scores import Scores
 from ..estimators.near_and_far import (
     EvaInputs,
     attend_chunks,
@@ -128,7 +129,7 @@ class SecondOrderState(_ChunkState):
         _check_query(self, q)
         (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.far_k, self.far_v)
         root = root_scale(self.scale, q)
-        near = attend(q, k, v, scale=root * root)
+        near = attend(q, k, v, Scores(root * root))
         return ungroup(self._with_far(near, root * root * q, *far).out)
 
     @as_written
@@ -152,7 +153,8 @@ class SecondOrderState(_ChunkState):
         bias, done, xp = _full(math.log(self.window), x), [], self._xp
         size = max(1, math.prod(block_shape(x)) // int(x.shape[-1]) ** 2)
         for i in blocks(0, max(1, int(x.shape[-2])), size):
-            done.append(attend_squared(*squared(x[..., i, :], xp), far_k, far_v, xp, bias=bias))
+            queries, scores = squared(x[..., i, :], xp), Scores(bias=bias)
+            done.append(attend_squared(*queries, far_k, far_v, scores, xp))
         out, lse = zip(*done, strict=True)
         far = Attended(xp.concat(list(out), axis=-2), xp.concat(list(lse), axis=-1))
         return merge(near, far)
@@ -356,7 +358,7 @@ class EvaState(_ChunkState):
         self._check_heads(q)
         (q, k, v, *far), ungroup = group_heads(q, self.k, self.v, self.mean, self.f)
         root = root_scale(self.scale, q)
-        near = attend(q, k, v, scale=root * root)
+        near = attend(q, k, v, Scores(root * root))
         return ungroup(self._with_far(near, q, root, *far).out)
 
     @as_written
@@ -381,7 +383,7 @@ class EvaState(_ChunkState):
         if not mean.shape[-2]:
             return merge(near, _of_no_key(near, self._xp))
         bias = _full(math.log(self.window) if self.log_size else 0.0, q)
-        return merge(near, attend(q, mean, f, scale=root * root, bias=bias))
+        return merge(near, attend(q, mean, f, Scores(root * root, bias)))
 
     def merge(self, other: EvaState) -> EvaState:
         """Add the state of later keys; the keys of this one must fill whole chunks.

@@ -10,7 +10,7 @@ from ..arrays.library import Array, as_written, root_scale
 from ..arrays.shown import held
 from ..engine.attend import Attended, attend, merge
 from ..engine.hops import Keys
-from ..estimators.near_and_far import lacking, near_options
+from ..estimators.near_and_far import lacking, near_scores
 from .positive import PositiveState
 from .softmax import SoftmaxState
 from .state import check_keys, check_queries, check_same
@@ -114,8 +114,8 @@ class LocalState:
         """Attend to keys, in windows that end at the last or, causally, at the query."""
         (q, k, v), ungroup = group_heads(q, near.k, near.v)
         sides = (near.window if causal else None, None)
-        options = near_options(Keys(k, v), root_scale(self.far.scale, q), sides, causal)
-        out, lse = attend(q, k, v, **options)
+        scores = near_scores(Keys(k, v), root_scale(self.far.scale, q), sides, causal)
+        out, lse = attend(q, k, v, scores)
         return Attended(ungroup(out), ungroup(lse, 1))
 
     def _whole(self, q: Array, far: Attended) -> Attended:

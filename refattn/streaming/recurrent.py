@@ -112,7 +112,7 @@ class RecurrentState:
 
 def _add(k: Array, v: Array, gates: dict[str, Any]) -> tuple[Array, Array | None]:
     """Return the state after some tokens, and the sum of their log decays if none removes."""
-    *_, given, _, xp = tokens.check(k, k, v, gates)
+    *_, given, _, xp = tokens.check(k, k, v, tokens.RecurrenceOptions(**gates))
     decay = xp.matrix_transpose(xp.sum(given.log_decay, axis=-2, keepdims=True))
     return recurrent_attention(k, k, v, **gates).state, decay if given.a is None else None
 

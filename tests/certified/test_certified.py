@@ -13,6 +13,7 @@ from refattn.certified import forward
 from refattn.certified.backward import pull_back_with_bounds
 from refattn.certified.forward import Arguments, attend_with_bounds
 from refattn.certified.slices import sliced_error, sliced_products
+from refattn.engine.scores import Scores
 from refattn.judge.conformance.truth import digits
 
 DPS = 60
@@ -416,8 +417,8 @@ def test_errors_of_samples_are_handed_on(monkeypatch):
     q, k, v, omega = (rng.standard_normal((x, 3)) for x in (2, 5, 5, 4))
     got = certified.random_feature_attention(q, k, v, omega=omega)
     (first, samples), (second, _) = calls
-    assert first.bias_error >= 19 * 2.0**-103 * abs(first.bias.hi).max()
-    rounding = 2.0**-103 * abs(second.bias.hi).max()
+    assert first.bias_error >= 19 * 2.0**-103 * abs(first.scores.bias.hi).max()
+    rounding = 2.0**-103 * abs(second.scores.bias.hi).max()
     assert second.bias_error >= samples.lse_error.max() + rounding
     assert (second.v_error >= samples.error).all()
     assert (got.lse_error >= samples.lse_error.max()).all()
@@ -499,7 +500,7 @@ def test_errors_of_arguments_come_through():
     """What values and biases are wrong by is in the bound, in full."""
     rng = np.random.default_rng(34)
     q, k = (rng.standard_normal((3, 2)) for _ in range(2))
-    args = Arguments.of_arrays(q, k, np.ones((3, 2)), None)
+    args = Arguments.of_arrays(q, k, np.ones((3, 2)))
     more = np.full((3, 2), 1e-3)
     assert (attend_with_bounds(args._replace(v_error=more)).error >= 1e-3).all()
     off = attend_with_bounds(args._replace(bias_error=np.full((1, 1), 1e-3)))
@@ -510,7 +511,7 @@ def test_errors_of_arguments_come_through():
 def test_errors_of_weights_are_in_those_that_values_and_gradients_inherit():
     """Of a key of little weight, whose exponent may be larger while all others are smaller."""
     zero, off = np.zeros((2, 1)), 0.4
-    args = Arguments.of_arrays(zero[:1], zero, zero, np.asarray([[-5.0, 0.0]]))
+    args = Arguments.of_arrays(zero[:1], zero, zero, Scores(bias=np.asarray([[-5.0, 0.0]])))
     args = args._replace(bias_error=np.full((1, 1), off))
     most, p = 1 / (1 + math.exp(5 - 2 * off)), 1 / (1 + math.exp(5))
     found = attend_with_bounds(args._replace(v_error=np.asarray([[1.0], [0.0]])))

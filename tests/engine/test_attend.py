@@ -9,6 +9,7 @@ from scipy.special import logsumexp
 from refattn import Attended, attend, merge, naive, softmax_attention
 from refattn.engine import attend as blocks
 from refattn.engine.attend import _bounded, _may_be_bounded, _reach, norm_bound
+from refattn.engine.scores import Scores
 from tests import reference
 from tests.problems import draw, dtypes, seeds, tolerance, with_norm
 from tests.reference import CONTRACT
@@ -50,7 +51,7 @@ def test_outputs_and_log_normalisers(norms, d, variant, dtype, record_accuracy):
     want = reference.attend(q, k, v, scale=1.0, bias=bias, mask=visible)
     seen = visible.any(-1)
     for block in (None, (4, 3)):
-        got = blocks.attend(q, k, v, block=block, **options.get(variant, {"bias": bias}))
+        got = blocks.attend(q, k, v, Scores(**options.get(variant, {"bias": bias})), block=block)
         np.testing.assert_array_equal(np.isfinite(got.lse), seen)
         np.testing.assert_array_equal(got.out[~seen], 0)
         some = Attended(got.out[seen], got.lse[seen])
@@ -416,8 +417,8 @@ def test_block_size_does_not_matter(block, causal):
     for n, m, seed in ((1, 7, 0), (7, 5, 1), (40, 40, 2)):
         rng = np.random.default_rng(seed)
         arrays = [draw(rng, 2, *x) for x in ((n, 3), (m, 3), (m, 2))]
-        options = {"causal": causal, "block": block}
-        got, want = blocks.attend(*arrays, **options), blocks.attend(*arrays, causal=causal)
+        scores = Scores(causal=causal)
+        got, want = blocks.attend(*arrays, scores, block=block), blocks.attend(*arrays, scores)
         atol = tolerance(*arrays[:2]) * np.abs(arrays[2]).max()
         np.testing.assert_allclose(got.out, want.out, rtol=0, atol=atol)
         np.testing.assert_allclose(got.lse, want.lse, rtol=0, atol=atol)
@@ -426,6 +427,6 @@ def test_block_size_does_not_matter(block, causal):
         for x in after:
             x[:, t:] = rng.choice([1e3, -1e3, np.nan, np.inf, 0.0], x[:, t:].shape)
         with np.errstate(all="ignore"):
-            edited = blocks.attend(*after, **options)
+            edited = blocks.attend(*after, scores, block=block)
         np.testing.assert_array_equal(edited.out[:, :t], got.out[:, :t])
         np.testing.assert_array_equal(edited.lse[:, :t], got.lse[:, :t])

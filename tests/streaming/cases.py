@@ -10,6 +10,7 @@ import numpy as np
 import refattn
 from refattn import features, streaming
 from refattn.estimators import near_and_far
+from refattn.estimators.inputs import Options
 from refattn.streaming import EvaState, LinearState, LocalState, PositiveState, SecondOrderState
 
 OMEGA = np.random.default_rng(9).standard_normal((40, 3))
@@ -48,8 +49,8 @@ def eva(**options):
 
 def local(q, k, v, *, window, **options):
     """Local features at importance weights, which that function draws itself: by their copies."""
-    more = {"scale": 0.4, "mask": None, **WEIGHTED}
-    inputs = near_and_far.prepare_random_features(q, k, v, {**more, **options})
+    options = Options(**{"scale": 0.4, **WEIGHTED, **options})
+    inputs = near_and_far.prepare_random_features(q, k, v, options)
     return inputs.ungroup(near_and_far.attend_locally(inputs, window, True).done.out)
 
 

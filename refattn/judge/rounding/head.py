@@ -13,9 +13,8 @@ from ...arrays.arithmetic import flush_small
 from ...arrays.blocks import blocks
 from ...arrays.library import Doubles
 from ...certified.forward import Arguments, Bounded, attend_with_bounds
-from ...certified.pairs import Pair
 from ...engine.attend import Sums, combine, finite, normalise, sum_values
-from ...engine.scores import Band, Options
+from ...engine.scores import Band, Scores
 
 TILE_KEYS = 64  # of a tile: as far apart are the running sums that are known
 CACHED_PAIRS = 2**16  # of queries and keys, at a time, whose arrays are held in the cache
@@ -198,15 +197,6 @@ def certify_rows(head: SoftmaxHead, i: slice) -> Bounded:
     bias, mask = (x if x is None or len(x) == 1 else x[i] for x in (bias, mask))
     shift = head.keys - len(head.q) + i.start  # of these queries
     sink = None if head.sink is None else np.full((1, 1), head.sink)
-    return attend_with_bounds(
-        Arguments.of_arrays(
-            head.q[i],
-            head.k[keys],
-            head.v[keys],
-            bias,
-            mask=mask,
-            causal=head.causal,
-            options=Options(head.window, shift, head.softcap, sink),
-            scale=Pair(np.asarray(head.scale), np.asarray(0.0)),
-        )
-    )
+    scale = np.asarray(head.scale)
+    scores = Scores(scale, bias, mask, head.causal, head.window, head.softcap, sink, shift=shift)
+    return attend_with_bounds(Arguments.of_arrays(head.q[i], head.k[keys], head.v[keys], scores))

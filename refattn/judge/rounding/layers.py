@@ -66,7 +66,7 @@ def read_tokens(
             # A log decay of -inf forgets the state.
             if not np.all(np.isfinite(y) | (name == "log_decay") & np.isneginf(y)):
                 raise ValueError(f"`{name}` must be finite, got NaN or inf.")
-    options = _general(q, k, v, given) | {"scale": scale}
+    options = tokens.RecurrenceOptions(**_general(q, k, v, given), scale=scale)
     q, k, (g, a, b, write, state), scale, _ = tokens.check(q, k, v, options)
     numbers = {"q": q, "k": k, "v": v, "log_decay": g, "initial_state": state}
     numbers["write"] = np.ones((*k.shape[:-1], 1)) if write is None else write

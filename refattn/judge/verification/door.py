@@ -11,7 +11,7 @@ from ...arrays.library import Doubles
 from ...arrays.stored import mask_of_members
 from ...arrays.words import with_known_keywords
 from ...features import elu_features
-from ...files.tensors import JUDGED, fits_other_layout, view_heads_first
+from ...files.tensors import fits_other_layout, view_heads_first
 from ...typing import Features
 from ..rounding.formats import check_all_hold, dtype_of, widen
 from ..rounding.layers import pose_recurrence
@@ -158,17 +158,18 @@ def verify(
     >>> found.verdict, found.suspects[0].name
     ('FAIL', 'scale')
     """
-    arguments = dict(locals())
+    arrays = {"q": q, "k": k, "v": v, "d_out": d_out, "state": state, "out": out, "lse": lse}
+    arrays |= {"dq": dq, "dk": dk, "dv": dv}
     checks.choice("layout", layout, ("bhnd", "bnhd"))
-    results = (x for x in ("d_out", "state", *JUDGED) if arguments[x] is not None)
-    views = view_heads_first({x: arguments[x] for x in (*"qkv", *results)}, layout)
+    arrays = {x: y for x, y in arrays.items() if y is not None or x in "qkv"}
+    views = view_heads_first(arrays, layout)
     scales = {"q": q_scale, "k": k_scale, "v": v_scale}
     inputs = read_inputs({x: views[x] for x in "qkv"}, views.get("out"), dtype, scales)
     q, k, v = (inputs.numbers[name] for name in "qkv")  # in float64, times their scales
+    settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
     if mask is not None:
         checks.is_array("mask", mask)
-        mask = mask_of_members(mask, q, k, v)
-    settings: dict[str, Any] = {"bias": bias, "mask": mask, "causal": causal}
+        settings["mask"] = mask_of_members(mask, q, k, v)
     settings["window"] = unlimited(window)
     gates = {"beta": beta, "log_decay": log_decay, "write": write, "decay": decay}
     gates = {x: y for x, y in gates.items() if y is not None}
@@ -180,9 +181,9 @@ def verify(
         refused |= {"softcap": softcap, "lse": lse, "hardware": hardware}
         refuse_options(estimator, refused)
 
-        def view(arrays: Mapping[str, Any]) -> dict[str, Any]:
-            views = view_heads_first({"q": arguments["q"], **arrays}, layout)
-            return {name: views[name] for name in arrays}
+        def view(given: Mapping[str, Any]) -> dict[str, Any]:
+            views = view_heads_first({"q": arrays["q"], **given}, layout)
+            return {name: views[name] for name in given}
 
         pair = None if removal is None else tuple(view({"a": x})["a"] for x in removal)
         gates = view(gates) | {"removal": pair, "initial_state": initial_state}
@@ -230,7 +231,7 @@ def verify(
         got[name] = widen(name, views[name])
         shape, of = shapes[name]
         if got[name].shape != shape:
-            given = {x: arguments[x] for x in ("q", "k", "v", *got)}
+            given = {x: arrays[x] for x in ("q", "k", "v", *got)}
             other = fits_other_layout(given, layout, kind == "recurrent")
             raise ValueError(
                 f"`{name}` must have the shape of {of}, {shape}, got {got[name].shape}."
@@ -254,9 +255,7 @@ def verify(
     if kind == "recurrent":
         named = {"state": state, "initial_state": initial_state}
         states = {x: widen(x, y) for x, y in named.items() if y is not None}
-        own = {
-            x: dtype_of(y, x) for x, y in {"q": arguments["q"], **named}.items() if y is not None
-        }
+        own = {x: dtype_of(y, x) for x, y in {"q": arrays["q"], **named}.items() if y is not None}
         parts = gather_recurrent(problems, read, types, type_of_states(states, own, storage))
     else:
         parts = gather_parts(problem, read, types, {x: y.shape for x, y in got.items()})
@@ -269,7 +268,15 @@ def verify(
         verdict = verdict.with_remark(UNUSED_D_OUT)
 
     def judge_in(other: str) -> Verdict:
-        return verify(**arguments | {"layout": other})
+        return verify(
+            **arrays, omega=omega, log_weight=log_weight, estimator=estimator, dtype=dtype,
+            profile=profile, alpha=alpha, scale=scale, bias=bias, mask=mask, causal=causal,
+            window=window, softcap=softcap, sinks=sinks, features=features,
+            feature_map=feature_map, hardware=hardware, everything=everything, q_scale=q_scale,
+            k_scale=k_scale, v_scale=v_scale, empty_rows=empty_rows, beta=beta,
+            log_decay=log_decay, write=write, removal=removal, decay=decay,
+            initial_state=initial_state, layout=other,
+        )  # fmt: skip
 
     return try_other_layout(problem, verdict, layout, judge_in, "layout={!r}")
 

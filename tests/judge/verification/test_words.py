@@ -1,6 +1,7 @@
 """The words of flash-attention: windows of -1, lse beside (b, n, h, d), masks of padding."""
 
 from functools import partial
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import refattn
 from refattn import packed, verify
 from refattn.files.tensors import open_tensors
+from refattn.judge.verification import door
 from refattn.judge.verification.judging import judge_all
 from refattn.judge.verification.reading import pose_tensors, read_parts
 from tests.judge.rounding.rounded import Case, plain
@@ -176,6 +178,19 @@ def test_each_axis_of_a_place_is_named_whatever_the_layout():
     arrays["k"][1, 30, 2, 5] = np.nan
     with pytest.raises(ValueError, match="got nan at row 30, column 5 of its head"):
         refattn.verify(**arrays, out=out, layout="bnhd")
+
+
+def test_the_other_layout_is_judged_with_the_same_arguments(monkeypatch):
+    arrays = {x: np.random.default_rng(0).standard_normal((48, 4, 16)) for x in "qkv"}
+    calls = []
+    monkeypatch.setattr(door, "verify", lambda **given: calls.append(given) or found)
+    found = verify(**arrays, out=arrays["q"], layout="bnhd", mask=np.ones(48, bool))
+    assert found.verdict == "FAIL"
+    verify(**arrays, out=arrays["q"], mask=np.ones(4, bool))
+    (given,) = calls
+    assert {*given} == {*signature(verify).parameters} - {"lse", "d_out", "dq", "dk", "dv", "state"}
+    assert given["mask"].shape == (4,)
+    assert given["layout"] == "bnhd"
 
 
 def test_no_plot_of_lse():
