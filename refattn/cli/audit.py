@@ -64,7 +64,7 @@ def audit_command(
     bug. All cases of a parametrized test run for each bug; 'FILE.py::TEST[CASE]' is one case. Each
     bug that passes is listed with its largest error: an atol below it, with rtol 0, would reject
     the bug. Other results of the kernel stay as they are. Without --kernel, TEST is a
-    function that returns (inputs, compare), as for refattn.testing.audit. Exit status 1 means that
+    function that returns (inputs, compare), as for refattn.audit. Exit status 1 means that
     the test accepts a trivial output, such as zeros. Control-C prints what was found so far.
     """
     from ..judge.audits.runs import audit_test

@@ -207,7 +207,7 @@ def check(
     """Check an implementation of an attention estimator.
 
     q, k and v (or x and y) are passed by position and everything else by keyword: see the
-    documentation of refattn.conformance.check. The exit status is 0 for PASS, 1 for FAIL, 3 for
+    documentation of refattn.check. The exit status is 0 for PASS, 1 for FAIL, 3 for
     UNDERPOWERED, and 2 after an error: the arguments are unusable, the report cannot be written,
     or your function ended the process. With --isolate or --subprocess, this last case is a FAIL.
     """

@@ -11,7 +11,7 @@ other two::
 
 and ``@pytest.mark.parametrize("qkv", ["shifted"], indirect=True)`` chooses cases. A fixture of the
 same name in your test module or conftest.py replaces these; ``-p no:refattn`` switches them off.
-To check a whole implementation, use `refattn.conformance`.
+To check a whole implementation, use `refattn.check`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One record for each estimator: what it computes, how it is called, and its traits.
 
-`refattn.compare` and `refattn.conformance` find estimators here and use their options and traits,
+`refattn.compare` and `refattn.check` find estimators here and use their options and traits,
 never their names. Another package adds its own estimators with `register`, or names their records
 in the entry-point group ``refattn.estimators`` of its metadata, which is read when a name is first
 looked up:

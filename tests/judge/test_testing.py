@@ -140,7 +140,7 @@ def test_a_project_has_the_fixtures(tmp_path):
 import numpy as np
 import pytest
 from refattn import softmax_attention
-from refattn.judge.testing import CASES, assert_attention_close
+from refattn.testing import CASES, assert_attention_close
 
 seen = []
 

@@ -150,7 +150,7 @@ def _guess(numbers: Mapping[str, Doubles], given: dict[str, Any], got: Doubles, 
         raise Unclear(
             "the kernel's output is not softmax attention of its first three arrays: "
             f"{reason}; set --layout, --causal or --scale if its arguments do not set them, or "
-            "pass the comparison to refattn.testing.audit"
+            "pass the comparison to refattn.audit"
         )
     wide = dtype in ("float32", "float64")  # the errors of others hold the rounding of the output
     own = replace(nearest, errors={"out": nearest.subtract(got)})
@@ -174,7 +174,7 @@ def _name_arguments(
         if len(arrays) < 3:
             raise Unclear(
                 "the kernel must be called with arrays q, k and v; for others pass the comparison "
-                "to refattn.testing.audit"
+                "to refattn.audit"
             )
         found |= dict(zip("qkv", arrays, strict=False))
     return found

@@ -66,7 +66,7 @@ class Case(NamedTuple):
     id : str
         Stable name, unique over all files.
     estimator : str
-        One of `vectors.ESTIMATORS`, as in `refattn.conformance.check`.
+        One of `vectors.ESTIMATORS`, as in `refattn.check`.
     comment : str
         What is special about it.
     flags : tuple of str
@@ -92,7 +92,7 @@ class Case(NamedTuple):
         Type of the group that it is in.
     convention : Convention or None
         What the group is about, where libraries disagree: option and value as in
-        `refattn.conformance.CONVENTIONS`. All else is as in the package.
+        `judge.conformance.CONVENTIONS`. All else is as in the package.
     """
 
     id: str

@@ -71,7 +71,7 @@ def verify(
     """Judge whether a correct kernel can have produced these numbers.
 
     The numbers are compared with exact attention, and their errors with the rounding errors that
-    `rounding.predict` predicts. The docstring of `refattn.rounding` states the assumptions.
+    `rounding.predict` predicts. The docstring of `refattn.judge.rounding` states the assumptions.
     Profiles are tried from the likeliest until one explains the numbers.
 
     Parameters

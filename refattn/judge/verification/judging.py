@@ -1,6 +1,6 @@
 r"""Decide whether numbers can be those of a correct kernel: try profiles, and write the verdict.
 
-`verify` compares what a kernel gave with what `refattn.rounding` says of a correct one. With
+`verify` compares what a kernel gave with what `judge.rounding` says of a correct one. With
 :math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
 alone makes of the exact result, four kinds of statements are tried, each of which a correct kernel
 violates with a probability that is bounded:

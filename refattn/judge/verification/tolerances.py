@@ -4,7 +4,7 @@ r"""Tolerances for tests of kernels: the smallest useful ones, and the bugs that
 
 .. math:: |\mathrm{got} - \mathrm{exact}| \le \mathrm{atol} + \mathrm{rtol} \, |\mathrm{exact}|
 
-for all elements. `refattn.rounding` predicts the standard deviation of each error of a correct
+for all elements. `judge.rounding` predicts the standard deviation of each error of a correct
 kernel. An error exceeds t standard deviations with probability at most :math:`2 e^{-t^2 / 2}`. The
 probability that some error exceeds its tolerance is at most the sum of these probabilities.
 """
