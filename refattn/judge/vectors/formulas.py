@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
-from ..conformance.truth.text import Edit
+from ..mistakes.text import Edit
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ....arrays.library import Floats
-from .text import Edit, edited, run, statements
+from ...mistakes.text import Edit, edited, run, statements
 
 try:
     import mpmath

@@ -22,7 +22,7 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...conformance.truth.text import Edit
+from ..text import Edit
 from .edits import RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...conformance.truth.text import Edit, cut, edited, run, statements
+from ..text import Edit, cut, edited, run, statements
 
 _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "contract")

@@ -9,7 +9,7 @@ from functools import cache
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
-from ....naive.one_file import formulas
+from ...naive.one_file import formulas
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
