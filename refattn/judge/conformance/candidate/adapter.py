@@ -177,7 +177,7 @@ class Adapter:
 
     @property
     def limits(self) -> dict[str, str]:
-        """For each declared limit of the candidate, what a verdict does not cover."""
+        """For each declared limit of the candidate, what a report does not cover."""
         words = dict.fromkeys(self.capabilities, "")
         words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
         words.pop("centres", None)  # chunks, of which all is tested
@@ -215,7 +215,7 @@ class Adapter:
 
     @cached_property
     def _batches(self) -> bool:
-        """Whether a kernel takes several vectors in a call; if not it is called for each."""
+        """Whether a kernel estimate takes several vectors in a call, or is called for each."""
         x = np.array([[0.5, 0.25], [0.125, -0.5]])
         sized: dict[str, Any] = {"num_features": 3, "seed": 1}
         try:

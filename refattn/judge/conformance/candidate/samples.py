@@ -13,8 +13,8 @@ from ....arrays.library import Floats
 from .adapter import Adapter
 from .limits import Arrays, Keywords, shrink
 
-# What those before must leave of the diagonal of a key's kernel. The tolerance follows from the
-# keys whatever this is: it is such that it stays far below the values in single precision.
+# What the keys chosen before must leave of the diagonal of a key's kernel. The allowed error
+# follows from the keys whatever this is: here it stays far below the values in single precision.
 _LEFT = 0.1
 
 

@@ -10,7 +10,7 @@ from .... import naive
 from ..candidate.adapter import Adapter
 from ..candidate.limits import Keywords
 from ..candidate.samples import draw_key_indices
-from ..truth.allowed import of_function, tolerance
+from ..truth.allowed import allowed_error, of_function
 from .trials import CheckRun, add_check, add_condition, compare_known
 
 
@@ -52,7 +52,7 @@ def order_of_given_keys(t: CheckRun) -> None:
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 4)
     out = t.call(q, k, v, **options)
-    off = tolerance(t.adapter, (q, k, v), options, out)
+    off = allowed_error(t.adapter, (q, k, v), options, out)
     backwards = {name: x[..., ::-1].copy() for name, x in options.items()}
     compare_known(t, out, off, q, k, v, **backwards)
     place = t.rng.permutation(m)  # of each key

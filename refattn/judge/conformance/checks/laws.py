@@ -28,7 +28,7 @@ from ....arrays.library import Floats
 from ... import stats
 from ..candidate.failures import Failure
 from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
-from ..truth.allowed import black_box, reference, tolerance
+from ..truth.allowed import allowed_error, black_box, reference
 from .recovery import (
     axes_and_sums,
     check_normal,
@@ -469,14 +469,14 @@ def own_law(t: CheckRun) -> None:
 def _depends_on_seed(t: CheckRun, arrays: Arrays, sized: Keywords) -> bool:
     """Return whether what the registered function gives depends on the seed."""
     first, *others = (_ends(black_box(t.adapter, arrays, sized | {"seed": s})) for s in range(8))
-    allowed = tolerance(t.adapter, arrays, sized | {"seed": 0}, first)
+    allowed = allowed_error(t.adapter, arrays, sized | {"seed": 0}, first)
     return bool(np.max(np.abs(np.stack(others) - first)) > allowed)
 
 
 def _own_law(t: CheckRun, arrays: Arrays, sized: Keywords) -> None:
     entries = draw_results(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
     ours = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in entries])
-    error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, entries)
+    error = 2 * allowed_error(t.adapter, arrays, sized | {"seed": t.new_seed()}, entries)
     label = ", ".join(f"{name} = {value}" for name, value in sized.items()) or "any size"
     for j, name in enumerate(("first", "last")):
         test = stats.dkwm_two_sample

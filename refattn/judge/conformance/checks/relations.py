@@ -14,7 +14,7 @@ import numpy as np
 from ..candidate.failures import Failure
 from ..candidate.limits import for_heads
 from ..candidate.samples import options_of_one_key
-from ..truth.allowed import reference, tolerance
+from ..truth.allowed import allowed_error, reference
 from .trials import (
     CheckRun,
     add_check,
@@ -180,7 +180,7 @@ def outside_of_windows(t: CheckRun) -> None:
         if np.all(seen):
             continue
         out = t.call(q, k, v, **plain, window=sides)[-1]
-        allowed = 2 * tolerance(t.adapter, (q, k, v), plain, out)
+        allowed = 2 * allowed_error(t.adapter, (q, k, v), plain, out)
         k, v = k.copy(), v.copy()
         k[~seen], v[~seen] = 8 * k[~seen], 1e3
         t.equal(t.call(q, k, v, **plain, window=sides)[-1], out, allowed)
@@ -233,8 +233,8 @@ def visible_part(t: CheckRun) -> None:
             ways.append({"mask": random_mask(t, 6, 6)})
         for way in ways:
             out = t.call(q, k, v, **options, **way)
-            allowed = tolerance(t.adapter, (q, k, v), options | way, out)
+            allowed = allowed_error(t.adapter, (q, k, v), options | way, out)
             for i, seen in enumerate(way.get("mask", np.tri(6, dtype=bool))):
                 some = k[seen], v[seen]
-                alone = tolerance(t.adapter, (q[i : i + 1], *some), options, out[i])
+                alone = allowed_error(t.adapter, (q[i : i + 1], *some), options, out[i])
                 t.equal(t.call(q, *some, **options)[i], out[i], allowed + alone)

@@ -17,7 +17,7 @@ from ....arrays.library import Floats
 from ... import stats
 from ..candidate.failures import Failure
 from ..candidate.limits import Keywords
-from ..truth.allowed import tolerance
+from ..truth.allowed import allowed_error
 from .recovery import check_normal, draw_results, keep_p, recover_frequency, recovery_error
 from .trials import CheckRun, add_check
 
@@ -157,7 +157,7 @@ def unbiased(t: CheckRun) -> None:
     values, sized = np.eye(m), t.adapter.record.sized(16)
     weights = draw_results(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
     n = len(weights)
-    allowed = 2 * tolerance(t.adapter, (q, k, values), {})
+    allowed = 2 * allowed_error(t.adapter, (q, k, values), {})
     if np.any((weights < -allowed) | (weights > 1 + allowed)):
         raise Failure("weights between 0 and 1", f"{np.min(weights):.3g} to {np.max(weights):.3g}")
     for j in range(3):

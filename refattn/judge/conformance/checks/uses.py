@@ -16,7 +16,7 @@ from ....engine.attend import Attended, merge
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords, nearest_head_size
-from ..truth.allowed import CONTRACT, largest_exponent, of_function, terms, tolerance
+from ..truth.allowed import CONTRACT, allowed_error, largest_exponent, of_function, terms
 from .cases import OPTIONS, Mask, covering, in_time, levels, problem_of, try_cases
 from .trials import CheckRun, add_check, add_condition, attends, evaluated, stabilised
 
@@ -271,7 +271,7 @@ def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
     out, lse = t.call(*arrays, **options, return_lse=True)
     want = of_function(t.adapter, attend, arrays, options)
-    t.equal(out, want.out, tolerance(t.adapter, arrays, options, want.out))
+    t.equal(out, want.out, allowed_error(t.adapter, arrays, options, want.out))
     known = np.isfinite(want.lse)
     if not np.all(np.isfinite(lse) | ~known):
         raise Failure("finite log normalisers of queries that see a key", "others")
@@ -339,5 +339,5 @@ def merged_parts(t: CheckRun) -> None:
                 for part in zip(np.split(k, cuts, -2), np.split(v, cuts, -2), strict=True)
             ]
             merged = reduce(merge, parts)
-            allowed = (1 + len(parts)) * tolerance(t.adapter, (q, k, v), {}, whole[0])
+            allowed = (1 + len(parts)) * allowed_error(t.adapter, (q, k, v), {}, whole[0])
             t.equal(merged.out, whole[0], allowed)

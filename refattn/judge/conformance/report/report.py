@@ -57,7 +57,7 @@ class Result:
     expected, got : str
         For a failure, or when time ran out, what was expected and what was received.
     error : float or None
-        For an identity, the largest error in units of the tolerance.
+        For an identity, the largest error in units of the allowed error.
     p, adjusted : float or None
         Smallest p-value of a distribution or bound, and the same after Holm's correction over the
         whole run.
@@ -85,7 +85,7 @@ class Result:
     --------
     >>> from refattn.judge.conformance import Result
     >>> Result("causal", "later keys count for nothing", "identity", error=0.25)
-    <Result PASS: causal, max error 0.25 x tolerance>
+    <Result PASS: causal, max error 0.25 x allowed error>
     """
 
     check: str
@@ -119,7 +119,7 @@ class Result:
         if self.adjusted is not None:
             return f"p = {self.p:.2g}, adjusted {self.adjusted:.2g}, {self.samples} seeds"
         if self.error is not None:
-            return f"max error {self.error:.2g} x tolerance"
+            return f"max error {self.error:.2g} x allowed error"
         return ""
 
     @property

@@ -39,7 +39,7 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
         allowed = measured(adapter, arrays, options)
         return want, allowed if isinstance(want, tuple) else allowed[0]
     want = of_function(adapter, adapter.record.naive, arrays, options)
-    return want, tolerance(adapter, arrays, options, want)
+    return want, allowed_error(adapter, arrays, options, want)
 
 
 def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | None:
@@ -98,7 +98,7 @@ def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
     return (want.mean, want.cov), (off, unit * spread + 2 * off * math.sqrt(spread) + off**2)
 
 
-def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
+def allowed_error(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """Return the allowed error: rounding, and declared epsilons."""
     return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
 
@@ -332,8 +332,8 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     if adapter.has("feature-map") and adapter["feature_map"] == "elu":
         return 1.0, 1.0
     if adapter.has("feature-map"):
-        kernel = q @ np.swapaxes(repeated(k, q), -1, -2)
-        least = float(np.min(kernel, initial=np.inf))
+        products = q @ np.swapaxes(repeated(k, q), -1, -2)
+        least = float(np.min(products, initial=np.inf))
         return _norm(k) / least, _norm(q) / least
     exact = root**2 * _norm(k), root**2 * _norm(q)
     if adapter.has("random") and "indices" not in options:
