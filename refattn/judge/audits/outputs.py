@@ -1,4 +1,4 @@
-"""What correct and wrong kernels give for some inputs."""
+"""Compute what correct and wrong kernels give for the inputs of a test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be wrong with files of golden vectors."""
+"""Check files of golden vectors: format, flags, shapes and, evaluated again, every number."""
 
 from __future__ import annotations
 

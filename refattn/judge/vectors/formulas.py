@@ -1,4 +1,4 @@
-"""The formula of a case, and what it gives with so many digits."""
+"""Evaluate the formula of a case, with a given number of digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between the checks and a callable: its conventions, and how it may misbehave."""
+"""Call the function under test by its declared conventions, and catch what it may do wrong."""
 
 from __future__ import annotations
 

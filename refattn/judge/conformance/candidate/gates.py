@@ -1,6 +1,7 @@
-"""What tokens do to a state beside keys and values: gates, by the words of `registry.record.GATES`.
+"""Gates of recurrences (decays, rates, removals): their axes, their heads, and how they are drawn.
 
-A pair is one array here, (..., n, 2 d), until a function is called.
+Their kinds are the words of `registry.record.GATES`. A pair is one array here, (..., n, 2 d), until
+a function is called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arrays of the library of a candidate: their layout in memory, their way back, autograd."""
+"""Turn arrays into those of a library and back: layouts in memory, and gradients by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results and reports of a run of the checks."""
+"""The report of a run, with a result for each check: as text, tables, JSON, HTML and JUnit XML."""
 
 from __future__ import annotations
 

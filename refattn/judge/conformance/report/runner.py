@@ -1,4 +1,4 @@
-"""Running the checks: which apply, with what error probability, and what came of it."""
+"""Run the checks that apply to a candidate, at one error probability, and make the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a candidate is compared with, and how far from it an honest evaluation may be."""
+"""Compute the reference of a call, and how far from it an honest evaluation may be."""
 
 from __future__ import annotations
 

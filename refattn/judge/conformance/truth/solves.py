@@ -1,4 +1,4 @@
-"""How much rounding may move attention to keys whose weights are solved for."""
+"""Bound the rounding of attention to keys whose weights are found by solving a linear system."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ def text(over: str = "") -> dict[str, str]:
     for name in (*_CALLS, *texts):
         found |= cut(_FOLDER.joinpath("texts", f"{name}.py").read_text("utf-8"))
     if over in _COUPLINGS:
+        # A coupling needs no text of its own: one word of the law of frequencies differs.
         found |= edited(found, [Edit("law", "normal", over)])
     return found
 
