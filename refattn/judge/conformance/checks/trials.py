@@ -123,6 +123,7 @@ class CheckRun:
 
     def new_seed(self) -> int:
         """Return a seed to give to the candidate."""
+        # Laws call with the seeds after it, which stay below 2^31 as well.
         return int(self.rng.integers(2**31 - 2**20))
 
     def options(self, samples: int) -> dict[str, Any]:
@@ -237,6 +238,7 @@ class CheckRun:
         """Note how much of the largest value a declared epsilon may hide."""
         if self.adapter["epsilon"]:
             self.hidden = max(self.hidden, allowed / max(float(np.max(np.abs(v))), 1e-300))
+            # An epsilon that may hide more than this leaves too little to compare.
             self.power["error"] = (lambda alpha: self.hidden, 0.05)
 
     def problem(
