@@ -43,13 +43,13 @@ TABLE = {
     "judge": "",
     "judge.stats": "",
     "judge.rounding": "certified engine",
-    "judge.mistakes": "engine features judge.conformance judge.rounding "
-    "judge.stats judge.verification naive registry",
+    "judge.mistakes": "engine features judge.rounding judge.stats judge.verification naive "
+    "registry",
     "judge.verification": "engine features files judge.mistakes judge.rounding judge.stats "
     "registry",
     "judge.conformance": "_version attention engine estimators features files gradients kernels "
     "judge.mistakes judge.rounding judge.stats judge.verification naive registry sampling theory",
-    "judge.vectors": "_version files judge.conformance naive registry",
+    "judge.vectors": "_version files judge.conformance judge.mistakes naive registry",
     "judge.audits": "features judge.conformance judge.mistakes judge.rounding judge.verification",
     "judge.testing": "files judge.audits judge.rounding judge.verification",
     "judge.pytest_plugin": "judge.testing",

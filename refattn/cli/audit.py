@@ -1,4 +1,4 @@
-"""`refattn audit`."""
+"""The command `refattn audit`: which known bugs a test lets through."""
 
 from __future__ import annotations
 

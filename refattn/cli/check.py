@@ -1,4 +1,4 @@
-"""`refattn check`."""
+"""The command `refattn check`: load a candidate, run its checks, and print or write the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`refattn explain`."""
+"""The command `refattn explain`: what a name in a report means."""
 
 from __future__ import annotations
 

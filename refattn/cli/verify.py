@@ -1,4 +1,4 @@
-"""`refattn verify` and `refattn tolerance`."""
+"""The commands `refattn verify` and `refattn tolerance`: judge the numbers of a file."""
 
 from __future__ import annotations
 

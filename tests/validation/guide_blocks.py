@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "validation" / "site" / "guide"
 NUMBER = r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?"
-NOT_COMPARED = rf"{NUMBER}\s?s\b|(?<=max error ){NUMBER}(?= x tolerance)|─+"
+NOT_COMPARED = rf"{NUMBER}\s?s\b|(?<=max error ){NUMBER}(?= x allowed error)|─+"
 TIMES = ("seconds", "ratio")  # columns that no run repeats
 
 

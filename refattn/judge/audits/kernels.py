@@ -1,4 +1,4 @@
-"""A kernel in a test, and what stands for it: its arguments are read, and its output replaced."""
+"""Stand in for a kernel inside a test: read the arguments of its calls, and replace its output."""
 
 from __future__ import annotations
 

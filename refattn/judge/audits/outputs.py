@@ -1,4 +1,4 @@
-"""What correct and wrong kernels give for some inputs."""
+"""Compute what correct and wrong kernels give for the inputs of a test."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ...arrays import checks
 from ...arrays.library import Doubles, is_array_api_obj, to_host
 from ...arrays.stored import mask_of_members
 from ...features import elu_features
-from ..conformance.truth.text import Edit
 from ..mistakes.causes.sampled import show_distances
 from ..mistakes.defects.catalogue import right, wrong
 from ..mistakes.defects.edits import Edited
+from ..mistakes.text import Edit
 from ..rounding.formats import FORMATS, dtype_of, widen
 from ..rounding.problems import CALLED, Index, Problem, pose_arrays, pose_gradients, sweep
 from ..rounding.profiles import PROFILES

@@ -1,4 +1,4 @@
-"""What a comparison lets through: the catalogue, outputs that say nothing, and bugs of a size."""
+"""Find which known bugs, trivial outputs and errors of a given size a comparison lets through."""
 
 from __future__ import annotations
 

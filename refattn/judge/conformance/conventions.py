@@ -118,6 +118,7 @@ class Library(NamedTuple):
         """Its conventions as tags of an `Adapter`, those that are not the default."""
         known = {name: cell.value for name, cell in self.cells.items() if name in TAGS}
         tags = dict(self.arrays) | known
+        # "none" says that a library lacks the option, which is no value of a tag.
         return {name: x for name, x in tags.items() if x not in (NONE, DEFAULTS[name])}
 
     def count(self, kind: type[Run] | type[Read]) -> int:
@@ -200,6 +201,7 @@ def _values(part: Mapping[str, Any]) -> dict[str, Any]:
 
 def _library(row: Mapping[str, Any], like: Mapping[str, Any]) -> Library:
     """Read a row, which differs from another in what it says."""
+    # Functions of one library mostly agree: a row has only what differs.
     run = like.get("run", {}) | row.get("run", {})
     cells = {option: Cell(x, Run(f"test_{option}")) for option, x in _values(run).items()}
     for part in row.get("read", ()):
@@ -240,6 +242,7 @@ def listing(width: int = 98) -> str:
                 mark = "" if isinstance(cell.source, Run) else "*"
                 libraries.setdefault(cell.words, []).append(library + mark)
         lines += _wrap(f"{name}: {option.meaning}", 0, width)
+        # Libraries without the option come last.
         for value, names in sorted(libraries.items(), key=lambda pair: pair[0] == NONE):
             meaning = option.values.get(value, "")
             words = f"{value}{f' ({meaning})' if meaning else ''}: {', '.join(names)}"

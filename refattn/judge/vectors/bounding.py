@@ -1,4 +1,4 @@
-"""What errors of the outputs of a case are relative to."""
+"""Compute the condition and the sizes that errors of the outputs of a case are relative to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be wrong with files of golden vectors."""
+"""Check files of golden vectors: format, flags, shapes and, evaluated again, every number."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def lint(
     The directory must hold the files of its manifests as they were written, and no others. They
     must satisfy the schema and more: unique ids and keys, no case twice, flags described
     and used, inputs that are numbers of the stated dtype, shapes that agree, finite outputs,
-    tolerances as the accuracy contract has them. All cases, or a random part, are evaluated again,
-    and must give the same digits.
+    allowed errors as the accuracy contract has them. All cases, or a random part, are evaluated
+    again, and must give the same digits.
 
     Parameters
     ----------
@@ -265,8 +265,8 @@ def _lint_case(case: Case, test: dict[str, Any], with_data: bool) -> Iterator[st
     shapes = {name: x.shape for name, x in case.expected.items()}
     if (wanted := _shapes(case)) != shapes:
         yield f"shapes {shapes} do not follow from the inputs, {wanted}"
-    for dtype, tolerance in case.tolerance.items():
-        if tolerance != CONTRACT_FACTOR * DTYPE_FACTS[dtype][1] * (1 + case.cond):
+    for dtype, allowed in case.tolerance.items():
+        if allowed != CONTRACT_FACTOR * DTYPE_FACTS[dtype][1] * (1 + case.cond):
             yield f"tolerance for {dtype} is not 16 eps (1 + cond)"
     if (case.result == "acceptable") != ("EPS" in case.flags):
         yield f"result {case.result!r} does not go with the flags"

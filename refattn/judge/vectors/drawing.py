@@ -1,4 +1,4 @@
-"""Numbers of cases: raw bits of a generator, and what words of the table make of them."""
+"""Draw the numbers of a case from raw bits of a generator, as the words of the table ask."""
 
 from __future__ import annotations
 

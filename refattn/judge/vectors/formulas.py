@@ -1,4 +1,4 @@
-"""The formula of a case, and what it gives with so many digits."""
+"""Evaluate the formula of a case, with a given number of digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import registry
 from ...arrays.library import Floats
-from ..conformance.truth.text import Edit
+from ..mistakes.text import Edit
 from .cases import GRADIENTS, Case
 from .drawing import Recipe
 

@@ -48,20 +48,20 @@ def _decimal(low: Any, high: Any, size: float) -> str | None:
     return str(mp.nstr(high, DIGITS, strip_zeros=False, min_fixed=0, max_fixed=0))
 
 
-def _tolerances(
+def _allowed_errors(
     inputs: dict[str, Floats], expected: Iterable[Floats], size: Iterable[Floats], cond: float
 ) -> dict[str, float]:
-    """Return tolerances for the dtypes that hold inputs and outputs and say something."""
+    """Return allowed errors for the dtypes that hold inputs and outputs and say something."""
     sizes = np.concatenate([x.ravel() for x in size])
     largest = max(float(np.max(np.abs(x), initial=0, where=np.isfinite(x))) for x in expected)
     smallest = float(np.min(sizes[sizes > 0], initial=math.inf))
-    tolerances = {}
+    found = {}
     for dtype, (_, eps, tiny, huge) in DTYPE_FACTS.items():
-        tolerance = CONTRACT_FACTOR * eps * (1 + cond)
+        allowed = CONTRACT_FACTOR * eps * (1 + cond)
         fits = all(is_exact(x, dtype) for x in inputs.values())
-        if fits and tolerance < 1 and largest < huge and smallest >= 1e4 * tiny:
-            tolerances[dtype] = tolerance
-    return tolerances
+        if fits and allowed < 1 and largest < huge and smallest >= 1e4 * tiny:
+            found[dtype] = allowed
+    return found
 
 
 def solved(recipe: Recipe | Case) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def solved(recipe: Recipe | Case) -> dict[str, Any]:
             for name, digits in decimals.items()
         },
         "cond": cond,
-        "tolerance": _tolerances(recipe.inputs, rounded, size.values(), cond),
+        "tolerance": _allowed_errors(recipe.inputs, rounded, size.values(), cond),
         "result": "acceptable" if "EPS" in recipe.flags else "valid",
     }
 

@@ -60,10 +60,10 @@ def named(out):
     return out._asdict() if hasattr(out, "_asdict") else out if type(out) is dict else {"out": out}
 
 
-def error(case, run, dtype="float64", tolerance=None):
-    """Largest error over the tolerance; infinite for another shape and NaN."""
+def error(case, run, dtype="float64", allowed=None):
+    """Largest error over the allowed error; infinite for another shape and NaN."""
     inputs = {n: x.astype(dtype) if x.dtype.kind == "f" else x for n, x in case.inputs.items()}
-    tolerance = case.tolerance[dtype] if tolerance is None else tolerance
+    allowed = case.tolerance[dtype] if allowed is None else allowed
     with np.errstate(all="ignore"):
         got = named(run(**inputs, **case.arguments))
     worst, wide = 0.0, np.longdouble
@@ -76,7 +76,7 @@ def error(case, run, dtype="float64", tolerance=None):
         low, size = (np.broadcast_to(getattr(case, part)[name], want.shape)[known]
                      for part in ("expected_low", "size"))  # fmt: skip
         off = np.abs(value[known].astype(wide) - want[known].astype(wide) - low)
-        bound = tolerance * size
+        bound = allowed * size
         if np.any(off[bound == 0] != 0):
             return np.inf
         worst = max(worst, float(np.max(off[bound > 0] / bound[bound > 0], initial=0)))

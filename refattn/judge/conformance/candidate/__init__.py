@@ -1,4 +1,4 @@
-"""The implementation under test: how it is called."""
+"""The implementation under test: what it is declared to take, and how it is called."""
 
 __all__ = []
 __dir__ = __all__.copy

@@ -1,4 +1,4 @@
-"""What stands between the checks and a callable: its conventions, and how it may misbehave."""
+"""Call the function under test by its declared conventions, and catch what it may do wrong."""
 
 from __future__ import annotations
 
@@ -105,6 +105,7 @@ class Adapter:
             able = possible(self.record) or ("none of them",)
             listing = f"those of {self.estimator} in {LISTING}"
             checks.choice("capabilities", name, able, listing=listing)
+        # An alias such as `performer` implies a coupling, which a tag may replace.
         tags = {**DEFAULTS, **({"coupling": self._coupling} if self._coupling else {})}
         if not isinstance(self.tags, Mapping | None):
             raise TypeError(
@@ -127,6 +128,7 @@ class Adapter:
             raise ValueError(f"`source` must be module:name, got {self.source!r}.")
         name = self.name or _name_of(self.fn)
         for attribute, value in (("capabilities", capabilities), ("tags", tags), ("name", name)):
+            # The class is frozen: an adapter means the same for all checks of a run.
             object.__setattr__(self, attribute, value)
 
     def __getitem__(self, tag: str) -> Any:
@@ -134,6 +136,7 @@ class Adapter:
 
     def can(self, *capabilities: str) -> bool:
         """Return whether the candidate has all these capabilities, or others that imply them."""
+        # `omega_only` says that `omega=` is taken, and so for indices.
         implied = {name for name in DRAWN_KEYWORDS if only_of(name) in self.capabilities}
         if self["causal_only"]:
             implied.add("causal")
@@ -177,7 +180,7 @@ class Adapter:
 
     @property
     def limits(self) -> dict[str, str]:
-        """For each declared limit of the candidate, what a verdict does not cover."""
+        """For each declared limit of the candidate, what a report does not cover."""
         words = dict.fromkeys(self.capabilities, "")
         words |= {tag: f"={write_tag(value)}" for tag, value in self.declared.items()}
         words.pop("centres", None)  # chunks, of which all is tested
@@ -215,7 +218,7 @@ class Adapter:
 
     @cached_property
     def _batches(self) -> bool:
-        """Whether a kernel takes several vectors in a call; if not it is called for each."""
+        """Whether a kernel estimate takes several vectors in a call, or is called for each."""
         x = np.array([[0.5, 0.25], [0.125, -0.5]])
         sized: dict[str, Any] = {"num_features": 3, "seed": 1}
         try:
@@ -223,6 +226,7 @@ class Adapter:
             one = self._within((x[1], x[0]), sized)
         except Failure:
             return False
+        # Digits do not matter: rows that are taken for something else are far off.
         return bool(np.allclose(both[1], one, rtol=1e-2))
 
     @property
@@ -280,6 +284,7 @@ class Adapter:
         """Return the numbers rounded to the candidate's dtype, in float64."""
         if self["dtype"] != "bfloat16":
             return np.asarray(x, dtype=self["dtype"]).astype(np.float64)
+        # NumPy has no bfloat16: to the upper half of a float32, to nearest, ties to even.
         bits = np.asarray(x, np.float32).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return rounded.view(np.float32).astype(np.float64)
@@ -298,6 +303,7 @@ class Adapter:
         "transposed", "sliced", "read-only", "heads inside", "reversed" or "expanded".
         """
         if self.has("pairs") and np.ndim(arrays[0]) > 1 and not self._batches:
+            # The candidate takes one pair of vectors at a time.
             shape = np.broadcast_shapes(*(np.shape(x) for x in arrays))
             rows = zip(
                 *(np.broadcast_to(x, shape).reshape(-1, shape[-1]) for x in arrays), strict=True
@@ -330,8 +336,10 @@ class Adapter:
         }
         held = {k: x for k, x in (named | keywords).items() if hasattr(x, "shape")}
         d_out = keywords.pop("d_out", None)
+        # A call may write to its arguments, in whatever library.
         before = {k: receive(x).copy() for k, x in held.items()} if strict else {}
         try:
+            # What a candidate warns of shows in its numbers, or does no harm.
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
                 if d_out is None:
@@ -344,6 +352,7 @@ class Adapter:
             if not np.array_equal(receive(held[k]), x, equal_nan=True):
                 raise Failure(f"`{k}` to be left as it was", "other numbers in it after the call")
         if self.has("rows"):
+            # A NamedTuple is taken by its names, whatever their order.
             named_pair = hasattr(result, "mean") and hasattr(result, "cov")
             pair = (result.mean, result.cov) if named_pair else result
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -367,6 +376,7 @@ class Adapter:
             last = self._of_option(result[1], like, "initial_state").reshape(state)
             return self._result(result[0], shape, sent[0], strict), last
         if d_out is None:
+            # Which of several results is the output is not guessed.
             if isinstance(result, tuple):
                 or_lse = ", or declare --capability lse" if "lse" in possible(self.record) else ""
                 if "vjp" in self.capabilities:
@@ -442,6 +452,7 @@ class Adapter:
         way = keywords.pop("autograd", None)
         if self["library"] not in ("torch", "jax"):
             return self._evaluate(*sent, d_out=d_out, **keywords)
+        # Autograd takes one cotangent for both results.
         if "d_lse" in keywords:
             d_out = (d_out, keywords.pop("d_lse"))
         more = self.pulled(keywords)
@@ -466,11 +477,15 @@ class Adapter:
         q, k, v = (np.shape(x) for x in arrays)
         heads = q[:-2], k[:-2]
         if "h" in (self["layout"] or "h"):
+            # Query heads may share key heads and, in recurrences, value heads those of queries and
+            # keys.
             most = max(q[-3:-2], v[-3:-2])
             heads = q[:-3] + most, k[:-3] + most
         return (*np.broadcast_shapes(*heads), q[-2], v[-1])
 
     def _result(self, x: Any, shape: tuple[int, ...] | None, like: Any, strict: bool) -> Floats:
+        # A subclass may multiply otherwise, as a matrix does, or hide numbers, as a masked array
+        # does.
         kind = type(x)
         if issubclass(kind, np.ndarray) and kind not in (np.ndarray, np.memmap):
             raise Failure(
@@ -501,6 +516,7 @@ class Adapter:
         return got
 
     def _order(self) -> list[int]:
+        # The axes in the order of this package, those that the layout has.
         canonical = [axis for axis in "bhnd" if axis in self["layout"]]
         return [canonical.index(axis) for axis in self["layout"]]
 
@@ -515,6 +531,7 @@ class Adapter:
     def _option(self, name: str, x: Any) -> Any:
         if name == "window" and "exclusive" in self["window"]:
             left, right = x
+            # An exclusive limit counts the own key of a query as well.
             return (None if left is None else left + 1, right)
         if not isinstance(x, np.ndarray):
             return x
@@ -545,7 +562,9 @@ class Adapter:
     def _convert(self, x: Floats, kind: str | None = None) -> Any:
         """Convert to a fresh array of the candidate's library, device and dtype, or another."""
         dtype, library = kind or self["dtype"], self["library"]
+        # Numbers are rounded already, so that the library only changes their type.
         held = "float32" if dtype == "bfloat16" else dtype
+        # A copy, as candidates may write to it.
         x = np.array(self.exact(x) if kind is None else x, dtype=held, order="C")
         if library == "numpy":
             return x

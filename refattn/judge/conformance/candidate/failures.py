@@ -1,4 +1,4 @@
-"""How a call of a candidate may end without an answer."""
+"""Exceptions that say how a call of a candidate may end without an answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What tokens do to a state beside keys and values: gates, by the words of `registry.record.GATES`.
+"""Gates of recurrences (decays, rates, removals): their axes, their heads, and how they are drawn.
 
-A pair is one array here, (..., n, 2 d), until a function is called.
+Their kinds are the words of `registry.record.GATES`. A pair is one array here, (..., n, 2 d), until
+a function is called.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def draw_gates(adapter: Any, rng: np.random.Generator, k: Any) -> dict[str, Any]
             found[name] = rng.uniform(0.5, 1.0, heads)
         elif word in LOGS:
             shape = k.shape if word == "logs" else k.shape[:-1]
+            # Some tokens do not decay at all.
             found[name] = np.where(rng.random(shape) < 1 / 8, 0.0, -rng.exponential(0.5, shape))
         elif word == "pair":  # a removal after the decay, of keys of length 1
             unit, decay = rng.standard_normal(k.shape), np.exp(found.get("log_decay", 0.0))
@@ -62,6 +64,7 @@ def draw_gates(adapter: Any, rng: np.random.Generator, k: Any) -> dict[str, Any]
             rate = rng.random(k.shape[:-1])[..., None]
             found[name] = np.concatenate([-rate * unit, decay * unit], -1)
         else:
+            # A rate above 2 / |k|^2 makes states grow with every token.
             most = np.maximum(1.0, np.sum(k * k, -1)) if word == "rate" else 1.0
             found[name] = rng.random(k.shape[:-1]) / most
     return {name: adapter.exact(x) for name, x in found.items()}

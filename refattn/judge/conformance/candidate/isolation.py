@@ -62,6 +62,7 @@ class _Worker:
     def take(self, adapter: Adapter) -> None:
         """Give the process the candidate."""
         try:
+            # By its name where there is one, as a callable may not be pickled.
             fn = pickle.dumps(adapter.source or adapter.fn)
             problem = self._ask((fn, adapter.estimator, adapter.capabilities, adapter.tags))
         except Crash as crash:

@@ -1,4 +1,4 @@
-"""Arrays of the library of a candidate: their layout in memory, their way back, autograd."""
+"""Turn arrays into those of a library and back: layouts in memory, and gradients by torch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,19 @@ def lay_out(x: Any, layout: str | None) -> Any:
         i, j = (-2, -1) if layout == "transposed" else (max(-3, -x.ndim), -2)
         shape = list(x.shape)
         shape[i], shape[j] = shape[j], shape[i]
+        # Written in one order of axes and read in another: the strides differ, not the numbers.
         room = xp.swapaxes(xp.zeros(tuple(shape), dtype=x.dtype), i, j)
         room[...] = x
         return room
     room = xp.zeros((*x.shape[:-1], 2 * x.shape[-1]), dtype=x.dtype)
+    # Every other number: a view that is not contiguous along its last axis.
     room[..., ::2] = x
     return room[..., ::2]
 
 
 def receive(x: Any) -> Floats:
     """Turn a result into a NumPy array, halves in float32."""
+    # A tensor that is on a tape, or on a device, is no array of NumPy.
     if hasattr(x, "detach"):
         x = x.detach().cpu()
     if str(getattr(x, "dtype", "")).endswith(("bfloat16", "float16")):
@@ -60,8 +63,10 @@ def pull_by_torch(call: Callable[..., Any], sent: list[Any], d_out: Any, way: An
         return call(*inputs), [inputs[i] for i in wanted]
 
     def back(out: Any, inputs: list[Any]) -> list[Any]:
+        # The graph is kept, as "again" goes through it twice.
         grads = torch.autograd.grad(out, inputs, d_out, allow_unused=True, retain_graph=True)
         pairs = zip(grads, inputs, strict=True)
+        # An input that the result does not depend on has no gradient in torch, which is 0.
         return [torch.zeros_like(x) if g is None else g for g, x in pairs]
 
     out, leaves = forth(range(len(sent)))

@@ -43,6 +43,7 @@ def fitted(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> A
         if "d_out" in options:
             return got
         return _settle_empty_rows(adapter, lambda *_: got[0], arrays, options), got[1]
+    # Each step wraps those before it: the last one sees the problem as it was asked.
     for step in (
         _leave_out_settled,
         _settle_empty_rows,
@@ -111,6 +112,7 @@ def shrink(adapter: Any, q: Floats, k: Floats) -> float:
     """Return the factor on queries and keys that brings them within `max_logit`."""
     most = adapter["max_logit"]
     largest = largest_logit(adapter, (q, k)) if most else 0.0
+    # By less than is needed, as rounding to the dtype comes after.
     return math.sqrt(0.9 * most / largest) if most and largest > most else 1.0
 
 
@@ -155,6 +157,7 @@ def _next_multiple(adapter: Any, count: int) -> int:
 
 def _leave_out_settled(adapter: Any, call: Function, arrays: Arrays, options: Keywords) -> Any:
     """Leave out what a candidate has settled, and give masks its axes; the innermost step."""
+    # Its frequencies are made beforehand: it takes neither a seed nor their number.
     settled = {"seed", adapter.record.size} if adapter["fixed_frequencies"] else set()
     if adapter["causal_only"] and "causal" not in adapter.capabilities:
         settled.add("causal")
@@ -169,6 +172,7 @@ def _settle_empty_rows(adapter: Any, call: Function, arrays: Arrays, options: Ke
     convention = adapter["empty_rows"]
     if (
         convention == "zero"
+        # A sink is a key that every query sees.
         or "sinks" in options
         or not {"mask", "causal", "window"} & set(options)
     ):
@@ -182,6 +186,7 @@ def _settle_empty_rows(adapter: Any, call: Function, arrays: Arrays, options: Ke
             raise Failure("NaN for queries that see no key", f"{wrong} numbers")
         return np.where(empty, 0.0, got)
     mean = np.mean(np.asarray(arrays[2], float), -2, keepdims=True)
+    # With the mean taken off, the row is 0 as in the other conventions.
     return got - np.where(empty, repeated(mean, got), 0.0)
 
 
@@ -195,6 +200,7 @@ def _pad_coordinates(adapter: Any, call: Function, arrays: Arrays, options: Keyw
         return call(arrays, options)
     more = {k: _pad_last(x, room) for k, x in options.items() if k in _OF_FREQUENCIES}
     if "cov" in options:
+        # Added coordinates are independent of the others: the law of these stays the same.
         cov = np.eye(d + room)
         cov[:d, :d] = options["cov"]
         more["cov"] = cov
@@ -281,6 +287,7 @@ def _add_tokens(adapter: Any, call: Function, arrays: Arrays, options: Keywords)
         mask = options["mask"]
         hidden = np.zeros((*mask.shape[:-1], columns - m), dtype=bool)
         mask = np.concatenate([mask, hidden], -1)
+        # A mask of one row is that of all queries, and stays so.
         tall = mask.ndim > 1 and mask.shape[-2] == n
         more["mask"] = _repeat_last(mask, rows - n) if tall else mask
     more |= for_queries(adapter, options, np.minimum(np.arange(rows), n - 1))
@@ -294,6 +301,7 @@ def copies(adapter: Any, n: int, m: int, options: Keywords) -> int:
     if options.get("causal") or "mask" in options:
         return 1
     most = n + int(adapter["multiple_of"])
+    # The least number of copies that makes a length which is taken.
     return next(r for r in range(1, most + 1) if tokens(adapter, n, m * r)[1] == m * r)
 
 

@@ -85,6 +85,7 @@ class Subprocess:
             self.command += ["{input}", "{output}"]
         self.format, self.names = format, tuple(names)
         self.timeout = checks.real("timeout", timeout, positive=True)
+        # By which reports name a callable.
         self.__qualname__ = Path(self.command[0]).name
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -93,6 +94,7 @@ class Subprocess:
         named = dict(zip(self.names, arrays, strict=False))
         for key, value in options.items():
             if isinstance(value, tuple | list):  # a window, or a pair of arrays
+                # Files hold no None: a window has no negative sides.
                 value = [-1 if x is None else x for x in value]
             value = np.asarray(value)
             named[key] = (
@@ -125,6 +127,7 @@ class Subprocess:
         for name in wanted:
             if name not in result:
                 raise RuntimeError(f"the program wrote {sorted(result)} and not `{name}`")
+        # A pair was written as one array, and its gradient comes back as one.
         pairs = [f"d_{x}" for x, value in options.items() if isinstance(value, tuple)]
         found = tuple(tuple(result[x]) if x in pairs else result[x] for x in wanted)
         return found[0] if wanted == ["out"] else found
@@ -142,6 +145,7 @@ class Subprocess:
             self._process = process
             try:
                 errors = process.communicate(timeout=min(self.timeout, _LONGEST))[1]
+            # Also if the user interrupts: no program is left running.
             except BaseException:
                 process.kill()
                 raise

@@ -13,8 +13,8 @@ from ....arrays.library import Floats
 from .adapter import Adapter
 from .limits import Arrays, Keywords, shrink
 
-# What those before must leave of the diagonal of a key's kernel. The tolerance follows from the
-# keys whatever this is: it is such that it stays far below the values in single precision.
+# What the keys chosen before must leave of the diagonal of a key's kernel. The allowed error
+# follows from the keys whatever this is: here it stays far below the values in single precision.
 _LEFT = 0.1
 
 
@@ -36,6 +36,7 @@ def draw_key_indices(
         return {"indices": _draw_coreset(adapter, rng, k, head_axes, samples)}
     shape = (*head_axes, samples)
     if adapter.has("per-query"):
+        # Each query has a sample of its own.
         shape = (*lead, n, samples)
     indices = rng.integers(k.shape[-2], size=shape)
     # Wherever a query has a key, it has the same probability.
@@ -59,12 +60,14 @@ def draw_frequencies(
         return adapter.record.sized(window) | {"omega": omega}
     if adapter.has("per-query"):
         noise = normal(*lead, n, samples, d, size=size / adapter.root(d))
+        # About where the targets of queries lie, which are centred at q + k.
         centres = q[..., :, None, :] + np.mean(k) + noise
         noise = normal(*lead, n, samples, d)
         return {"omega": adapter.exact(adapter.root(d) * centres + noise)}
     omega = normal(samples, d)
     if not adapter.has("proposals"):
         return {"omega": omega}
+    # A frequency is drawn near the centre of its proposal.
     centres = adapter.exact(omega + normal(samples, d, size=0.5))
     root = adapter.root(d)
     less = shrink(adapter, omega / root, centres / root)  # the exponents of their densities too
@@ -90,6 +93,7 @@ def _draw_coreset(
 ) -> npt.NDArray[np.int_]:
     """Return keys that are apart, in any order; of each head some of such."""
     wanted = min(samples, k.shape[-2])
+    # With twice as many, each head can be given others.
     apart = _keys_apart(adapter.root(k.shape[-1]) * k, 2 * wanted if head_axes else wanted)
     count = min(wanted, max(1, len(apart) - 1)) if head_axes else len(apart)
     rows = [rng.permutation(apart)[:count] for _ in np.ndindex(*head_axes)]
@@ -114,6 +118,7 @@ def _keys_apart(k: Floats, most: int) -> npt.NDArray[np.int_]:
             row -= before * before[:, pivot : pivot + 1]
         row /= np.sqrt(left[:, pivot : pivot + 1])
         left = left - row * row
+        # By rounding a little may be left, and the key would be taken again.
         left[:, pivot] = 0.0
         pivots.append(pivot)
         rows.append(row)

@@ -50,6 +50,7 @@ _OF_TOKENS = ("multiple_of", "self_attention", "causal_only", "same_value_size",
 
 
 DEFAULTS: Mapping[str, Any] = MappingProxyType(
+    # The first value of each tag is its default.
     {name: options[0] for name, options in CHOICES.items()}
     | dict.fromkeys(_TRUE_OR_FALSE, False)
     | dict.fromkeys(("scale", "device", "layout", "head_sizes", "max_logit"))
@@ -97,6 +98,7 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
             "`tags['fixed_frequencies']` must be left out where no frequencies are drawn, or "
             f"where they are given, got {tags['fixed_frequencies']!r}."
         )
+    # Reference gradients are those of the recurrence with its usual conventions.
     if "vjp" in capabilities and any(tags[x] != DEFAULTS[x] for x in OF_RECURRENCES):
         raise ValueError(
             "`capabilities` must leave out 'vjp' with one of the tags "
@@ -109,6 +111,7 @@ def refuse_limits(record: Estimator, capabilities: Iterable[str], tags: Mapping[
 def write_tag(value: Any) -> str:
     """Return the value of a tag as on the command line."""
     if isinstance(value, tuple) and len(value) > 4:
+        # Many head sizes are a range.
         return f"{value[0]},{value[1]},...,{value[-1]}"
     if isinstance(value, tuple):
         return ",".join(map(str, value))
@@ -128,9 +131,11 @@ def parse_tag(name: str, value: Any) -> Any:
     if name == "device":
         return value
     if value is None or (name == "scale" and value == "None"):
+        # None is a value of these two: 1/sqrt(d), and no limit.
         optional = name in ("scale", "max_logit")
         return None if optional else checks.real(f"tags[{name!r}]", value)
     if name == "ddof":
+        # True is 1 to Python.
         if isinstance(value, bool) or value not in (0, 1, "0", "1"):
             raise ValueError(f"`tags['ddof']` must be 0 or 1, got {_brief(value)}.")
         return int(value)

@@ -1,4 +1,4 @@
-"""What is checked: each module says how, and `claims` has the table of what and of whom."""
+"""The checks: each module has those of one kind, and `claims` is the table of all."""
 
 from __future__ import annotations
 

@@ -128,6 +128,7 @@ def levels(adapter: Adapter) -> dict[str, tuple[Any, ...]]:
         "bias": (None, *biases),
         "lse": (False, True),
     }
+    # Keys of each query are of each head as well.
     indices = adapter.drawn_keyword == "indices" and not adapter.has("per-query")
     own = indices or adapter.can("omega", "omega_per_head")  # of heads, what they share otherwise
     return {
@@ -163,6 +164,7 @@ def in_time(
 
 def layouts(t: CheckRun, names: Sequence[str], *kinds: str) -> Iterator[dict[str, str]]:
     """Yield layouts in memory of arrays with these names: all alike, and each alone."""
+    # A reversed view has negative strides, which torch does not have.
     backwards = ["reversed"] if t.adapter["library"] == "numpy" else []
     for layout, some in product((*kinds, *backwards), (names, *([name] for name in names))):
         yield dict.fromkeys(some, layout)
@@ -178,12 +180,14 @@ def growing(
     end, rate = time.monotonic() + seconds[t.level], 0.0
     for i, case in enumerate(cases):
         began = time.monotonic()
+        # What would not be back in time is not begun.
         if began + rate * case.pairs > end:
             larger = len(cases) - i - 1
             rest = f" and {larger} larger ones" if larger else ""
             t.untried.append(f"{left.format(case, rest)}, for lack of time")
             return
         yield case
+        # Small cases take their time for other things than pairs.
         if case.pairs > least:
             rate = (time.monotonic() - began) / case.pairs
 
@@ -206,6 +210,7 @@ def try_cases(
                 raise
             t.since, refused = None, refused | {some}
     for some in sorted(refused, key=sorted):
+        # A refusal of two is not told again for three.
         if not any(fewer < some for fewer in refused):
             t.untried.append(f"{' and '.join(sorted(some))} together, which the function rejects")
 
@@ -223,6 +228,7 @@ def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
     if case.get("sinks"):
         options["sinks"] = sinks = t.normal(*arrays[0].shape[-3:-2], size=2.0)
         if case["sinks"] == "far":
+            # Sinks that weigh nothing, and such as leave nothing to the keys.
             options["sinks"] = np.where(sinks < -1, -np.inf, np.where(sinks > 1, 1000.0, sinks))
     if "mask" in options and (adapter["empty_rows"] == "undefined" or "sinks" in options):
         options["mask"] = seeing(adapter, n, m, options)
@@ -232,6 +238,7 @@ def problem_of(t: CheckRun, case: Mapping[str, Any]) -> tuple[tuple[Any, ...], d
             bias[:, : 2 * m // 3] = -np.inf
             seen = np.broadcast_to(adapter.visible(n, m, options), (*lead, n, m))
             none = ~np.any(seen & np.isfinite(bias), -1)
+            # A bias of -inf on all visible keys leaves a row empty, which is another check.
             bias[np.any(none.reshape(-1, n), 0)] = 0.0
     if case.get("lse") and "sinks" not in options:
         options["return_lse"] = True

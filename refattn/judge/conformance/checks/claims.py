@@ -185,6 +185,7 @@ def _condition(word: str) -> Callable[[Adapter], bool]:
     if word.startswith("-"):
         other = _condition(word[1:])
         return lambda adapter: not other(adapter)
+    # The first of these that knows the word has it.
     tag, _, value = word.partition("=")
     if word in CONDITIONS:
         return CONDITIONS[word]
@@ -193,6 +194,7 @@ def _condition(word: str) -> Callable[[Adapter], bool]:
         return lambda adapter: bool(adapter[tag] == wanted)
     if word in CAPABILITIES:
         return lambda adapter: adapter.can(word)
+    # `half` or `grouped`, say.
     if isinstance(getattr(Adapter, word, None), property):
         return lambda adapter: bool(getattr(adapter, word))
     if word in TRAITS:
@@ -203,6 +205,7 @@ def _condition(word: str) -> Callable[[Adapter], bool]:
 def _check(row: str) -> Check:
     name, traits, needs, claim = (x.strip() for x in row.split("|", 3))
     words = needs.split()
+    # Words of the third column that are no condition: what kind of test it is.
     layer = next((word for word in words if word in ("law", "bound")), "identity")
     conditions = [_condition(word) for word in words if word not in ("law", "bound", "draws")]
     return Check(
@@ -216,4 +219,5 @@ def _check(row: str) -> Check:
     )
 
 
+# A line that begins with a space goes on with the row above it.
 CHECKS.update((x.name, x) for x in map(_check, _CLAIMS.strip().replace("\n ", " ").split("\n")))

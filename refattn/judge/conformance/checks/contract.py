@@ -31,6 +31,7 @@ def contract(t: CheckRun) -> None:
             if t.adapter.can("mask"):
                 seen = np.ones((*arrays[0].shape[:-1], m), dtype=bool)
                 t.equal(t.call(*arrays, strict=True, **options, mask=seen), first, allowed)
+                # A mask that hides something is taken too; what comes of it is for other checks.
                 seen[..., ::2] = False
                 t.call(*arrays, strict=True, **options, mask=seen)
             if t.adapter.can("causal") and (not t.adapter.has("proposals") or "seed" in options):
@@ -47,6 +48,7 @@ def seeds(t: CheckRun) -> None:
     few = t.adapter.half  # equal results may be chance
     arrays, _ = t.problem(3, 9, 8)
     options = t.options(2)
+    # The seeds that people type, and those that a generator may confuse.
     start = options.pop("seed")
     typed = [0, 1, 42, 2**31 - 1]
     near = [] if few else [*range(start, start + 32), *(start ^ 2**j for j in range(5, 31))]
@@ -77,6 +79,7 @@ def _seeds_of_heads(t: CheckRun, start: int) -> None:
     options, seed_of = t.options(2), dict[bytes, int]()
     for seed in range(start, start + 8):
         out = t.call(*arrays, **(options | {"seed": seed}))
+        # Heads are equal: equal results mean that they share their draws.
         for head in (out[index] for index in np.ndindex(*lead)):
             _refuse_repeat(seed_of, head, seed)
 
@@ -115,6 +118,7 @@ def calls_apart(t: CheckRun) -> None:
                     more = options | t.adapter.record.sized(count)
                 t.call(*other, **more, **seen)
             t.case = None
+            # An earlier result may be a buffer that later calls write to.
             t.equal(kept, before, 0.0)
             t.equal(t.call(*first, **options, **seen), before, allowed)
 
@@ -146,6 +150,7 @@ def same_bits(t: CheckRun) -> None:
         first = t.call(*arrays, **options)
         for _ in range(_REPEATS):
             t.equal(t.call(*arrays, **options), first, 0.0)
+        # Other numbers in between, that a cache might return.
         t.call(*(2 * x for x in arrays), **options)
         t.equal(t.call(*arrays, **options), first, 0.0)
 

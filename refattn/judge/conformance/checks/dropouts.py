@@ -50,6 +50,7 @@ def _cases(t: CheckRun) -> Iterator[tuple[Arrays, Keywords]]:
     for case in in_time(t, covering(uses, t.rng, 2), "uses"):
         arrays, options = problem_of(t, case | {"d_v": None})
         options = without_empty_rows(t.adapter, arrays, options)
+        # Values that show the weights have as many columns as there are keys.
         if not (t.adapter["same_value_size"] and arrays[1].shape[-2] != arrays[2].shape[-1]):
             yield _shown(arrays), t.adapter.settled | options
 
@@ -66,6 +67,7 @@ def _calls(t: CheckRun, back: bool = False) -> Iterator[tuple[Arrays, Keywords, 
         except Refusal:
             if options == t.adapter.settled:
                 raise
+            # A function may have no dropout with a mask, say: that is no failure.
             t.since, refused = None, refused | {" and ".join(sorted(options))}
             continue
         yield arrays, options, dropping, results
@@ -86,8 +88,10 @@ def _find_kept(
 ) -> npt.NDArray[np.bool_]:
     """Find the weights that were kept; all others are to be 0, and these w / (1 - p)."""
     exact, allowed = weights
+    # Weights that underflow do not tell whether they are kept.
     known = exact > t.adapter.least / t.adapter.eps
     share = np.divide(out * (1 - rate), exact, out=np.zeros(out.shape), where=known)
+    # Whatever is nearer to kept than to dropped; how near is tested below.
     kept: npt.NDArray[np.bool_] = share > 0.5
     error = np.abs(share - kept)
     worst = np.unravel_index(int(np.argmax(error)), error.shape)
@@ -109,6 +113,7 @@ def factors_of_dropout(t: CheckRun) -> None:
     t.equal(got, *reference(adapter, arrays, plain))
     for arrays, options, dropping, first in _calls(t):
         _find_kept(t, _weights_without(t, arrays, options), dropping["dropout"], first)
+        # The same seed keeps the same weights.
         t.equal(t.call(*arrays, **dropping), first, 0.0)
 
 
@@ -139,8 +144,10 @@ def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: An
     p = stats.binomial(int(np.sum(kept & seen)), count, 1 - rate)
     keep_p(t, f"{label}kept", p, count, stats.binomial, p=1 - rate)
     each = np.sum(kept, 0)[seen[0]]
+    # The worst place of all, by the union bound.
     p = min(1.0, each.size * min(stats.binomial(int(x), len(kept), 1 - rate) for x in set(each)))
     keep_p(t, f"{label}each", p, len(kept), stats.binomial, tries=each.size, p=1 - rate)
+    # The probability that two independent weights have the same fate.
     same = rate**2 + (1 - rate) ** 2
     for name, axis in (("seeds", 0), ("queries", -2), ("keys", -1)):
         x, y = (np.moveaxis(z, axis, 0) for z in (kept, seen))
@@ -150,6 +157,7 @@ def _independent(t: CheckRun, rate: float, kept: npt.NDArray[np.bool_], seen: An
             for phase in (0, 1):  # of which all pairs are disjoint
                 i = first[first // lag % 2 == phase]
                 if len(i):
+                    # Pairs that share no indicator are independent.
                     apart.append((x[i] == x[i + lag])[y[i] & y[i + lag]])
         _test_alike(t, f"{label}{name} apart by powers of two", apart, same)
     heads = kept.reshape(len(kept), -1, *kept.shape[-2:])
@@ -175,6 +183,7 @@ def gradients_of_dropout(t: CheckRun) -> None:
         rate, d_out = dropping["dropout"], dropping["d_out"]
         factors = _find_kept(t, _weights_without(t, arrays, options), rate, results[0]) / (1 - rate)
         want = pulled(t.adapter, arrays, options | {"dropout": factors, "d_out": d_out})[0]
+        # Dropout multiplies cotangents of weights by up to 1 / (1 - p).
         most = pulled_rounding(t.adapter, arrays, options, d_out / (1 - rate))
         names = t.adapter.returns(dropping)
         for name, x, y, allowed in zip(names, results, want, most, strict=True):

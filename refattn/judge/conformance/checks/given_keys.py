@@ -10,7 +10,7 @@ from .... import naive
 from ..candidate.adapter import Adapter
 from ..candidate.limits import Keywords
 from ..candidate.samples import draw_key_indices
-from ..truth.allowed import of_function, tolerance
+from ..truth.allowed import allowed_error, of_function
 from .trials import CheckRun, add_check, add_condition, compare_known
 
 
@@ -42,6 +42,7 @@ def all_keys(t: CheckRun) -> None:
         n, m, d = t.fit(n, m, d)
         arrays, _ = t.problem(n, m, d)
         want = of_function(t.adapter, naive.softmax_attention, arrays, {})
+        # Equal probabilities cancel from the quotient, whatever they are.
         for order in (np.arange(m), t.rng.permutation(m)):
             compare_known(t, want, 0.0, *arrays, **_keys(t, n, *order, log_p=-0.5))
 
@@ -52,7 +53,7 @@ def order_of_given_keys(t: CheckRun) -> None:
     n, m, d = t.fit(4, 9, 4)
     (q, k, v), options = t.problem(n, m, d, 4)
     out = t.call(q, k, v, **options)
-    off = tolerance(t.adapter, (q, k, v), options, out)
+    off = allowed_error(t.adapter, (q, k, v), options, out)
     backwards = {name: x[..., ::-1].copy() for name, x in options.items()}
     compare_known(t, out, off, q, k, v, **backwards)
     place = t.rng.permutation(m)  # of each key
@@ -76,12 +77,15 @@ def keys_given_again(t: CheckRun) -> None:
     n, m, d = t.fit(4, 5, 4)
     arrays, _ = t.problem(n, m, d)
     first, second = -0.25, -1.5
+    # Two draws of a key weigh as one of half the probability.
     once = _keys(t, n, 3, 1, log_p=(first - np.log(2), second))
     want = of_function(t.adapter, naive.sampled_key_attention, arrays, once)
     share = {"log_p": (second, first, first)}
     compare_known(t, want, 0.0, *arrays, **_keys(t, n, 1, 3, 3, **share))
+    # A common factor of the probabilities cancels.
     share = {"log_p": (first - 4, second - 4, first - 4)}
     compare_known(t, want, 0.0, *arrays, **_keys(t, n, 3, 1, 3, **share))
+    # One key alone has all the weight, however often it is given.
     value = np.broadcast_to(arrays[2][2], want.shape)
     compare_known(t, value, 0.0, *arrays, **_keys(t, n, 2, 2, 2, log_p=second))
 
@@ -111,6 +115,7 @@ def negative_normalisers(t: CheckRun) -> None:
     """Let near keys represent far keys: the weights sum to -3 to -5 times the largest weight."""
     n, m, d = t.fit(4, 4, 2)
     _, _, v = t.problem(n, m, d)[0]
+    # All keys on one line: far ones are extrapolated from near ones.
     first = np.arange(d) == 0
     q, k = (
         t.adapter.exact(np.resize(x, size)[:, None] * first / t.adapter.root(d))

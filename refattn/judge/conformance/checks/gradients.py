@@ -63,6 +63,7 @@ def gradients(t: CheckRun) -> None:
     for each in drawn:
         arrays, options = t.problem(*t.fit(4, 6, 4), 4, **each)
         compare_gradients(t, arrays, **options)
+    # Gradients are linear: without a cotangent they are exactly 0.
     nothing = 0 * t.cotangent(arrays)
     for x in t.call(*arrays, d_out=nothing, **t.adapter.settled, **options)[1:]:
         t.equal(x, np.zeros(x.shape), 0.0)
@@ -80,6 +81,7 @@ def gradients_together(t: CheckRun) -> None:
 
     uses = levels(t.adapter)
     if t.adapter["empty_rows"] != "zero":
+        # Fewer keys than queries leave causal queries without keys.
         uses["more"] = tuple(x for x in uses["more"] if x >= 0)
     if not t.adapter.can("d_lse"):
         uses.pop("lse", None)
@@ -176,6 +178,7 @@ def gradients_of_layouts(t: CheckRun) -> None:
     for memory in layouts(t, names, "transposed", "sliced", "heads inside"):
         compare_gradients(t, arrays, **frequencies, memory=memory)
     ones = np.ones_like(t.cotangent(arrays))  # that of a plain sum
+    # A sum has a cotangent whose strides are 0, which kernels may not expect.
     compare_gradients(t, arrays, **frequencies, d_out=ones, memory={"d_out": "expanded"})
 
 
@@ -183,6 +186,7 @@ def gradients_of_layouts(t: CheckRun) -> None:
 def gradients_again(t: CheckRun) -> None:
     """Repeat calls; in torch also twice through one graph, and for one input at a time."""
     arrays, frequencies = t.problem(*t.fit(4, 6, 4), 4)
+    # A function of torch may keep what it needs for its backward pass in the wrong place.
     for way in ("again", "crossed", "alone") if t.adapter["library"] == "torch" else ():
         compare_gradients(t, arrays, **frequencies, autograd=way)
     for _ in range(20):
@@ -238,6 +242,7 @@ def gradients_of_hidden_nonsense(t: CheckRun) -> None:
     options = t.given_or_drawn(frequencies)
     options |= {"d_out": t.cotangent((q, k, v)), "mask": np.arange(m) != 2}
     frequencies = {name: x for name, x in options.items() if name != "d_out"}
+    # Bounds are of the masked problem: nonsense is put in afterwards.
     most = pulled_rounding(t.adapter, (q, k, v), frequencies, options["d_out"])
     results = t.call(q, k, v, **options)
     k, v = k.copy(), v.copy()
@@ -273,8 +278,10 @@ def gradients_of_means(t: CheckRun) -> None:
         t.equal(dv.sum(-2), d_out.sum(-2), m * most[3], "sum of dv")
         if t.adapter.has("exact"):
             t.equal(dk.sum(-2), np.zeros(d), m * most[2], "sum of dk")
+            # Errors of sums of products, each bounded by the largest entries.
             both = n * d * most[1] * np.max(np.abs(q)) + m * d * most[2] * np.max(np.abs(k))
             t.equal(np.sum(k * dk), np.sum(q * dq), both, "sum of k . dk")
+        # A mean of equal values does not depend on its weights.
         same = (*arrays[:2], np.repeat(arrays[2][:1], m, 0))
         results = t.call(*same, **named)
         for i in (1, 2):
@@ -292,6 +299,7 @@ def gradients_are_linear(t: CheckRun) -> None:
     for factor in (4.0, 2.0**-6) if t.adapter.half else (4.0, 2.0**-6, 2.0**24, 2.0**-24):
         other = t.call(*arrays, d_out=factor * d_out, **options)
         for name, x, y in zip(names, once[1:], other[1:], strict=True):
+            # Powers of 2 change no digit of sums and products, unless a function adds constants.
             t.equal(y / factor, x, 8 * t.adapter.eps * float(np.max(np.abs(x), initial=0)), name)
 
 
@@ -300,6 +308,7 @@ def _moves(adapter: Adapter) -> str:
 
     Of queries and keys where weights are positive and what is drawn at one seed does not move.
     """
+    # What depends on q and k by its draws jumps where they move.
     fixed = evaluated(adapter) or (adapter.has("data-free") and not adapter.has("proposals"))
     positive = not evaluated(adapter) if adapter.waves else adapter.has("normalised", "nonnegative")
     return "qkv" if fixed and positive else "v"
@@ -350,7 +359,9 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     d_out[..., :-4, :] = 0.0  # of many queries: sums of many errors may be as large as slopes
     results = t.call(*arrays, d_out=d_out, **options)
     off, size = rounding(t.adapter, arrays, options), float(np.max(np.abs(arrays[2])))
+    # Steps are along signs, a way of length sqrt(d) in each row.
     steepest = root * (1 / root + sum(log_slopes(t.adapter, arrays, options)))
+    # Where the sum of both errors is least, rounded down to a power of 2, which is exact.
     step = 2.0 ** math.floor(math.log2((off / size / 20) ** 0.2 / steepest))
     quotient = 1.5 * off / step + 4 / math.cos(1) * step**4 * steepest**5 * size
     for i, name in enumerate("qkv"):
@@ -358,6 +369,7 @@ def _slopes(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
             continue
         way = t.rng.choice([-1.0, 1.0], arrays[i].shape)
         total = 0.0
+        # 12 h f' = 8 (f(h) - f(-h)) - (f(2 h) - f(-2 h)), up to terms in h^5.
         for far, weight in ((1, 8.0), (-1, -8.0), (2, -1.0), (-2, 1.0)):
             moved = list(arrays)
             moved[i] = t.adapter.exact(arrays[i] + far * step * way)

@@ -28,7 +28,7 @@ from ....arrays.library import Floats
 from ... import stats
 from ..candidate.failures import Failure
 from ..candidate.limits import Arrays, Keywords, head_size, nearest_head_size
-from ..truth.allowed import black_box, reference, tolerance
+from ..truth.allowed import allowed_error, black_box, reference
 from .recovery import (
     axes_and_sums,
     check_normal,
@@ -76,6 +76,7 @@ def frequency_law(t: CheckRun) -> None:
         z = draw_results(t, one, share)
         error = recovery_error(t, d, c)
         if not positive(t.adapter):
+            # A random sign makes the law symmetric, as the one that is tested is.
             z = z * t.rng.choice([-1.0, 1.0], (len(z), 1))
             error = math.sqrt(error)  # near 0 the inverse has no slope
         t.omega = z if t.omega is None else t.omega
@@ -180,6 +181,7 @@ def given_moments_law(t: CheckRun) -> None:
     d, c = 4, 1.0
     mean = t.normal(d, size=0.5)
     skew = np.eye(d) + t.normal(d, d, size=0.3)
+    # Well away from the identity, and well conditioned.
     factor = np.linalg.cholesky(skew @ skew.T + np.eye(d))
     cov, root = factor @ factor.T, t.adapter.root(d)
     keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)])
@@ -280,6 +282,7 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
     def one(seed: int) -> Floats:
         mean = (estimate_kernels(t, np.zeros(d), y, samples, seed) * square).reshape(4, d)
         odd, even = mean[::2] - mean[1::2], mean[::2] + mean[1::2] - 2
+        # Difference quotients of the fourth order at 0.
         first = (8 * odd[0] - odd[1]) / (12 * c)
         second = (16 * even[0] - even[1]) / (12 * c * c)
         return np.stack([math.sqrt(samples) * first, -sign_of_norm(t) * samples * second])
@@ -313,6 +316,7 @@ def _feature_sums(t: CheckRun, samples: int, d: int, share: float) -> None:
         for i in {0, d - 1}:
             error = (first, second)[j]
             hidden = 2 * error / (1 if j == 0 else 2 * math.sqrt(samples))  # by the steepest law
+            # Then rounding may hide most of what the test would see.
             if hidden > 0.1:
                 continue
             p = stats.dkwm_two_sample(theirs[:, j, i], sums[:, j, i], error=error)
@@ -354,6 +358,7 @@ def _recovered_values(
         return ratios
 
     start = t.new_seed()
+    # Two frequencies that are far apart are recovered to most digits.
     best = max(range(start, start + 8), key=lambda seed: separation(means(seed), d))
     mean = means(best)
 
@@ -400,6 +405,7 @@ def feature_average(t: CheckRun) -> None:
     axes = np.stack([np.eye(d)[0], -np.eye(d)[0], np.full(d, d**-0.5), any_way])
     y = t.adapter.exact(axes - x)
     estimates = draw_results(t, lambda seed: estimate_kernels(t, x, y, samples, seed))
+    # The law has no formula: as many draws of the package stand for it.
     omega = _draw_own(t, samples, d, t.size)
     ours = np.stack([kernels.estimate(x, z, omega, features=features) for z in y], -1)
     n, many = len(estimates), len(ours)
@@ -469,14 +475,14 @@ def own_law(t: CheckRun) -> None:
 def _depends_on_seed(t: CheckRun, arrays: Arrays, sized: Keywords) -> bool:
     """Return whether what the registered function gives depends on the seed."""
     first, *others = (_ends(black_box(t.adapter, arrays, sized | {"seed": s})) for s in range(8))
-    allowed = tolerance(t.adapter, arrays, sized | {"seed": 0}, first)
+    allowed = allowed_error(t.adapter, arrays, sized | {"seed": 0}, first)
     return bool(np.max(np.abs(np.stack(others) - first)) > allowed)
 
 
 def _own_law(t: CheckRun, arrays: Arrays, sized: Keywords) -> None:
     entries = draw_results(t, lambda seed: _ends(t.call(*arrays, **sized, seed=seed)))
     ours = np.stack([_ends(black_box(t.adapter, arrays, sized | {"seed": t.rng})) for _ in entries])
-    error = 2 * tolerance(t.adapter, arrays, sized | {"seed": t.new_seed()}, entries)
+    error = 2 * allowed_error(t.adapter, arrays, sized | {"seed": t.new_seed()}, entries)
     label = ", ".join(f"{name} = {value}" for name, value in sized.items()) or "any size"
     for j, name in enumerate(("first", "last")):
         test = stats.dkwm_two_sample

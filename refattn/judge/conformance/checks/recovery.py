@@ -106,6 +106,7 @@ def keep_p(
     t.p[name] = float(p)
     if test is None:
         return
+    # What the level is designed to detect is reckoned with all its seeds, whatever time allowed.
     planned = max(round(n / t.reached), 2)
 
     def detectable(alpha: float, n: int = n) -> float:
@@ -133,6 +134,7 @@ def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
     p = stats.ks(z.ravel(), special.ndtr, error=delta)
     keep_p(t, f"{label}coordinates", p, n * d, stats.ks, hidden=2 * delta)
     if d > 1:
+        # Smallest of d p-values, by the union bound.
         p = d * min(stats.ks(z[:, i], special.ndtr, error=delta) for i in range(d))
         keep_p(t, f"{label}each coordinate", min(1, p), n, stats.ks, tries=d, hidden=2 * delta)
     if not precise(t.adapter):
@@ -150,6 +152,7 @@ def check_normal(t: CheckRun, z: Floats, error: float, label: str = "") -> None:
     keep_p(t, f"{label}means", min(1.0, p), n, stats.normal_mean, tries=d)
     keep_p(t, f"{label}scale", p_of_scale(z, error), n * d, stats.normal_scale)
     pairs = list(combinations(range(d), 2))
+    # Many pairs cost time, and each takes its part of the level.
     if len(pairs) > 64:
         pairs = [pairs[i] for i in t.rng.choice(len(pairs), 64, replace=False)]
     if pairs:
@@ -229,6 +232,7 @@ def recovery_error(t: CheckRun, d: int, c: float) -> float:
 def estimate_kernels(t: CheckRun, x: Floats, y: Floats, samples: int, seed: int) -> Floats:
     """Return kernel estimates of x with each row of y at one seed."""
     options: Keywords = {**t.adapter.record.sized(samples), "seed": seed}
+    # A kernel estimate is asked for directly; attention tells it by the ratio of two weights.
     if t.adapter.has("pairs"):
         x = np.broadcast_to(x, y.shape)
         return np.asarray(t.call(t.adapter.exact(x), y, **options), float)
@@ -247,6 +251,7 @@ def recover_alone(t: CheckRun, d: int, c: float, seed: int) -> Floats:
     if positive(t.adapter):
         with np.errstate(invalid="ignore", divide="ignore"):
             return (np.log(estimate_kernels(t, zero, axes, 1, seed)) + c * c / 2) / c
+    # cosh and cos lose the sign of each coordinate; sums with the first tell which agree with it.
     y = np.concatenate([axes, axes[:1] + axes[1:]])
     even = estimate_kernels(t, zero, y, 1, seed) * np.exp(-np.sum(y * y, -1) / 2 * sign_of_norm(t))
     inverse = np.arccosh if t.adapter["features"] == "hyperbolic" else np.arccos

@@ -34,6 +34,7 @@ def _some(
 
 def _cuts(t: CheckRun, n: int) -> list[int]:
     """Return places near the ends of chunks, and of the sequence, where it may be cut."""
+    # Near both ends, and about 64 and 128, where chunks may end.
     unit, near = t.adapter["multiple_of"], {1, 2, n - 1, 63, 64, 65, 128}
     return sorted({x for i in near if 0 < (x := i // unit * unit) < n})
 
@@ -56,6 +57,7 @@ def tokens_one_by_one(t: CheckRun) -> None:
             some, more = _some(t, arrays, options, range(stop))
             t.equal(t.call(*some, **more)[...], out[..., :stop, :], allowed)
         if t.adapter.can("initial_state"):
+            # A chunk is the least that a candidate with `multiple_of` takes.
             rows, state = [], 0 * _draw_state(t, arrays)
             for i in range(0, n, unit):
                 some, more = _some(t, arrays, options, range(i, i + unit))
@@ -73,6 +75,7 @@ def later_tokens_unseen(t: CheckRun) -> None:
         for stop in _cuts(t, len(out)):
             order = [*range(stop), *reversed(range(stop, len(out)))]
             (q, k, v), more = _some(t, arrays, options, order)
+            # Larger values show a leak that rounding might hide.
             v[stop:] *= 8
             t.equal(t.call(q, k, v, **more)[:stop], out[:stop], allowed)
 
@@ -124,6 +127,7 @@ def state_handed_over(t: CheckRun) -> None:
         n, state = arrays[0].shape[-2], _draw_state(t, arrays)
         want = t.call(*arrays, **options, initial_state=state)
         _, allowed = reference(t.adapter, arrays, options | {"initial_state": state})
+        # The whole, and two parts of which the second goes on from a rounded state.
         more = tuple(3 * x for x in allowed)
         for cut in _cuts(t, n):
             (first, gates), (rest, others) = (
@@ -143,6 +147,7 @@ def states(t: CheckRun) -> None:
     for n, lead in ((1, ()), (5, ()), (6, (2, 3)), (70, (2,))):
         for d_v in (None,) if t.adapter["same_value_size"] else (None, 3):
             arrays, options = t.problem(n, n, 4, lead=t.adapter.lead(*lead), d_v=d_v)
+            # An initial state of 0 is the usual one; a large one shows what is lost of it.
             for size in (1.0, 0.0, 16.0):
                 first = t.adapter.exact(size * _draw_state(t, arrays))
                 t.compare(*arrays, **options, initial_state=first)
@@ -165,6 +170,7 @@ def extreme_decays(t: CheckRun) -> None:
             if word == "head":
                 options[name] = t.adapter.exact(np.where(far, 2.0**-20, 1.0))
             elif word in LOGS:
+                # With a share of 0 nothing ever decays.
                 usual = options[name] if 0 < share < 1 else 0.0
                 options[name] = np.where(
                     far, t.rng.choice([_FORGOTTEN, -30.0, -90.0], far.shape), usual

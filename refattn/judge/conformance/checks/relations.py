@@ -14,7 +14,7 @@ import numpy as np
 from ..candidate.failures import Failure
 from ..candidate.limits import for_heads
 from ..candidate.samples import options_of_one_key
-from ..truth.allowed import reference, tolerance
+from ..truth.allowed import allowed_error, reference
 from .trials import (
     CheckRun,
     add_check,
@@ -39,10 +39,12 @@ def weighted_mean(t: CheckRun) -> None:
         for options in ways_to_call(t, frequencies):
             allowed = same_within(t, (q, k, v), options)
             out = t.call(q, k, v, **options)
+            # A mean with positive weights lies between the least and the largest value.
             if positive:
                 lowest, highest = (np.broadcast_to(f(v, -2), out.shape) for f in (np.min, np.max))
                 t.equal(out, np.clip(out, lowest, highest), allowed)
             t.equal(t.call(q, k, np.ones_like(v), **options), np.ones(q.shape), allowed)
+            # Powers of 2, so that only an added constant or a lost range makes a difference.
             small = 2.0**-10 if low else 2.0**-40
             for factor in (small,) if low else (small, 2.0**20):
                 scaled = t.call(q, k, factor * v, **options)
@@ -91,8 +93,10 @@ def queries_apart(t: CheckRun) -> None:
     """Change other queries, a little and a lot; the result of a query must not change."""
     (q, k, v), frequencies = t.problem(4, 6, 4, 4)
     ways = comparable_ways(t, frequencies)
+    # Proposals depend on all queries, unless they are given.
     ways = ways[:1] if t.adapter.has("proposals") else ways
     for options, out, allowed in results_of(t, (q, k, v), ways):
+        # A large query may change a maximum that is shared by mistake.
         for size in (1.0, 8.0):
             edited = np.concatenate([q[:1], t.normal(3, 4, size=size)])
             t.equal(t.call(edited, k, v, **options)[:1], out[:1], allowed)
@@ -105,6 +109,7 @@ def heads_apart(t: CheckRun) -> None:
     (q, k, v), frequencies = t.problem(5, 6, 4, 4, lead=lead)
     ways = comparable_ways(t, frequencies)
     for options, out, allowed in results_of(t, (q, k, v), ways):
+        # With a seed a head that is called alone draws other numbers.
         for index in np.ndindex(*lead):
             if "seed" not in options:
                 alone = options | for_heads(t.adapter, options, index)
@@ -130,6 +135,7 @@ def mean_over_frequencies(t: CheckRun) -> None:
     omega = options["omega"]
     for _, out, allowed in results_of(t, arrays, [{"omega": omega}]):
         t.equal(t.call(*arrays, omega=np.flip(omega, -2).copy()), out, allowed)
+        # A mean over each frequency twice is the same mean.
         t.equal(t.call(*arrays, omega=np.concatenate([omega, omega], -2)), out, allowed)
 
 
@@ -180,8 +186,9 @@ def outside_of_windows(t: CheckRun) -> None:
         if np.all(seen):
             continue
         out = t.call(q, k, v, **plain, window=sides)[-1]
-        allowed = 2 * tolerance(t.adapter, (q, k, v), plain, out)
+        allowed = 2 * allowed_error(t.adapter, (q, k, v), plain, out)
         k, v = k.copy(), v.copy()
+        # Values so large that any weight on them shows.
         k[~seen], v[~seen] = 8 * k[~seen], 1e3
         t.equal(t.call(q, k, v, **plain, window=sides)[-1], out, allowed)
 
@@ -191,6 +198,7 @@ def hidden_nonsense(t: CheckRun) -> None:
     """Put NaN, infinity and huge numbers into masked keys and values."""
     seen = np.broadcast_to(np.arange(6) < 4, (5, 6)).copy()
     (q, k, v), frequencies = t.problem(5, 6, 4, 4)
+    # So large that its square overflows.
     huge = {"float64": 1e300, "float16": 6e4}.get(t.adapter["dtype"], 1e37)
     places = (1,) if t.adapter["hidden"] == "finite-values" else (1, 2)
     for options in comparable_ways(t, frequencies):
@@ -233,8 +241,9 @@ def visible_part(t: CheckRun) -> None:
             ways.append({"mask": random_mask(t, 6, 6)})
         for way in ways:
             out = t.call(q, k, v, **options, **way)
-            allowed = tolerance(t.adapter, (q, k, v), options | way, out)
+            allowed = allowed_error(t.adapter, (q, k, v), options | way, out)
+            # The same seed must give the same frequencies for any number of keys.
             for i, seen in enumerate(way.get("mask", np.tri(6, dtype=bool))):
                 some = k[seen], v[seen]
-                alone = tolerance(t.adapter, (q[i : i + 1], *some), options, out[i])
+                alone = allowed_error(t.adapter, (q[i : i + 1], *some), options, out[i])
                 t.equal(t.call(q, *some, **options)[i], out[i], allowed + alone)

@@ -118,10 +118,12 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
     """Compare some rows of a large case with the reference, and say which of all are wrong."""
     samples = min(size.samples, 65) if t.adapter.has("proposals") else size.samples
     if t.adapter.has("per-query"):
+        # Each query has frequencies of its own: fewer of them for many queries.
         samples = min(samples, max(2, 2**16 // size.n))
     lead = t.adapter.lead(*size.lead)
     n, m, d = t.fit(size.n, size.m, size.d)
     size = size._replace(n=n, m=m, d=d, samples=samples if t.adapter.record.size else 0)
+    # A layout without heads has no groups.
     groups = size.groups if len(lead) == len(size.lead) else None
     arrays, options = t.problem(n, m, d, samples, lead=lead, groups=groups)
     asked = options | ({"causal": True} if size.causal else {})
@@ -130,8 +132,10 @@ def _compare_rows(t: CheckRun, size: _LargeSize) -> None:
     q, k, v = arrays
     chosen = options | for_queries(t.adapter, options, rows)
     if size.causal:
+        # A few rows of causal attention are rows with a mask.
         chosen["mask"] = np.tri(n, m, m - n, dtype=bool)[rows]
     want, allowed = reference(t.adapter, (q[..., rows, :], k, v), chosen)
+    # Where the package has proven digits at any size, all rows are compared.
     whole = in_pairs(t.adapter, arrays, asked)
     if whole is not None:
         want, rows = whole, np.arange(n)
@@ -153,6 +157,7 @@ def _describe_wrong(
 ) -> str:
     """Describe wrong tokens, heads and columns, by the package's evaluation in float64."""
     try:
+        # Fast, and near enough to see which rows are as wrong as that.
         right = of_function(t.adapter, t.adapter.record.fn, arrays, options, np.float64)
     except Exception:  # an estimator from elsewhere may not take all of this
         return "the wrong rows are not known"
@@ -208,6 +213,7 @@ def long_half_sums(t: CheckRun) -> None:
     many = 8192
     keys = np.repeat(k, many, 0)
     values = np.repeat(np.ones_like(v), many, 0)
+    # A sum of ones stops at 2,048 in float16 and at 256 in bfloat16: then the mean is not 1/2.
     values[many // 2 :] = 0.0
     got = t.call(q, keys, values, **options)
     allowed = 2 * rounding(t.adapter, (q, k, np.ones_like(v)), options, got) + terms(

@@ -17,7 +17,7 @@ from ....arrays.library import Floats
 from ... import stats
 from ..candidate.failures import Failure
 from ..candidate.limits import Keywords
-from ..truth.allowed import tolerance
+from ..truth.allowed import allowed_error
 from .recovery import check_normal, draw_results, keep_p, recover_frequency, recovery_error
 from .trials import CheckRun, add_check
 
@@ -25,6 +25,7 @@ from .trials import CheckRun, add_check
 def _target(t: CheckRun, d: int) -> tuple[Floats, Floats, Floats]:
     """Return a query, keys in general position and their weights, in kernel coordinates."""
     q = t.normal(d)
+    # Then the groups of keys along the last axis weigh about the same.
     q[-1] = 0.0
     keys = np.concatenate([np.zeros((1, d)), 2 * np.eye(d)]) + t.normal(d, size=0.3)
     keys[:, -1] += 1.75 * (-1.0) ** np.arange(d + 1)  # two groups far apart, of similar weights
@@ -71,6 +72,7 @@ def _target_law(
     queries[(*last, query)], shown[last] = q, keys
     options: Keywords = {}
     if hide is not None:
+        # A key that would have most of the weight, were it not hidden.
         shown = np.concatenate([shown, (2 * q)[None]])
         seen = np.broadcast_to(np.arange(d + 2) <= d, (n, d + 2)).copy()
         options = {"mask": seen} if hide == "mask" else {"causal": True}
@@ -157,7 +159,7 @@ def unbiased(t: CheckRun) -> None:
     values, sized = np.eye(m), t.adapter.record.sized(16)
     weights = draw_results(t, lambda seed: t.call(q, k, values, **sized, seed=seed)[1])
     n = len(weights)
-    allowed = 2 * tolerance(t.adapter, (q, k, values), {})
+    allowed = 2 * allowed_error(t.adapter, (q, k, values), {})
     if np.any((weights < -allowed) | (weights > 1 + allowed)):
         raise Failure("weights between 0 and 1", f"{np.min(weights):.3g} to {np.max(weights):.3g}")
     for j in range(3):
@@ -178,6 +180,7 @@ def mean_of_samples(t: CheckRun) -> None:
     """
     d, c, root = 3, 1.0, t.adapter.root(3)
     line = np.zeros((5, d))
+    # Equal steps along one axis: the weights are sums of powers.
     line[:, 0] = c * np.arange(5)
     square = np.exp(np.asarray(line[:, 0], np.longdouble) ** 2 / 2)
     q, sized = np.zeros((2, d)), t.adapter.record.sized(2)
@@ -227,6 +230,7 @@ def sample_average(t: CheckRun) -> None:
             return np.asarray(t.call(q, k, values, **sized, seed=seed)[-1])
 
         weights = draw_results(t, one, 0.5)
+        # Each of many equal problems draws by itself: one call gives as many samples of the law.
         queries = np.broadcast_to(q[-1:], (many, 1, d))
         ours = t.adapter.record.fn(queries, k, values, **sized, scale=root * root, rng=t.rng)[:, 0]
         for j, key in enumerate(("first", "last")):
@@ -260,6 +264,7 @@ def proposal_noise(t: CheckRun) -> None:
     same up to the distance between keys.
     """
     d, root = 4, t.adapter.root(4)
+    # Nearer keys give nearer centres and fewer digits of the frequency.
     c = 1e-3 if t.adapter["dtype"] == "float64" else 0.03
     keys = np.concatenate([np.zeros((1, d)), c * np.eye(d)])
     q = np.broadcast_to(t.normal(1, d, size=0.5 / root), (d + 1, d))
@@ -269,6 +274,7 @@ def proposal_noise(t: CheckRun) -> None:
         return recover_frequency(out, keys)
 
     omega = draw_results(t, one)
+    # The difference of two draws has no centre left.
     omega = omega[: len(omega) // 2 * 2]
     error = 2 * c + 2 * recovery_error(t, d, c)
     check_normal(t, (omega[::2] - omega[1::2]) / math.sqrt(2), error)
@@ -336,6 +342,7 @@ def two_proposals(t: CheckRun) -> None:
         for seed in range(start, start + 16)
     ]
     out = max(outs, key=gap)
+    # By chance only if the frequencies of 16 seeds are all that near.
     if gap(out) < 1e-2:
         raise Failure("the results of two proposals", "those of a single one")
     allowed = 0.0
@@ -357,6 +364,7 @@ def proposal_average(t: CheckRun) -> None:
     0.12 apart.
     """
     d, m, many, root = 4, 6, min(25 * t.size, 100_000), t.adapter.root(4)
+    # Tokens of a chunk together, so that each chunk has a proposal of its own place.
     points = np.repeat(np.diag([1.1, 0.9, 0.7, 0.0])[:3], m // 3, 0)
     q, k = (t.adapter.exact((points + t.normal(m, d, size=0.03)) / root) for _ in range(2))
     sized = t.adapter.record.sized(3)

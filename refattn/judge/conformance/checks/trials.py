@@ -21,7 +21,7 @@ from ..candidate.failures import Failure
 from ..candidate.gates import draw_gates
 from ..candidate.limits import Arrays, Keywords, nearest_head_size, shrink, tokens
 from ..candidate.samples import draw_frequencies, draw_key_indices
-from ..truth.allowed import declared, of_rows, reference, rounding, tolerance
+from ..truth.allowed import allowed_error, declared, of_rows, reference, rounding
 
 # Size of queries and keys of black boxes with an epsilon, or with trigonometric features: the
 # normaliser is large there, whatever the frequencies.
@@ -123,6 +123,7 @@ class CheckRun:
 
     def new_seed(self) -> int:
         """Return a seed to give to the candidate."""
+        # Laws call with the seeds after it, which stay below 2^31 as well.
         return int(self.rng.integers(2**31 - 2**20))
 
     def options(self, samples: int) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class CheckRun:
         """Return whether sums that cancel may leave the range of half precision, rightly."""
         if not self.adapter.waves or self.adapter["dtype"] != "float16":
             return False
-        largest, most = 0.0, tolerance(self.adapter, arrays, options)
+        largest, most = 0.0, allowed_error(self.adapter, arrays, options)
         if "omega" in options:
             want, most = reference(self.adapter, arrays, options)
             largest = float(np.max(np.abs(want), initial=0.0))
@@ -237,6 +238,7 @@ class CheckRun:
         """Note how much of the largest value a declared epsilon may hide."""
         if self.adapter["epsilon"]:
             self.hidden = max(self.hidden, allowed / max(float(np.max(np.abs(v))), 1e-300))
+            # An epsilon that may hide more than this leaves too little to compare.
             self.power["error"] = (lambda alpha: self.hidden, 0.05)
 
     def problem(
@@ -384,7 +386,7 @@ def again(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
 
 def same_within(t: CheckRun, arrays: Arrays, options: Keywords) -> float:
     """Return the error allowed between two evaluations of the same numbers."""
-    return 2 * tolerance(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
+    return 2 * allowed_error(t.adapter, arrays, options, 0.0 if t.got is None else t.got)
 
 
 def results_of(
@@ -402,4 +404,4 @@ def compare_known(
 ) -> None:
     """Compare a call with what is known to within `allowed`, whatever the formula gives."""
     got = t.call(*arrays, **options)
-    t.equal(got, want, allowed + tolerance(t.adapter, arrays, options, got))
+    t.equal(got, want, allowed + allowed_error(t.adapter, arrays, options, got))

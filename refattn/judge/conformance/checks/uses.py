@@ -16,7 +16,7 @@ from ....engine.attend import Attended, merge
 from ..candidate.adapter import Adapter
 from ..candidate.failures import Failure, Refusal
 from ..candidate.limits import Arrays, Keywords, nearest_head_size
-from ..truth.allowed import CONTRACT, largest_exponent, of_function, terms, tolerance
+from ..truth.allowed import CONTRACT, allowed_error, largest_exponent, of_function, terms
 from .cases import OPTIONS, Mask, covering, in_time, levels, problem_of, try_cases
 from .trials import CheckRun, add_check, add_condition, attends, evaluated, stabilised
 
@@ -41,6 +41,7 @@ def mask(t: CheckRun) -> None:
         arrays, options = t.problem(n, m, nearest_head_size(t.adapter, 4), 5, lead=lead)
         t.compare(*arrays, **options, mask=random_mask(t, n, m, lead))
         padding = np.broadcast_to(np.arange(m) < max(1, m // 2), (*lead, n, m)).copy()
+        # Padding: all queries see the same first keys.
         t.compare(*arrays, **options, mask=padding)
     if stabilised(t.adapter):
         arrays, options = t.problem(5, 6, 4, 5, size=4.0)
@@ -58,6 +59,7 @@ def mask_broadcasts(t: CheckRun) -> None:
     each[..., 1] = True
     masks.append(each)
     if len(lead) == 2:
+        # One for each head, alike in all batch members.
         masks += [random_mask(t, n, 5, (1, lead[1])) for n in (4, 1)]
     for each in masks:
         t.compare(*arrays, **options, mask=each)
@@ -77,6 +79,7 @@ def query_without_keys(t: CheckRun) -> None:
     t.compare(*arrays, **options, mask=t.rng.random((*lead, 4, 5)) < 0.3)
     if t.adapter.masks_future:
         arrays, options = t.problem(4, 4, 4, 4)
+        # Every other query sees keys by the mask, and by causal attention only some of them.
         hidden = np.arange(4)[:, None] * np.ones(4) % 2 == 1
         _compare_both(t, arrays, options | {"causal": True, "mask": hidden})
 
@@ -105,6 +108,7 @@ def _compare_both(t: CheckRun, arrays: Arrays, options: Keywords) -> None:
     """Compare with a mask and causal at once, which a candidate may refuse."""
     try:
         t.adapter(*arrays, **options)
+    # Refusing both at once is allowed: each alone must then work.
     except Refusal:
         for other in ("mask", "causal"):
             t.compare(*arrays, **{k: x for k, x in options.items() if k != other})
@@ -183,6 +187,7 @@ def soft_caps(t: CheckRun) -> None:
 def weights_of_sinks(t: CheckRun) -> None:
     """Try sinks below and above all scores, for each query head; some queries see only a sink."""
     adapter, few, plain = t.adapter, t.fit(5, 7, 4), _plain(t)
+    # A sink of -inf has no weight, and one of 1000 has all.
     for logit in (0.0, -3.0, 3.0, -math.inf, -60.0, 60.0, 1000.0):
         t.compare_problem(*few, **plain, sinks=np.asarray(adapter.exact(logit)))
     lead = adapter.lead(2, 4)
@@ -190,6 +195,7 @@ def weights_of_sinks(t: CheckRun) -> None:
         for groups in _key_heads(adapter):
             arrays, _ = t.problem(*few, lead=lead, groups=groups)
             t.compare(*arrays, **plain, sinks=t.normal(lead[-1], size=2.0))
+    # One sink that all heads share.
     one = plain | {"sinks": np.asarray(1.0)}
     if adapter.can("softcap"):
         t.compare_problem(*few, **plain, sinks=np.asarray(4.0), softcap=1.0)
@@ -217,6 +223,7 @@ def biases(t: CheckRun) -> None:
     for size in (20.0, 60.0):
         t.compare_problem(n, m, d, **plain, bias=t.normal(n, m, size=size))
     bias = t.normal(n, m)
+    # A bias of -inf is how some functions are given a mask.
     bias[:, 1:4] = -math.inf
     t.compare_problem(n, m, d, **plain, bias=bias)
     n, m, d = t.fit(70, 130, 4)
@@ -240,6 +247,7 @@ def uses_together(t: CheckRun) -> None:
     The function may raise an exception for any two of a mask, a bias and causal=True.
     """
     factors = levels(t.adapter)
+    # What is wrong by itself would fail in every combination.
     if len(factors["more"]) > 1 and True in factors["causal"] and not _is_aligned(t):
         factors["more"] = (0,)  # another check says so, once
     cases = covering(factors, t.rng, paired=OPTIONS if t.level == "quick" else ())
@@ -271,12 +279,13 @@ def _compare_normalisers(t: CheckRun, arrays: Arrays, **options: Any) -> None:
     options = t.adapter.settled | {k: x for k, x in options.items() if k != "return_lse"}
     out, lse = t.call(*arrays, **options, return_lse=True)
     want = of_function(t.adapter, attend, arrays, options)
-    t.equal(out, want.out, tolerance(t.adapter, arrays, options, want.out))
+    t.equal(out, want.out, allowed_error(t.adapter, arrays, options, want.out))
     known = np.isfinite(want.lse)
     if not np.all(np.isfinite(lse) | ~known):
         raise Failure("finite log normalisers of queries that see a key", "others")
     unit = CONTRACT[t.adapter["dtype"]] * t.adapter.eps
     allowed = unit * (1 + largest_exponent(t.adapter, arrays, options))
+    # Errors of lse are relative to it, and absolute where it is small.
     size = 1 + float(np.max(np.abs(want.lse), where=known, initial=0.0))
     allowed += terms(t.adapter, arrays[1].shape[-2]) * size  # keys may be added one by one
     t.equal(lse, want.lse, allowed, "lse")
@@ -315,6 +324,7 @@ def normaliser_without_keys(t: CheckRun) -> None:
         n, m, d = t.fit(4, 6, 4) if name == "mask" else t.fit(6, 3, 4)
         if not t.adapter.can(name) or (name != "mask" and n <= m):
             continue
+        # The second query sees no key.
         way = np.arange(n)[:, None] != np.ones(m) if name == "mask" else way
         arrays, _ = t.problem(n, m, d, lead=t.adapter.lead(2, 3))
         hiding = t.adapter.settled | {name: way}
@@ -322,12 +332,14 @@ def normaliser_without_keys(t: CheckRun) -> None:
         empty = np.broadcast_to(~np.any(t.adapter.visible(n, m, hiding), -1), lse.shape)
         if np.any(lse[empty] != -math.inf):
             raise Failure("an lse of -inf", f"{lse[empty][0]}")
+    # -inf is -inf: there is no error to measure.
     t.error = 0.0
 
 
 @add_check
 def merged_parts(t: CheckRun) -> None:
     """Merge two parts and three, of different sizes, with scores far apart."""
+    # Parts of whole multiples, which the candidate takes as they are.
     unit = t.adapter["multiple_of"] * (1 if t.adapter["multiple_of"] > 2 else 3)
     for n, size in ((5, 1.0), (5, 4.0), (1, 1.0)):
         n, m, d = t.fit(n, 4 * unit, 4)
@@ -339,5 +351,6 @@ def merged_parts(t: CheckRun) -> None:
                 for part in zip(np.split(k, cuts, -2), np.split(v, cuts, -2), strict=True)
             ]
             merged = reduce(merge, parts)
-            allowed = (1 + len(parts)) * tolerance(t.adapter, (q, k, v), {}, whole[0])
+            # Each part is rounded, and so is the whole.
+            allowed = (1 + len(parts)) * allowed_error(t.adapter, (q, k, v), {}, whole[0])
             t.equal(merged.out, whole[0], allowed)

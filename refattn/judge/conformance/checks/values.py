@@ -39,6 +39,7 @@ def reference_values(t: CheckRun) -> None:
         if t.adapter["causal_only"]:  # of which queries are asked one by one
             rows = min(rows, 2 if m > 100 else 8)
         arrays, options = t.problem(rows, m, d, samples, lead=t.adapter.lead(*lead))
+        # Long sums are not compared in 16 bits: see `CONTRACT`.
         if m <= 100 or t.adapter.eps < 1e-4:
             t.compare(*arrays, **options)
     for size, shift in ((0.3, 1.0), (1.5, 0.0), (1.0, -1.0)):
@@ -50,6 +51,7 @@ def reference_values(t: CheckRun) -> None:
         t.compare(t.normal(3000, 20))
         t.compare(t.normal(40, 193))
     if t.adapter["feature_map"] == "relu":
+        # Features of one coordinate are 0 in queries and keys, those of the others are not.
         signs = np.array([1.0, -1.0, 1.0])
         (q, k, v), _ = t.problem(6, 9, 3)
         t.compare(q * signs, k * signs[::-1], v)
@@ -78,6 +80,7 @@ def extreme_logits(t: CheckRun) -> None:
     for size in (10.0, 16.0) if t.adapter.half else (10.0, 25.0, 70.0):
         (q, k, v), options = t.problem(5, 6, 2, 4, size=size)
         t.compare(q, k, v, **options)
+        # All scores negative: a maximum that starts at 0 is wrong here.
         q, k = -np.abs(q), np.abs(k)
         t.compare(q, k, v, **options)
         t.compare(-q, k, v, **options)
@@ -125,6 +128,7 @@ def large_mean(t: CheckRun) -> None:
     """Try a mean of many times the spread, constant columns, and few rows: two, or fewer than d."""
     offset = {"float64": 1e8, "float32": 1e4}.get(t.adapter["dtype"], 16.0)
     for n, d in ((2, 1), (2, 3), (5, 2), (50, 3), (1000, 4)):
+        # Whole numbers: exact beside so large a mean.
         steps = t.rng.integers(-8, 9, (n, d)) * 1.0
         t.compare(t.adapter.exact(offset + steps))
         steps[:, 0] = 0.0
@@ -185,6 +189,7 @@ def rounding_errors(t: CheckRun) -> None:
         t.error = max(t.error or 0.0, min(1.0, judged.z.largest / _LARGE_Z))
         if judged.verdict == "FAIL":
             causes = [x._replace(text=as_cause(x.text)) for x in judged.suspects[:1]]
+            # Without a cause the test that failed is named.
             words = [x.text for x in causes] or [
                 f"{x.name} {x.statistic:.3g}, {x.where}" for x in judged.tests[:1]
             ]

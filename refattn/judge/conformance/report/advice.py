@@ -29,12 +29,14 @@ def advise(
     if late or share < 1:
         seeds = f"{share * levels[level]:,.0f} of {levels[level]:,} seeds"
         done = seeds if share < 1 else "the checks did not end"
+        # As much longer as seeds are missing, and twice as long where a check did not end.
         factor = max(1 / share, 2.0 if late else 1.0)
         longer = f"--time-limit {_round_to_digits(factor * limit)}"
         if trials[0].adapter["library"] == "torch" and trials[0].adapter["device"] in (None, "cpu"):
             longer += ", or OMP_NUM_THREADS=1 before the command: threads slow small arrays down"
         return f"too slow: {done} in {limit:g} s: {longer}"
     higher = [*levels][[*levels].index(level) + 1 :]
+    # Checks with p-values lack seeds; without any, nothing could be tested.
     short = [bool(t.p) for result, t in weak if result.shortfalls]
     if any(short):
         return f"too few seeds: --level {higher[0]}" if higher else ""

@@ -125,10 +125,12 @@ def groups() -> dict[str, list[str]]:
     named = {"Checks": list(CHECKS)}
     for bug in MUTANTS:
         named.setdefault(f"Known bugs of {bug.estimator}", []).append(bug.name)
+    # Aliases share a record, whose name is that of one of them.
     named["Estimators"] = [x for x, record in ESTIMATORS.items() if record.name == x]
     named["Capabilities and tags"] = [*CAPABILITIES, *TAGS]
     named["Specs"] = [*SPECS]
     named["Severities"] = [*SEVERITIES]
+    # Later entries of a dict win: reversed, a name stays where it is first.
     first = {name: title for title, some in reversed(named.items()) for name in some}
     return {
         x: [name for name in dict.fromkeys(some) if first[name] == x] for x, some in named.items()
@@ -146,6 +148,7 @@ def explain(name: str) -> list[str]:
     'check order_of_keys: the order of keys does not matter.'
     """
     name = re.sub(r"( of tiles) of \d+$| of a head$", r"\1", name)  # tests of verify
+    # `explain` takes names as people type them.
     name = {x.lower(): x for x in names()}.get(name.lower(), name)
     lines = [*_explain_bugs(name)]
     if name in CHECKS:

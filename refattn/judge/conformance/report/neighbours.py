@@ -52,6 +52,7 @@ def diagnose(trial: CheckRun, failed: Sequence[Check] = ()) -> list[str]:
     def holds(x: _Neighbour) -> bool:
         return _agrees(trial, x, problems) and _passes(trial, x, failed)
 
+    # Small problems do not show what is wrong: no convention can be told by them.
     if _agrees(trial, _Neighbour("", "", adapter), problems):
         return []
     declared, *specs = _bases(adapter)
@@ -67,6 +68,7 @@ def _find_change(name: str, base: Adapter, holds: Callable[[_Neighbour], bool]) 
     """Find the one convention that has to change for the candidate to be right."""
     values: dict[str, str] = {}
     for x in _neighbours(base):
+        # One value of each option: the first is the plainest.
         if x.option not in values and holds(x):
             values[x.option] = x.value
     if "dtype" in values:  # a limit, not a convention
@@ -104,6 +106,7 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
         "empty_rows": ("mask", "causal"),
         "hidden": ("mask",),
     }
+    # A convention shows only where an option is taken that it is about.
     for tag, able in seen.items():
         if any(adapter.can(x) for x in able):
             for value in CHOICES[tag]:
@@ -134,6 +137,7 @@ def _neighbours(adapter: Adapter) -> Iterator[_Neighbour]:
     if adapter["dtype"] == "float64":
         yield _Neighbour("dtype", "float32", _declare(adapter, {"dtype": "float32"}))
     if adapter.can("mask"):
+        # No tag says so: the candidate itself is called otherwise.
         inverted = replace(adapter, fn=_invert_masks(adapter.fn))
         yield _Neighbour("mask", "inverted (True hides a key)", inverted)
     if adapter.can("gqa") and not adapter.has("per-query"):
@@ -182,6 +186,7 @@ def _problems(t: CheckRun) -> Iterator[Question]:
             yield arrays, options | {name: x}
     if adapter.can("mask"):
         mask = t.rng.random((n, m)) < 0.5
+        # Each query sees a key, and has one that is hidden.
         mask[:, 0], mask[:, 1] = True, False
         yield arrays, options | {"mask": mask}
         if adapter["empty_rows"] != "undefined":

@@ -1,4 +1,4 @@
-"""Results and reports of a run of the checks."""
+"""The report of a run, with a result for each check: as text, tables, JSON, HTML and JUnit XML."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Result:
     expected, got : str
         For a failure, or when time ran out, what was expected and what was received.
     error : float or None
-        For an identity, the largest error in units of the tolerance.
+        For an identity, the largest error in units of the allowed error.
     p, adjusted : float or None
         Smallest p-value of a distribution or bound, and the same after Holm's correction over the
         whole run.
@@ -85,7 +85,7 @@ class Result:
     --------
     >>> from refattn.judge.conformance import Result
     >>> Result("causal", "later keys count for nothing", "identity", error=0.25)
-    <Result PASS: causal, max error 0.25 x tolerance>
+    <Result PASS: causal, max error 0.25 x allowed error>
     """
 
     check: str
@@ -119,7 +119,7 @@ class Result:
         if self.adjusted is not None:
             return f"p = {self.p:.2g}, adjusted {self.adjusted:.2g}, {self.samples} seeds"
         if self.error is not None:
-            return f"max error {self.error:.2g} x tolerance"
+            return f"max error {self.error:.2g} x allowed error"
         return ""
 
     @property
@@ -298,6 +298,7 @@ class Report:
                 element = ElementTree.SubElement(case, "failure", message=printable(text))
                 element.set("type", result.severity or result.status)
                 element.text = printable(result.reproducer)
+            # JUnit knows no weaker word than skipped for what is no failure and no pass.
             elif result.status in (EXPECTED, UNDERPOWERED):
                 text = result.reason or f"{result.status}: {result.summary}"
                 ElementTree.SubElement(case, "skipped", message=printable(text))
@@ -318,6 +319,7 @@ class Report:
         """Return the report as a part of a page, for notebooks; without jinja2, nothing."""
         try:
             return self._rendered("part.html")
+        # A notebook shows the text then.
         except ModuleNotFoundError:
             return None
 
@@ -351,19 +353,23 @@ class Report:
             words = (self.conclusion, *self.diagnosis, self.advice * (self.verdict != FAIL))
             lines += [f"  {x}" for x in words if x]
         listed = [r for r in self.results if verbose or r.status != PASS]
+        # Failures first, causes before their consequences.
         listed.sort(key=lambda r: (r.status != FAIL, _CAUSES_FIRST.index(r.severity)))
         folded: list[str] = []  # failures that have no cause of their own
         told: set[tuple[str, str]] = set()
         longest = max((len(r.check) for r in listed), default=0)
         known: set[tuple[str, str]] = set()
         for r in listed:
+            # After a cause is told, a failure that it explains needs no lines of its own.
             explained = known and (self.diagnosis or (r.suspects and {*r.alike} <= known))
             if r.status == FAIL and (explained or (r.expected, r.got) in told) and not verbose:
                 folded.append(r.check)
                 continue
+            # The same words twice are most likely of the same cause.
             told.update([(r.expected, r.got)] if r.got else [])
             lines.append(f"  {r.status:<{len(UNDERPOWERED)}}  {r.check:<{longest}}  {r.summary}")
             if r.status == FAIL:
+                # What was expected may say the claim already.
                 why = f": {r.gravity}" if r.claim in r.expected else f"; required: {r.claim}"
                 lines.append(f"      {r.severity}{why}")
                 for s, change in r.alike:
@@ -401,6 +407,7 @@ class Report:
                 count -= len(names)
         if count:
             words.append(f"{count} not run: not declared, or not requested")
+        # Reasons begin with the option to add: the one that adds most checks is named.
         more = {x[6:]: len(y) for x, y in self.untried.items() if x.startswith("needs --")}
         most = max(more, key=lambda x: more[x], default="")
         hint = f"; {most} adds {more[most]}" if most else ""
@@ -442,6 +449,7 @@ def _say_what_is_missed(size: float, target: float) -> str:
     """Compare the error that is detected with a smaller target, in digits that differ."""
     if not math.isfinite(size):
         return "no error would be detected, however large"
+    # Two digits may be the same for both, and would say nothing.
     digits = next(n for n in range(2, 18) if f"{size:.{n}g}" != f"{target:.{n}g}")
     return f"would only detect an error of {size:.{digits}g} or more (target {target:.{digits}g})"
 
@@ -454,6 +462,7 @@ def _templates() -> Any:
     return jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
+        # A name that is misspelt in a template is an error, not an empty text.
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

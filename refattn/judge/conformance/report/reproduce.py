@@ -32,6 +32,7 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
     named = ", ".join(repr(c) for c in sorted(adapter.capabilities))
     arguments = f"fn, {adapter.estimator!r}, [{named}], {adapter.declared!r}"
     lines.append(f"candidate = conformance.Adapter({arguments})")
+    # A law, or a comparison of several calls, needs the whole check again.
     if case is None or result.p is not None or not _shows(trial, case):
         arguments = ", ".join(f"{k}={x!r}" for k, x in again.items())
         lines += [
@@ -52,7 +53,7 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
     if isinstance(trial.got, tuple):
         lines.append(f"got = got[{trial.part}]")
     if case.want is not None:
-        lines += [f"want = {_write_array(case.want)}", _VERDICT.format(case.allowed)]
+        lines += [f"want = {_write_array(case.want)}", _COMPARISON.format(case.allowed)]
         return "\n".join(lines) + "\n"
     lines.append("print(got)")
     if trial.part is not None:
@@ -62,7 +63,7 @@ def reproducer(trial: CheckRun, result: Result, again: Mapping[str, Any]) -> str
     return "\n".join(lines) + "\n"
 
 
-_VERDICT = """error = np.max(np.abs(got - want)[np.isfinite(want)])
+_COMPARISON = """error = np.max(np.abs(got - want)[np.isfinite(want)])
 print("largest error", error, "allowed", {0!r})
 raise SystemExit(not error <= {0!r})"""
 
@@ -84,6 +85,7 @@ def _import_lines(adapter: Adapter) -> list[str]:
         module, _, name = adapter.source.partition(":")
     else:
         module, name = getattr(fn, "__module__", None) or "", getattr(fn, "__qualname__", "")
+        # What another script cannot import has to be put there by hand.
         if module in ("", "__main__") or not _is_there(fn, module, name):
             return ["fn = ...  # the callable under test"]
     first, _, rest = name.partition(".")
@@ -105,6 +107,7 @@ def _write_array(x: Any) -> str:
     if x.size == 0:
         return f"np.empty({x.shape})"
     if x.size <= _LITERAL:
+        # As they are spelled in a script.
         numbers = re.sub("nan|inf", r"np.\g<0>", repr(x.tolist()))
         return f"np.array({numbers})"
     data = base64.b64encode(np.ascontiguousarray(x).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Running the checks: which apply, with what error probability, and what came of it."""
+"""Run the checks that apply to a candidate, at one error probability, and make the report."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ def check(
         end = time.monotonic() + limit
         for i, item in enumerate(track(list(chosen.values()))):
             left = max(end - time.monotonic(), 0.0)
+            # Laws use all the time that they are given, so they share what is left.
             laws_left = sum(x.layer != "identity" for x in list(chosen.values())[i:])
             shares = 1 if item.layer == "identity" else laws_left
             most = _BUDGET[level] * max(1.0, limit / TIME_LIMITS[level])
@@ -201,15 +202,19 @@ def check(
         diagnosis, weighing = list[str](), list[Any]()
         if any(chosen[name].layer == "identity" for name in failed):
             formulas = [r for r in results if r.status == FAIL and r.severity == "formula"]
+            # Wrong at extreme inputs only is no other convention.
             find = partial(diagnose, failed=[chosen[r.check] for r in formulas])
             diagnosis = _within(candidate, seed, left, find) if wrong else []
+            # What `verify` found in the errors, where no convention explains them.
             diagnosis = diagnosis or [f"cause: {t.cause}" for t in trials if t.cause]
             weighing = _within(candidate, seed, left, weighing_keys_alike) if wrong else []
         if failed and not diagnosis:
             diagnosis = _other_draws(candidate, failed, seed, alpha, left)
+    # The arguments by which a script repeats this run.
     again = {"rng": seed, "level": level, "alpha": alpha}
     again |= {} if time_limit is None else {"time_limit": limit}
     again |= {"isolate": True} if isolate else {}
+    # Right at ordinary inputs: a declared limit on logits may be what is missing.
     only_range = {r.severity for r in results if r.status == FAIL} <= {"range", "masked"}
     for result, trial in zip(results, trials, strict=True):
         if result.status == FAIL:
@@ -267,6 +272,7 @@ def _other_draws(
         tag, more = "features", {"one_function", "frequency_law"}
     names, end = [], time.monotonic() + min(left, _TO_DIAGNOSE)
     for value in (x for x in CHOICES[tag] if x != candidate[tag]):
+        # The same function, declared otherwise.
         other = replace(candidate, tags={**(candidate.tags or {}), tag: value})
         items = [x for x in checks_of(other) if x.name in {*more, *failed}]
         for item in sorted(items, key=lambda x: (x.layer != "identity", x.name not in more)):
@@ -351,6 +357,7 @@ def parametrize_with_checks(
         chosen = list(checks_of(adapter))
         reasons_of = expected.get(str(adapter.name), {}) if nested else expected
         _refuse_unknown("expected_failures", reasons_of, [c.name for c in chosen])
+        # Each law is a test of its own here, without Holm's correction over the run.
         statistical = max(sum(c.layer != "identity" for c in chosen), 1)
         for item in chosen:
 
@@ -474,6 +481,7 @@ def _run_check(item: Check, trial: CheckRun, limit: float, patience: float) -> R
     late = thread.is_alive()
     trial.refused = "" if late else getattr(outcome[0], "stops", "")
     calls, since = trial.calls, trial.since
+    # A call that has not returned, however many came before it.
     hangs = since is not None and time.monotonic() - since > patience
     if late:
         trial.over = True  # no further calls

@@ -22,6 +22,7 @@ def not_tried(adapter: Adapter, chosen: Iterable[str]) -> dict[str, str]:
             reasons[item.name] = LEFT_OUT
         elif adapter.has("random") and not adapter.draws and item.of_draws:
             reasons[item.name] = "needs frequencies of its own for each seed"
+        # The first that is enough: one more word is tried before two.
         elif needed := next((words for words, other in more if item.applies(other)), ""):
             reasons[item.name] = f"needs {needed}"
     return reasons
@@ -50,5 +51,6 @@ def _with_more(adapter: Adapter) -> Iterator[tuple[str, Adapter]]:
             capabilities = set(adapter.capabilities).union(*(can for _, can, _ in some))
             changed = tags | {name: value for _, _, tag in some for name, value in tag.items()}
             words = " and ".join(words for words, _, _ in some)
+            # Some words exclude each other.
             with suppress(TypeError, ValueError):
                 yield words, Adapter(adapter.fn, adapter.estimator, capabilities, changed)

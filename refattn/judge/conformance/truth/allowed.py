@@ -1,4 +1,4 @@
-"""What a candidate is compared with, and how far from it an honest evaluation may be."""
+"""Compute the reference of a call, and how far from it an honest evaluation may be."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def reference(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Any,
         allowed = measured(adapter, arrays, options)
         return want, allowed if isinstance(want, tuple) else allowed[0]
     want = of_function(adapter, adapter.record.naive, arrays, options)
-    return want, tolerance(adapter, arrays, options, want)
+    return want, allowed_error(adapter, arrays, options, want)
 
 
 def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | None:
@@ -50,6 +50,7 @@ def in_pairs(adapter: Adapter, arrays: Arrays, options: Keywords) -> Floats | No
     if not set(options) <= set(inspect.signature(function).parameters):
         return None
     out, _, error = of_function(adapter, function, arrays, options, np.float64)
+    # The sum of both parts, in more digits than each.
     exact: Floats = np.asarray(out.hi, np.longdouble) + out.lo
     return exact if np.all(np.isfinite(error)) else None
 
@@ -64,9 +65,11 @@ def of_function(
     """Evaluate a function of the same arguments with the conventions declared."""
     wide = tuple(np.asarray(x, dtype) for x in arrays)
     floats = {*_FLOATS, *adapter.record.gates}
+    # Masks and counts keep their types.
     named = {k: np.asarray(x, dtype) if k in floats else x for k, x in options.items()}
     if adapter.has("local"):
         named = in_place(adapter, wide, named)
+    # The formulas know the alignment to the last key only: another one is a mask.
     elif any(named.get(tag) and "top-left" in adapter[tag] for tag in ("causal", "window")):
         named["mask"] = adapter.visible(wide[0].shape[-2], wide[1].shape[-2], named)
         named = {k: x for k, x in named.items() if k not in ("causal", "window")}
@@ -98,7 +101,7 @@ def of_rows(adapter: Adapter, x: Floats) -> tuple[Any, Any]:
     return (want.mean, want.cov), (off, unit * spread + 2 * off * math.sqrt(spread) + off**2)
 
 
-def tolerance(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
+def allowed_error(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any = 0.0) -> float:
     """Return the allowed error: rounding, and declared epsilons."""
     return rounding(adapter, arrays, options, got) + declared(adapter, arrays, options, got)
 
@@ -114,6 +117,7 @@ def measured(
     rng, dtype = np.random.default_rng(0), _plain_dtype(adapter)
     ways = functions or tuple(recurrences.declared_formula(adapter, x) for x in (False, True))
     found = []
+    # Each twice, with other last digits: one evaluation may be right by chance.
     for way in ways * 2:
         near = _near(adapter, arrays, options, rng, dtype)
         low, right = (of_function(adapter, way, *near, z) for z in (dtype, np.longdouble))
@@ -198,8 +202,10 @@ def pulled(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[Arrays,
         d_lse: Floats = np.asarray(options["d_lse"], dtype)
         if adapter["lse_base"] == "2":
             d_lse = d_lse / np.log(dtype(2))
+        # Only `attend` returns lse, and so takes its cotangent.
         fn, cotangent = attend, (d_out, d_lse)
         size = size + np.abs(d_lse)[..., None]
+        # Bounds are relative to values, lse is not: small values leave it its own size.
         times *= 1 + 1 / max(1e-3, _norm(arrays[2]))
 
     def evaluate(*wide: Floats, **named: Any) -> Arrays:
@@ -247,6 +253,7 @@ def pulled_rounding(
     root = adapter.root(q.shape[-1])
     by_q, by_k = log_slopes(adapter, arrays, options)
     weights: Floats
+    # The sizes of terms, whatever their signs: rounding is of each.
     terms_of = g @ np.swapaxes(np.abs(repeated(v, q)), -1, -2)  # of g . v
     if draws_something(adapter.record, options):  # by frequencies that are not known
         row = _cancellation(adapter, root * q, root * k, options) if adapter.waves else 1.0
@@ -262,6 +269,7 @@ def pulled_rounding(
             named = {name: x for name, x in options.items() if name != "omega"}
             shares = of_function(adapter, _attend_exactly, (q, k, _unit_rows(k)), named, np.float64)
             by_row = pairs = pairs + shares * delta
+    # Gradients of a shared key head are sums over its query heads.
     shared = k.ndim > 2 and weights.ndim > 2
     group = max(1, weights.shape[-3] // k.shape[-3]) if shared else 1
     unit = CONTRACT[adapter["dtype"]] * adapter.eps
@@ -332,8 +340,8 @@ def log_slopes(adapter: Adapter, arrays: Arrays, options: Keywords) -> tuple[flo
     if adapter.has("feature-map") and adapter["feature_map"] == "elu":
         return 1.0, 1.0
     if adapter.has("feature-map"):
-        kernel = q @ np.swapaxes(repeated(k, q), -1, -2)
-        least = float(np.min(kernel, initial=np.inf))
+        products = q @ np.swapaxes(repeated(k, q), -1, -2)
+        least = float(np.min(products, initial=np.inf))
         return _norm(k) / least, _norm(q) / least
     exact = root**2 * _norm(k), root**2 * _norm(q)
     if adapter.has("random") and "indices" not in options:
@@ -355,6 +363,7 @@ def _estimate_size(adapter: Adapter, arrays: Arrays, options: Keywords, got: Any
     """Return the size of kernel estimates, at known frequencies or of those that came."""
     x, y = (adapter.root(z.shape[-1]) * np.asarray(z, float) for z in arrays)
     if adapter["features"] == "trigonometric":
+        # Cosines are multiplied by e^((|x|^2 + |y|^2) / 2), and may cancel whatever comes.
         return math.exp((_norm(x) ** 2 + _norm(y) ** 2) / 2)
     if "omega" not in options:
         return float(np.max(np.abs(got)))
@@ -533,6 +542,7 @@ def _terms(
             terms = np.min(terms, -2)
         return terms, np.full_like(terms, epsilon)
     total_q, total_k = (np.sum(phi, -1) for phi in (phi_q, phi_k))
+    # (a + eps) . (b + eps), less a . b.
     added = epsilon * (total_q[..., :, None] + total_k[..., None, :]) + epsilon**2 * phi_q.shape[-1]
     return phi_q @ np.swapaxes(phi_k, -1, -2), added
 

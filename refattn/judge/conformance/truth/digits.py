@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ....arrays.library import Floats
-from .text import Edit, edited, run, statements
+from ...mistakes.text import Edit, edited, run, statements
 
 try:
     import mpmath
@@ -45,6 +45,7 @@ def context(dps: int = 50) -> Any:
     >>> print(context(30).exp(1))
     2.71828182845904523536028747135
     """
+    # The context that users have keeps its digits.
     mp = mpmath.mp.clone()
     mp.dps = dps
     of_scalar = mp.npconvert
@@ -132,6 +133,7 @@ for _name in ("eq", "ge", "gt", "le", "lt", "ne"):
 class _Multiprecision:
     """An array library as the formulas use one: arrays are NumPy's, of numbers of mpmath."""
 
+    # Formulas ask for either of these: both are numbers of mpmath here.
     float32 = float64 = np.dtype(object)
 
     def __init__(self, mp: Any) -> None:
@@ -165,24 +167,29 @@ class _Multiprecision:
         return kind == "real floating" if dtype.kind == "O" else np.isdtype(dtype, kind)
 
     def finfo(self, dtype: Any) -> Any:
+        # Exponents of these numbers have no end that a formula comes near.
         return SimpleNamespace(eps=self.mp.eps, smallest_normal=self.mp.mpf(10) ** -(10**6))
 
     def sum(self, x: Any, axis: int, keepdims: bool = False, dtype: Any = None) -> Floats:
+        # Counts of a mask are plain numbers.
         if x.dtype != object:
             return np.asarray(np.sum(x, axis=axis, keepdims=keepdims, dtype=dtype))
         rows = np.moveaxis(x, axis, -1)
         out = np.empty(rows.shape[:-1], object)
         for i in np.ndindex(out.shape):
+            # One rounding for the whole sum.
             out[i] = self.mp.fsum(map(_value, rows[i]))
             if traced := [e for e in rows[i] if isinstance(e, _Traced)]:
                 out[i] = _Traced(out[i], traced[0].tape, *((e.at, 1) for e in traced))
         return np.expand_dims(out, axis) if keepdims else out
 
     def where(self, condition: Any, x: Any, y: Any) -> Floats:
+        # NumPy would mix floats into an array of objects.
         x, y = (self.asarray(e) if isinstance(e, float) else e for e in (x, y))
         return np.asarray(np.where(condition, x, y))
 
     def logaddexp(self, x: Any, y: Any) -> Any:
+        # Without a largest exponent no maximum has to be taken off first.
         return self.log(self.exp(x) + self.exp(y))
 
 
@@ -212,6 +219,7 @@ def formulas(dps: int = 50, *changes: Edit) -> SimpleNamespace:
     """
     xp = _Multiprecision(context(dps))
     space = run(statements(), edited(statements(), changes))
+    # By these names the printed file finds its array library.
     space |= {"xp": xp, "array_namespace": lambda *arrays: xp}
     check = space["check_real"]  # which returns a float
     space["check_real"] = lambda name, value, **rules: (check(name, value, **rules), value)[1]
@@ -266,7 +274,9 @@ def pull_back(
     for y, g in zip(out.ravel(), numbers(cotangent, dps=dps).ravel(), strict=True):
         if isinstance(y, _Traced):
             found[y.at] += g
+    # A number is made of earlier ones: its own derivative is complete when its turn comes.
     for at in range(len(tape) - 1, -1, -1):
+        # Numbers of which the result is not made have no derivative to hand on.
         if found[at]:
             for origin, slope in tape[at]:
                 found[origin] += found[at] * slope

@@ -22,6 +22,7 @@ def declared_formula(adapter: Adapter, chunks: bool = False) -> Callable[..., An
 
     def evaluate(q: Floats, k: Floats, v: Floats, **options: Any) -> Any:
         fn = adapter.record.fn if chunks else adapter.record.naive
+        # The function of the record has no other conventions: the general recurrence has.
         if not plain:
             fn = recurrent_attention if chunks else naive.recurrent_attention
             q, k = share_heads(q, k, v)
@@ -44,10 +45,13 @@ def _arguments(
         log_decay = np.log(gates.pop("decay"))[..., None]
         gates["log_decay"] = np.broadcast_to(log_decay, k.shape[:-1])
     g = gates.get("log_decay", np.zeros(()))
+    # A gate is one number for each coordinate of a key, or one for all of them.
     decays = np.exp(g if g.ndim == k.ndim else g[..., None])
     if "beta" in gates:
         gates["write"] = beta = gates.pop("beta")
+        # Removed is a b^T of the state. Without beta in a, beta multiplies only what is written.
         taken = -k if adapter["beta"] == "written" else -beta[..., None] * k
+        # The error of the decayed state is read by decayed keys.
         later = k if adapter["error"] == "before-decay" else decays * k
         gates["removal"] = taken, later
     k = decays * k if adapter["own_write"] == "decayed" else k

@@ -1,4 +1,4 @@
-"""How much rounding may move attention to keys whose weights are solved for."""
+"""Bound the rounding of attention to keys whose weights are found by solving a linear system."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
     (..., S) are the keys J. Returned is the largest such error over delta and the length of the
     longest value, infinite where A is singular to rounding.
     """
+    # A common shift of the keys cancels from the kernel g, and exponents are smaller without it.
     k = k - np.mean(k, -2, keepdims=True)
     lead = np.broadcast_shapes(k.shape[:-2], indices.shape[:-1])
     at = np.broadcast_to(indices, (*lead, indices.shape[-1]))[..., None]
@@ -40,13 +41,17 @@ def condition_of_solve(q: Floats, k: Floats, v: Floats, indices: Any) -> float:
         np.exp(chosen @ np.swapaxes(x, -1, -2) - y - np.swapaxes(half_chosen, -1, -2))
         for x, y in ((k, half), (chosen, half_chosen))
     )
+    # B = g_JK a, with a over its largest.
     near = near * np.exp(half - np.max(half, -1, keepdims=True))
     scores = q @ np.swapaxes(chosen, -1, -2) - half_chosen
+    # A factor of a query cancels from N / D.
     shares = np.exp(scores - np.max(scores, -1, keepdims=True))
     try:
         lower, inverse = np.abs(np.linalg.cholesky(gram)), np.linalg.inv(gram)
+    # Not positive definite to rounding: nothing can be promised.
     except np.linalg.LinAlgError:
         return float("inf")
+    # e^spread is rho, max a / min a.
     spread = np.max(half_chosen, -1, keepdims=True) - np.min(half_chosen, -1, keepdims=True)
     off = gram + gram.shape[-1] * np.exp(spread) * (lower @ np.swapaxes(lower, -1, -2))
 

@@ -93,6 +93,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
     arrays = problem.first
     d, m = arrays["q"].shape[-1], problem.shape[1]
     for name, other in problem.leave_out():
+        # Sequences in one buffer have these of their own: `list_packed` changes them.
         if problem.packed is None or name not in ("mask", "causal mask", "window"):
             yield Alternative(_WITHOUT[name], other)
     if not problem.causal and problem.packed is None:
@@ -111,6 +112,7 @@ def _list_options(problem: Problem) -> Iterator[Alternative]:
         if not math.isclose(scale, problem.scale):
             yield Alternative(f"the scale is {words}", problem._replace(scale=scale))
     if problem.softcap is not None:
+        # scale * (cap * tanh(q . k / cap)) is a cap of scale * cap on scores that are scaled.
         words = "the cap is applied before the scale"
         yield Alternative(words, problem._replace(softcap=problem.softcap * problem.scale))
     if "mask" in arrays and problem.packed is None:
@@ -132,6 +134,7 @@ def list_added(problem: Problem) -> Iterator[Alternative]:
     """List sums of weights in which there is more than the weights of the keys."""
     if problem.has_sinks:
         return
+    # The 1 is posed as a sink, in whose place none may be.
     added = problem._replace(has_sinks=True).replaced("sinks", lambda *_: np.zeros((1, 1)))
     yield Alternative("1 is added to the sum of e^score (like one more key with score 0)", added)
 
@@ -143,6 +146,7 @@ def _sink_of_next(problem: Problem, index: Index) -> Any:
 
 def _list_visible(problem: Problem) -> Iterator[Alternative]:
     """List what queries may see by their place."""
+    # What is a rule of places in one sequence is one in each of several.
     if problem.packed is not None:
         for one in _list_visible(one_sequence(problem)):
             yield within_sequences(problem, one)
@@ -155,6 +159,7 @@ def _list_visible(problem: Problem) -> Iterator[Alternative]:
         for words, window in (("left", (None, right)), ("right", (left, None))):
             text = f"the window has no limit on the {words}"
             yield Alternative(text, problem._replace(window=window))
+    # Without a limit on the right, attention may be causal as it is, or by mistake.
     if right is None:
         reach = "" if problem.causal else "attention is causal, and "
         for words, by in (("also sees the next key", 1), ("does not see its last key", -1)):
@@ -243,6 +248,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             change = partial(_move_ends, by=by)
             moved = problem.replaced("mask", change)
             yield Alternative(_describe_ends(arrays["mask"], by), moved)
+        # A mask that is the same for all queries tells how long sequences are.
         of_keys = np.all(arrays["mask"] == arrays["mask"][:1])
         text = "lengths in the mask are rounded up to multiples of {} keys"
         text = text if of_keys else "a tile of {} keys is seen whole if the mask shows one of them"
@@ -250,6 +256,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
             yield Alternative(
                 text.format(size), problem.replaced("mask", partial(fill_tiles, size=size))
             )
+        # Without a sink scores count up to a constant: -1 for visible keys is 1 for hidden ones.
         for words, c in (("0 (hidden) and 1", 1.0), ("1 (hidden) and 0", -1.0)):
             added = problem.without("mask").replaced("bias", partial(_add_mask, problem, c))
             yield Alternative(f"the mask is added to scores as {words}", added)
@@ -259,6 +266,7 @@ def _list_masks(problem: Problem) -> Iterator[Alternative]:
         yield from _list_bias_tiles(problem)
     for words, power in _SLOPES.items():
         slopes = partial(_slope_of_head, problem, power)
+        # Where the bias is such slopes times a number, that number is fitted.
         if not _is_multiple(problem, slopes):  # of which the factor is fitted
             text = f"the bias is ALiBi with slopes 2^{words}"
             yield Alternative(text, problem, bias=slopes)
@@ -281,6 +289,8 @@ def _read_bias(problem: Problem, wrap: Callable[..., Place], x: Place, at: Index
     return problem.read(at)["bias"][there.i, there.j]
 
 
+# ALiBi has slopes 2^(-8 h / heads) with h from 1, and a rule of its own (the last row) for numbers
+# of heads that are no powers of 2.
 _SLOPES: Mapping[str, Callable[[int, int], float]] = {
     "(-8 h / heads), h from 1": lambda h, heads: -8 * (h + 1) / heads,
     "(-8 h / heads), h from 0": lambda h, heads: -8 * h / heads,
@@ -323,6 +333,7 @@ def _move_ends(_: Index, mask: Any, by: int) -> Any:
     """Show so many keys more after each key that is seen, or hide the last of them."""
     keys = np.arange(mask.shape[-1])
     seen = mask
+    # `np.roll` goes around: what comes from the other end does not count.
     for step in range(1, abs(by) + 1):
         if by > 0:
             seen = seen | (np.roll(mask, step, -1) & (keys >= step))
@@ -360,6 +371,7 @@ def list_families(
     text = "{} is added to the sum of e^score (like that many keys with score 0 and value 0)"
     yield text, lambda c: Alternative("", problem, compute=partial(_pad, count=c)), pads
     n, m, _ = problem.shape
+    # The last query is level with the last key: query i is at position i + m - n.
     log_of_place = np.log(np.maximum(np.arange(n) + m - n, 0) + 1)[:, None]
 
     def multiply(factors: Any, name: str = "q") -> Alternative:
@@ -403,7 +415,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
     if problem.key_heads is not None:
         yield from _list_groups(problem, problem.lead[-1], problem.key_heads)
     for words, at in list_other_heads(problem):
-
+        # `at` is bound now: the loop goes on before this is called.
         def of_head(rows: Rows, at: Any = at) -> Rows:
             return rows._replace(at=at(rows.at))
 
@@ -427,6 +439,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
             # Copies of the first keys have the weights of these alone.
             yield Alternative(text, wrapped, plain=names == "q")
     if len(problem.lead) and problem.lead[-1] > 1:
+        # Keys alone: with their values as well, only the order of the sum would change.
         reverse = problem.replaced("k", lambda _, x: x[::-1])
         yield Alternative("keys are read in reverse order", reverse)
     if n == m:
@@ -443,6 +456,7 @@ def _list_places(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(f"q . k sums the first {width} channels only", cut)
     for size in (x for x in _TILES if x < m):
         for words, factor in (("log2(e)", _LOG2E), ("the scale", problem.scale)):
+            # A factor on keys is one on their scores.
             grown = problem.replaced("k", partial(_grow, size=size, by=factor))
             text = f"the scale is multiplied by {words} again for each tile of {size} keys"
             yield Alternative(text, grown)
@@ -466,6 +480,7 @@ def _cut(_: Index, x: Any, width: int) -> Any:
 def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternative]:
     """List other key heads that query heads may share."""
     share = heads // keys
+    # Arrays are named by query heads: key head g is that of query head g * share.
     dealt = problem.with_arrays_of("kv", lambda x: (*x[:-1], x[-1] % keys * share))
     yield Alternative(f"query head h uses key head h % {keys}", dealt)
     for words, key in (
@@ -478,6 +493,7 @@ def _list_groups(problem: Problem, heads: int, keys: int) -> Iterator[Alternativ
             return (*index[:-1], key(index[-1]) * share)
 
         for names, called in (("kv", ""), ("v", ", for values only"), ("k", ", for keys only")):
+            # This one is listed already, as the plainest.
             if words != f"h % {keys}" or names != "kv":
                 text = f"query head h uses key head {words}{called}"
                 yield Alternative(text, problem.with_arrays_of(names, at))
@@ -490,9 +506,11 @@ def _list_strides(problem: Problem) -> Iterator[Alternative]:
     for names, called in arrays.items():
         rows, width = problem.first[names[-1]].shape
         text = f"{called} are read with the strides of"
+        # One array alone may have its rows and columns exchanged.
         if names != "kv":
             turned = problem.replaced(names, lambda _, x: x.reshape(x.shape[::-1]).T)
             yield Alternative(f"{text} ({width}, {rows}), not ({rows}, {width})", turned)
+        # Query heads that share a key head read one array.
         shared = heads // problem.key_heads if problem.key_heads and names != "q" else 1
         count = heads // shared
         if count > 1 and heads * rows * width <= _STACKED:
@@ -527,6 +545,7 @@ def _list_mask_strides(problem: Problem) -> Iterator[Alternative]:
         strides = {
             f"rows of {x} numbers, not {width}": (x, m) for x in sorted(lengths - {0, width})
         }
+        # Tile t is then read from the place of tile 2 t.
         tiles = [x for x in _TILES if x < width]
         strides |= {f"steps of two tiles of {x} keys, not one": (width, x) for x in tiles}
         for words, (row, tile) in strides.items():
@@ -539,6 +558,7 @@ def _read_strided(_: Index, x: Any, start: int, row: int, tile: int) -> Any:
     """Read rows of another length, and tiles of keys at twice their place; not beyond the end."""
     last = x[:, start:]
     keys = np.arange(last.shape[1])
+    # Where the wrong strides lead in an array that lies row by row.
     at = np.arange(len(x))[:, None] * row + keys + keys // tile * tile
     read = last.reshape(-1)[np.minimum(at, last.size - 1)]
     return np.concatenate([x[:, :start], read], -1)

@@ -180,6 +180,7 @@ def _list_weighed_queries(gradient: Gradient) -> Iterator[Candidate]:
 def _weigh_queries(x: BackwardHead, y: Kept, tile: slice, by: float) -> tuple[BackwardHead, Kept]:
     """Let queries count otherwise: e^-by times."""
     lse = y.lse.copy()
+    # Weights are e^(score - lse).
     lse[tile] += by
     return x, y._replace(lse=lse)
 
@@ -244,6 +245,7 @@ def _weigh_heads(
 
 def _deal(heads: Sequence[Index], keys: int) -> list[tuple[Index, float]]:
     share = len(heads)
+    # Query heads that share a key head lie `keys` heads apart, not one after another.
     return [((*x[:-1], x[-1] % share * keys + x[-1] // share), 1.0) for x in heads]
 
 
@@ -259,6 +261,7 @@ def compute_gradient(
             ((head.q if of == "dq" else k).shape[0], (g if of == "dv" else k).shape[-1])
         )
     with np.errstate(all="ignore"):
+        # Where no key is seen lse is -inf, and all weights are 0.
         lse = np.where(np.isfinite(kept.lse), kept.lse, math.inf)[:, None]
         p = np.exp(scores(tile.scores) - lse)
         p = p if tile.visible is None else np.where(tile.visible, p, 0.0)
@@ -287,6 +290,7 @@ class Backward:
         self, of: str, index: Index, number: int = -1, own: bool = False
     ) -> tuple[BackwardHead, Kept]:
         """Compute what the forward pass leaves, of the problem or of an alternative."""
+        # Without `own` the forward pass is right: one entry serves all such alternatives.
         key = index, number if own else -1, own
         if key not in self.known:
             gradient = self.gradients[of]
@@ -297,6 +301,8 @@ class Backward:
                 result = self.forward[number].result(rows)
             else:
                 result = attend_rows(head, slice(0, n), None)
+            # D is made of the output that was written if the profile reads it, and else of the
+            # exact one.
             used = out if out is not None and self.from_out and not own else result.out
             used = np.where(np.isfinite(used), used, 0.0)
             kept = Kept(result.lse, np.sum(d_out * used, -1), result.top)
@@ -320,6 +326,7 @@ class Backward:
             problem = alternative or Alternative("", gradient.forward)
             taken = problem.head(rows)
             if one.number < 0 and taken.v.shape == back.head.v[rows.keys].shape:
+                # A candidate may have changed the values.
                 taken = taken._replace(v=back.head.v[rows.keys])
             i = rows.queries
             again = BackwardHead(taken, back.d_out[i], None)

@@ -40,6 +40,7 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
     }
     for words, at in list_other_heads(problem):
         changes[f"read from {words}"] = partial(_rescale, at=at, power=0)
+    # One scale for the whole array has no token that it could be read from instead.
     fewest = min((len(problem.first[f"{x}_scale"]) for x in given), default=0)
     for size in (x for x in TILE_SIZES if x < fewest):
         for words, by in (("late", -size), ("early", size)):
@@ -60,6 +61,7 @@ def list_scales(problem: Problem) -> Iterator[Alternative]:
         yield Alternative(text, scaled)
         text = f"{_CALLED[x]} are also multiplied by {y}_scale"
         yield Alternative(text, problem.replaced(x, partial(by_other, 0)))
+        # An exchange is the same in both orders: named once.
         if x < y and _may_scale(problem, y, x):
             back = partial(_scale_by, problem, f"{y}_scale", f"{x}_scale", -1)
             yield Alternative(f"{x}_scale and {y}_scale are exchanged", scaled.replaced(y, back))
@@ -80,6 +82,7 @@ def _rescale(problem: Problem, name: str, index: Index, x: Any, at: Any, power: 
 def _move_scale(problem: Problem, name: str, index: Index, x: Any, by: int) -> Any:
     """Take the scales of the tokens so many places later; where there are none, the own."""
     own = problem.read(index)[name]
+    # Queries, keys and values are read with their scales: the own one is taken off first.
     return x / own * move_rows(index, own, by, KEPT)
 
 
@@ -93,6 +96,7 @@ def list_narrow(problem: Problem) -> Iterator[Alternative]:
     """List arrays that are rounded to another type before they are multiplied."""
     scales = {"": 1.0, " and log2(e)": math.log2(math.e)} if problem.scale else {}
     for name, to in ((x, FORMATS[y]) for x, y in _NARROW.items()):
+        # Numbers stored with no more digits than TF32 are not changed by it.
         if "TF32" in name and FORMATS[problem.storage].digits <= to.digits:
             continue
         for arrays in ("qkv", "kv", "v", "k", "q"):
@@ -102,6 +106,8 @@ def list_narrow(problem: Problem) -> Iterator[Alternative]:
             for x in arrays:
                 rounded = rounded.replaced(x, partial(_round, to))
             yield Alternative(f"{words} are {name} first", rounded)
+        # The scale, and log2(e) for exponentials to base 2, may be multiplied into q or k
+        # beforehand.
         for (words, factor), x in product(scales.items(), "qk" if not to.has_8_bits else ""):
             text = f"{_CALLED[x]} times the scale{words} are {name} first"
             by_scale = partial(_round, to, by=factor * problem.scale)
@@ -133,6 +139,7 @@ def _rotate_columns(
     _: Index, x: Doubles, start: int, base: float, pairs: bool, turn: int
 ) -> Doubles:
     """Multiply columns, two of them as a complex number, by e^(i position base^(-2 c / d))."""
+    # A pair of columns that turn together is c and c + d / 2 (halves), or 2 c and 2 c + 1.
     two = [x[:, ::2], x[:, 1::2]] if pairs else np.split(x, 2, -1)
     factors = _compute_turns(*x.shape, start, base)
     turned = (two[0] + 1j * two[1]) * (factors if turn > 0 else factors.conj())

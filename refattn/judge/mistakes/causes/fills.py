@@ -62,6 +62,7 @@ def _list_computed(problem: Problem) -> Iterator[tuple[str, int]]:
     banded = problem.causal or problem.window != (None, None)
     if banded or "mask" in problem.first:
         yield "", 0
+    # Causal attention and windows tell which tiles to skip, a mask that is an array does not.
     for size in (x for x in _USUAL_TILES if banded and x < max(problem.shape[:2])):
         yield f" in tiles of {size} with a visible key", size
 
@@ -74,6 +75,7 @@ def _fill_hidden(
     s, given = score_all(head._replace(mask=None)), score_all(head)
     filled = np.where(np.isfinite(given), s, s + fill if added else fill)
     if size or problem.packed is not None:
+        # What is never computed stays at -inf: skipped tiles, and keys of other sequences.
         scored = _compute_tiles(problem, rows, size) if size else show_sequence(problem, rows)
         keys = slice(head.keys)
         filled[:, keys] = np.where(scored, filled[:, keys], given[:, keys])
@@ -85,6 +87,8 @@ def _compute_tiles(problem: Problem, rows: Rows, size: int) -> Seen:
     (n, m, _), (left, right) = problem.shape, problem.window
     i, j = rows.queries[:, None] // size * size, rows.keys // size * size
     last, end = np.minimum(i + size, n) - 1, np.minimum(j + size, m) - 1
+    # The tile is computed if some query of it sees some key: from the last query back to the first
+    # key, and from the first query on to the last key.
     nearest, farthest = j - last - (m - n), end - i - (m - n)
     starts = show_distances(nearest, problem.causal, (None, right))
     return np.asarray(starts & show_distances(farthest, False, (left, None)))

@@ -1,4 +1,4 @@
-"""What is fitted to wrong rows: how often tiles of keys count, and other rows that these hold."""
+"""Causes that are fitted to wrong rows: keys that count several times, rows of others, dropout."""
 
 from __future__ import annotations
 
@@ -85,13 +85,16 @@ def _count(columns: Doubles) -> npt.NDArray[np.int64] | None:
     """Find the numbers of times by which columns add to 0: 1 is the least, or the commonest."""
     flat = columns.reshape(-1, columns.shape[-1])
     seen = np.sqrt(np.mean(np.square(flat), 0)) > _SEEN
+    # The last column is what is always in the sum: it counts once.
     seen[-1] = False
     if not seen.any() or not np.all(np.isfinite(flat)):
         return None
     some, rest = flat[:, seen], np.sum(flat[:, ~seen], -1, keepdims=True)
     both = np.concatenate([some, rest], -1)
     of_zero = both if np.sqrt(np.mean(rest * rest)) > _NO_REST else some
+    # Counts are a null vector of the columns: that of the least eigenvalue.
     vector = np.linalg.eigh(of_zero.T @ of_zero)[1][: some.shape[-1], 0]
+    # What is below is a count of 0: no tile counts more than `_MOST_COUNT` times.
     least = vector[np.abs(vector) > np.max(np.abs(vector)) / (_MOST_COUNT + 1)]
     for usual in (least[np.argmin(np.abs(least))], np.median(vector)):
         fitted = vector / (usual or 1e-300)
@@ -136,6 +139,7 @@ def _describe_counts(
     words = [f"keys {spans(x)} {y}" for x, y in _TIMES.items() if x in first]
     text = ", ".join(words)
     if 0 in first and np.sum(first) == len(first):
+        # As many tiles are lost as others count too often.
         text += " (used instead)"
     if all(np.array_equal(x, first) for x in counts.values()) and length == n:
         return text
@@ -167,6 +171,7 @@ def list_mixed(problem: Problem, wrong: Sequence[Sampled], unit: float) -> Itera
             counts = _count(np.concatenate(columns))
             if counts is None:
                 break
+            # Whole blocks come first, then those that are as short as the last one.
             full, last = np.split(
                 np.repeat(np.arange(len(counts)), counts), [sum(counts[: len(pool)])]
             )
@@ -323,6 +328,7 @@ def name_copies(
     if problem.gradient is not None and problem.shares_keys:  # before these are added
         heads = {x: [x] for x in np.ndindex(problem.gradient.forward.lead)}
         each = problem.gradient._replace(heads=heads).problem(problem.gradient.forward.lead)
+        # Rows may hold what belongs to one query head of several that are summed.
         pools.append(_compute_heads(each, roundings, "query head", ()))
     columns = np.flatnonzero(sample.columns)
     found = []
@@ -422,10 +428,12 @@ def name_dropout(problem: Problem, sample: Sample) -> list[Suspect]:
         return []
     factor, share = float(np.median(times[kept])), float(np.mean(kept))
     off = 4 * math.sqrt(share * (1 - share) / len(times))
+    # Dropout divides by the share that is kept: the factor and the share must agree.
     if factor < _LEAST_FACTOR or abs(share - 1 / factor) > off:
         return []
     noise = np.square(np.hypot(errors, _LEAST_ERROR))
     two, of_row = (np.square(times - np.where(kept, x, 0.0)) / noise for x in (factor, divided))
+    # The other explanation: weights that are wrong by many factors, not by two.
     wide = noise + factor - 1  # variance if factors were normal with the same mean and variance
     one = np.square(times - 1) / wide + np.log(wide / noise)
     one += 2 * np.log(np.where(kept, share, 1 - share))
@@ -459,6 +467,7 @@ def _fit_weights(problem: Problem, x: Sampled, unit: float) -> Doubles:
     found = [np.zeros((4, 0))]
     for w, error, small in zip(every, wrong, noise, strict=True):
         columns = w[:, None] * v
+        # The best linear estimate of the factors, if they have mean 1 and variance c.
         inverse = np.linalg.pinv(c * columns.T @ columns + np.diag(small), hermitian=True)
         known = np.maximum(c * np.sum(columns @ inverse * columns, -1), 1e-300)  # a share
         times = 1 + c * (columns @ inverse @ error) / known

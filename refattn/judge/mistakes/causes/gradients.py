@@ -1,4 +1,4 @@
-"""Which backward passes explain gradients that failed, and what is fitted to these."""
+"""Search for the backward pass that explains gradients that failed; some are fitted to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .backward import (
 )
 from .places import list_places
 from .sampled import Alternative
-from .search import as_suspect, say_what_is_left
+from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     Comparison,
     Sample,
@@ -94,6 +94,7 @@ def explain_backward(
     n, m, _ = first.forward.shape
     lists = [partial(back.list_counted, parts[x]) for x in ("dq",) if x in failed]
     lists += [partial(x, back, parts, first.of, [*failed]) for x in _LISTINGS]
+    # What is fitted is tried only as long as nothing holds in right rows as well.
     some = (x for x in lists if all(y.local for y in found))
     lost = (x for listing in some for x in listing() if all(y.local for y in found))
     for one in chain(list_candidates(first, own), lost):
@@ -118,6 +119,7 @@ def explain_backward(
                     holding.add(of)
                     off += math.log(max(measured.square, 1.0))
                     local |= not measured.everywhere
+            # A candidate that spoils a gradient that passed is not the cause in all parts.
             elif measured.changed and measured.likeness < _LIKE:
                 harmless = False
         if holding:
@@ -190,12 +192,14 @@ def _fit_times(back: Backward, of: str, x: Sampled) -> dict[Index, int] | None:
         return back.predict(one, of, x.rows.at, x.rows.queries)
 
     size = back.samples[of].unit * row_sizes(x.got)
+    # What each head would give alone, in units of roundings.
     columns = np.stack([(alone(y) / size).ravel() for y in every], -1)
     with np.errstate(all="ignore"):
         got = (x.got / size).ravel()
     if not np.all(np.isfinite(columns)) or not np.all(np.isfinite(got)):
         return None
     fitted = np.linalg.lstsq(columns, got, rcond=None)[0]
+    # Heads count a whole number of times.
     counts = np.rint(fitted)
     left = got - columns @ counts
     if np.max(np.abs(fitted - counts)) > _OFF_TIMES or np.mean(left * left) > _SQUARE:
@@ -236,6 +240,7 @@ def list_added_rows(
         added: dict[tuple[str, Index], Doubles] = {}
         for x in list_wrong(parts[of].problem, parts[of].numbers, back.samples[of].wrong):
             error = differ(x.got, back.predict(Candidate(""), of, x.rows.at, x.rows.queries))
+            # If one vector is added to all rows it is the mean of their errors.
             vector = np.mean(error, 0)
             z = divide(error - vector, back.samples[of].unit * row_sizes(x.got))
             if len(error) < _FEWEST_ROWS or not np.mean(z * z) < _SQUARE:
@@ -384,6 +389,7 @@ def _solve_for(back: Backward, name: str, x: Sampled) -> tuple[Doubles, Doubles]
         return compute_gradient(BackwardHead(head, held.d_out[i], None), some, "dq")
 
     delta = kept.delta[i]
+    # Gradients are linear in D and in e^-lse: a row tells the number by least squares.
     exact, slope = of_delta(delta), of_delta(delta + 1) - of_delta(delta)
     if name == "lse":
         exact, slope = 0 * exact, exact

@@ -1,4 +1,4 @@
-"""What heads take from other heads, and numbers that each head has of its own."""
+"""Causes by heads: what they read from other heads, and a number that each has of its own."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def list_exchanged(
                 far[other] = float(np.sum(np.square(divide(differ(x.got[i], out), size[i]))))
             nearest[x.rows.at] = min(far, key=far.__getitem__) if far else x.rows.at
         moved = {x: y for x, y in nearest.items() if x != y}
+        # That each head is nearest to itself is no exchange.
         if moved:
             called = (
                 f"head {place(x)} {'has none' if y is None else f'from head {place(y)}'}"
@@ -113,6 +114,7 @@ def list_of_heads(
 
     def count_sink(c: Mapping[Index, float]) -> Alternative:
         def change(at: Index, x: Any) -> Any:
+            # c e^sink = e^(sink + log c).
             return x + math.log(max(c.get(at, 1.0), 1e-300))
 
         return Alternative("", problem.replaced("sinks", change))
@@ -127,6 +129,7 @@ def list_of_heads(
         yield "e^sink counts {} times", count_sink, (0.1, 0.5, 1.0, 2.0, 10.0)
     if has_bias and few:
         yield "the bias is multiplied by {}", count_bias, (-1.0, 0.1, 0.5, 1.0, 2.0, 8.0)
+    # Where a bias is given its multiples are fitted, and where none is one by distance.
     elif few:
         yield "scores fall by {} for each key of distance", add_slope, (0.01, 0.1, 0.5, -0.1)
 
@@ -193,6 +196,7 @@ def list_other_queries(problem: Problem, sample: Sample) -> Iterator[Alternative
             of_row = [y if y is None else np.broadcast_to(y, (len(every), m)) for y in (bias, mask)]
             out = attend(head._replace(q=every, bias=of_row[0], mask=of_row[1])).out
             places.add(int(np.argmin(np.sum(np.square(out - got), -1))) - i)
+        # One start must explain all the rows of a head.
         if len(places) > 1:
             return
         first[x.rows.at] = places.pop()
@@ -214,6 +218,7 @@ def list_summed(problem: Problem, sample: Sample) -> Iterator[Alternative]:
     heads, given = [*np.ndindex(problem.lead)], Alternative("", problem)
     found: dict[Index, dict[Index, float]] = {}
     for x in (x.take(np.flatnonzero(x.wrong)[:_ROWS]) for x in sample.heads if x.wrong.any()):
+        # With as many heads as numbers any output could be such a sum.
         if not 1 < len(heads) <= min(_HEADS, x.got.size // 2) or not np.all(np.isfinite(x.got)):
             return
         outs = [given.result(x.rows._replace(at=y)).out.ravel() for y in heads]
@@ -242,6 +247,7 @@ def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alt
     n, count = problem.shape[0], int(np.sum(wrong.any(0)))
     if wrong[:, count:].any() or not (problem.lead and 0 < count < n):
         return
+    # Rows past the end of a mask or a bias are not known.
     if not {"mask", "bias"}.isdisjoint(problem.first):
         return
     for step, factor in product(dict.fromkeys((1, problem.lead[-1])), (1.0, 0.0)):
@@ -249,6 +255,7 @@ def list_spilled(problem: Problem, wrong: npt.NDArray[np.bool_]) -> Iterator[Alt
         source = f"read from the next {called}" if factor else "0"
         text = f"rows {n} to {n + count - 1} of a {called}, past its end, overwrite the first rows "
         text += f"of the next {called} (their q is {source})"
+        # The first heads come after no other.
         if not wrong[:step].any():
             answer = partial(_spill, problem, count, step, factor)
             yield Alternative(text, problem, answer=answer)
@@ -263,6 +270,7 @@ def _spill(problem: Problem, count: int, step: int, factor: float, rows: Rows) -
     names = [x for x in ("k", "v", "sinks") if x in problem.first]
     taken = problem.with_arrays_of(names, lambda _: problem.index_of(number - step))
     taken = taken.replaced("q", lambda _, q: factor * q)
+    # Rows past the end are queries after the last one, with the keys of the head before.
     late = Alternative("", taken, lambda x: band(x._replace(i=x.i + x.n))).result(rows)
     first = rows.queries < count
     return Result(*(np.where(first, y.T, x.T).T for x, y in zip(own, late, strict=True)))
@@ -308,10 +316,14 @@ class Pages(NamedTuple):
             mine = self._sum(x, exact.lse, x.rows.at, size)
             for other in sorted(heads, key=lambda y: y[-1] != x.rows.at[-1]):
                 theirs = self._sum(x, exact.lse, other, size)
+                # Tiles from other places fit only where no mask depends on the place, and all are
+                # full.
                 full = whole and self.names == "kv" and len(mine) <= _CROSSED
                 full = full and self.problem.shape[1] % size == 0
                 shifts = range(len(mine)) if full else range(1)
                 for shift in shifts:  # in the same place first
+                    # One tile less, another one more, in the sums of values and, as last column, of
+                    # weights.
                     sums = every - mine + np.roll(theirs, -shift, 0)
                     z = divide(differ(sums[..., :-1] / sums[..., -1:], x.got), scale)
                     for at, off in enumerate(np.sum(z * z, (1, 2)).tolist()):

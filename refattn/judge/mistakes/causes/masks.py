@@ -31,11 +31,13 @@ class Diagonal(NamedTuple):
         i, first = np.arange(n)[:, None], np.argmax(mask, -1)[:, None]
         last = np.where(seen, m - 1 - np.argmax(mask[:, ::-1], -1)[:, None], -1)
         length = int(np.max(last, initial=-1)) + 1
+        # Rows that the length cuts off tell nothing of the level.
         levels = (last - i)[seen & (last < length - 1)]
         if not levels.size:
             return None
         level, begin = int(levels[0]), np.min(first[seen])
         found = cls(np.where(seen, first, begin), length, level, seen | (i + level < begin))
+        # Any other mask is not shown again by these four numbers.
         return found if np.array_equal(found.show(m), mask) else None
 
     def show(self, keys: int) -> Seen:
@@ -51,6 +53,7 @@ class Diagonal(NamedTuple):
     @property
     def block(self) -> int:
         """The size of blocks of keys by which first keys move on; 0 for none."""
+        # First keys that move on with nearly every query are those of a window, not of blocks.
         starts = np.unique(self.first)
         return int(np.max(np.diff(starts))) if 1 < len(starts) <= len(self.first) / 2 else 0
 
@@ -66,6 +69,7 @@ def list_diagonals(problem: Problem) -> Iterator[Alternative]:
         return
     for text, to in _list_mistakes(problem, own):
         moved = {at: to(at, x) for at, x in own.items()}
+        # A mistake that changes no mask cannot be the cause.
         if any(not own[at].is_same(x) for at, x in moved.items()):
             yield Alternative(text, problem.replaced("mask", partial(_show_diagonal, moved)))
 

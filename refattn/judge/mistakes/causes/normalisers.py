@@ -1,4 +1,4 @@
-"""What log normalisers are, also those of other heads."""
+"""Describe log normalisers that are wrong: in another form, of other heads, or off by a number."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def follow_normalisers(
     They are followed if they tell the number better than outputs do, in one of their forms.
     """
     c, error = fitted
+    # Outputs hardly tell such a number from 0: there is no start to follow from.
     if not 2 * _MOST_ERRORS * error < abs(c):
         return fitted
     forms = [Normalisers(""), *(Normalisers("", change=x) for x in NORMALISERS.values())]
@@ -86,7 +87,9 @@ def _estimate(
     slope, error = np.concatenate(slopes), np.concatenate(errors)
     if not (size := float(slope @ slope)) > 0:
         return 0.0, math.inf
+    # A step by Gauss and Newton, with slopes from differences.
     by = float(slope @ error) / size
+    # Errors that a step leaves make the number less sure, never surer than roundings do.
     square = float(np.mean(np.square(error - by * slope)))
     return by, math.sqrt(max(square, 1.0) / size)
 
@@ -100,6 +103,7 @@ def list_exchanged_normalisers(
     if numbers.lse is None or not len(wrong) or not 1 < len(heads) <= _HEADS:
         return
     i = thin(np.flatnonzero(sample.wrong.any(0)), _ROWS_OF_EACH)
+    # One number may be near to that of some head by chance.
     if len(wrong) * len(i) < _SEVERAL:
         return
     given, keys = Alternative("", problem), np.arange(m)
@@ -123,6 +127,7 @@ def _describe_moved(moved: Mapping[Index, Index], lead: Index) -> str:
     last = {x[-1:]: y[-1:] for x, y in moved.items()}
     members = np.ndindex(lead[:-1])
     every = {(*at, *x): (*at, *y) for at in members for x, y in last.items()}
+    # Where it is the same in each batch member heads are named without it.
     named = last if every == moved else moved
     words = [f"head {place(x)} from head {place(y)}" for x, y in named.items()]
     more = f" and {len(words) - _NAMED} more" if len(words) > _NAMED else ""

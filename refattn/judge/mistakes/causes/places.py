@@ -1,4 +1,4 @@
-"""Where wrong rows are, and what they hold: what the numbers show where no cause is known."""
+"""Describe where wrong rows are and what they hold, for failures whose cause is not known."""
 
 from __future__ import annotations
 
@@ -115,6 +115,7 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     where = ", ".join(list_places(problem, sample)) or "all wrong rows"
     if not np.all(np.isfinite(got)) or not np.any(right):
         return
+    # Causes of whole gradients have a search of their own.
     if problem.gradient is not None and not part:
         return
     if not part:
@@ -131,6 +132,7 @@ def list_seen(problem: Problem, sample: Sample, exact: Sequence[Doubles]) -> Ite
     else:
         rows = np.flatnonzero(sample.wrong.any(0))
         n = sample.wrong.shape[1]
+        # Whole tiles up to the end, in every head: as a loop that stops one tile early leaves them.
         tail = rows[0] % _TILES[0] == 0 and sample.wrong[:, rows[0] :].all() and 0 < rows[0] < n
         found = _describe_part(where, got, right, bool(tail))
         yield from (x for x in found if problem.gradient is None or "precision" not in x)
@@ -243,6 +245,7 @@ def find_common_factor(x: Errors) -> list[Suspect]:
     off, error = float(np.sum(slope * z)) / size, 1 / math.sqrt(size)
     before, gain = float(np.sum(z * z)), off * off * size
     over = max(before - z.size, gain)
+    # The factor must be sure, explain nearly all, and leave no more than roundings do.
     if gain < POWER or gain < _MOST * over or before - gain > _AS_ROUNDED * z.size:
         return []
     # Rows were chosen because they are wrong, which biases the factor: three digits are right.
@@ -289,6 +292,7 @@ def remark_stale(problem: Problem, numbers: Numbers, sample: Sample) -> Iterator
     for size in (x for x in _TILES if 2 * x <= count and x < m):
         for j in blocks(0, m, size):
             basis = np.linalg.qr(w[:, j])[0]
+            # What values of this tile cannot explain, whatever they are.
             left = error - basis @ (basis.T @ error)
             if np.sum(left * left) < _LEFT * np.sum(error * error):
                 yield f"other values for keys {j.start} to {j.stop - 1} would explain the error"

@@ -35,6 +35,7 @@ def list_cuts(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alternat
     top = np.max(every, -1, keepdims=True)
     seen, opened = (np.exp(y - top) for y in (given, every))
     for turn in (1, -1):
+        # Keys on the far side of the cut are lost, or all seen although a mask hides some.
         for rest in (0 * seen, opened) if head.mask is not None else (0 * seen,):
             far = np.sum(_rate_cuts(seen, rest, head.v, x, sizes, turn), 0)
             length = _choose_round(far, m if turn < 0 else 0)
@@ -56,6 +57,7 @@ def _rate_cuts(
     keys = len(x.rows.keys)
     values, change = v[:keys][::turn], (before - after)[:, :keys][:, ::turn]
     rest = after.copy()
+    # What is beside the keys is a sink, which no cut touches.
     rest[:, keys:] = before[:, keys:]
     total, out = np.sum(rest, -1, keepdims=True), (rest @ v)[:, None]
     found = []
@@ -98,6 +100,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
     s = score_all(head)
     weights = np.exp(s - np.max(s, -1, keepdims=True))[..., None]
     terms = weights * np.pad(head.v, ((0, 0), (1, 0)), constant_values=1.0)
+    # Sums over any window are a difference of two of these.
     sums = np.pad(np.cumsum(terms[:, :m], 1), ((0, 0), (1, 0), (0, 0)))
 
     def fit(left: Any, right: Any) -> int:
@@ -109,6 +112,7 @@ def list_windows(problem: Problem, x: Sampled, sizes: Doubles) -> Iterator[Alter
         far = np.sum(z * z, (0, 2))
         return int(np.argmin(np.where(np.isnan(far), math.inf, far)))
 
+    # Each window with one limit has its own fit; with two they are fitted in turn.
     left = fit(widths, m)
     windows: dict[str, tuple[Any, Any]] = {f"{left} keys to the left": (left, None)}
     if not problem.causal:
@@ -172,6 +176,7 @@ def list_reaches(
     (left, right), causal = problem.window, problem.causal or problem.window[1] == 0
     ends = []
     if causal and problem.packed is None:
+        # The limit is taken off, and another for each block is fitted in its place.
         ends.append((1, m - n, problem._replace(causal=False, window=(left, None))))
     if left is not None and problem.packed is None:
         ends.append((-1, m - n - left, problem._replace(window=(None, right))))
@@ -180,6 +185,8 @@ def list_reaches(
         s = score_all(head)
         w = np.exp(s - np.max(s, -1, keepdims=True))
         far = _rate_cuts(w, np.where(np.arange(w.shape[-1]) < m, 0.0, w), head.v, x, sizes, turn)
+        # Numbers of keys that are counted from the end are turned, so that they are indices of
+        # keys.
         limits = _fit_limits(far[:, ::turn], x.rows.queries, turn, own)
         shows = [partial(_show_both, show_band(free), y.shows) for y in limits]
         for limit, seen in zip(limits, shows, strict=True):
@@ -210,6 +217,7 @@ def _list_limits(queries: npt.NDArray[np.int64], turn: int, own: int) -> Iterato
             for beyond in (False, True):
                 limit = Limit(turn, own, size, at, beyond)
                 ahead = limit.of(queries) - queries - own
+                # One on the other side would change nothing for some of these rows.
                 if np.all(ahead > 0 if beyond else ahead < 0):
                     yield limit
 

@@ -1,4 +1,4 @@
-"""The reasons of a failure: what is named, in which order, and where the wrong rows are."""
+"""Name the reasons of a failure: call every search, and put what they find in order."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from .places import (
     remark_zeros,
 )
 from .sampled import Alternative
-from .search import as_suspect, explain_output, say_what_is_left
+from .search import search_causes
 from .states import explain_states
+from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import Sample
 
 _MOST = 0.9  # of the error, at least, that is explained by a defect of a fitted size
@@ -82,25 +83,28 @@ def explain(
         named = explain_states(problem, numbers, roundings)
         return verdict._replace(suspects=[*named, *fits])
     if problem.kind != "scores":
+        # Features have no scores: where products are positive, their logarithms stand for these.
         found = list(_explain_features(problem, numbers, profiles, verdict))
         if scored := as_scores(problem, by.roundings(verdict.dtype)):
             worst_at = verdict.worst.where if verdict.worst else ()
-            more, sample = explain_output(scored, numbers, profiles, verdict.dtype, "out", worst_at)
+            more, sample = search_causes(scored, numbers, profiles, verdict.dtype, "out", worst_at)
             found = found or [*_in_weights(more)]
             verdict = verdict._replace(place=describe_place(scored, sample))
         return verdict._replace(suspects=[*found, *fits])
     where = verdict.worst.where if verdict.worst else ()
     where = (*where, 0) if where and failed == "lse" else where  # of a row, any column
     rest = verdict.dtype, failed, where, bool(fits)
-    found, sample = explain_output(problem, numbers, profiles, *rest)
+    found, sample = search_causes(problem, numbers, profiles, *rest)
     if sample.apart and not any(x.name == _CAUSE for x in found):
-        alone = explain_output(problem, numbers, profiles, *rest, strange_alone=True)
+        # Numbers that are wrong were searched first; those that are NaN may have another cause.
+        alone = search_causes(problem, numbers, profiles, *rest, strange_alone=True)
         found, sample = alone if alone[0] else ([], sample)
     if failed == "lse":
         share = 0.0 if found else share_of_offset(problem, sample)
         fits = [x._replace(explained=share) for x in fits if share >= _MOST]
     suspects = order_suspects(found, fits)
     holds = any(x.name == "convention" for x in suspects)
+    # All zeros, or NaN in every row, is said as it is: what explains them in part does not matter.
     suspects = suspects if holds else name_trivial(verdict) or suspects
     at = describe_place(problem, sample)
     exact = [Alternative("", problem).result(x.rows).out for x in sample.heads]
@@ -144,6 +148,7 @@ def explain_gradients(
         other = explain_backward(parts, places, by, first.dtype, own)
         named, samples, exact = other if other[0] else (named, samples, exact)
     rescaled: dict[str, list[Suspect]] = {}
+    # Gradients of a kernel with another scale are those of another problem.
     if forward is not None and forward.suspects and forward.suspects[0].name in ("scale", _CAUSE):
         rescaled = _explain_rescaled(
             parts, places, (usual, first.dtype), samples, forward.suspects[0]
@@ -297,6 +302,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
     kept = [x for x in sized if (failed == "lse") == x.name.startswith("lse") and _may_be(x)]
     kept = [x for x in kept if not x.name.startswith("truncated") or 0.3 < x.estimate <= _TRUNCATED]
     most = max((x.explained for x in kept), default=0.0) * square
+    # A mean of so many squares of z is off by this without any cause.
     noise = 4 * math.sqrt(2 / max(math.prod(verdict.shape), 1))
     over = max(square - 1.0 - noise, most, 1e-300)
     fits = []
@@ -307,6 +313,7 @@ def tidy_fits(verdict: Verdict, failed: str) -> list[Suspect]:
         share = min(max(x.explained * square / over, 0.0), 1.0)
         text = x.text
         if square * (1 - min(x.explained, 1.0)) > _SMALL_REST or not _is_as_derived(x):
+            # With more left than roundings, the standard error of the fit means nothing.
             text = re.sub(r" ± \S*\d", "", text)
         if share >= _MOST:
             fits.append(x._replace(explained=share, text=text))
@@ -335,6 +342,7 @@ def name_factors(problem: Problem, fits: Sequence[Suspect]) -> list[Suspect]:
             "the scale is used twice": problem.scale,
             "the scale is left out": 1 / problem.scale,
         }
+    # A sum over the query heads of a key head may be a mean, or be multiplied by their number.
     share = problem.lead[-1] // problem.key_heads if problem.key_heads and problem.lead else 1
     if share > 1:
         known["the number of query heads of a key head"] = share
@@ -378,6 +386,7 @@ def as_scores(problem: Problem, roundings: Roundings) -> Problem | None:
             bias = np.log(head.queries.value @ head.keys.value.T)
         return {"q": np.zeros((n, 1)), "k": np.zeros((m, 1)), "v": head.v, "bias": bias}
 
+    # A negative product has no logarithm.
     if np.any(np.isnan(read(first)["bias"])):
         return None
     return problem._replace(read=read, kind="scores", scale=1.0, feature_map=None)

@@ -96,6 +96,7 @@ def take_rows(
     """Take some queries and keys of a head, and a sink if all keys are taken."""
     arrays, (at, i, j) = problem.read(rows.at), rows
     n, m = len(arrays["q"]), len(arrays["k"])
+    # A sink belongs to the whole row: a part of the keys is taken without it.
     every = len(j) == m
     some = problem if every else problem._replace(has_sinks=False)
     head = some.head(at, i, WHOLE if every else j)

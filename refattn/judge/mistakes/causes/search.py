@@ -1,9 +1,14 @@
-"""Why an output fails: other problems and kernels, each tested on some rows as a verdict is.
+"""The driver of the search for causes of a wrong output, `search_causes`.
 
-Wrong rows are found first, and some of them are taken with some right ones. On these every
-alternative is computed; the few that come nearest are then judged by the rounding errors of the
-profiles. An alternative holds if roundings explain what it leaves, and if it is so far from the
-problem as it was given that these could have told the two apart.
+Wrong rows are found first, and some of them are taken with some right ones (`wrong_rows`). On these
+the alternatives are tried in this order: the plain ones, whether of the problem (`alternatives`,
+`sequences`) or of the computation (`slips`, `fills`); those with one number, which is fitted; those
+of single heads; those that hide keys by place (`reach`) or lose a tile. Only if none of them holds,
+what is fitted to the wrong rows is tried (`fitted`, `heads`), and then coarser roundings.
+
+The few that come nearest are judged: an alternative holds if the roundings of a profile explain
+what it leaves, and if it is so far from the problem as it was given that these could have told the
+two apart. Of several that hold the nearest are named, and of those that are alike here the first.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ....arrays.library import Doubles
-from ....arrays.words import name_row
 from ...rounding.problems import Index, Problem
 from ...rounding.profiles import Profile
 from ...rounding.roundings import RowErrors
@@ -36,14 +40,8 @@ from .places import list_places
 from .reach import list_cuts, list_reaches, list_windows
 from .sampled import Alternative, Result, Rows, attend
 from .sequences import list_hidden, list_padded, list_skipped
-from .slips import (
-    NORMALISERS,
-    PARTS,
-    fit_normalisers,
-    list_lost_tiles,
-    list_slips,
-    sum_tiles,
-)
+from .slips import NORMALISERS, PARTS, fit_normalisers, list_lost_tiles, list_slips, sum_tiles
+from .suspects import as_suspect, say_what_is_left
 from .wrong_rows import (
     FAR,
     POWER,
@@ -120,6 +118,7 @@ class Trials:
             for x, y, size in zip(sample.heads, self.given, self.sizes, strict=True)
         ]
         wrong = [np.flatnonzero(x.wrong) for x in sample.heads]
+        # A few rows of the head with most wrong ones, by which most alternatives are left out.
         at = max(range(len(wrong)), key=lambda x: len(wrong[x]), default=0)
         some: Any = wrong[at][:: -(-len(wrong[at]) // _FIRST_ROWS) or 1] if wrong else []
         self.first = [x.take(some) for x in sample.heads[at : at + 1]]
@@ -131,6 +130,7 @@ class Trials:
         size = self.sample.unit * np.maximum(row_sizes(own), row_sizes(found))
         errors = differ(x.got, own), differ(x.got, found), differ(found, own)
         before, after, moved = (np.sum(np.square(divide(y, size)), (-2, -1)) for y in errors)
+        # One that changes these rows too little to be told by them may still explain others.
         return np.flatnonzero((moved < POWER) | ~(after > before)).tolist()
 
     def explain_all(self, alternatives: Iterable[Alternative]) -> Iterator[Explained]:
@@ -147,6 +147,8 @@ class Trials:
         results = [alternative.result(x.rows) for x in heads]
         empty = self._find_empty(alternative, results)
         lost = sum(int(np.sum(~np.isnan(x.got[y, 0]))) for x, y in zip(heads, empty, strict=True))
+        # Rows that hold numbers of their own contradict what hides all their keys; a few may be the
+        # mean of v.
         if lost > _EMPTY * sum(int(np.sum(x.wrong)) for x in heads):
             return Explained(alternative, share=0.0, likeness=0.0, holds=False)
         outs, given = ([x.out for x in y] for y in (results, self.given))
@@ -175,6 +177,7 @@ class Trials:
         for text, fill in self._find_fills():
             yield from self.fit(text, fill, STARTS)
         yield from self.explain_heads()
+        # Which keys are cut off is fitted to a few rows: there are too many cuts to try each.
         for x, own in zip(self.first, self.given_first, strict=True):
             some = self.problem, x, self.sample.unit * row_sizes(own)
             yield from self.explain_all(
@@ -193,6 +196,7 @@ class Trials:
         for x, own in zip(self.first, self.given_first, strict=True):
             size = self.sample.unit * row_sizes(own)
             far = np.array([rate_fill(x, size, fill, *self.about) for _, fill in fills])
+        # The nearest by outputs and the nearest by log normalisers.
         yield from (fills[x] for x in np.unique(np.argsort(far, 0)[:_FITTED_FILLS]))
 
     def list_fitted(self) -> Iterator[Alternative]:
@@ -432,7 +436,7 @@ def analyse(alternative: Alternative, rows: Rows, profile: Profile, dtype: str) 
         return analyse_softmax(head, profile.roundings(dtype), slice(0, len(head.q)))
 
 
-def explain_output(
+def search_causes(
     problem: Problem,
     numbers: Numbers,
     profiles: Mapping[str, Profile],
@@ -458,6 +462,8 @@ def explain_output(
     found = [Explained(Alternative("", problem))]
     if failed != "lse":
         enough = [x for x in trials.list_explained() if x.share > _EXPLAINED_BY_WRONG]
+        # In steps of e^(1/4) in the mean square: of those that are about as near, the one that is
+        # right everywhere and plain comes first.
         nearest = sorted(
             enough,
             key=lambda x: (
@@ -473,6 +479,7 @@ def explain_output(
         if numbers.lse is not None and len(holding) > 1:  # or log normalisers may
             holding.sort(key=lambda x: explain_normalisers(trials, x, False) is None)
         found = trials.keep_apart(holding) or [x for x in judged[:1] if x.everywhere]
+        # What is fitted has many numbers, and would explain what has a plainer cause as well.
         if not any(x.holds for x in found):
             explained = trials.explain_all(trials.list_fitted())
             fitted = [trials.judge(x, profiles, dtype) for x in explained]
@@ -501,22 +508,6 @@ def explain_output(
             suspects.append(suspect)
     whole = [x for x in suspects if "in part" not in x.text]  # which leave no row wrong
     return whole or suspects, sample
-
-
-def as_suspect(text: str, share: float = 1.0, name: str = "convention") -> Suspect:
-    """Write a suspect that has no size."""
-    return Suspect(name, math.nan, math.nan, math.nan, share, text)
-
-
-def say_what_is_left(suspect: Suspect, left: Sequence[Index], count: int) -> Suspect:
-    """Say which of so many wrong rows a cause leaves wrong; one that leaves most is no cause."""
-    if not left:
-        return suspect
-    rows = f"{len(left)} of {count} wrong rows, the first is {name_row(left[0])}"
-    text = f"{suspect.text.replace('agrees if', 'agrees in part if')}; it does not explain {rows}"
-    name = suspect.name if 2 * len(left) < count else "convention in part"
-    share = min(suspect.explained, 1 - len(left) / count)
-    return suspect._replace(name=name, text=text, explained=share)
 
 
 def suspect_alternative(words: str, one: Explained, trials: Trials) -> Suspect:

@@ -102,7 +102,9 @@ def list_packed(problem: Problem) -> Iterator[Alternative]:
     right = Bounds.of(packed.queries, packed.keys)
     banded = packed.causal or packed.window != (None, None)
     called = "the causal mask" if packed.causal else "the window"
+    # Without causal attention and windows it does not matter where sequences are level.
     levels = [(f"{called} is {words}", x) for words, x in _list_levels(packed, right) if banded]
+    # Keys in blocks of a cache, which have two axes here, do not lie one after another.
     borders = _list_borders(packed, right) if packed.queries.ndim == 1 else ()
     for text, bounds in (*levels, *borders, *_list_lengths(right)):
         yield Alternative(text, problem, partial(_show, bounds, packed), among=False)
@@ -129,6 +131,7 @@ def _list_borders(packed: Packed, right: Bounds) -> Iterator[tuple[str, Bounds]]
     """List other borders of sequences one after another."""
     rows, begin, end, level = right
     start, stop = 0 * begin, 0 * end + packed.keys[-1]
+    # The first sequence has none before it, and the last none after it.
     before, after = np.roll(begin, 1), np.roll(end, -1)
     before[:, 0], after[:, -1] = 0, packed.keys[-1]
     words = "cu_seqlens are ignored: all tokens are one sequence"
@@ -191,6 +194,7 @@ def _list_offsets(packed: Packed) -> Iterator[tuple[str, Bounds]]:
     queries, keys = packed.queries, packed.keys
     yield "cu_seqlens of q are used for k and v", Bounds.of(queries, queries)
     yield "cu_seqlens of k are used for q", Bounds.of(keys, keys)
+    # The first offset is 0 and the last the length of the buffer: those between may be wrong.
     inner = np.ones_like(keys)
     inner[[0, -1]] = 0
     for by, words, kept in ((1, "large", "last"), (-1, "small", "first")):
@@ -247,6 +251,7 @@ def _move_bias(right: Bounds, other: Bounds, x: Place, _: Index, bias: Doubles |
     """Count a bias that is a slope times distances by others; leave any other bias as it is."""
     mine, theirs = np.abs(right.ahead(x)[1]), np.abs(other.ahead(x)[1])
     given = np.zeros(mine.shape) if bias is None else np.asarray(bias)
+    # Slopes are told by keys at a distance that the query sees.
     known = (mine > 0) & np.isfinite(given) & (True if x.mask is None else x.mask)
     slopes = given[known] / mine[known]
     if not slopes.size or np.ptp(slopes) > _SAME_SLOPE * np.max(np.abs(slopes)):
@@ -267,6 +272,7 @@ def list_padded(problem: Problem) -> Iterator[Alternative]:
 def _add_zeros(problem: Problem, size: int, rows: Rows) -> Result:
     """Add keys with score 0 and value 0 to the end of what the mask shows of each query."""
     with np.errstate(divide="ignore"):
+        # log 0 = -inf where the last tile is full: no key is added.
         more = np.log(-_count_visible(problem, rows) % size)
     return pad_sum(attend(take_rows(problem, rows)), more)
 
@@ -306,6 +312,7 @@ def _spoil(problem: Problem, rows: Rows, size: int = 0) -> Result:
     """Return NaN for queries that do not see all keys by the mask, or of a last tile."""
     x = attend(take_rows(problem, rows))
     if size:
+        # A last block that is full has no unused slots.
         lost = _count_visible(problem, rows) % size > 0
     else:
         lost = ~np.all(problem.read(rows.at)["mask"][rows.queries], -1)

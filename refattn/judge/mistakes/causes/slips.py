@@ -43,6 +43,8 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
             text = "the running maximum and sum restart in the second tile, the output does not"
             again = partial(_restart, size=size, turn=turn)
             yield Alternative(f"{text} (tiles of {size} keys{words})", problem, compute=again)
+        # 448 is the largest number of float8_e4m3fn: weights that are stored times 2^8 leave its
+        # range above 448 / 2^8.
         past = f"weights relative to the maximum of earlier tiles ({size} keys)"
         text = f"{past} are clipped at 448 / 2^8"
         yield Alternative(text, problem, compute=partial(_cut_weights, size=size, most=448 / 2**8))
@@ -59,8 +61,10 @@ def list_slips(problem: Problem) -> Iterator[Alternative]:
         for words, weigh in (_MERGES | _SUMS).items():
             merge = partial(merge_parts, edges=edges, weigh=weigh, is_mean=words in _MERGES)
             yield Alternative(f"{called} are merged {words}", problem, compute=merge)
+    # A maximum may start at a number instead of -inf, and that may be above all scores.
     before = "-5e4 for q . k before the scale"
     banded = problem.causal or problem.window != (None, None) or "mask" in problem.first
+    # Only what hides keys can hide a whole first tile.
     sizes = [x for x in TILE_SIZES if x < keys and banded]
     for size, turn, name in product(sizes, (1, -1), ("bfloat16", "float16")):
         text = "the running maximum is 0 after a first tile that is hidden, so small weights vanish"
@@ -202,6 +206,7 @@ def attend_in_tiles(head: SoftmaxHead, size: int, of_sum: int, of_out: int) -> R
     s = score_all(head)
     tops = np.maximum.accumulate(_find_tops(s, size), -1)
     last, own = tops[:, -1:], _of_keys(tops, s, size)
+    # Weights whose factor e^(old - new maximum) is applied (1), left out (0) or inverted (-1).
     w = {1: _over(s, last), 0: _over(s, own)}
     if -1 in (of_sum, of_out):
         w[-1] = _over(s, 2 * finite(own) - finite(last))
@@ -230,6 +235,7 @@ def _restart(head: SoftmaxHead, size: int, turn: int) -> Result:
     forgotten = twice[:, None] & (number == first[:, None])
     late = np.where(forgotten, -math.inf, s)
     top = np.max(late, -1, initial=-math.inf)
+    # What the first tile added to the output is not rescaled from its maximum to the second.
     moved = np.where(twice, finite(other) - finite(own), 0.0)[:, None]
     return _result(
         _over(np.where(forgotten, s + moved, s), top) @ head.v, np.sum(_over(late, top), -1), top
@@ -261,6 +267,7 @@ def _cut_weights(head: SoftmaxHead, size: int, most: float, bits: float | None =
     late = np.concatenate([tops[:, :1], tops[:, :-1]], -1)
     late = late if bits is None else _keep_tops(_find_tops(s, size), bits)[1]
     limit = _of_keys(late, s, size) + math.log(most)
+    # Before the first visible tile there is no maximum to be relative to.
     limit = np.where(np.isfinite(limit), limit, math.inf)
     out = _over(np.minimum(s, limit), tops[:, -1]) @ head.v
     return _result(out, np.sum(_over(s, tops[:, -1]), -1), tops[:, -1])
@@ -371,6 +378,7 @@ def _reset_maximum(head: SoftmaxHead, size: int) -> Result:
     sums = np.logaddexp.accumulate(
         np.logaddexp.reduceat(s, np.arange(0, s.shape[-1], size), -1), -1
     )
+    # What may overflow: the factor e^(old - new maximum), or the sums that it has rescaled.
     moved = np.maximum(tops[:, :-1] - tops[:, 1:], sums[:, 1:] - tops[:, 1:])
     seen = np.isfinite(tops[:, :-1]) & np.isfinite(tops[:, 1:])
     lost = np.any(seen & (moved > _LOG_OF_MOST), -1)
@@ -390,6 +398,7 @@ def _overflow(head: SoftmaxHead) -> Result:
 def _overflow_in_tiles(head: SoftmaxHead, size: int) -> Result:
     """Sum the output in float16, by tiles of keys, and divide it by the sum of the weights."""
     exact, to = attend(head), FORMATS["float16"]
+    # Weights are at most 1: a sum that is smaller even so cannot overflow.
     if np.max(np.abs(head.v), initial=0.0) * len(head.k) <= to.largest:
         return exact
     s = score_all(head)
@@ -414,6 +423,7 @@ def _add_sink_to_shifted(head: SoftmaxHead) -> Result:
 
 def _take_sinks_of_rows(problem: Problem, rows: Rows) -> Result:
     """Take for each query the sink of the head that has its number."""
+    # Query i reads the sink at its own index, so that sinks of other heads come in turn.
     heads = range(problem.lead[-1] if problem.lead else 1)
     every = [problem.read((*rows.at[:-1], h)[: len(rows.at)])["sinks"] for h in heads]
     sinks = np.ravel(every)[rows.queries % len(heads)]
@@ -453,6 +463,7 @@ def _map_scores(
     whole = score_all(head)
     bare = whole if with_bias else score_all(head._replace(bias=None))
     changes = np.isfinite(whole) & (with_sink | (np.arange(whole.shape[-1]) < head.keys))
+    # The difference of both scores is the bias, which is added after the change.
     return attend_by(np.where(changes, whole - bare + change(finite(bare)), whole), head.v)
 
 
@@ -477,6 +488,7 @@ def list_lost_tiles(problem: Problem) -> Iterator[Alternative]:
             for words, loss in _LOSSES.items():
                 text = f"keys {j.start} to {j.stop - 1} {words}"
                 other = Alternative(text, problem, compute=partial(_without_tile, j=j, loss=loss))
+                # Hiding keys loses no digits; sums less a tile may cancel.
                 yield hide_tile(problem, j) if loss == _LEFT_OUT else other
 
 
@@ -499,6 +511,7 @@ def sum_tiles(head: SoftmaxHead) -> Iterator[Result]:
             part, moved, blank = np.sum(w[:, j], -1), w[:, j] @ head.v[j], np.sum(zero[:, j], -1)
             for of_sum, of_out, of_zero in _LOSSES.values():
                 rest = total + of_sum * part + of_zero * blank
+                # What rounding alone leaves of a sum that cancels is nothing.
                 rest = np.where(rest > _ALL_LOST * total, rest, 0.0)
                 kept = np.where(rest[:, None] > 0, out + of_out * moved, 0.0)
                 yield _result(kept, rest, top)
@@ -557,6 +570,7 @@ def fit_normalisers(
     got, exact = got[known], exact[known]
     if size := float(exact @ exact):
         c = float(got @ exact) / size
+        # A factor is named only if it leaves less than a common offset does.
         if np.sum(np.square(got - c * exact)) < np.var(got - exact) * len(got):
             yield f"{c:.5g} times what it should be", lambda x, _: c * x.lse
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a state that goes through the tokens: each a change of the arguments."""
+"""Mistakes of recurrences, each written as a change of the arguments of the right one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...rounding.roundings import Roundings
 from ...rounding.states import TokenArrays, give, is_delta
 from ...verification.findings import Finding, Numbers, Suspect
 from .places import by_row, describe_factors, name_heads
-from .search import as_suspect
+from .suspects import as_suspect
 
 _CHUNK_SIZES = (64, 16, 32, 128)
 _CLIPS = (4, 5, 8, 10, 15, 16, 20, 30, 32, 40, 50, 60, 64, 80, 88)  # of exponents
@@ -108,6 +108,7 @@ def _lose_last(x: TokenArrays, size: int) -> dict[str, Any]:
 def _hand_nothing_on(x: TokenArrays, size: int, start: int = 1) -> dict[str, Any]:
     """Start each chunk with an empty state, those from this token on."""
     i = np.arange(len(x["q"]))[:, None]
+    # A decay of e^-inf empties the state.
     first = (i % size == 0) & (i >= start)
     removed = {"b": np.where(first, 0.0, x["b"])} if "b" in x else {}
     return {"log_decay": np.where(first, -math.inf, x["log_decay"])} | removed
@@ -347,17 +348,21 @@ def explain_states(problem: Problem, numbers: Numbers, roundings: Roundings) -> 
     causes = *list_states(problem), *_list_exchanged(problem, got), *_list_started(problem, got)
     for one in causes:
         off = 0.0
+        # A cause that has left too much is computed for no further head.
         for x in (y for y in worst if off < most):
             off += _distance(one, x, got[x])
         if off < most:
             left = _mean_square(one, got, roundings)
             holds = left < min(_SQUARE, square / 4)
+            # Right heads that the cause would change show that it is not in all of them.
             alone = (
                 rest and not _mean_square(one, {x: every[x] for x in rest}, roundings) <= _SQUARE
             )
             text = f"{one.text}, but only in {name_heads(problem, numbered)}" if alone else one.text
             near.append((off, text))
             holding += [(left, text)] if holds else []
+    # A state with fewer digits is no other recurrence: its errors are predicted, and must then be
+    # as large as those that were found.
     rounded = []
     for size in (x for x in (64, 16, 1) if x > 1 or problem.shape[1] <= _MOST_TOKENS):
         for form in ("bfloat16", "float16"):
@@ -388,6 +393,7 @@ def _far_from_1(square: float) -> float:
 
 def _list_started(problem: Problem, got: Mapping[Index, Doubles]) -> Iterator[Cause]:
     """List the recurrence whose initial states are multiplied by a number, which is fitted."""
+    # The result is linear in the initial state: one factor, by least squares.
     without = _take_started(problem, 0.0)
     product = size = 0.0
     for x, out in got.items():

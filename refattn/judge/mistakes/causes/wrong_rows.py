@@ -1,4 +1,4 @@
-"""Wrong rows, of which some are taken with right ones, and how far numbers are apart."""
+"""Find the wrong rows, sample them beside right ones, and measure how far numbers are apart."""
 
 from __future__ import annotations
 
@@ -104,6 +104,7 @@ def draw_sample(
     empty, strange, cleared = np.zeros((3, heads, n), bool)
     items = list(problem.items())
     unit = measure_unit(problem, profile, dtype)
+    # Of a large problem some blocks are looked at, evenly, and that of the worst element.
     pairs, blocks = 0, items[:: max(1, heads * n * m // _SEARCHED_PAIRS)]
     if where:
         covering = ((x, i) for x, i in items if x == where[:-2] and i.start <= where[-2] < i.stop)
@@ -135,6 +136,7 @@ def draw_sample(
     far[cleared] = np.nan
     conventions = list(list_conventions(problem, numbers, empty))
     if conventions:
+        # A known convention explains rows without keys: they are not wrong.
         far[empty] = np.nan
     looked = int(np.sum(~np.isnan(far) | empty | strange | cleared))
     if strange_alone:
@@ -143,6 +145,7 @@ def draw_sample(
     wrong = far > FAR
     near = find_near(wrong, problem)
     among = wrong.any(1, keepdims=True) & (far <= FAR)
+    # Wrong rows, right ones in their place, right ones of their heads, and those of other heads.
     chosen = [
         *_spread(np.argwhere(wrong), _WRONG_ROWS),
         *_spread(np.argwhere(near & (far <= FAR)), _RIGHT_ROWS),
@@ -159,6 +162,7 @@ def draw_sample(
         index = problem.index_of(at)
         order = np.array(sorted({*queries}))
         lse = None if numbers.lse is None else numbers.lse(index)[order]
+        # Where no row is wrong by itself all of them are looked at.
         some = wrong[at, order] if wrong.any() else np.ones(len(order), bool)
         rows = Rows(index, order, np.arange(m))
         taken.append(Sampled(rows, numbers.out(index)[order], lse, some, near[at, order]))
@@ -178,6 +182,7 @@ def set_apart(
 
     Return how far the other rows are off, and the columns that are wrong in them.
     """
+    # NaN and infinity may come from a second mistake: numbers come first.
     if np.any(far[~strange] > FAR):
         return np.where(strange, np.nan, far), columns[0]
     return far, np.any(columns, 0)
@@ -211,6 +216,7 @@ def compare_outputs(
             kept = ~empty[number]
             x = x._replace(got=x.got[kept], wrong=x.wrong[kept], near=x.near[kept])
             out, own = out[kept], own[kept]
+        # By the larger result: else rows that an alternative makes small would seem far off.
         size = sample.unit * np.maximum(row_sizes(own), row_sizes(out))
         rest, change = divide(differ(x.got, out), size), divide(differ(out, own), size)
         error = divide(differ(x.got, own), size)
@@ -224,6 +230,7 @@ def compare_outputs(
     excess = max(before - elements, gain, 1e-300)
     here = close < 2 * FAR and any(x.near.any() for x in sample.heads) and _has_numbers(sample)
     holds = right < 2 * FAR, here
+    # It changes less than roundings may: these rows cannot tell it from the problem.
     if moved < POWER:
         return Comparison(square, 0.0, 0.0, *holds, False)
     likeness = (gain + 2 * math.sqrt(moved)) / moved  # to the error that roundings make in it

@@ -22,11 +22,12 @@ from importlib import resources
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...conformance.truth.text import Edit
+from ..text import Edit
 from .edits import RECURRENCES, Edited
 
 _NO_TAGS: Mapping[str, Any] = MappingProxyType({})
 _OF_ALL = ("mask", "causal", "gqa")
+# What each definition is able to take. An entry claims all of it, or what its row says.
 _ABLE = {
     "softmax": _OF_ALL,
     "rfa": ("omega", *_OF_ALL),
@@ -42,6 +43,7 @@ _ABLE = {
     "moments": (),
     **dict.fromkeys(RECURRENCES, ("gqa", "initial_state")),
 }
+# The same over the text `backward`, which returns gradients.
 _ABLE_BACK = {
     "softmax": (*_OF_ALL, "vjp"),
     "rfa": ("omega_only", *_OF_ALL, "vjp"),

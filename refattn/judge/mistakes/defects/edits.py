@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ...conformance.truth.text import Edit, cut, edited, run, statements
+from ..text import Edit, cut, edited, run, statements
 
 _FOLDER = resources.files(__package__)
 _CALLS = ("draws", "keys", "kernel", "contract")
@@ -41,6 +41,7 @@ def text(over: str = "") -> dict[str, str]:
     for name in (*_CALLS, *texts):
         found |= cut(_FOLDER.joinpath("texts", f"{name}.py").read_text("utf-8"))
     if over in _COUPLINGS:
+        # A coupling needs no text of its own: one word of the law of frequencies differs.
         found |= edited(found, [Edit("law", "normal", over)])
     return found
 

@@ -174,7 +174,7 @@ def test_the_page_holds_everything(everything):
         f"{SHOWN}",
         "like none of the known bugs",
         f"STALE large_logits Required: as it should be. failure expected {SHOWN}",
-        f"PASS contract as it should be max error 0.25 x tolerance {NONE} {NONE} 0.25 0",
+        f"PASS contract as it should be max error 0.25 x allowed error {NONE} {NONE} 0.25 0",
         "p = 0.04, adjusted 0.5, 30 seeds "
         "scale: would only detect an error of 0.25 or more (target 0.1) "
         f"0.04 0.5 {NONE} 0.000",

@@ -337,7 +337,7 @@ def test_nothing_asked_is_no_pass():
 
 
 def test_candidates_in_half_precision_are_not_said_to_be_right():
-    """The tolerance of a solve is all of the result there."""
+    """The allowed error of a solve is all of the result there."""
     adapter = of(lambda q, k, v, indices: 0 * q, "coreset", "indices_only", dtype="float16")
     report = check(adapter, checks=["order_of_given_keys"])
     assert report.verdict == "UNDERPOWERED", str(report)

@@ -20,7 +20,7 @@ def rounded(x, dtype):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("estimator", ["softmax", "rfa"])
-def test_honest_evaluations_stay_within_the_tolerance(estimator, dtype):
+def test_honest_evaluations_stay_within_the_allowed_error(estimator, dtype):
     """Every operation rounded to the dtype, sums in turn: within a fifth, and not far below."""
     near = partial(rounded, dtype=dtype)
 
@@ -65,7 +65,7 @@ def test_honest_evaluations_stay_within_the_tolerance(estimator, dtype):
 
 
 @pytest.mark.parametrize("name", ["rfa-trigonometric", "rfa"])
-def test_tolerances_of_sums_that_cancel(name):
+def test_allowed_errors_of_sums_that_cancel(name):
     """One visible key: the formula is exact there, and sums of features may all but vanish."""
     tags = {} if name == "rfa-trigonometric" else {"features": "trigonometric"}
     adapter = of(naive.random_feature_attention, name, "omega", "mask", **tags)
@@ -81,7 +81,7 @@ def test_tolerances_of_sums_that_cancel(name):
     assert worst > 1e-12  # as large as that
 
 
-def test_tolerances_are_of_the_keys_that_queries_see():
+def test_allowed_errors_are_of_the_keys_that_queries_see():
     """Aligned at the first token, the first query sees one key, and that of a small feature."""
     q, k, v = np.zeros((2, 1)), np.array([[-8.0], [0.0], [0.0]]), np.ones((3, 1))
 
@@ -96,7 +96,7 @@ def test_tolerances_are_of_the_keys_that_queries_see():
 
 
 @pytest.mark.parametrize("mask", [None, np.array([True, False, True]), np.ones((2, 3), bool)])
-def test_tolerances_of_frequencies_of_each_query(mask):
+def test_allowed_errors_of_frequencies_of_each_query(mask):
     """The largest weight of a query is 1 for each of its frequencies, whatever it sees."""
     rng = np.random.default_rng(0)
     q, k, v = np.zeros((2, 1)), np.zeros((3, 1)), np.ones((3, 1))

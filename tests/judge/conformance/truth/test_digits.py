@@ -7,7 +7,7 @@ import pytest
 
 from refattn import naive
 from refattn.judge.conformance.truth import digits
-from refattn.judge.conformance.truth.text import Edit
+from refattn.judge.mistakes.text import Edit
 
 Q, K, V = np.random.default_rng(0).standard_normal((3, 4, 3))
 OMEGA, BIAS = np.random.default_rng(1).standard_normal((2, 4, 3))

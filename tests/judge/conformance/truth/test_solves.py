@@ -1,4 +1,4 @@
-"""The tolerance of coresets: what roundings of a solve may do."""
+"""The allowed error of coresets: what roundings of a solve may do."""
 
 from functools import partial
 
@@ -35,12 +35,12 @@ def solved(q, k, v, indices, kind):
 @pytest.mark.long("20", "inverse", "orthogonal", "elimination")
 @pytest.mark.parametrize("seeds", [1, 20])
 @pytest.mark.parametrize("kind", ["elimination", "cholesky", "inverse", "orthogonal"])
-def test_correct_coresets_in_float32_stay_far_below_the_tolerance(kind, seeds):
+def test_correct_coresets_in_float32_stay_far_below_the_allowed_error(kind, seeds):
     """And it stays far below the values: a few thousandths of them for few keys."""
     adapter = of(partial(solved, kind=kind), "coreset", "indices_only", dtype="float32")
     worst, small = 0.0, []
     for seed in range(seeds):
-        t = CheckRun(adapter, "tolerance", seed)
+        t = CheckRun(adapter, "allowed", seed)
         for n, m, d, samples, size in (
             *((3, 5, 4, 3, 1.0), (33, 33, 16, 65, 1.0), (6, 9, 5, 7, 0.3), (6, 9, 5, 7, 1.5)),
             *((24, 300, 16, 129, 1.0), (24, 300, 16, 9, 1.0), (4, 6, 128, 3, 1.0)),

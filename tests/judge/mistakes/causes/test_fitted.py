@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from refattn.judge.mistakes.causes.reasons import order_suspects
-from refattn.judge.mistakes.causes.search import as_suspect
+from refattn.judge.mistakes.causes.suspects import as_suspect
 from refattn.judge.verification import verify
 from tests.judge.mistakes.causes.kernels import BF16, draw, fused, hide, scores
 

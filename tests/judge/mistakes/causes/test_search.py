@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from refattn import softmax_attention
-from refattn.judge.mistakes.causes.search import as_suspect, say_what_is_left
+from refattn.judge.mistakes.causes.suspects import as_suspect, say_what_is_left
 from refattn.judge.mistakes.causes.wrong_rows import stay_wrong
 from refattn.judge.rounding.formats import FORMATS
 from refattn.judge.verification import verify

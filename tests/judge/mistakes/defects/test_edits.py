@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from refattn import naive
-from refattn.judge.conformance.truth.text import Edit
 from refattn.judge.mistakes import defects
 from refattn.judge.mistakes.defects import MUTANTS, VARIANTS
 from refattn.judge.mistakes.defects.catalogue import read
 from refattn.judge.mistakes.defects.edits import Edited
+from refattn.judge.mistakes.text import Edit
 from tests.judge.conformance.candidates import BY_NAME
 from tests.judge.mistakes.defects.probes import tokens
 

@@ -55,6 +55,7 @@ def call(
     return out.astype(dtype)
 
 
+# Nothing here calls it: defects do.
 def as_it_lies(x: Array) -> Array:
     """Read an array as it lies in memory, as if it were contiguous."""
     held = x if x.base is None else x.base
@@ -63,6 +64,7 @@ def as_it_lies(x: Array) -> Array:
     return held.reshape(-1)[: x.size].reshape(x.shape)
 
 
+# Takes the place of the function of this name in the printed formulas.
 def check_arrays(min_ndim: int, **named: Array) -> Any:
     """Accept every array: the check of the formulas rejects half precision."""
     return np

@@ -62,6 +62,7 @@ def of_proposals(q: Array, k: Array, seen: Array, mask: Any, count: int, rng: Ge
     return centres + rng.standard_normal(centres.shape)
 
 
+# A function of its own, so that an edit of one word gives other frequencies.
 def law(count: int, d: int, rng: Generator) -> Array:
     """The law of frequencies."""
     return normal(count, d, rng)
@@ -77,6 +78,7 @@ def orthogonal(count: int, d: int, rng: Generator) -> Array:
     return directions(count, d, rng) * norms(count, d, rng)
 
 
+# The signs of R make Q uniform; without them it is not.
 def directions(count: int, d: int, rng: Generator) -> Array:
     """Rows of blocks of a Haar-distributed orthogonal matrix."""
     blocks = []

@@ -3,7 +3,7 @@
 import numpy as np
 
 from refattn import naive
-from refattn.judge.conformance.truth.text import code, cut, run, statements
+from refattn.judge.mistakes.text import code, cut, run, statements
 
 SOURCE = '''"""About."""
 

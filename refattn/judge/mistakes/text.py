@@ -9,7 +9,7 @@ from functools import cache
 from types import CodeType, MappingProxyType
 from typing import Any, NamedTuple
 
-from ....naive.one_file import formulas
+from ...naive.one_file import formulas
 
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -36,6 +36,7 @@ def cut(source: str) -> dict[str, str]:
 def _named(source: str) -> Iterator[tuple[str, str]]:
     lines = source.splitlines()
     for node in ast.parse(source).body:
+        # A function begins with its decorators, which `lineno` leaves out.
         first = min([node.lineno, *(x.lineno for x in getattr(node, "decorator_list", ()))])
         text = "\n".join(lines[first - 1 : node.end_lineno])
         match node:
@@ -78,6 +79,7 @@ def edited(texts: Mapping[str, str], edits: Iterable[Edit]) -> dict[str, str]:
 
 def code(source: str, name: str) -> CodeType:
     """Compile a statement; annotations are not evaluated, as in the file."""
+    # The printed file begins with this import, and a statement alone lacks it.
     flag = __future__.annotations.compiler_flag
     compiled: CodeType = compile(source, f"<{name}>", "exec", flag, dont_inherit=True)
     return compiled
