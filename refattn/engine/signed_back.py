@@ -28,7 +28,7 @@ from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .attend import finite
 from .attend_back import pull_normaliser, zeros_of
-from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves
+from .causal import Seen, heads_at_once, leaf_shape, leaves, running, step_size, whole_leaves
 from .hops import Keys, joined
 from .scores import causal_mask
 from .signed import Totals, merge_totals
@@ -238,7 +238,7 @@ def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator
     shape = _step_shape(q, q.shape[-2], arithmetic)
     if not is_numpy_array(q) or not arithmetic.splits:
         return heads_at_once(lead, q, shape, arithmetic)
-    fit = chunk_size(q) // (math.prod(shape) * arithmetic.width)
+    fit = step_size(q) // (math.prod(shape) * arithmetic.width)
     return tiles(lead, min(math.prod(lead) // _SHARES, fit))
 
 
@@ -246,7 +246,7 @@ def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
         return whole_leaves(n, like)
-    return leaf_shape(n, _LEAF_BACK, max(1, chunk_size(like) // (arithmetic.width * _LEAF_BACK)))
+    return leaf_shape(n, _LEAF_BACK, max(1, step_size(like) // (arithmetic.width * _LEAF_BACK)))
 
 
 def _pull_in_pairs(
