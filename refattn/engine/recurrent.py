@@ -40,7 +40,7 @@ from ..arrays.library import (
 )
 from ..arrays.threads import for_each
 
-_LEAF = 64  # tokens: more take time for pairs, fewer for states
+_LONGEST_LEAF = 64  # tokens: more take time for pairs, fewer for states
 _LEAVES, _OTHER_LEAVES = 256, 64  # of a step, on NumPy times the bytes of a number
 _NUMPY_NUMBERS = 2**17  # of tokens of some heads, which stay in the cache
 
@@ -277,7 +277,7 @@ def cut_rows(x: Array, size: int, xp: Any) -> Array:
 
 def cut_steps(n: int, like: Array) -> tuple[int, list[slice]]:
     """Say how many tokens a leaf has, a power of 2, and which tokens each step has."""
-    size = min(_LEAF, 1 << max(n - 1, 0).bit_length())
+    size = min(_LONGEST_LEAF, 1 << max(n - 1, 0).bit_length())
     count = _LEAVES // like.dtype.itemsize if is_numpy_array(like) else _OTHER_LEAVES
     count = -(-max(n, 1) // size) if traced_once(like) else count
     return size, list(blocks(0, n, size * count))
@@ -349,7 +349,9 @@ def over_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, w
     count, n = math.prod(lead), q.shape[-2]
     most = count
     if is_numpy_array(q):
-        most = _NUMPY_NUMBERS // (max(1, min(n, _LEAF * _LEAVES // q.dtype.itemsize)) * width)
+        most = _NUMPY_NUMBERS // (
+            max(1, min(n, _LONGEST_LEAF * _LEAVES // q.dtype.itemsize)) * width
+        )
     heads = list(tiles(lead, most))
-    threads = most_threads(q, count * n * _LEAF) if len(heads) > 1 else 0
+    threads = most_threads(q, count * n * _LONGEST_LEAF) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)

@@ -39,7 +39,7 @@ def _fold_blocks(empty: Array, blocks: Iterator[Array]) -> Scatter:
         nonlocal origin
         for i, block in enumerate(blocks):
             if i == 0:
-                origin = block[..., :1, :] + 0.0  # a copy: the chunk may be overwritten
+                origin = block[..., :1, :] + 0.0  # a copy: the caller may overwrite its array
             yield _scatter_of_block(block - origin, xp)
 
     zeros = xp.sum(empty, axis=-2)

@@ -1,4 +1,4 @@
-"""The door of every formula: check the arguments, and give shared keys an axis of their own."""
+"""Check the arguments of the formulas, and give heads that share keys an axis of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Linear randomized attention."""
+r"""Linear randomized attention (LARA), as its formula."""
 
 from __future__ import annotations
 
