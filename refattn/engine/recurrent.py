@@ -349,9 +349,8 @@ def over_heads(of_heads: Callable[..., None], lead: tuple[int, ...], q: Array, w
     count, n = math.prod(lead), q.shape[-2]
     most = count
     if is_numpy_array(q):
-        most = _NUMPY_NUMBERS // (
-            max(1, min(n, _LONGEST_LEAF * _LEAVES // q.dtype.itemsize)) * width
-        )
+        tokens = min(n, _LONGEST_LEAF * _LEAVES // q.dtype.itemsize)  # of a step
+        most = _NUMPY_NUMBERS // (max(1, tokens) * width)
     heads = list(tiles(lead, most))
     threads = most_threads(q, count * n * _LONGEST_LEAF) if len(heads) > 1 else 0
     for_each(lambda: of_heads, heads, most=threads)
