@@ -1,4 +1,4 @@
-"""Arrays of any library: the steps of the engine that know nothing of attention."""
+"""Work with arrays of any library: arithmetic, blocks, threads and checks, without attention."""
 
 __all__ = []
 __dir__ = __all__.copy

@@ -1,4 +1,4 @@
-"""Arithmetic of blocks: in memory that is used again, and sums whose rounding errors stay small."""
+"""Products and sums of blocks, in reused memory and with rounding errors that stay small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of an index space, and parts of arrays."""
+"""Cut index spaces into blocks, and read, write and add to parts of arrays."""
 
 from __future__ import annotations
 

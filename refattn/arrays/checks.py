@@ -1,4 +1,4 @@
-"""Checks of arguments: shapes and dtypes, and values where there are any, to hold under tracing."""
+"""Check arguments: shapes and dtypes always, values only if they are known, as under tracing."""
 
 from __future__ import annotations
 

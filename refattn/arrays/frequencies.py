@@ -1,4 +1,4 @@
-"""Checks of frequencies, brought to the library of the queries, and of proposals, their laws."""
+"""Check frequencies and their proposals, and bring them to the library of the queries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The axes before the last two: how they broadcast, heads in groups, and what heads have."""
+"""Leading axes: broadcasting, groups of query heads that share a key head, and slopes of heads."""
 
 from __future__ import annotations
 

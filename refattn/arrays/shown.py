@@ -1,4 +1,4 @@
-"""How results look that users hold: short, and without what is in their arrays."""
+"""Short reprs of results, with shapes in place of the contents of arrays."""
 
 from __future__ import annotations
 

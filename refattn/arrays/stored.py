@@ -1,4 +1,4 @@
-"""Arrays in types of their own: which each is of, and the scales of those in 8 bits."""
+"""Storage types of arrays, such as bfloat16, and the scales of arrays in 8 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a result under names with units, of which pages, CSV and JSON are made."""
+"""Tables of results, with names and units of columns, written as pages, CSV and JSON."""
 
 from __future__ import annotations
 

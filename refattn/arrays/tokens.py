@@ -1,4 +1,4 @@
-"""Checks of what tokens do to a state: decays, removals, writes and the state itself."""
+"""Check the arguments of recurrences: decays, removals, write factors and initial states."""
 
 from __future__ import annotations
 

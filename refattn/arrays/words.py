@@ -1,4 +1,4 @@
-"""Text that every reader takes: what others wrote, and what exceptions say."""
+"""Clean text for messages: quoted values, and what exceptions say, safe for any terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proof takes for granted of an array library and a device, tested there.
+"""Test what the error proof assumes of an array library and a device.
 
 A compiler that takes (a + b) - a for b, or an accelerator that rounds products more coarsely, would
 undo the proof.

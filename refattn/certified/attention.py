@@ -1,4 +1,4 @@
-"""Attention, its gradients and random-feature attention in pairs, with proven errors."""
+"""Compute attention, its gradients and random-feature attention with proven error bounds."""
 
 from __future__ import annotations
 

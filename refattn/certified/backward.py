@@ -1,4 +1,4 @@
-"""Pull a cotangent of attention back in pairs, with a bound of the error of each gradient.
+"""Compute gradients of attention in pairs, with an error bound for each.
 
 The proof is that of `refattn.certified`.
 """

@@ -1,4 +1,4 @@
-"""Evaluate attention in pairs with a bound of its error, of checked arguments.
+"""Compute attention in pairs with an error bound; arguments are trusted.
 
 The proof, whose steps are named here, is that of `refattn.certified`.
 """

@@ -1,4 +1,4 @@
-r"""Pairs of floats, and operations on them of which the errors are known.
+r"""Pairs of floats hi + lo, and operations on them with known rounding errors.
 
 A pair (hi, lo) of float64 stands for the number hi + lo, which has some 106 bits. With
 :math:`u = 2^{-53}`, and nothing but additions, subtractions and products that are rounded to the

@@ -1,4 +1,4 @@
-r"""The recurrence of linear attention in pairs, token by token, with proven errors.
+r"""Compute the recurrence of linear attention token by token, with proven error bounds.
 
 With :math:`M_t = \mathrm{Diag}(e^{g_t}) + a_t b_t^\top`, the error E of the state that was computed
 is multiplied by the matrix of the token, and the roundings R of one step are added:

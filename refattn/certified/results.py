@@ -1,4 +1,4 @@
-"""What certified functions return: numbers in pairs with bounds of their errors."""
+"""Result types of certified functions: pairs of floats with error bounds."""
 
 from __future__ import annotations
 

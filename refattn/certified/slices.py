@@ -1,4 +1,4 @@
-r"""Products of matrices in slices of a few bits, with proven bounds of their errors.
+r"""Multiply matrices cut into slices of a few bits, with proven error bounds.
 
 `Slices` cut vectors into slices of which inner products are exact, in any order of their sums and
 with any BLAS; `sliced_products` puts them together to a matrix product.

@@ -1,4 +1,4 @@
-"""Softmax attention in blocks, with trusted arguments: the one numerical kernel of the package."""
+"""Softmax attention in blocks of scores, on which every estimator rests; arguments are trusted."""
 
 from __future__ import annotations
 
@@ -90,11 +90,13 @@ def attend(
     xp = array_namespace(q, k, v)
     n, m, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     scale, bias, mask, _, _, softcap, sinks, dropout, slopes, _ = scores
+    # Whether the bias is of keys alone, and whether nothing else sets queries apart: then one
+    # bound of a block of keys serves all queries.
     of_keys = key_bias is not None or (bias is not None and bias.shape[-2:-1] == (1,))
     plain = mask is None and slopes is None and dropout is None and (bias is None or of_keys)
     lead = broadcast_lead(q, k, v, bias, mask, sinks, slopes, dropout)
     outer = broadcast_lead(k, v, bias if of_keys else None)
-    own = len(lead) - len(outer)
+    own = len(lead) - len(outer)  # leading axes that queries alone have
     if m == 0 and sinks is None:
         none: dict[str, Any] = {"dtype": q.dtype, "device": device(q)}
         out = xp.zeros((*lead, n, d_v), **none)
@@ -103,6 +105,7 @@ def attend(
     budget = math.prod(block or block_shape(q))
     rows, columns = block or block_shape(q, n, m)
     columns *= 2 if is_cupy_array(q) and not block else 1  # few calls, of which it holds three
+    # A narrow window: one block is to hold all that its queries see.
     rows, band = max(1, min(n, rows)), scores.band(n, m)
     columns = max(1, min(m, band.columns(rows, columns)))
     reaches: dict[tuple[int, ...], _Reach] = {}  # of blocks of keys, which many queries share
@@ -112,6 +115,7 @@ def attend(
         farthest = reaches.get(at)
         if farthest is None:
             farthest = _reach(*keys)
+            # Kept only where other queries come back to it. Threads that race find the same.
             if n > rows or outer != lead:
                 reaches[at] = farthest
         return farthest
@@ -119,13 +123,14 @@ def attend(
     def block_sums(box: tuple[slice, ...], keys: slice, memory: Workspace | None) -> Iterator[Sums]:
         head, i = box[:-1], box[-1]
         q_i = part(q, (*box, WHOLE))
-        if scale is not None:
+        if scale is not None:  # n d products, not n m
             q_i = q_i * scale
         norms = norm_bound(q_i, xp) if plain and _may_be_bounded(q_i, v) else None
         size, d = q_i.shape[-2:]  # on NumPy, of many rows; one more term leaves products uncut
         joined = memory and of_keys and softcap is None and size >= _BOUNDED_ROWS and d < UNCUT
         if joined:
             q_i = with_ones(q_i, xp, memory)
+        # Blocks without a key that some query of the box sees are skipped.
         seen = band.keys(i, keys, band.step(rows, columns))
         for j in blocks(seen.start, seen.stop, columns):
             k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
@@ -136,7 +141,7 @@ def attend(
             if joined and memory:  # the bias is one more term of products with [q_i, 1]
                 k_of = join_column(k_j, bias_j[..., 0, :], memory, "keys")
             scores = multiply(q_i, xp.matrix_transpose(k_of), memory)
-            if softcap is not None:
+            if softcap is not None:  # before the bias, which is not capped
                 scores = cap_scores(scores, softcap, xp)
             if bias_j is not None and not joined:
                 scores = add(scores, bias_j)
@@ -147,7 +152,7 @@ def attend(
             bounded = None
             if norms is not None and visible is None:
                 bounded = _bounded(norms, reach(head, j, k_j, bias_j, v_j, xp), m)
-            if dropout is None and not is_numpy_array(q):
+            if dropout is None and not is_numpy_array(q):  # weights in as few passes as can be
                 yield sum_scores(scores, v_j, visible, m, xp)
                 continue
             weights = weigh(scores, visible, m, xp, bounded)
@@ -159,7 +164,7 @@ def attend(
 
     def write(box: tuple[slice, ...], sums: Sums) -> None:
         nonlocal out, lse
-        if sinks is not None:
+        if sinks is not None:  # a key whose value is 0: mass e^0 at the base of its logit
             sink = part(sinks, (*box[:-1], WHOLE, WHOLE))
             sums = combine(sums, Sums(zero, zero + 1.0, sink), xp)
         if is_numpy_array(v) and sums.base is _zero(v.dtype):
@@ -178,6 +183,7 @@ def attend(
     def boxes() -> Iterator[tuple[slice, ...]]:
         return ((*head, i) for head in tiles(lead, heads) for i in blocks(0, n, rows))
 
+    # Threads take boxes of queries, and of these, if they are few, spans of keys.
     spans = _spans_of_keys(m, columns if most > 1 else max(1, m), sum(1 for _ in boxes()))
 
     def items() -> Iterator[tuple[Any, ...]]:
@@ -191,7 +197,7 @@ def attend(
         def attend_span(item: tuple[Any, ...]) -> None:
             box, tree, place, keys = item
             whole = tree.add(place, pairwise(join, block_sums(box, keys, memory), nothing))
-            if whole is not None:
+            if whole is not None:  # this span was the last of its box
                 write(box, whole)
 
         return attend_span
@@ -203,7 +209,7 @@ def attend(
 def _spans_of_keys(m: int, columns: int, boxes: int) -> list[slice]:
     """Cut the keys, where there are too few boxes of queries for many threads.
 
-    In powers of two of blocks, which leaves the tree of sums as it is.
+    In powers of two of blocks, which leaves the tree of sums, and so every bit, as it is.
     """
     while columns < m and boxes * -(-m // columns) > _MOST_SPANS * available():
         columns *= 2
@@ -219,7 +225,7 @@ def weigh(
     """
     if visible is not None:
         scores = xp.where(visible, scores, -math.inf)
-    if bounded is not None and bounded.all():
+    if bounded is not None and bounded.all():  # no maximum, and no pass to subtract it
         return exp(scores, xp), _zero(scores.dtype)
     base = _base_of(scores, m, xp)
     base = base if bounded is None else xp.where(bounded, 0.0, base)
@@ -255,7 +261,7 @@ def sum_values(
     dropout: Array | None = None,
 ) -> Sums:
     """Sum weights, and values with the weights times `dropout`."""
-    mass = sum_of_rows(weights, xp)
+    mass = sum_of_rows(weights, xp)  # of all keys: dropout leaves the normaliser as it is
     if dropout is not None:
         weights, kept = times(weights, dropout), dropout != 0
         visible = kept if visible is None else visible & kept
@@ -276,6 +282,7 @@ class _Reach(NamedTuple):
 
 def norm_bound(x: Array, xp: Any) -> Array:
     """Bound |x| along the last axis, which is kept: squares may underflow to 0."""
+    # The root of all that d squares below the smallest normal number add up to.
     lost = (x.shape[-1] * float(xp.finfo(x.dtype).smallest_normal)) ** 0.5
     return xp.sqrt(xp.vecdot(x, x))[..., None] + lost
 
@@ -317,6 +324,7 @@ def _bounded(norms: Array, keys: _Reach, m: int) -> Array:
 def _farthest(dtype: Any, m: int) -> float:
     """Say how far scores, with the logs of values, may reach without a maximum."""
     limits = np.finfo(dtype)
+    # The log of the condition in `_bounded`: (2 m)^2 there.
     return math.log(float(limits.eps) / float(limits.smallest_normal)) - 2 * math.log(2 * m)
 
 
@@ -336,8 +344,9 @@ def base_of(some: Array, like: Array) -> Array:
 
 def combine(a: Sums, b: Sums, xp: Any) -> Sums:
     """Add the sums over two sets of keys, of which the totals may be overwritten."""
-    if a.base is b.base:
+    if a.base is b.base:  # both are `_zero`: nothing to rescale
         return Sums(add(a.total, b.total), a.mass + b.mass, a.base)
+    # Relative to the larger base, factors are at most 1: neither overflows.
     base = xp.maximum(a.base, b.base)
     number = finite(base, xp)
     scale_a, scale_b = (xp.exp(x.base - number) for x in (a, b))
@@ -355,6 +364,7 @@ def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
     """Undo overflow by rounding: where what was averaged is finite, so is the mean."""
     if is_numpy_array(mean) and not np.isinf(mean).any():
         return mean
+    # An infinite value is an answer, and stays.
     undo = reduce(and_, map(xp.isfinite, averaged))
     most = xp.finfo(mean.dtype).max
     return xp.where(undo, clip(mean, -most, most, xp), mean)
@@ -362,7 +372,7 @@ def undo_overflow(mean: Array, *averaged: Array, xp: Any) -> Array:
 
 def _log_of_mass(mass: Array, base: Array, xp: Any) -> tuple[Array, Array]:
     """Return the mass, with 0 replaced by 1, and log(mass * e^base)."""
-    none = mass == 0
+    none = mass == 0  # no key was seen: 0 / 1 = 0 is the output
     mass = xp.where(none, 1.0, mass)
     return mass, xp.where(none, -math.inf, base + xp.log(mass))
 
@@ -383,6 +393,7 @@ def merge(a: Attended, b: Attended) -> Attended:
     base = finite(xp.maximum(a.lse, b.lse), xp)
     mass_a, mass_b = (xp.exp(x.lse - base) for x in (a, b))
     mass, lse = _log_of_mass(mass_a + mass_b, base, xp)
+    # Shares before values: a sum of large values times masses might overflow.
     share_a, share_b = mass_a / mass, mass_b / mass
     out = share_a[..., None] * a.out + share_b[..., None] * b.out
     out = undo_overflow(out, a.out, b.out, xp=xp)

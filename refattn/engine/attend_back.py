@@ -1,4 +1,4 @@
-r"""The pullback of softmax attention in blocks, with trusted arguments.
+r"""Gradients of softmax attention, in blocks of scores; arguments are trusted.
 
 With weights :math:`p_{ij} = e^{s_{ij} - \mathrm{lse}_i}` and cotangents :math:`\bar g` of the
 output and :math:`\bar\ell` of the log normaliser,
@@ -75,7 +75,7 @@ def pull_attend(
     *,
     half: Array | None = None,
 ) -> Cotangents:
-    """Pull cotangents of `kernel.attend` back, of which `half` |k|^2 is less than the scores.
+    """Pull cotangents of `attend.attend` back, whose `key_bias` is -`half` |k|^2.
 
     `done` is what it returned, with all leading axes, and so have the cotangents `d_out` and
     `d_lse`. Arguments that are broadcast get the sum over what they are repeated for.
@@ -92,7 +92,7 @@ def pull_attend(
     rows, columns = max(1, min(n, rows)), max(1, min(m, columns))
     total = Cotangents(*(None if x is None else zeros_of(x) for x in (q, k, v, bias)))
 
-    def tile(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Addends:
+    def of_block(box: tuple[slice, ...], j: slice, memory: Workspace | None) -> _Addends:
         head, i = box[:-1], box[-1]
         q_i, g = (part(x, (*box, WHOLE)) for x in (q, d_out))
         out, lse = part(done.out, (*box, WHOLE)), part(done.lse, box)[..., None]
@@ -100,7 +100,7 @@ def pull_attend(
         k_j, v_j = (part(x, (*head, j, WHOLE)) for x in (k, v))
         q_i = q_i if scale is None else q_i * scale
         scores = multiply(q_i, xp.matrix_transpose(k_j), memory, "scores")
-        steep = None
+        steep = None  # slope of the cap, before the scores are overwritten
         if softcap is not None:
             steep, scores = slope_of_cap(scores, softcap, xp), cap_scores(scores, softcap, xp)
         if half is not None:
@@ -113,6 +113,7 @@ def pull_attend(
         visible = band.visible(i, j, device(q), xp, masked)
         if visible is not None:
             scores = xp.where(visible, scores, -math.inf)
+        # Normalised at once, by what the forward pass returned: no maximum, no second pass.
         weights = exp_less(scores, finite(lse, xp), xp)
         d_weights = multiply(g, xp.matrix_transpose(v_j), memory, "d_scores")
         kept = weights
@@ -122,7 +123,7 @@ def pull_attend(
         d_scores = times(less(d_weights, delta), weights)
         if visible is not None:  # nan in what is hidden goes no further
             kept, d_scores = (xp.where(visible, x, 0.0) for x in (kept, d_scores))
-        d_products = d_scores
+        d_products = d_scores  # the bias is added after the cap, and takes `d_scores`
         if steep is not None:  # of what is hidden it may be nan
             d_products = d_scores * (steep if visible is None else xp.where(visible, steep, 0.0))
         turned = xp.matrix_transpose
@@ -131,6 +132,7 @@ def pull_attend(
         d_k = sum_of_visible(turned(d_products), q_i, by_key, xp, memory, signed=True)
         d_v = sum_of_visible(turned(kept), g, by_key, xp, memory, signed=True)
         if half is not None:
+            # A column of zeros takes nothing: its key may be hidden and infinite.
             column = xp.sum(d_scores, axis=-2)[..., None]
             d_k = d_k - xp.where(column == 0, 0.0, 2 * half * column * k_j)
         return _Addends(d_q if scale is None else d_q * scale, d_k, d_v, d_scores)
@@ -138,6 +140,8 @@ def pull_attend(
     most = most_threads(q, math.prod(lead) * n * m)
     heads = budget // (rows * columns * min(4, most or 1))  # small ones together, but for threads
 
+    # Squares of 8 x 8 blocks: each thread adds up what its square gives to q, k and v, and then
+    # writes once to the totals that all share.
     def items() -> Iterator[tuple[int, tuple[slice, ...], slice, slice]]:
         place = 0
         for head in tiles(lead, heads):
@@ -147,7 +151,7 @@ def pull_attend(
                     yield place, head, i, j
                     place += 1
 
-    order = Sequencer()
+    order = Sequencer()  # totals are written in one order, whatever threads there are
 
     def worker() -> Callable[[Any], None]:
         memory = workspace(q)
@@ -165,13 +169,13 @@ def pull_attend(
             for i in blocks(queries.start, queries.stop, rows):
                 seen = band.keys(i, keys, columns)
                 for j in blocks(seen.start, seen.stop, columns):
-                    d_tile = tile((*head, i), j, memory)
-                    gather("q", i, d_tile.q, q)
-                    gather("k", j, d_tile.k, k)
-                    gather("v", j, d_tile.v, v)
+                    found = of_block((*head, i), j, memory)
+                    gather("q", i, found.q, q)
+                    gather("k", j, found.k, k)
+                    gather("v", j, found.v, v)
                     if bias is not None:
                         box = (*head, i, j)
-                        d_scores = sum_to(d_tile.scores, part(bias, box).shape)
+                        d_scores = sum_to(found.scores, part(bias, box).shape)
                         d_bias.append((box, own_copy(d_scores, xp)))  # lies in `memory`
 
             def write() -> None:
@@ -201,6 +205,7 @@ def pull_normaliser(d_out: Array, out: Array, d_lse: Array | None, xp: Any) -> A
 
 def _pull_sinks(sinks: Array, done: Attended, d_out: Array, d_lse: Array | None, xp: Any) -> Array:
     """Pull cotangents of sinks, keys whose value is 0, back."""
+    # Of the pullback of a score, the term with the value is 0: -weight * delta is left.
     weights = xp.exp(sinks[..., 0] - finite(done.lse, xp))
     d_sinks = xp.where(weights == 0, 0.0, -weights * pull_normaliser(d_out, done.out, d_lse, xp))
     return sum_to(d_sinks[..., None], sinks.shape)

@@ -1,4 +1,4 @@
-"""Tokens cut into chunks, near keys being those of a query's own chunk."""
+"""Cut tokens into the chunks of an estimator, and attend to the keys of a query's own chunk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..arrays.library import Array, array_namespace, device, is_numpy_array
 from .attend import Attended, attend
 from .scores import Scores
 
-_SHORTEST = 128  # tokens of a chunk that are worth a product of matrices
+_SHORTEST = 128  # queries of a block that are worth a product of matrices
 
 
 class Chunks(NamedTuple):
@@ -87,13 +87,14 @@ class Chunks(NamedTuple):
 def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
     """Attend as `attend` does; in libraries other than NumPy, narrow windows take one product.
 
-    A chunk of tokens is at least as long as the window on either side. So the queries of a chunk
-    see only keys of that chunk, of the one before it and of the one after it.
+    A block of queries is at least as long as the window on either side. So they see only the keys
+    that are level with that block, with the one before it and with the one after it.
     """
     xp, n, m, mask = array_namespace(q), q.shape[-2], k.shape[-2], scores.mask
     band = scores.band(n, m)
     width = max(_SHORTEST, abs(band.left or 0), abs(band.right or 0))
     one_row = mask is None or mask.shape[-2] == 1
+    # On NumPy `attend` skips hidden blocks at no cost. With few queries little would be hidden.
     if is_numpy_array(q) or None in (band.left, band.right) or 2 * width > n or not one_row:
         return attend(q, k, v, scores)
     count = -(-n // width)
@@ -106,8 +107,10 @@ def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
         places = (m - n - width, m - n, m - n + width)
         return xp.concat([cut(x, start) for start in places], axis=-2)
 
+    # Rows beyond the first and the last key are zeros, which this mask hides.
     there = xp.ones((m, 1), dtype=xp.bool, device=device(k))
     there = there if mask is None else there & xp.matrix_transpose(mask)
+    # Query i of a block is level with key `width` + i of three blocks: one lies before its own.
     scores = scores._replace(mask=xp.matrix_transpose(beside(there)), shift=width)
     out, lse = attend(cut(q, 0), beside(k), beside(v), scores)
     out = xp.reshape(out, (*out.shape[:-3], count * width, out.shape[-1]))
@@ -118,6 +121,7 @@ def attend_in_bands(q: Array, k: Array, v: Array, scores: Scores) -> Attended:
 def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) -> Chunks:
     """Cut tokens into chunks; the last query is level with the last key."""
     xp, n, m = array_namespace(q), q.shape[-2], k.shape[-2]
+    # Chunks begin at the first key, so that they stay as they are when keys are added.
     shift, count = m - n, -(-m // window)
     first = shift // window
     start, stop, end = first * window, count * window, count * window - shift
@@ -134,7 +138,7 @@ def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) ->
             seen = xp.matrix_transpose(cut(there, start, stop))
         return cut(k, start, stop), cut(v, start, stop), seen
 
-    all_keys = keys(0)
+    all_keys = keys(0)  # queries need only those of their own chunks, `keys(start)` below
     seen = all_keys[-1]
     size = xp.full((1, 1), window, dtype=q.dtype, device=device(q))
     size = xp.broadcast_to(size, (count, 1, 1))

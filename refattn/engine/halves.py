@@ -1,4 +1,4 @@
-r"""Pairs of a query and the keys up to its own, for exponents of any size and no branch on them.
+r"""Sums over causal pairs of a leaf, for exponents of any size and without a branch on values.
 
 The tokens of a leaf, whose number is a power of two, are cut into halves, and these again, down to
 one. The queries of a later half see all keys of the earlier one. So each sample has one base for
@@ -16,7 +16,7 @@ from ..arrays.arithmetic import exp_less, multiply, sum_of_products, times
 from ..arrays.library import Array, device, traced_once
 from .attend import finite, log_sum_exp
 
-_QUARTERS = 4  # parts of a leaf for `log_kernel`
+_QUARTERS = 4  # parts of a leaf for `log_kernel`: half as many rounds as with halves
 
 
 def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
@@ -29,6 +29,7 @@ def log_kernel(x: Array, y: Array, known: Array | None, xp: Any) -> Array:
     def of_leaves(x: Array, y: Array, known: Array | None) -> Array:
         if traced_once(x) or x.shape[-2] <= _QUARTERS:  # JAX would compile each size by itself
             return _log_pairs(x, y, known, xp)
+        # Pairs of different quarters by products; those of one quarter are those of a leaf again.
         x, known = (z if z is None else _in_parts(z, _QUARTERS, xp) for z in (x, known))
         far, y = _log_far(x, y, known, xp)
         own = of_leaves(*(z if z is None else _as_leaves(z, xp) for z in (x, y, known)))
@@ -49,6 +50,7 @@ def _log_far(x: Array, y: Array, known: Array | None, xp: Any) -> tuple[Array, A
     earlier = (place < place[:, None])[..., None]
     base = xp.max(xp.where(earlier, xp.max(parts, axis=-1)[..., None, :, :], -math.inf), axis=-2)
     late = x + base[..., None, :]
+    # At most e^0: what a later key makes of it is hidden below, but must not overflow to inf.
     early = exp_less(y[..., None, :, :], finite(base, xp)[..., None], xp, most=0.0)
     if known is not None:  # where a sample has a nan, it is in `late` of those that know the sample
         late, early = _from_known(late, known, xp), xp.where(xp.isnan(early), 0.0, early)
@@ -73,9 +75,11 @@ def to_queries(x: Array, y: Array, products: Array, xp: Any) -> Array:
     """
     if x.shape[-2] == 1:
         return xp.exp(x + y) * products
+    # e^late is the weight of a pair, so at most 1; e^early is at most 1 by its base.
     late, early = map(xp.exp, _relative_to(x, y, xp))
     far, own = _cut_halves(products, xp)
     moved = _of_pairs(to_queries(_halved(x, xp), _halved(y, xp), own, xp), xp)
+    # Only queries of the later half see the earlier one.
     more = times(multiply(far, early), late)
     return xp.concat([moved[..., 0, :, :], moved[..., 1, :, :] + more], axis=-2)
 

@@ -1,8 +1,8 @@
-r"""The engine of every linear estimator: hops of one kernel, and one causal machine.
+r"""The two hops of every linear estimator: samples attend to keys, then queries to samples.
 
-Samples attend to keys, then queries attend to samples (`sample`, `read`). Causal attention goes
-over the tokens in chunks (`causal_attention`): queries read a state of the past, and the keys of
-their own chunk pair by pair, in matrix products. These are of the kernel of query i and key j
+These are `sample` and `read`. Causal attention goes over the tokens in steps
+(`causal_attention`): queries read a state of the past, and the keys of their own leaf pair by pair,
+in matrix products. These are of the kernel of query i and key j
 
 .. math:: \kappa_{ij} = \sum_s \phi_s(q_i) \, \phi_s(k_j)
 
@@ -32,7 +32,7 @@ class Keys(NamedTuple):
     k: Array  # (..., m, d)
     v: Array  # (..., m, d_v)
     mask: Array | None = None  # (..., n or 1, m)
-    half: Array = None  # half the scale, factor of |k|^2; None where norms cancel
+    half: Array = None  # a number, half the scale: factor of |k|^2; None where norms cancel
 
     def part(self, head: tuple[slice, ...]) -> Keys:
         """Take some heads."""
@@ -76,6 +76,7 @@ def sample(omega: Array, keys: Keys) -> Attended:
 @as_written
 def read(q: Array, samples: Samples, states: Attended) -> Attended:
     """Let queries attend to samples, the second hop."""
+    # A sample weighs w_s Z_s: weights e^(q . omega_s) of keys are summed in Z_s already.
     bias = states.lse[..., None, :] + samples.log_weight
     return attend(q, samples.omega, states.out, Scores(bias=bias))
 
@@ -89,6 +90,7 @@ def per_query(
     xp: Any,
 ) -> Attended:
     """Make the first hop with samples or keys of each query's own, then `read`."""
+    # No state is shared: S rows for each query attend to all keys, which takes time O(n m S).
     lead, num_samples = lead_of_each(q, samples, keys), samples.omega.shape[-2]
     out, lse = buffers(q, keys.v, lead, xp)
     for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
@@ -118,6 +120,7 @@ def tiles_of_queries(
     omega, log_weight = samples
     n, m, d_v = q.shape[-2], keys.k.shape[-2], keys.v.shape[-1]
     num_samples, d = omega.shape[-2:]
+    # A tile holds frequencies, their values and, where it is needed, a mask of rows.
     width = max(1, d_v, m if causal or keys.mask is not None else 1)
     for *head, i in tiles((*lead, n), math.prod(block_shape(q)) // (num_samples * width)):
         c, box = i.stop - i.start, (*head, i)

@@ -1,4 +1,4 @@
-r"""The pullback of two hops of attention, composed as they are.
+r"""Gradients of two hops of attention, composed as the hops are.
 
 With :math:`(f, \log Z)` what samples have seen of the keys, the second hop takes cotangents of
 :math:`f` and, by its bias, of :math:`\log Z + \log w`; the first takes these on to the keys.
@@ -60,12 +60,13 @@ def pull_two_hops(
         arithmetic = PositiveBack(omega, log_weight, done.lse, keys.half)
         linear = pull_linear(q, keys, arithmetic, done.out, d_out, d_lse, causal=True)
         return PulledHops(*linear[:3], *linear.parameters)
-    states = sample(omega, keys)
+    states = sample(omega, keys)  # computed again: it is small beside what it was made of
     second = pull_read(q, samples, states, done, d_out, d_lse)
+    # log Z and log w enter the second hop by their sum only, so that both have its cotangent.
     d_bias: Array = second.bias
     d_log_z = sum_to(array_namespace(q).sum(d_bias, axis=-2), states.lse.shape)
     first = pull_sample(omega, keys, states, second.v, d_log_z)
-    d_omega = first.q + second.k
+    d_omega = first.q + second.k  # frequencies are queries of one hop and keys of the other
     return PulledHops(second.q, first.k, first.v, d_omega, sum_to(d_bias, log_weight.shape))
 
 
@@ -121,6 +122,7 @@ def pull_per_query(
     lead = lead_of_each(q, samples, keys)
     for box, some, flat, seen in tiles_of_queries(q, samples, keys, causal, lead, xp):
         head = box[:-1]
+        # Cotangents of rows are wanted for each head, also where heads share the frequencies.
         shape = (*(s.stop - s.start for s in box), num_samples)
         flat = xp.broadcast_to(flat, (*shape[:-2], *flat.shape[-2:]))
         states = sample(flat, seen)

@@ -1,4 +1,4 @@
-r"""Features that are exponentials: positive, and summed relative to their largest."""
+r"""Attention by positive random features, exponentials of any size, causal or not."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .halves import log_kernel
 from .hops import Keys, Samples, concatenate, per_query, read, sample
 from .scores import causal_mask
 
-_STEP = 128  # tokens of a step on NumPy, twice what one sum of products adds
+_STEP = 128  # tokens of a step on NumPy, one leaf: twice what one sum of products adds
 
 
 @as_written
 def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool, xp: Any) -> Attended:
     """Let queries attend to samples that attend to the keys they see; `lse` lacks -|q|^2/2."""
     if keys.differ:
-
+        # No two queries share a state: each attends alone, as one row.
         def read_own(q: Array, samples: Samples, states: Attended) -> Attended:
             weights = samples.log_weight[..., None, :]
             out, lse = read(q[..., None, :], Samples(samples.omega, weights), states)
@@ -58,7 +58,10 @@ def two_hops(q: Array, samples: Samples, keys: Keys, causal: bool, xp: Any) -> A
 
 
 class _Exponents(NamedTuple):
-    """Features e^x of tokens. On NumPy they are bounded where plain arithmetic loses nothing."""
+    """Features e^x of tokens. On NumPy they are bounded where plain arithmetic loses nothing.
+
+    Elsewhere there are x, known and v only: what is bounded would be a branch on values.
+    """
 
     x: Array  # (..., c, S)
     known: Array = None  # which samples there are for a query, (c, S); all if None
@@ -117,7 +120,7 @@ class Positive(Arithmetic):
         return not is_numpy_array(like)
 
     def start(self, keys: Keys, size: int) -> _State:
-        """Sum what samples see of keys before the first query, in blocks of their own."""
+        """Sum what samples see of keys before the first query: `attend` has blocks of its own."""
         return self.remember(sample(self.samples.omega, keys))
 
     def remember(self, states: Attended) -> _State:
@@ -125,6 +128,7 @@ class Positive(Arithmetic):
         f, lse = states
         if not is_numpy_array(f):
             return _State(rest=states)
+        # `rest` holds the others, and -inf in place of these: each sample is in one of the two.
         bounded = (np.abs(lse) <= _limits(f)[1])[..., None] & _bounded_rows(f)
         mass = np.where(bounded, np.exp(np.where(bounded, lse[..., None], 0.0)), 0.0)
         sums = mass * with_ones(np.where(bounded, f, 0.0), np)
@@ -146,13 +150,14 @@ class Positive(Arithmetic):
         return exponents(y, keys.v, memory=memory)
 
     def accumulate(self, keys: _Exponents, mask: Array | None) -> _State:
-        """Sum what samples see of a chunk, `mask` being (..., 1, c)."""
+        """Sum what samples see of a leaf, `mask` being (..., 1, c)."""
         xp, y, v = self.xp, keys.x, keys.v
         size = y.shape[-2]
         if not is_numpy_array(y):
             return _State(rest=normalise(sum_scores(xp.matrix_transpose(y), v, mask, size, xp), xp))
         if keys.plain and mask is None:
             return _State(sum_of_products(keys.values.mT, keys.ones, self.memory.keys))
+        # Term by term, (..., c, S): a large feature of one sample leaves the others in plain sums.
         seen, (low, high) = np.True_ if mask is None else mask.mT, _limits(y)
         bounded_rows = _bounded_rows(v)
         bounded = (y >= low) & (y <= high) & bounded_rows & seen
@@ -170,10 +175,11 @@ class Positive(Arithmetic):
         return _State(bounded, merge(a.rest, b.rest) if a.rest and b.rest else rest)
 
     def pairs(self, queries: _Exponents, keys: _Exponents, visible: Array) -> Iterator[Sums]:
-        """Read the visible keys of a chunk one by one."""
+        """Read the visible keys of a leaf one by one."""
         v, xp = keys.v, self.xp
         most = 2 * v.shape[-2]  # large values are averaged with those of the past
         if not is_numpy_array(v):
+            # A key that no query sees could bring a nan, which `visible` is too late to hide.
             seen = xp.matrix_transpose(visible[..., -1:, :])  # by the last query
             y = xp.where(seen, keys.x, -math.inf)
             scores = log_kernel(queries.x, y, queries.known, xp)
@@ -186,6 +192,7 @@ class Positive(Arithmetic):
             yield _plain_sums(sum_of_products(weights, keys.ones, self.memory.keys))
             return
         bounded = queries.bounded & keys.bounded.mT & visible
+        # Each pair is in one of two sums, whose bases differ: plain numbers, or the log domain.
         if bounded.any():
             yield _plain_sums(sum_of_products(np.where(bounded, products, 0.0), keys.ones))
         rest = visible & ~bounded
@@ -198,7 +205,7 @@ class Positive(Arithmetic):
         size = x.shape[-1]
         if state.bounded is not None:
             bounded, values = state.bounded[..., :size, :], queries.values
-            if not queries.plain:
+            if not queries.plain:  # the other queries read the same sums in the log domain
                 values = np.where(queries.bounded, values, 0.0)
                 f, lse = normalise(_plain_sums(bounded), np)
                 scores = np.where(queries.bounded, -math.inf, x + lse[..., None, :])
@@ -206,10 +213,11 @@ class Positive(Arithmetic):
             yield _plain_sums(sum_of_products(values, bounded, self.memory.queries))
         if state.rest is not None:
             f, lse = state.rest.out[..., :size, :], state.rest.lse[..., None, :size]
+            # Twice as many, as for pairs: large values are averaged with those of single keys.
             yield sum_scores(x + lse, f, queries.known, 2 * size, self.xp)
 
     def before(self, state: _State, leaves: _State) -> tuple[_State, _State]:
-        """Find the states before each of many leaves, and after all."""
+        """Find the states before each of many leaves, and that of these leaves alone."""
         assert state.rest is not None
         assert leaves.rest is not None
         before, after = _running_mean(state.rest, leaves.rest, self.xp)
@@ -221,7 +229,10 @@ class Positive(Arithmetic):
 
 
 def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended, Attended]:
-    """Do as `running` for T states (..., T, S, d_v): samples attend once more, to states."""
+    """Do as `running` for T states (..., T, S, d_v): samples attend once more, to states.
+
+    One product with triangular weights does it, in place of log2(T) joins.
+    """
     (f, lse), count = states, states.lse.shape[-2] + 1
     f = concatenate(first.out[..., None, :, :], f, -3, xp)
     lse = concatenate(first.lse[..., None, :], lse, -2, xp)
@@ -241,6 +252,8 @@ def _limits(x: Array) -> tuple[float, float]:
     A product of two features, a value up to e^high or down to e^-high, and the sum of e^high such
     terms are between the smallest normal and the largest number.
     """
+    # Twice high for two features, high for the value and high for the number of terms: 4 high.
+    # Below, a term is at least twice low less high, which is above -largest.
     largest = float(np.log(np.finfo(x.dtype).max))
     return -largest / 3, largest / 4
 
@@ -253,7 +266,7 @@ def _bounded_rows(v: Array) -> Array:
     size = np.abs(v)
     if np.max(size) <= high and np.min(size) >= 1 / high:
         return np.ones((*v.shape[:-1], 1), dtype=bool)
-    np.copyto(size, 1.0, where=size == 0)
+    np.copyto(size, 1.0, where=size == 0)  # a 0 has no digits to lose
     largest, least = (f(size, axis=-1, keepdims=True) for f in (np.max, np.min))
     return (largest <= high) & (least >= 1 / high)
 
@@ -266,7 +279,8 @@ def exponents(
         return _Exponents(x, known, v=v)
     low, high = _limits(x)
     bounded = np.ones((*x.shape[:-1], 1), dtype=bool) if v is None else _bounded_rows(v)
-    if not (np.max(x) <= high and np.min(x) >= low):  # rows are looked at where it is not for all
+    # One look at all is faster than a look at each row. A nan is not bounded: hence `not`.
+    if not (np.max(x) <= high and np.min(x) >= low):
         largest, least = (f(x, axis=-1, keepdims=True) for f in (np.max, np.min))
         bounded = bounded & (largest <= high) & (least >= low)
     plain, ones = bool(bounded.all()), None
@@ -277,18 +291,18 @@ def exponents(
         values, base = np.exp(x, out=out), np.zeros_like(x[..., :1])
         return _Exponents(x, None, values, base, bounded, v, ones, True)
     base = np.where(bounded, 0.0, finite(np.max(x, axis=-1, keepdims=True), np))
-    values = exp(flush_small(x - base, np), np)
+    values = exp(flush_small(x - base, np), np)  # x itself stays: lost pairs are evaluated from it
     return _Exponents(x, None, values, base, bounded, v, ones)
 
 
 def _of_known(keys: _Exponents, known: int) -> _Exponents:
-    """Keep the features of keys for the first samples."""
+    """Keep the features of keys for the first samples, all that the queries of a step know."""
     if known == keys.x.shape[-1]:
         return keys
     x = keys.x[..., :known]
     if keys.plain:
         return keys._replace(x=x, values=keys.values[..., :known])
-    return exponents(x, keys.v)
+    return exponents(x, keys.v)  # the maximum of a row may have been of a later sample
 
 
 def _plain_sums(totals: Array) -> Sums:

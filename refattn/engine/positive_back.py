@@ -1,4 +1,4 @@
-"""The pullback of features that are exponentials, for `signed_back`."""
+"""Gradients of attention by positive random features: the arithmetic for `signed_back`."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class PositiveBack:
         omega = some_heads(self.omega, head)
         lse = part(self.lse, (*head, i))[..., None]
         log = add(multiply(q, xp.matrix_transpose(omega)), self.weights(head, i))
+        # Less the normaliser of the forward pass: features of a query with all keys sum to 1.
         log = xp.where(lse == -math.inf, -math.inf, add(log, -finite(lse, xp)))
 
         def pull(cotangent: Array) -> TakenByTokens:
@@ -70,13 +71,14 @@ class PositiveBack:
         return Mapped(None, log, pull, xp)
 
     def scale(self, *_: Any) -> None:
-        """Leave the scale of the features of queries as it is."""
+        """Leave the scale of the features of queries as it is: `queries` has divided by it."""
 
     def to_queries(self, queries: Mapped, keys: Mapped, products: Array, visible: Array) -> Array:
         """Pull cotangents of pairs of a leaf back to the features of queries."""
         xp, products = queries.xp, queries.xp.where(visible, products, 0.0)
         if not is_numpy_array(products):
             return halves.to_queries(queries.log, keys.log, products, xp)
+        # By products of matrices if no factor is large, else triple by triple, at most 1 each.
         factors = _factors(queries, keys)
         if factors is not None:
             x, y = factors
@@ -112,6 +114,8 @@ class PositiveBack:
 def _factors(queries: Mapped, keys: Mapped) -> tuple[Array, Array] | None:
     """Evaluate factors of queries and of keys where none of them is large."""
     log, xp = queries.log, queries.xp
+    # A base for each sample, over the whole leaf. It cancels, but where a later key has a far
+    # larger feature than those that a query sees, the factor of the query is large.
     base = xp.max(keys.log, axis=-2, keepdims=True)
     base = xp.where(base == -math.inf, 0.0, base)
     exponent = log + base

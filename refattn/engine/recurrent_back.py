@@ -1,7 +1,7 @@
-"""The recurrence backward in time: cotangents of what tokens do, chunk after chunk.
+"""Gradients of the recurrence of `recurrent`, leaf after leaf backward in time.
 
-The cotangent of the state goes back through the chunks as the state goes forth, with the transpose
-of what turns it, and the cotangents of what chunks read in place of what they write.
+The cotangent of the state goes back through the leaves as the state goes forth, with the transpose
+of what turns it, and the cotangents of what leaves read in place of what they write.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 from ..arrays.blocks import WHOLE, put, some_heads
 from ..arrays.library import Array, as_written, device, is_dask_array, on_whole_rows, reverse
 from .recurrent import (
-    Chunk,
     Decays,
+    Leaf,
     Steps,
     carry,
-    chunk,
     cut_rows,
+    cut_steps,
     inverse,
     over_heads,
     shift,
-    spans,
+    solve_leaves,
     spoilt_states,
     sums_before,
     sums_from,
@@ -41,25 +41,24 @@ def pull_recur(
     if is_dask_array(x.q):
         arrays = [y for y in (*x, state, d_out, d_last) if y is not None]
 
-        def of_blocks(*y: Array) -> Any:
-            steps, first = pull_recur(Steps(*y[:-3]), y[-3], before, y[-2], y[-1], np)
-            return *(z for z in steps if z is not None), first
+        def of_numpy(*y: Array) -> Any:
+            pulled, first = pull_recur(Steps(*y[:-3]), y[-3], before, y[-2], y[-1], np)
+            return *(z for z in pulled if z is not None), first
 
-        *steps, first = on_whole_rows(
-            of_blocks, arrays, [(i, i) for i in range(len(arrays) - 2)], xp
-        )
-        return Steps(*steps), first
+        ends = [(i, i) for i in range(len(arrays) - 2)]
+        *pulled, first = on_whole_rows(of_numpy, arrays, ends, xp)
+        return Steps(*pulled), first
     clean, bad = without_nan(x, xp, d_out)
     if bad is None:
         return pull_finite(x, state, before, d_out, d_last, xp)
     fine = xp.isfinite(d_out)
     d_out = xp.where(fine, d_out, 0.0)
     pulled, first = pull_finite(clean, state, before, d_out, d_last, xp)
+    # Computed without nan, which products of matrices would spread too far, and put back at last.
     spoilt, of_first = spoilt_cotangents(bad, before, ~fine, xp)
-    steps = (
-        y if y is None else xp.where(z, math.nan, y) for z, y in zip(spoilt, pulled, strict=True)
-    )
-    return Steps(*steps), xp.where(of_first, math.nan, first)
+    pairs = zip(spoilt, pulled, strict=True)
+    pulled = Steps(*(y if y is None else xp.where(z, math.nan, y) for z, y in pairs))
+    return pulled, xp.where(of_first, math.nan, first)
 
 
 def spoilt_cotangents(bad: Steps, before: bool, bad_out: Array, xp: Any) -> tuple[Steps, Array]:
@@ -97,23 +96,24 @@ def pull_finite(
     options = {"dtype": x.q.dtype, "device": device(x.q)}
     pulled = x.map(lambda y: xp.empty((*lead, *y.shape[-2:]), **options))
     first = xp.empty((*lead, *state.shape[-2:]), **options)
-    size, parts = spans(n, x.q)
+    size, in_steps = cut_steps(n, x.q)
 
     def of_heads(head: tuple[slice, ...]) -> None:
         nonlocal pulled, first
         mine, now = x.map(lambda y: some_heads(y, head)), some_heads(state, head)
 
-        def made(i: slice) -> tuple[Steps, Chunk]:
+        def made(i: slice) -> tuple[Steps, Leaf]:
             some = mine.rows(i).cut(size, xp)
-            return some, chunk(some, before, xp)
+            return some, solve_leaves(some, before, xp)
 
-        starts = [now]  # of each span
-        for i in parts[:-1]:
+        # Only states at the starts of steps are kept; those inside are computed again.
+        starts = [now]
+        for i in in_steps[:-1]:
             starts.append(carry(made(i)[1], starts[-1], xp)[1])
         d_now = some_heads(d_last, head)
-        for i, now in reversed(list(zip(parts, starts, strict=False))):
-            (some, chunks), d_rows = made(i), cut_rows(some_heads(d_out, head)[..., i, :], size, xp)
-            taken, d_now = pull_span(some, chunks, before, now, d_rows, d_now, xp)
+        for i, now in reversed(list(zip(in_steps, starts, strict=False))):  # no step of no token
+            (some, leaves), d_rows = made(i), cut_rows(some_heads(d_out, head)[..., i, :], size, xp)
+            taken, d_now = pull_step(some, leaves, before, now, d_rows, d_now, xp)
             for name, y in zip(Steps._fields, taken, strict=True):
                 if y is not None:
                     rows = together(y, xp)[..., : i.stop - i.start, :]
@@ -125,27 +125,28 @@ def pull_finite(
     return pulled, first
 
 
-def pull_span(
-    x: Steps, chunks: Chunk, before: bool, state: Array, d_out: Array, d_state: Array, xp: Any
+def pull_step(
+    x: Steps, leaves: Leaf, before: bool, state: Array, d_out: Array, d_state: Array, xp: Any
 ) -> tuple[Steps, Array]:
-    """Pull chunks, and the way of the state through them, back."""
-    turned, (states, _) = xp.matrix_transpose, carry(chunks, state, xp)
-    back = Chunk(
-        *chunks[:2],
-        reverse(chunks.keep, -3),
-        None if chunks.turn is None else reverse(turned(chunks.turn), -3),
-        reverse(turned(chunks.reads) @ d_out, -3),
+    """Pull the leaves of a step, and the way of the state through them, back."""
+    turned, (states, _) = xp.matrix_transpose, carry(leaves, state, xp)
+    # The same recurrence from the last leaf to the first; its first two fields are not used.
+    back = Leaf(
+        *leaves[:2],
+        reverse(leaves.keep, -3),
+        None if leaves.turn is None else reverse(turned(leaves.turn), -3),
+        reverse(turned(leaves.reads) @ d_out, -3),
     )
     d_after, d_state = carry(back, d_state, xp)
     d_after = reverse(d_after, -3)
     d_keep = xp.sum(d_after * states, axis=-1, keepdims=True)
-    d_turn = None if chunks.turn is None else d_after @ turned(states)
-    cotangents = Chunk(d_out @ turned(states), d_out, d_keep, d_turn, d_after)
-    return pull_chunk(x, before, cotangents, xp), d_state
+    d_turn = None if leaves.turn is None else d_after @ turned(states)
+    cotangents = Leaf(d_out @ turned(states), d_out, d_keep, d_turn, d_after)
+    return pull_leaf(x, before, cotangents, xp), d_state
 
 
-def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
-    """Pull `chunk` back."""
+def pull_leaf(x: Steps, before: bool, pulled: Leaf, xp: Any) -> Steps:
+    """Pull `solve_leaves` back."""
     q, k, v, g, a, b = x
     d_reads, d_out, d_keep, d_turn, d_add = pulled
     decay, turned, d = Decays(g, xp), xp.matrix_transpose, k.shape[-1]
@@ -163,6 +164,7 @@ def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
     def of_decay(x: Array) -> Array:
         return xp.sum(x, axis=-1, keepdims=True) if g.shape[-1] == 1 else x
 
+    # out = W(q, k) v and add = (k to_end)^T v; then what is solved, in the order of `solve_leaves`.
     d_q, d_k, d_g = pull_weights(q, k, before, d_out @ turned(v))
     d_v = turned(weights(decay, q, k, before)) @ d_out + (k * to_end) @ d_add
     d_q, d_end = d_q + d_reads * edge, (v @ turned(d_add)) * to_end
@@ -174,7 +176,7 @@ def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
         solved = inverted @ xp.concat([b * until, b_k @ v], axis=-1)
         d_turned, d_written = (xp.concat(y, axis=-1) for y in ((d_reads, d_out), (d_turn, d_add)))
         d_solved = turned(weights(decay, q, a, before)) @ d_turned + (a * to_end) @ d_written
-        d_right = turned(inverted) @ d_solved
+        d_right = turned(inverted) @ d_solved  # of the right sides; with `solved`, of the matrix
         d_until, d_read = d_right[..., :d] * until, d_right[..., d:]
         d_v = d_v + turned(b_k) @ d_read
         q_a = pull_weights(q, a, before, d_turned @ turned(solved))
@@ -184,8 +186,10 @@ def pull_chunk(x: Steps, before: bool, pulled: Chunk, xp: Any) -> Steps:
         d_q, d_k, d_a = d_q + q_a[0], d_k + of_k[1], q_a[1] + of_a[1] + d_end
         d_b, d_g = d_until + of_k[0] + of_a[0], d_g + q_a[2] + of_k[2] + of_a[2]
         at_end, at_until = at_end + a * d_end, b * d_until
-    if before:
+    if before:  # queries read at `until`
         at_start, at_until = 0.0 * at_start, at_start + at_until
+    # The log decay of a token is in the decays from the start to it and to all tokens after it, and
+    # in those to the end of all tokens before it.
     d_g = d_g + of_decay(
         sums_from(at_start, xp)
         + shift(sums_from(at_until, xp), -1, xp)

@@ -1,4 +1,4 @@
-"""Means and covariances of rows, folded block by block in a binary tree."""
+"""Compute the mean and the covariance of rows, block by block, merged in a binary tree."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ def fold_rows(named: Iterable[tuple[str, Array]], axis: Any) -> Scatter:
 @as_written
 def _fold_blocks(empty: Array, blocks: Iterator[Array]) -> Scatter:
     """Fold blocks of rows into one result; `empty` is a block without rows."""
+    # Relative to the first row, squares keep their digits where rows are far from 0.
     xp, origin = array_namespace(empty), empty
 
     def scatters() -> Iterator[Scatter]:
         nonlocal origin
         for i, block in enumerate(blocks):
             if i == 0:
-                origin = block[..., :1, :] + 0.0  # a copy: the chunk may be overwritten
+                origin = block[..., :1, :] + 0.0  # a copy: the caller may overwrite its array
             yield _scatter_of_block(block - origin, xp)
 
     zeros = xp.sum(empty, axis=-2)
@@ -79,9 +80,9 @@ def _scatter_of_block(y: Array, xp: Any) -> Scatter:
     ones = xp.ones((1, n), dtype=y.dtype, device=device(y))
     mean = sum_of_products(ones, y) / n  # sums are pairwise
     # A power of 2, exact, that keeps the sum of b squares finite where their mean is.
-    half = 2.0 ** -((n.bit_length() + 1) // 2)
-    y = add(y, -mean) * half
-    cov = sum_of_products(xp.matrix_transpose(y), y) / (2 * n * half * half)
+    small = 2.0 ** -((n.bit_length() + 1) // 2)
+    y = add(y, -mean) * small
+    cov = sum_of_products(xp.matrix_transpose(y), y) / (2 * n * small * small)
     # Products of some libraries are symmetric but for rounding.
     return Scatter(n, mean[..., 0, :], cov + xp.matrix_transpose(cov))
 
@@ -92,6 +93,7 @@ def join_scatters(a: Scatter, b: Scatter) -> Scatter:
     if a.size == 0 or b.size == 0:
         return a if a.size else b
     n = a.size + b.size
+    # Shares, not sums: no count times a large value, which might overflow.
     share_a, share_b = (constant(x.size, x.mean) / n for x in (a, b))
     delta = b.mean - a.mean
     between = _outer(delta * (share_a * share_b) ** 0.5)

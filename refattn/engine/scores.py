@@ -1,4 +1,4 @@
-"""What exact attention does with scores besides adding a bias, and which keys a query may see."""
+"""The options of exact attention: windows, caps of scores, sinks, slopes and dropout."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Band(NamedTuple):
         start, stop = span.start, span.stop
         if self.left is not None:
             first = max(start, min(stop, i.start + self.shift - self.left))
-            start += (first - start) // step * step
+            start += (first - start) // step * step  # whole blocks, shared with other queries
         if self.right is not None:
             stop = max(start, min(stop, i.stop + self.shift + self.right))
         return slice(start, stop)
@@ -84,6 +84,8 @@ class Band(NamedTuple):
     ) -> Array | None:
         """Say which of the queries i see which of the keys j, if a mask lets them; None: all do."""
         seen = mask
+        # A mask is made only where the first query does not see the last key, or the last query
+        # not the first one: most blocks of a band lie inside.
         if self.right is not None and j.stop - 1 > i.start + self.shift + self.right:
             early = causal_mask(i, j, self.shift + self.right, home, xp)
             seen = early if seen is None else seen & early
@@ -120,5 +122,6 @@ def cap_scores(scores: Array, most: float, xp: Any) -> Array:
 
 def slope_of_cap(scores: Array, most: float, xp: Any) -> Array:
     """Differentiate `cap_scores` to 1 / cosh(s / c)^2, with all digits where it is small."""
+    # 1 - tanh^2 would cancel; e^(-2 |x|) neither overflows nor cancels.
     fallen = xp.exp(-2 * xp.abs(scores / most))
     return 4 * fallen / (1 + fallen) ** 2

@@ -1,4 +1,4 @@
-"""Linear attention: sums of products of features, which may be of either sign."""
+"""Linear attention by features of any map, whose values may be of either sign, causal or not."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from .causal import (
     Arithmetic,
     at,
     causal_attention,
-    chunk_size,
     heads_at_once,
     leaf_shape,
     running,
+    step_size,
     whole_leaves,
 )
 from .hops import Keys
@@ -54,7 +54,7 @@ from .scores import causal_mask
 # None says that all are 1 and all features finite.
 FeatureMap = Callable[[Array, tuple[Array, ...], Workspace | None], Features]
 
-_LEAF = 48  # tokens of a leaf on NumPy
+_LEAF = 48  # tokens of a leaf on NumPy: more take time for pairs, fewer for states
 _SHARES_OF_STEPS = 4  # of the heads, of one of which the features fill a step
 _GROUP = 7  # states that are added in turn, before the sums of as many are, and so on
 
@@ -64,9 +64,9 @@ class Signed(Arithmetic):
     """Features of either sign, values times e^log_scale, which `phi_q` and `phi_k` make of tokens.
 
     The maps also read `arrays`, (..., rows, columns) for each head; if the map `splits`, it is
-    called with some of the heads. The normaliser may vanish, so that all is in sums over a common
-    base. Features of queries may be overwritten by those of other queries, and features of keys
-    likewise.
+    called with some of the heads. The normaliser may vanish, so that no log of it is taken: all is
+    in sums over a common base. Features of queries may be overwritten by those of other queries,
+    and features of keys likewise.
     """
 
     phi_q: FeatureMap
@@ -90,7 +90,7 @@ class Signed(Arithmetic):
             return whole_leaves(q.shape[-2], q)
         # Whatever threads there are: the order of sums depends on the size of a step.
         heads = max(1, math.prod(lead) // (_SHARES_OF_STEPS if self.splits else 1))
-        return leaf_shape(q.shape[-2], _LEAF, max(1, chunk_size(q) // (heads * self.width * _LEAF)))
+        return leaf_shape(q.shape[-2], _LEAF, max(1, step_size(q) // (heads * self.width * _LEAF)))
 
     def in_leaves(self, like: Array) -> bool:
         """Say whether a step is cut into leaves."""
@@ -111,13 +111,15 @@ class Signed(Arithmetic):
                 yield self.accumulate(self.keys(some), some.mask)
 
         totals: Totals | None = pairwise(self.join, states(), None)
+        # Only if there is no key: a sum of nothing takes as much memory as a state.
         return totals or self.nothing(keys.v, keys.lead())
 
     def block(self, x: Array, lead: tuple[int, ...]) -> int:
         """Say of how many tokens features of some heads are held at once."""
         row = max(1, math.prod(lead) * self.width)
+        # Products of fewer than 16 rows would be slow, whatever the cache holds.
         if is_numpy_array(x):
-            return max(16, chunk_size(x) // row)
+            return max(16, step_size(x) // row)
         rows, columns = block_shape(x)
         return max(16, min(rows * columns // row, rows, columns))
 
@@ -147,12 +149,13 @@ class Signed(Arithmetic):
         return values
 
     def accumulate(self, keys: _Scaled, mask: Array | None) -> Totals:
-        """Sum over the keys of a chunk, `mask` being (..., 1, c)."""
+        """Sum over the keys of a leaf, `mask` being (..., 1, c)."""
         xp, (values, log_scale, v, plain) = self.xp, keys
         if plain and mask is None:
             total = sum_of_products(values.mT, v, self.memory.keys)
-            return Totals(total, log_scale[..., :1, :])
+            return Totals(total, log_scale[..., :1, :])  # zeros
         if mask is not None:
+            # Both, as 0 times the nan of the other would be nan.
             seen = xp.matrix_transpose(mask)
             values, v = xp.where(seen, values, 0.0), xp.where(seen, v, 0.0)
             log_scale = xp.where(seen, log_scale, -math.inf)
@@ -165,7 +168,7 @@ class Signed(Arithmetic):
         return merge_totals(a, b)
 
     def pairs(self, queries: _Scaled, keys: _Scaled, visible: Array) -> Iterator[Sums]:
-        """Read the visible keys of a chunk one by one."""
+        """Read the visible keys of a leaf one by one."""
         xp, (values, log_scale, v, plain) = self.xp, keys
         weights = multiply(queries.values, xp.matrix_transpose(values), self.memory.keys, "weights")
         if plain:  # and so finite
@@ -174,6 +177,7 @@ class Signed(Arithmetic):
         else:
             weights = xp.where(visible, weights, 0.0)
             log_scale = xp.where(visible, xp.matrix_transpose(log_scale), -math.inf)
+            # A base for each query, of what it sees: one for all would let later keys round it.
             base = xp.max(log_scale, axis=-1, keepdims=True)
             weights = weights * xp.exp(log_scale - finite(base, xp))
         yield split_ones(sum_of_visible(weights, v, visible, xp, signed=True), base)
@@ -183,11 +187,12 @@ class Signed(Arithmetic):
         yield split_ones(multiply(queries.values, state.total, self.memory.queries), state.base)
 
     def before(self, state: Totals, leaves: Totals) -> tuple[Totals, Totals]:
-        """Find the states before each of many leaves, and after all."""
+        """Find the states before each of many leaves, and that of these leaves alone."""
         if not is_numpy_array(leaves.total):
             return running(self.join, state, leaves, (-3, -3), self.xp)
         count = leaves.base.shape[-3]
         if not leaves.base.any() and np.all((state.base == 0) | (state.base == -math.inf)):
+            # All scales are 1: sums of plain numbers, in place.
             memory = self.memory.queries or Workspace()
             before, after = _sums_in_groups(state.total, leaves.total, memory)
             base = np.repeat(state.base[..., None, :, :], count, axis=-3)
@@ -231,7 +236,7 @@ class Totals(NamedTuple):
 def merge_totals(a: Totals, b: Totals) -> Totals:
     """Add the sums over two sets of keys."""
     xp = array_namespace(*a, *b)
-    if is_numpy_array(a.base) and not (a.base.any() or b.base.any()):
+    if is_numpy_array(a.base) and not (a.base.any() or b.base.any()):  # all scales are 1
         return Totals(a.total + b.total, np.maximum(a.base, b.base))
     base = xp.maximum(a.base, b.base)
     scale_a, scale_b = (xp.exp(x.base - finite(base, xp)) for x in (a, b))
@@ -272,10 +277,12 @@ def _attend_in_pairs(q: Array, keys: Keys, arithmetic: Signed, causal: bool, out
     xp, n, m, lead = arithmetic.xp, q.shape[-2], keys.k.shape[-2], out.shape[:-2]
     mask: Array = keys.mask
     size = arithmetic.block(q, lead)
+    # What features read of no keys: 0 with base -inf, which sums of pairs replace.
     join, nothing = partial(combine, xp=xp), arithmetic.nothing(keys.v, lead)
     for i in blocks(0, n, size):
         rows = arithmetic.queries(q[..., i, :], i)
         (sums,) = arithmetic.read(rows, nothing)
+        # In causal attention, blocks of keys after the last query of the block are left out.
         for j in blocks(0, max(0, min(m, i.stop + m - n)) if causal else m, size):
             visible = mask[..., i, j]
             if causal:

@@ -1,4 +1,4 @@
-r"""The pullback of attention that is linear in features, in time linear in the tokens.
+r"""Gradients of attention that is linear in features, in time linear in the tokens.
 
 The kernel of query i and key j is :math:`\kappa_{ij} = \sum_s \phi_{is} \psi_{js}`, where features
 are values times e^log. With :math:`G_i = [\bar g_i, -\delta_i] / Z_i`, the normaliser
@@ -9,8 +9,8 @@ are values times e^log. With :math:`G_i = [\bar g_i, -\delta_i] / Z_i`, the norm
     \bar\psi_{js} = \sum_i m_{ij} \, \phi_{is}, \qquad
     \bar v_j = \sum_i \kappa_{ij} \, \bar g_i / Z_i
 
-over the pairs that see each other. Keys are summed on the way forth, as in `engine.hops`, and
-queries on the way back: each step reads the sums of what lies before it, and its own pairs
+over the pairs that see each other. Keys are summed on the way forth, as in `engine.causal`, and
+queries on the way back: each leaf reads the sums of what lies before it, and its own pairs
 one by one.
 """
 
@@ -28,12 +28,12 @@ from ..arrays.threads import Sequencer, for_each
 from ..features import Features
 from .attend import finite
 from .attend_back import pull_normaliser, zeros_of
-from .causal import Seen, chunk_size, heads_at_once, leaf_shape, leaves, running, whole_leaves
+from .causal import Seen, heads_at_once, leaf_shape, leaves, running, step_size, whole_leaves
 from .hops import Keys, joined
 from .scores import causal_mask
 from .signed import Totals, merge_totals
 
-_AXES = (-3, -3)  # of leaves, in sums
+_AXES = (-3, -3)  # of leaves, in the two arrays of `Totals`
 _LEAF_BACK = 64  # tokens of a leaf on NumPy
 _SHARES = 4  # of the heads, at least, for threads
 
@@ -74,6 +74,7 @@ class Mapped(NamedTuple):
 
     def sums(self, x: Array) -> Totals:
         """Sum features times x, (..., F, w), with a base for each feature or one for all."""
+        # Features with logs of their own have a base each: one for all would flush small ones.
         xp, base = self.xp, self.xp.max(self.log, axis=-2, keepdims=True)
         features = xp.exp(self.log - finite(base, xp))
         features = features if self.values is None else self.values * features
@@ -91,7 +92,7 @@ class Mapped(NamedTuple):
     def cut(self, shape: tuple[int, int]) -> Mapped:
         """Cut tokens into leaves; what is missing has no features."""
         xp, log, missing = self.xp, self.log, math.prod(shape) - self.log.shape[-2]
-        if missing:
+        if missing:  # a log of 0, which `leaves` would fill in, is a feature of 1
             options = {"dtype": log.dtype, "device": device(log)}
             none = xp.full((*log.shape[:-2], missing, log.shape[-1]), -math.inf, **options)
             log = xp.concat([log, none], axis=-2)
@@ -133,6 +134,7 @@ class SignedBack:
         self, queries: Mapped, before: Totals, keys: Mapped | None, visible: Array | None
     ) -> tuple[Array, Array]:
         """Find minus the log scale of the normaliser of each query, and the inverse of the rest."""
+        # The normaliser is summed again, as the forward pass returns the output only.
         xp, base = queries.xp, before.base
         if keys is not None:
             logs = xp.where(visible, xp.matrix_transpose(keys.log), -math.inf)
@@ -172,6 +174,7 @@ def _inverse(mass: Array, blind: Array, xp: Any) -> Array:
 def _scale_pairs(queries: Mapped, keys: Mapped, products: Array, visible: Array | None) -> Array:
     """Multiply pairs (..., c, c) by their e^log, 0 where hidden."""
     xp = queries.xp
+    # Both are masked: the log so that e^log is finite, the product as 0 times nan would be nan.
     logs = xp.where(visible, queries.log + xp.matrix_transpose(keys.log), -math.inf)
     return xp.where(visible, products * xp.exp(logs), 0.0)
 
@@ -202,11 +205,12 @@ def pull_linear(
 
     def pull_head(item: tuple[int, tuple[slice, ...]]) -> None:
         place, head = item
+        # What several heads take is summed here, and written in the order of heads by `order`.
         sums: dict[Any, tuple[tuple[slice, ...], Array]] = {}
 
         def give(to: int, tokens: slice, x: Array) -> None:
             box = (*head, tokens if total[to].shape[-2] > 1 else whole, whole)
-            if alone[to]:
+            if alone[to]:  # no other thread writes to this head
                 total[to] = add_part(total[to], box, x)
                 return
             x = sum_to(x, part(total[to], box).shape)
@@ -238,7 +242,7 @@ def _heads_at_once(lead: tuple[int, ...], q: Array, arithmetic: Any) -> Iterator
     shape = _step_shape(q, q.shape[-2], arithmetic)
     if not is_numpy_array(q) or not arithmetic.splits:
         return heads_at_once(lead, q, shape, arithmetic)
-    fit = chunk_size(q) // (math.prod(shape) * arithmetic.width)
+    fit = step_size(q) // (math.prod(shape) * arithmetic.width)
     return tiles(lead, min(math.prod(lead) // _SHARES, fit))
 
 
@@ -246,7 +250,7 @@ def _step_shape(like: Array, n: int, arithmetic: Any) -> tuple[int, int]:
     """Say how many leaves a step has, and tokens a leaf."""
     if not is_numpy_array(like):
         return whole_leaves(n, like)
-    return leaf_shape(n, _LEAF_BACK, max(1, chunk_size(like) // (arithmetic.width * _LEAF_BACK)))
+    return leaf_shape(n, _LEAF_BACK, max(1, step_size(like) // (arithmetic.width * _LEAF_BACK)))
 
 
 def _pull_in_pairs(
@@ -264,6 +268,7 @@ def _pull_in_pairs(
         visible = mask[..., i, j]
         return visible & causal_mask(i, j, m - n, device(q), xp) if causal else visible
 
+    # Keys that no query sees give nothing, not even nan.
     some = xp.matrix_transpose(xp.any(seen(slice(0, n), slice(0, m)), axis=-2, keepdims=True))
     k, v = (_where_known(x, some, xp) for x in (k, v))
     ones, columns = with_ones(v, xp), list(blocks(0, m, size))
@@ -271,12 +276,13 @@ def _pull_in_pairs(
     def keys_of(j: slice) -> Mapped:
         return arithmetic.keys(k[..., j, :], head, xp)
 
-    logs = [own_copy(keys_of(j).log, xp) for j in columns]
+    logs = [own_copy(keys_of(j).log, xp) for j in columns]  # the map may write to its memory again
 
     def give(to: int, tokens: slice, x: Array) -> None:
         total[to] = add_part(total[to], (*head, tokens, WHOLE), x)
 
     for i in blocks(0, n, size):
+        # Three passes over the keys of a block of queries: the base, the normaliser, the pullback.
         queries, base = arithmetic.queries(q[..., i, :], head, i, xp), None
         for j, log in zip(columns, logs, strict=True):
             logs_j = xp.where(seen(i, j), xp.matrix_transpose(log), -math.inf)
@@ -333,7 +339,7 @@ class _Heads:
     ) -> None:
         self.arithmetic, self.head, self.give, self.xp = arithmetic, head, give, xp
         self.q, self.cotangents = queries
-        k, v, self.mask, _ = keys
+        k, v, self.mask, _ = keys  # half of the scale is in the features of keys
         self.lead = keys._replace(v=k).lead(*queries)
         if self.mask is not None:
             k, v = (_where_known(x, xp.matrix_transpose(self.mask), xp) for x in (k, v))
@@ -349,13 +355,14 @@ class _Heads:
         self.shape = _step_shape(self.q, n - start, self.arithmetic)
         size = math.prod(self.shape)
         steps, before = list(blocks(start, n, size)), list(blocks(0, first, size))
+        # Sums over keys that lie before, [v_j, 1], and over queries that come later, G_i.
         past, later = Seen(self.nothing(), merge_totals), Seen(self.nothing(), merge_totals)
         for j in before:
             past.add(self.keys_of(j).sums(self.ones[..., j, :]))
         for i in steps:
             if causal:
                 self.forth(i, past)
-            else:
+            else:  # all keys are in `past`, so that no query has pairs of its own
                 queries = self.arithmetic.queries(self.q[..., i, :], self.head, i, self.xp)
                 queries, x = self.scaled(queries, self.cotangents[..., i, :], i, past.state)
                 moved = queries.pull_pairs(x, past.state)
@@ -363,7 +370,7 @@ class _Heads:
                 later.add(queries.sums(x))
         for i in reversed(steps) if causal else ():
             self.back(i, later)
-        for j in before:
+        for j in before:  # all queries see these keys
             keys = self.keys_of(j)
             moved = keys.pull_pairs(self.ones[..., j, :], later.state)
             self.give_keys(j, keys, moved, keys.pull_values(later.state))
@@ -419,6 +426,7 @@ class _Heads:
         """Let keys of a step be read by its queries and by those after them."""
         xp, step, count = self.xp, self.step(i), i.stop - i.start
         queries, x = self.scaled(step.queries, step.x, i, None)
+        # Leaves from last to first: `running` gives what lies before, here what comes after.
         sums = Totals(*(xp.flip(y, axis=-3) for y in queries.sums(x)))
         after, before = running(merge_totals, later.state, sums, _AXES, xp)
         after = Totals(*(xp.flip(y, axis=-3) for y in after))

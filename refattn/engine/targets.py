@@ -1,4 +1,4 @@
-"""Draws from the targets of randomized attention: a normal about the query and one of its keys."""
+"""Draw frequencies of randomized attention: normal about a query plus one of the keys it sees."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
     q, k, mask, u, rng, scale, causal = targets
     (*lead, n, num_samples), (m, d) = u.shape, k.shape[-2:]
     wide = widest(q, xp)
+    # A cumulative sum of many shares in float32 would miss keys: it is in the widest type.
     root, columns = root_scale(scale, q), block_shape(q)[1]
     below_one = 1 - float(xp.finfo(wide).eps)
     out = xp.empty((*u.shape, d), dtype=q.dtype, device=device(q))
@@ -75,6 +76,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         q_i = part(q, (*head, i, WHOLE))
         k_h = part(k, (*head, slice(0, stop), WHOLE))
         seen = None if mask is None else part(mask, (*head, i, slice(0, stop)))
+        # Only the normaliser is used: one column of the keys stands for values.
         scores = Scores(root * root, mask=seen, causal=causal)
         lse = attend(q_i, k_h, k_h[..., :1], scores).lse
         lse = xp.where(lse == -math.inf, 0.0, xp.astype(lse, wide))[..., None]
@@ -82,6 +84,7 @@ def draw_from_targets(targets: Targets, xp: Any) -> Array:
         wide_root = root_scale(scale, scaled)
         scaled = scaled * (wide_root * wide_root)
         shift = stop - (i.stop - i.start) if causal else None
+        # Shares are computed twice: for their total, which rounding leaves off 1, and to choose.
         shares = _KeyShares(scaled, k_h, lse, seen, shift, list(blocks(0, stop, columns)), xp)
         total = shares.total()
         # At most below_one * total: some key is chosen, though u rounds to 1 in float32.
@@ -122,8 +125,11 @@ class _KeyShares(NamedTuple):
             lower = xp.concat([before, upper[..., :-1]], axis=-1)
             chosen = (lower[..., None, :] <= u[..., None]) & (u[..., None] < upper[..., None, :])
             k_j = k[..., j, :]
-            if self.shift is not None or self.mask is not None:
+            if (
+                self.shift is not None or self.mask is not None
+            ):  # 0 times inf of a hidden key is nan
                 k_j = xp.where(xp.isfinite(k_j), k_j, 0.0)
+            # A product with one 1 in a row picks a key: `take` would need indices of each head.
             key = key + xp.astype(chosen, k.dtype) @ k_j[..., None, :, :]
             before = upper[..., -1:]
         return key

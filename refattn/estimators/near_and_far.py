@@ -1,4 +1,4 @@
-r"""Near keys exactly, the rest approximately: both attend, and their results merge.
+r"""Estimators that attend exactly to near keys and approximately to the others.
 
 In `eva_attention` and `second_order_attention` keys are cut into chunks of `window`, near are
 those of the query's own chunk, and each other chunk is one term. In

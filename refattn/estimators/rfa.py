@@ -1,4 +1,4 @@
-r"""Random-feature estimators of softmax attention, a few lines each over two hops of `attend`.
+r"""Random-feature attention (RFA), importance-sampled attention and the choice of features.
 
 The positive family is two hops of attention. Samples attend to keys,
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values in files."""
+"""Read queries, keys and values from .npz and .safetensors files."""
 
 from __future__ import annotations
 

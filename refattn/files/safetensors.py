@@ -1,4 +1,4 @@
-"""Reading safetensors files into NumPy arrays."""
+"""Read safetensors files into NumPy arrays, without the package of that name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queries, keys and values that come with the package."""
+"""Load the queries, keys and values that come with the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequences of their own length in a file: one after another, or with keys in blocks.
+"""Read packed and paged sequences: of different lengths one after another, or keys in pages.
 
 They are those of `refattn.packed`. Causal attention and windows are those of each sequence: its
 last query sees its last key.

@@ -1,4 +1,4 @@
-"""Attention problems in files, with the results that are to be judged, read head by head."""
+"""Read attention problems and the results to be judged, head by head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that a trained model tolerates of each estimator."""
+"""Load the errors of each estimator that a trained model was measured to tolerate."""
 
 from __future__ import annotations
 

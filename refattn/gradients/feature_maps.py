@@ -1,4 +1,4 @@
-"""Pullbacks of feature maps: what a change of features takes of the vectors that are mapped.
+"""Gradients of feature maps, from features back to the vectors that they are made of.
 
 Maps of other packages have theirs in an attribute `vjp`: ``vjp(x)`` returns what the map does and
 a function of its cotangent, or of those of `values` and `log_scale` where the map gives `Features`.

@@ -1,4 +1,4 @@
-"""The pullback of attention to samples of keys: what a key takes of each of its places is added."""
+"""Gradients of attention to samples of keys, added up for keys that were drawn more than once."""
 
 from __future__ import annotations
 

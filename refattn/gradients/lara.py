@@ -1,4 +1,4 @@
-r"""The pullback of linear randomized attention, through proposals, frequencies and weights.
+r"""Gradients of linear randomized attention, through proposals, frequencies and weights.
 
 Weights are made of the densities :math:`B_{cs} = \omega_s \cdot \mu_c - |\mu_c|^2 / 2` of the
 proposals, log over N(0, I): of the own proposal of each frequency, and of the mixture of all, their

@@ -1,4 +1,4 @@
-r"""Pullbacks of near keys and the rest, that both attend and whose results merge.
+r"""Gradients of the estimators that attend exactly to near keys and approximately to the others.
 
 With :math:`p_{ij}` the weight of a pair among all that a query sees, near or far,
 

@@ -1,4 +1,4 @@
-"""Pullbacks of `recurrent_attention` and of the layers that are this recurrence."""
+"""Gradients of `recurrent_attention` and of the layers that are special cases of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Derivatives of attention: pullbacks of estimators, composed as these are.
+r"""`vjp` and the gradient rules of estimators, composed as the estimators are.
 
 `vjp` evaluates a function, and returns what takes the cotangent of its result, the derivative of
 some loss with respect to it, to those of its arguments. One pullback is numerical, that of

@@ -1,4 +1,4 @@
-"""The door of every formula: check the arguments, and give shared keys an axis of their own."""
+"""Check the arguments of the formulas, and give heads that share keys an axis of their own."""
 
 from __future__ import annotations
 
@@ -146,6 +146,12 @@ def proposals(
     count = samples if num_proposals is None else num_proposals
     frequencies.samples_of_each(samples, count)
     return {"omega": omega, "num_proposals": count, "centres": centres, "beta": beta, "mask": mask}
+
+
+def chunk_of_tokens(k: Array, chunk: Any, mask: Array | None, **_: Any) -> dict[str, Any]:
+    """Number of tokens that are taken at once, with a mask of keys, (..., 1, m)."""
+    checks.positive_integer("chunk", chunk)
+    return {"mask": qkv.one_row(mask, k)}
 
 
 def chunks(

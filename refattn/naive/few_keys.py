@@ -1,4 +1,4 @@
-r"""Attention to few keys."""
+r"""Attention to a few keys in place of all, each estimator as its formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Estimates of the softmax kernel."""
+r"""Random-feature estimates of the softmax kernel, as their formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Linear randomized attention."""
+r"""Linear randomized attention (LARA), as its formula."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def linear_randomized_attention(
     seen = visible(q, k, mask=mask, causal=causal)
     q, k = kernel_coordinates(q, scale), kernel_coordinates(k, scale)
     q_mean, centres, there = means_of_proposals(q, k, centres, num_proposals, mask, causal)
-    log_weight = _log_alpha(q, omega, q_mean, centres, there, weighting, beta)
+    log_weight = log_alpha(q, omega, q_mean, centres, there, weighting, beta)
     return average(log_kernel(q, k, omega, log_weight), v, seen)
 
 
@@ -104,7 +104,7 @@ def _members(chunk: Array, count: int, like: Array) -> Array:
     return chunk[..., None, :] == integers(0, count, like)[:, None]
 
 
-def _log_alpha(
+def log_alpha(
     q: Array,
     omega: Array,
     q_mean: Array,

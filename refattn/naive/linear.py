@@ -1,4 +1,4 @@
-r"""Linear attention."""
+r"""Linear attention and its feature map elu + 1, as their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Mean and covariance of rows."""
+r"""Mean and covariance of rows, as their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Estimators beyond the references: a few keys for all, summaries of chunks, near keys exact."""
+r"""Estimators that attend exactly to near keys and approximately to the others, as formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Randomized attention."""
+r"""Randomized attention (RA), as its formula."""
 
 from __future__ import annotations
 

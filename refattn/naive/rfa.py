@@ -1,4 +1,4 @@
-r"""The estimators of the references, each as its formula is written."""
+r"""Random-feature attention (RFA) and importance-sampled attention, as their formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""Softmax attention."""
+r"""Exact softmax attention with all of its options, as its formula."""
 
 from __future__ import annotations
 

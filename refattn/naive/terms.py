@@ -1,4 +1,4 @@
-r"""What the formulas are made of: sums over the keys that a query sees, and their logarithms."""
+r"""Terms of the formulas: kernels, sums over the keys that a query sees, and their logarithms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of the package."""
+"""Records of the estimators of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record of an estimator is, and where records are kept."""
+"""The record of an estimator, and functions that register and look up records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding states that hold the keys of the last chunk, and of each before it a summary."""
+"""Decoding states that hold the keys of the last chunk and a summary of each earlier chunk."""
 
 from __future__ import annotations
 

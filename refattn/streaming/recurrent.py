@@ -1,4 +1,4 @@
-"""The decoding state of recurrences."""
+"""The decoding state of `recurrent_attention` and of its special cases."""
 
 from __future__ import annotations
 

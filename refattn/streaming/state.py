@@ -1,4 +1,4 @@
-"""What decoding states have in common: keys and values, and checks of tokens and states."""
+"""Checks and copies that all decoding states share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random-feature attention of arrays that need not fit in memory."""
+"""Random-feature attention of arrays that need not fit in memory, written part by part."""
 
 from __future__ import annotations
 

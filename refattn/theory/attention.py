@@ -1,4 +1,4 @@
-"""Laws of estimated attention: bias, variance and effective sample size of each output."""
+"""Predicted bias, variance and effective sample size of each output of estimated attention."""
 
 from __future__ import annotations
 

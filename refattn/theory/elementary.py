@@ -1,4 +1,4 @@
-"""Functions of numbers that keep their digits, and what a quotient of zeros means."""
+"""Elementary functions that do not cancel or overflow, and quotients in which 0 / 0 is defined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of gradients of estimated attention: the noise that random features add to training."""
+"""Predicted noise that random features add to the gradients of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of one estimate of the kernel: mean, variance and bias from S frequencies."""
+"""Predicted mean, variance and bias of an estimate of the kernel from S frequencies."""
 
 from __future__ import annotations
 

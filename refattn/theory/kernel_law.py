@@ -1,4 +1,4 @@
-"""The law of one estimate of the kernel, relative to the kernel, for a coupling of frequencies."""
+"""Relative variance of an estimate of the kernel for each coupling of frequencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Gaussian proposal makes of the square of an importance-weighted estimate."""
+"""Second moments of importance-weighted estimates under a Gaussian proposal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The law of attention to a sample of keys."""
+"""Predicted bias and variance of attention to a sample of keys."""
 
 from __future__ import annotations
 

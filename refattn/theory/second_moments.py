@@ -1,4 +1,4 @@
-"""Attention in float64 on the host, and its sums over pairs of keys."""
+"""Exact attention in float64 and its sums over pairs of keys, of which variances are made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The series of the laws of dependent frequencies: blocks of fixed angles, and fixed norms."""
+"""Series for the variance with dependent frequencies: fixed angles in blocks, fixed norms."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_the_last_of_many_tokens_leaves_every_bit(n):
 
 
 def test_states_are_added_as_a_tree():
-    """As many sums in turn as the number of chunks has binary digits."""
+    """As many sums in turn as the number of steps has binary digits."""
     depth = engine_causal.Seen((0, 0), lambda a, b: (a[0] + b[0], 1 + max(a[1], b[1])))
     for count in range(1, 1025):
         depth.add((1, 0))

@@ -21,7 +21,7 @@ GATES = {  # of each layer
     "rwkv7": ("logs", "a", "b"),
 }
 LAYERS = sorted(GATES)
-# Sizes up to and past a chunk (64), and past 16 chunks that are made at once (1024).
+# Sizes up to and past a leaf (64), and past 16 leaves that are made at once (1024).
 SIZES = [0, 1, 5, 64, 100]
 
 
@@ -61,12 +61,12 @@ def largest_error(got, want):
     ("home", "n"), [(naive, 0), (naive, 3), *((recurrences, n) for n in SIZES)]
 )
 @pytest.mark.parametrize("layer", LAYERS)
-def test_chunks_are_the_formula_on_every_library(backend, dtype, layer, home, n):
+def test_leaves_are_the_formula_on_every_library(backend, dtype, layer, home, n):
     arrays, gates = inputs(layer, n, dtype)
     wide = [x.astype(np.longdouble) for x in arrays]
     want = run(naive, layer, *wide, **{x: y.astype(np.longdouble) for x, y in gates.items()})
     got = backend.call(partial(run, home, layer), *arrays, **gates)
-    # Sums of some ten terms, as all but the last chunks are forgotten, if there are decays.
+    # Sums of some ten terms, as all but the last leaves are forgotten, if there are decays.
     assert largest_error(got, want) <= 20 * eps(arrays[0]) * max(
         1, np.max(np.abs(want.out), initial=0)
     )
@@ -76,9 +76,9 @@ def test_chunks_are_the_formula_on_every_library(backend, dtype, layer, home, n)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (1, 3)])
 @pytest.mark.parametrize("n", [3, 1100])
-def test_past_spans_and_in_groups_of_heads(layer, heads, n, monkeypatch):
+def test_past_steps_and_in_groups_of_heads(layer, heads, n, monkeypatch):
     """Memory of n tokens only where nothing decays: the delta rule."""
-    monkeypatch.setattr(engine, "_SPAN", 16 * 8)  # chunks of float64
+    monkeypatch.setattr(engine, "_LEAVES", 16 * 8)  # leaves of float64
     arrays, gates = inputs(layer, n, heads=heads)
     state = draw(np.random.default_rng(1), heads[1], 4, 3)
     got, want = (run(x, layer, *arrays, **gates, initial_state=state) for x in (recurrences, naive))
@@ -88,10 +88,10 @@ def test_past_spans_and_in_groups_of_heads(layer, heads, n, monkeypatch):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_spans_change_no_bit(layer, monkeypatch):
+def test_steps_change_no_bit(layer, monkeypatch):
     arrays, gates = inputs(layer, 300)
     want = run(recurrences, layer, *arrays, **gates), pull(layer, *arrays, **gates)
-    monkeypatch.setattr(engine, "_SPAN", 2 * 8)  # two chunks of float64
+    monkeypatch.setattr(engine, "_LEAVES", 2 * 8)  # two leaves of float64
     got = run(recurrences, layer, *arrays, **gates), pull(layer, *arrays, **gates)
     for x, y in zip(chain(*got), chain(*want), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -287,7 +287,7 @@ def test_nan_goes_to_the_gradients_that_it_is_for(name, read):
 
 
 def test_a_decay_is_never_a_ratio():
-    """Decays from the start vanish within a chunk; those between neighbours do not."""
+    """Decays from the start vanish within a leaf; those between neighbours do not."""
     one, g = np.ones((80, 2)), np.full((80, 2), -30.0)
     want = 2 * (1 + np.exp(-30.0)) * np.ones(79)
     for log_decay in (g, g[:, 0]):

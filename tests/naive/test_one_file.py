@@ -21,6 +21,8 @@ X |= {"beta": Q[..., 0] ** 2 / 4, "g": -(K**2), "a": K / 4, "b": -K, "first": Q[
 
 # Calls of formulas, as text, so that both modules run the same; of q, k and v alone by default.
 CALLS = dict.fromkeys(naive.__all__, "(q, k, v)") | {
+    "chunked_linear_randomized_attention": "(q, k, v, omega=omega, num_proposals=3, chunk=4)",
+    "chunked_random_feature_attention": "(q, k, v, omega=omega, mask=mask, chunk=4)",
     "delta_rule": "(q, k, v, beta=beta, initial_state=first).out",
     "gated_delta_rule": "(q, k, v, beta=beta, log_decay=g[..., 0]).state",
     "gated_linear_attention": "(q, k, v, log_decay=g).out",
@@ -140,7 +142,7 @@ def test_the_file_is_clean(options, tmp_path):
 
 
 def test_names_that_are_not_there_are_refused():
-    with pytest.raises(ValueError, match='`names` must be one of "coreset_attention"'):
+    with pytest.raises(ValueError, match='`names` must be one of "chunked_'):
         one_file.formulas(["flash"])
     done = printed("flash")
     assert done.returncode == 2

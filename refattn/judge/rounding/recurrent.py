@@ -28,14 +28,14 @@ import numpy as np
 
 from ...arrays.library import Doubles
 from ...engine.recurrent import (
-    Chunk,
     Decays,
+    Leaf,
     Steps,
     carry,
-    chunk,
     cut_rows,
     inverse,
     recur,
+    solve_leaves,
     weights,
 )
 from .roundings import BIAS, RMS, WORST, Roundings, RowErrors, round_bound, walk
@@ -81,7 +81,7 @@ def _analyse_head(
     size = 1 << (min(roundings.run, max(n, 1)) - 1).bit_length()  # of a chunk
     steps, state = steps_of(x, scale), x["initial_state"]
     tokens, rates = steps.cut(size, np), cut_rows(x["write"], size, np) if is_delta(x) else None
-    chunks = chunk(tokens, before, np)
+    chunks = solve_leaves(tokens, before, np)
     states, last = carry(chunks, state, np)
     with np.errstate(all="ignore"):
         tied = bool(np.all(steps.log_decay == steps.log_decay[:1]))
@@ -258,7 +258,7 @@ class _Sums:
         return [(k, rows, found + self.round(rows))]
 
     def find_passing(
-        self, x: Steps, chunks: Chunk, states: Doubles, rows: Written, before: bool
+        self, x: Steps, chunks: Leaf, states: Doubles, rows: Written, before: bool
     ) -> tuple[Passing, Doubles]:
         """Find how errors reach rows, with variances, and squares of the terms of the output."""
         (c, d), lanes, start, after = x.q.shape[-2:], self.roundings.lanes, states[:-1], states[1:]
