@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 from ..arrays import tokens
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written, device
-from ..engine.recurrent import Steps, recur
+from ..engine.recurrent import Tokens, recur
 from ..typing import Recurrent
 from .assumptions import require
 from .forward import SAFE, UNDERFLOW
@@ -106,7 +106,7 @@ def recurrent_attention(
     out, last = _go_through(x, rows, Bound(whole, xp.zeros_like(whole.hi)), before, xp)
 
     k, v, g, a, b, w = (y if y is None else y.hi for y in x)
-    steps = Steps(rows.hi, k, v if w is None else w * v, g, a, b)
+    steps = Tokens(rows.hi, k, v if w is None else w * v, g, a, b)
     near_out, near_last = recur(steps, whole.hi, before, xp)
     first = tokens.one_of_each(start.hi, whole.hi.ndim)
     last = _map(lambda y: y[first], _proven(last, near_last, xp))

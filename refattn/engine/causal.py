@@ -69,7 +69,7 @@ class Arithmetic:
     alike
         Whether steps differ in their tokens only, so that one can be traced for all.
 
-    Methods, of which `alone` and `chunks` are here:
+    Methods, of which `alone` and `steps` are here:
 
     alone(like, memory=None) -> Arithmetic
         A copy for one thread, with workspaces of its own, or with `memory` for both.
@@ -80,7 +80,7 @@ class Arithmetic:
         rounding may depend.
     in_leaves(like) -> bool
         Whether a step is cut into leaves; otherwise it is one leaf, of as many tokens as there are.
-    chunks(q, size) -> iterator of slices
+    steps(q, size) -> iterator of slices
         The queries of each step, in order, at most `size`.
     start(keys, size) -> State
         Of keys before the first query; of none it is the identity of `join`.
@@ -117,7 +117,7 @@ class Arithmetic:
         mine.memory = Workspaces(memory or workspace(like), memory or workspace(like))
         return mine
 
-    def chunks(self, q: Array, size: int) -> Iterator[slice]:
+    def steps(self, q: Array, size: int) -> Iterator[slice]:
         """Cut the queries into steps."""
         return blocks(0, q.shape[-2], size)
 
@@ -150,7 +150,7 @@ def causal_attention(
             out = put(out, (*head, WHOLE, WHOLE), done.out)
             lse = put(lse, (*head, WHOLE), done.lse)
             return
-        for i in features.chunks(q_h, size):
+        for i in features.steps(q_h, size):
             rows = features.queries(q_h[..., i, :], i)
             fresh = keys_h.tokens(i.start + shift, i.stop + shift)
             done = _attend_step(features, rows, fresh, seen, shape)

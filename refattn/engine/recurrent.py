@@ -45,7 +45,7 @@ _LEAVES, _OTHER_LEAVES = 256, 64  # of a step, on NumPy times the bytes of a num
 _NUMPY_NUMBERS = 2**17  # of tokens of some heads, which stay in the cache
 
 
-class Steps(NamedTuple):
+class Tokens(NamedTuple):
     """What tokens do, arrays (..., n, d) but for values (..., n, d_v); without removal, no a, b."""
 
     q: Array
@@ -55,15 +55,15 @@ class Steps(NamedTuple):
     a: Array | None = None
     b: Array | None = None
 
-    def map(self, function: Callable[[Array], Array]) -> Steps:
+    def map(self, function: Callable[[Array], Array]) -> Tokens:
         """Apply a function to all arrays."""
-        return Steps(*(x if x is None else function(x) for x in self))
+        return Tokens(*(x if x is None else function(x) for x in self))
 
-    def rows(self, i: slice) -> Steps:
+    def rows(self, i: slice) -> Tokens:
         """Take some tokens."""
         return self.map(lambda x: x[..., i, :])
 
-    def cut(self, size: int, xp: Any) -> Steps:
+    def cut(self, size: int, xp: Any) -> Tokens:
         """Cut tokens into leaves (..., leaves, size, .), with tokens at the end that do nothing."""
         return self.map(lambda x: cut_rows(x, size, xp))
 
@@ -214,7 +214,7 @@ def join_halves(early: Array, cross: Array, late: Array, xp: Any) -> Array:
     return xp.concat([xp.concat(x, axis=-1) for x in rows], axis=-2)
 
 
-def solve_leaves(x: Steps, before: bool, xp: Any) -> Leaf:
+def solve_leaves(x: Tokens, before: bool, xp: Any) -> Leaf:
     """Find what leaves (..., c, .) make of states, which queries may read before their token."""
     q, k, v, g, a, b = x
     decays = Decays(g, xp)
@@ -284,14 +284,14 @@ def cut_steps(n: int, like: Array) -> tuple[int, list[slice]]:
 
 
 @as_written
-def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
+def recur(x: Tokens, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
     """Read and write the state, (..., d, d_v), token by token: out (..., n, d_v), and the last."""
     if is_dask_array(x.q):  # a graph of all that follows would be large: tokens in one call
         arrays = [y for y in (*x, state) if y is not None]
         ends = [(0, 2), (len(arrays) - 1, 2)]
 
         def of_numpy(*y: Array) -> tuple[Array, Array]:
-            return recur(Steps(*y[:-1]), y[-1], before, np)
+            return recur(Tokens(*y[:-1]), y[-1], before, np)
 
         out, last = on_whole_rows(of_numpy, arrays, ends, xp)
         return out, last
@@ -321,7 +321,7 @@ def recur(x: Steps, state: Array, before: bool, xp: Any) -> tuple[Array, Array]:
     return xp.where(read, math.nan, out), xp.where(everywhere, math.nan, last)
 
 
-def without_nan(x: Steps, xp: Any, *more: Array) -> tuple[Steps, Steps | None]:
+def without_nan(x: Tokens, xp: Any, *more: Array) -> tuple[Tokens, Tokens | None]:
     """Replace by 0 what is not finite, and say where: which values, and which rows (..., n, 1).
 
     A product of matrices would bring it to tokens that it is not for, as 0 times nan. None says
@@ -333,10 +333,10 @@ def without_nan(x: Steps, xp: Any, *more: Array) -> tuple[Steps, Steps | None]:
     fine = fine._replace(log_decay=fine.log_decay | (x.log_decay == -math.inf))  # forgets all
     clean = (y if y is None else xp.where(f, y, 0.0) for f, y in zip(fine, x, strict=True))
     bad = fine.map(lambda y: ~xp.all(y, axis=-1, keepdims=True))
-    return Steps(*clean), bad._replace(v=~fine.v)
+    return Tokens(*clean), bad._replace(v=~fine.v)
 
 
-def spoilt_states(bad: Steps, xp: Any) -> Array:
+def spoilt_states(bad: Tokens, xp: Any) -> Array:
     """Say which states after a token have columns of nan, (..., n, d_v)."""
     some = bad.v
     for y in (z for z in (bad.k, *bad[3:]) if z is not None):

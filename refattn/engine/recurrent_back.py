@@ -16,7 +16,7 @@ from ..arrays.library import Array, as_written, device, is_dask_array, on_whole_
 from .recurrent import (
     Decays,
     Leaf,
-    Steps,
+    Tokens,
     carry,
     cut_rows,
     cut_steps,
@@ -35,19 +35,19 @@ from .recurrent import (
 
 @as_written
 def pull_recur(
-    x: Steps, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
-) -> tuple[Steps, Array]:
+    x: Tokens, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
+) -> tuple[Tokens, Array]:
     """Pull `recur` back to its tokens and the first state, for all heads of the state."""
     if is_dask_array(x.q):
         arrays = [y for y in (*x, state, d_out, d_last) if y is not None]
 
         def of_numpy(*y: Array) -> Any:
-            pulled, first = pull_recur(Steps(*y[:-3]), y[-3], before, y[-2], y[-1], np)
+            pulled, first = pull_recur(Tokens(*y[:-3]), y[-3], before, y[-2], y[-1], np)
             return *(z for z in pulled if z is not None), first
 
         ends = [(i, i) for i in range(len(arrays) - 2)]
         *pulled, first = on_whole_rows(of_numpy, arrays, ends, xp)
-        return Steps(*pulled), first
+        return Tokens(*pulled), first
     clean, bad = without_nan(x, xp, d_out)
     if bad is None:
         return pull_finite(x, state, before, d_out, d_last, xp)
@@ -57,11 +57,11 @@ def pull_recur(
     # Computed without nan, which products of matrices would spread too far, and put back at last.
     spoilt, of_first = spoilt_cotangents(bad, before, ~fine, xp)
     pairs = zip(spoilt, pulled, strict=True)
-    pulled = Steps(*(y if y is None else xp.where(z, math.nan, y) for z, y in pairs))
+    pulled = Tokens(*(y if y is None else xp.where(z, math.nan, y) for z, y in pairs))
     return pulled, xp.where(of_first, math.nan, first)
 
 
-def spoilt_cotangents(bad: Steps, before: bool, bad_out: Array, xp: Any) -> tuple[Steps, Array]:
+def spoilt_cotangents(bad: Tokens, before: bool, bad_out: Array, xp: Any) -> tuple[Tokens, Array]:
     """Say which cotangents are nan, of tokens, (..., n, 1 or d_v), and of the first state.
 
     Nan goes from a token to the cotangents of the states before it, as it goes to those after it.
@@ -77,7 +77,7 @@ def spoilt_cotangents(bad: Steps, before: bool, bad_out: Array, xp: Any) -> tupl
         return xp.any(x, axis=-1, keepdims=True)
 
     both = some(back) | some(until)
-    spoilt = Steps(
+    spoilt = Tokens(
         some(until if before else after) | some(bad_out),
         some(back) | some(v),
         back | k,
@@ -89,8 +89,8 @@ def spoilt_cotangents(bad: Steps, before: bool, bad_out: Array, xp: Any) -> tupl
 
 
 def pull_finite(
-    x: Steps, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
-) -> tuple[Steps, Array]:
+    x: Tokens, state: Array, before: bool, d_out: Array, d_last: Array, xp: Any
+) -> tuple[Tokens, Array]:
     """Pull `recur` back where all that tokens do is finite, and so are cotangents of results."""
     lead, n = tuple(state.shape[:-2]), x.q.shape[-2]
     options = {"dtype": x.q.dtype, "device": device(x.q)}
@@ -102,7 +102,7 @@ def pull_finite(
         nonlocal pulled, first
         mine, now = x.map(lambda y: some_heads(y, head)), some_heads(state, head)
 
-        def made(i: slice) -> tuple[Steps, Leaf]:
+        def made(i: slice) -> tuple[Tokens, Leaf]:
             some = mine.rows(i).cut(size, xp)
             return some, solve_leaves(some, before, xp)
 
@@ -114,7 +114,7 @@ def pull_finite(
         for i, now in reversed(list(zip(in_steps, starts, strict=False))):  # no step of no token
             (some, leaves), d_rows = made(i), cut_rows(some_heads(d_out, head)[..., i, :], size, xp)
             taken, d_now = pull_step(some, leaves, before, now, d_rows, d_now, xp)
-            for name, y in zip(Steps._fields, taken, strict=True):
+            for name, y in zip(Tokens._fields, taken, strict=True):
                 if y is not None:
                     rows = together(y, xp)[..., : i.stop - i.start, :]
                     whole = put(getattr(pulled, name), (*head, i, WHOLE), rows)
@@ -126,8 +126,8 @@ def pull_finite(
 
 
 def pull_step(
-    x: Steps, leaves: Leaf, before: bool, state: Array, d_out: Array, d_state: Array, xp: Any
-) -> tuple[Steps, Array]:
+    x: Tokens, leaves: Leaf, before: bool, state: Array, d_out: Array, d_state: Array, xp: Any
+) -> tuple[Tokens, Array]:
     """Pull the leaves of a step, and the way of the state through them, back."""
     turned, (states, _) = xp.matrix_transpose, carry(leaves, state, xp)
     # The same recurrence from the last leaf to the first; its first two fields are not used.
@@ -145,7 +145,7 @@ def pull_step(
     return pull_leaf(x, before, cotangents, xp), d_state
 
 
-def pull_leaf(x: Steps, before: bool, pulled: Leaf, xp: Any) -> Steps:
+def pull_leaf(x: Tokens, before: bool, pulled: Leaf, xp: Any) -> Tokens:
     """Pull `solve_leaves` back."""
     q, k, v, g, a, b = x
     d_reads, d_out, d_keep, d_turn, d_add = pulled
@@ -196,4 +196,4 @@ def pull_leaf(x: Steps, before: bool, pulled: Leaf, xp: Any) -> Steps:
         + sums_before(at_end, xp)
         + turned(d_keep) * from_start[..., -1:, :]
     )
-    return Steps(d_q, d_k, d_v, d_g, d_a, d_b)
+    return Tokens(d_q, d_k, d_v, d_g, d_a, d_b)

@@ -424,7 +424,7 @@ class _GrowingSamples(Positive):
         some.mixture = inputs.xp.full_like(log_weight, -math.inf)
         return some
 
-    def chunks(self, q: Array, size: int) -> Iterator[slice]:
+    def steps(self, q: Array, size: int) -> Iterator[slice]:
         """Cut the queries into steps: on NumPy those of a step know the same samples."""
         if not is_numpy_array(q):
             yield from blocks(0, q.shape[-2], size)

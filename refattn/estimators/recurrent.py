@@ -9,7 +9,7 @@ from ..arrays import tokens
 from ..arrays.heads import group_with_lead
 from ..arrays.library import Array, as_written
 from ..arrays.tokens import RecurrenceOptions
-from ..engine.recurrent import Steps, recur
+from ..engine.recurrent import Tokens, recur
 from ..typing import ArrayT, Recurrent
 
 
@@ -98,7 +98,7 @@ def recurrent_attention(
 class RecurrenceInputs(NamedTuple):
     """What the engine takes, in groups of heads, and what it was made of."""
 
-    steps: Steps
+    steps: Tokens
     state: Array
     before: bool
     xp: Any
@@ -114,7 +114,7 @@ def prepare_recurrence(q: Array, k: Array, v: Array, given: RecurrenceOptions) -
     q, k, gates, scale, xp = tokens.check(q, k, v, given)
     axes, before = q.ndim, given.read == "before"
     (q, k, v, log_decay, a, b, write, state), lead, join = group_with_lead(q, k, v, *gates)
-    steps = Steps(scale * q, k, v if write is None else write * v, log_decay, a, b)
+    steps = Tokens(scale * q, k, v if write is None else write * v, log_decay, a, b)
     whole = xp.broadcast_to(state, (*lead, *state.shape[-2:]))
     first = tokens.one_of_each(state, whole.ndim)
 

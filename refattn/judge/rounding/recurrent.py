@@ -30,7 +30,7 @@ from ...arrays.library import Doubles
 from ...engine.recurrent import (
     Decays,
     Leaf,
-    Steps,
+    Tokens,
     carry,
     cut_rows,
     inverse,
@@ -229,7 +229,7 @@ class _Sums:
             return np.zeros_like(x)
         return np.where(self.roundings.weights.round(x) == x, 0.0, self.narrow * x * x)
 
-    def write(self, x: Steps, states: Doubles, rates: Doubles | None) -> Written:
+    def write(self, x: Tokens, states: Doubles, rates: Doubles | None) -> Written:
         """Find the rows that are written, with their keys and variances."""
         _, k, v, _, a, b = x
         if a is None or b is None:
@@ -258,7 +258,7 @@ class _Sums:
         return [(k, rows, found + self.round(rows))]
 
     def find_passing(
-        self, x: Steps, chunks: Leaf, states: Doubles, rows: Written, before: bool
+        self, x: Tokens, chunks: Leaf, states: Doubles, rows: Written, before: bool
     ) -> tuple[Passing, Doubles]:
         """Find how errors reach rows, with variances, and squares of the terms of the output."""
         (c, d), lanes, start, after = x.q.shape[-2:], self.roundings.lanes, states[:-1], states[1:]

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from ...arrays.library import Doubles
-from ...engine.recurrent import Steps, recur
+from ...engine.recurrent import Tokens, recur
 
 # Of a head: q, k, v, log_decay, write, initial_state, and a, b, late.
 TokenArrays = Mapping[str, Any]
 ReadHead = Callable[[Any], TokenArrays]
 
 
-def steps_of(x: TokenArrays, scale: float) -> Steps:
+def steps_of(x: TokenArrays, scale: float) -> Tokens:
     """Take what the tokens of a head do; with `late` they remove from the state that decayed."""
     values, g, b = x["write"] * x["v"], x["log_decay"], x.get("b")
     b = np.exp(g) * b if x.get("late") else b  # b^T Diag(e^g) S: what the decayed state holds
-    return Steps(scale * x["q"], x["k"], values, g, x.get("a"), b)
+    return Tokens(scale * x["q"], x["k"], values, g, x.get("a"), b)
 
 
 def give(read: ReadHead, index: Any, scale: float, of: str) -> Doubles:
