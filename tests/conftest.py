@@ -160,6 +160,15 @@ def jax():
     return Backend("jax").jax
 
 
+@pytest.fixture
+def verdict_alone(monkeypatch):
+    """Nothing explains a failure: the search for its cause takes most of the time of a verdict."""
+    from refattn.judge.verification import judging
+
+    monkeypatch.setattr(judging, "explain", lambda problem, numbers, verdict, *rest: verdict)
+    monkeypatch.setattr(judging, "explain_gradients", lambda parts, verdicts, *rest: verdicts)
+
+
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
     return np.dtype(request.param)

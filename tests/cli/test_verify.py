@@ -122,6 +122,7 @@ def test_what_the_report_holds():
     assert found["verdict"] == "FAIL"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_several_files():
     def line(names):
         return " ".join(f"{x}.safetensors" for x in names.split()) + FLASH
@@ -156,6 +157,7 @@ CONVENTIONS = [
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("options", "words"), CONVENTIONS)
+@pytest.mark.usefixtures("verdict_alone")
 def test_conventions(options, words):
     arrays = problem(n=50, **options)
     more = {x: options[x] for x in ("mask", "bias", "sinks") if x in options}
@@ -189,6 +191,7 @@ def test_an_output_in_a_wider_type():
         assert (found["verdict"], found["out_dtype"]) == ("PASS", dtype)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_random_features_and_linear_attention():
     q, k, v = (0.3 * x[1, :, -M:].astype(float) for x in refattn.load_sample())
     omega = np.random.default_rng(0).normal(size=(24, 32)).astype(np.float32).astype(float)
@@ -216,6 +219,7 @@ def test_what_is_not_read_is_said():
 
 @pytest.mark.long("bnhd")
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_gradients(layout):
     arrays = problem()
     d_out = np.random.default_rng(0).standard_normal(arrays["out"].shape)

@@ -116,6 +116,7 @@ def test_scores_that_the_type_holds_are_not_moved_in_any_column():
     assert fits["eager"].log_p > math.log(0.01)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
     q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
     got = made("flash", q, k, v, g, "bfloat16")

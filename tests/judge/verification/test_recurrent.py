@@ -226,6 +226,11 @@ def test_states_of_the_other_batch_member_are_no_rounding():
     assert "norm of q" not in str(part)
 
 
+@pytest.mark.long(
+    "initial states are read from other heads",
+    "the initial state is multiplied by 3",
+    "the state stays the initial one",
+)
 @pytest.mark.parametrize("cause", [x for x in CAUSES if "initial" in x or "to base 2" in x])
 def test_causes_that_the_first_head_does_not_show(cause):
     """It has no decay, and starts from 0."""
@@ -282,6 +287,7 @@ def test_a_defect_fails_and_is_named(defect):
     assert DEFECTS[defect] in found.suspects[0].text
 
 
+@pytest.mark.long("True")
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_state_in_bfloat16_passes_where_states_are(removes):
     """One that starts in float32 has 2^-24 of the numbers of bfloat16 by chance, if it is right."""

@@ -484,6 +484,7 @@ def test_lse():
         assert judged(out, heads=[0], q=q, lse=wrong).verdict == "FAIL"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_lse_of_an_empty_row_is_minus_infinity():
     rng = np.random.default_rng(4)
     q, k, v = (BF16(rng.standard_normal((20, 30, 8)))[:, :x] for x in (20, 30, 30))
@@ -494,6 +495,7 @@ def test_lse_of_an_empty_row_is_minus_infinity():
     assert verify(**given, lse=np.where(np.isinf(lse), 0.0, lse)).verdict == "FAIL"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_nan_where_scores_overflow():
     """Nothing is proven there; elsewhere a NaN, and an error beyond the bound, still show."""
     rng = np.random.default_rng(5)
@@ -723,6 +725,7 @@ def test_derivatives_to_a_wider_output_are_of_its_type():
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_what_no_query_sees_may_hold_anything(dtype, by, where, bad):
     """A correct kernel does not fail for what padding holds; a visible one is refused."""
     rng, to = np.random.default_rng(3), FORMATS[dtype].round
