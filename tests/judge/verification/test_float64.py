@@ -140,6 +140,7 @@ def test_kernels_of_torch_pass():
         assert verify(q=q, k=k, v=v, out=out.numpy()).verdict == "PASS"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_softmax_in_float32_is_named():
     """As in jax.nn.dot_product_attention, of float64 too."""
     jax = pytest.importorskip("jax")

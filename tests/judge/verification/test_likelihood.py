@@ -60,6 +60,7 @@ def test_errors_of_a_profile_are_surely_less_likely_at_its_level(draws):
         assert np.sum(p <= level) <= stats.binom.ppf(1 - 1e-9, draws, level)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_one_wrong_row_does_not_hide_that_another_profile_is_likelier():
     """All other rows fit flash: the loose law of eager-narrow is no explanation."""
     heads, both = SOME[:2], ("flash", "eager-narrow")
@@ -263,6 +264,7 @@ def test_output_and_gradients_of_one_kernel_pass(name):
     ("forward", "backward", "right"),
     [PAIRS[0], *(pytest.param(*x, marks=pytest.mark.long) for x in PAIRS[1:])],
 )
+@pytest.mark.usefixtures("verdict_alone")
 def test_output_and_gradients_are_of_one_kernel(forward, backward, right):
     found = verify(**of_kernels(forward, backward))
     assert found.verdict == ("PASS" if right else "FAIL"), str(found)

@@ -98,6 +98,7 @@ def test_the_loudest_blocks_are_chosen():
     assert looks.choose_loud(tuple(problem.items()), merged, wide) == ()
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(tried, monkeypatch):
     (q, k, v), problem = posed(2, 1024)
     monkeypatch.setattr(looks, "_SCREENED_PAIRS", 256 * 40)

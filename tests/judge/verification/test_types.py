@@ -165,6 +165,7 @@ def wide_arrays(dtype, wide):
 
 @WIDE
 @NARROW
+@pytest.mark.usefixtures("verdict_alone")
 def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, dtype, wide):
     """Unless the type is given."""
     given, own = wide_arrays(dtype, wide), np.dtype(wide).name
@@ -205,6 +206,7 @@ def test_queries_in_float32_beside_keys_in_float16():
 
 
 @pytest.mark.parametrize("weights", ["float8_e4m3fn", "bfloat16"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_queries_in_8_bits_and_the_type_of_weights(weights):
     """Weights are rounded to 8 bits by default, as queries are, or to what is said."""
     rng = np.random.default_rng(2)
