@@ -116,7 +116,7 @@ def defects():
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.long("seed", "r", "p", "shared", "log2e")
+@pytest.mark.long("seed", "r", "p", "shared", "log2e", "correlated")
 @pytest.mark.parametrize(("mutant", "name"), [*defects()])
 @pytest.mark.usefixtures("briefly")
 def test_defects_fail(mutant, name, monkeypatch):
