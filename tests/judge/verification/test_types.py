@@ -184,6 +184,7 @@ def test_wide_arrays_that_hold_narrow_numbers_are_of_the_narrow_type(tmp_path, d
 @pytest.mark.usefixtures("verdict_alone")
 def test_arrays_of_which_one_holds_wide_numbers_are_of_the_wide_type(tmp_path, dtype, wide, name):
     given, own = wide_arrays(dtype, wide), np.dtype(wide).name
+    given = {x: y[:1, :24] for x, y in given.items()}
     given[name] = given[name] * wide(1.01)
     np.savez(tmp_path / "other.npz", **given)
     assert open_tensors(tmp_path / "other.npz").dtype == verify(**given).dtype == own

@@ -395,12 +395,12 @@ def test_a_failure_that_nothing_explains_is_said_to_be_one():
         r"\(query 0 holds those of query 123\)",
         rolled,
     )
-    found = judged(BF16(np.sin(97 * run())))
+    found = judged(BF16(np.sin(97 * run(**H))), **H)
     assert found.suspects == []
     assert str(found).split("\n  where: ")[0] + "\n" == str(found).splitlines()[0] + words
     assert "\n  failed: " in str(found)
     assert "unknown cause" not in found.to_json()
-    found = judged(BF16(1.01 * run(to="float32")))
+    found = judged(BF16(1.01 * run(to="float32", **H)), **H)
     assert max(x.explained for x in found.suspects) > 0.5
     assert words not in str(found)
     assert all(0 <= x.explained <= 1 for x in found.suspects)
@@ -435,11 +435,11 @@ def test_remarks():
 
 
 def test_remarks_where_no_row_is_a_result():
-    out = run()
-    found = judged(0 * out)
+    out = run(**H)
+    found = judged(0 * out, **H)
     assert found.remarks == [x.text for x in found.suspects] == ["the output is 0 everywhere"]
-    found = judged(np.nan * out)
-    assert [x.text for x in found.suspects] == ["256 of 256 rows hold NaN or infinity"]
+    found = judged(np.nan * out, **H)
+    assert [x.text for x in found.suspects] == ["128 of 128 rows hold NaN or infinity"]
     text = str(found)
     assert text.count("rows hold NaN") == 1
     assert "standard deviation" not in text
