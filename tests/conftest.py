@@ -160,6 +160,25 @@ def jax():
     return Backend("jax").jax
 
 
+@pytest.fixture
+def verdict_alone(monkeypatch):
+    """Nothing explains a failure: the search for its cause takes most of the time of a verdict."""
+    from refattn.judge.verification import judging
+
+    monkeypatch.setattr(judging, "explain", lambda problem, numbers, verdict, *rest: verdict)
+    monkeypatch.setattr(judging, "explain_gradients", lambda parts, verdicts, *rest: verdicts)
+
+
+@pytest.fixture
+def briefly(monkeypatch):
+    """Nobody looks for what a failure is like, nor what would have to be declared for more."""
+    from refattn.judge.conformance.report import runner
+
+    monkeypatch.setattr(runner, "suspect", lambda *_: None)
+    monkeypatch.setattr(runner, "diagnose", lambda *_: [])
+    monkeypatch.setattr(runner, "not_tried", lambda *_: {})
+
+
 @pytest.fixture(params=["float32", "float64"])
 def dtype(request):
     return np.dtype(request.param)
@@ -363,6 +382,9 @@ def pytest_configure(config):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        # Bytecode, where none is to be written beside the sources.
+        if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+            os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache.mkdir("bytecode")))
     config.pluginmanager.register(Seconds(config), "seconds")
     config.pluginmanager.register(Skipped(config), "skipped")
     config.pluginmanager.register(Accuracy(config), "accuracy")

@@ -258,6 +258,7 @@ def candidate(q, k, v, *, d_out=None, forgets=False, scale=None, mask=None, caus
     return out if d_out is None else (out, *pullback(d_out)[:3])
 
 
+@pytest.mark.usefixtures("briefly")
 def test_a_wrong_pullback_fails():
     register(QUIET)
     able, some = ("mask", "causal", "vjp"), ["reference_values", "gradients", "gradients_of_hidden"]
@@ -321,6 +322,7 @@ QUARTER = partial(refattn.softmax_attention, scale=0.25)
         (quarter, partial(naive.softmax_attention, scale=0.25)),
     ],
 )
+@pytest.mark.usefixtures("briefly")
 def test_gradients_are_compared_with_those_of_its_own_function(fn, formula):
     register(
         Estimator("quarter", fn, formula, options=["vjp"], traits=["normalised", "nonnegative"])
@@ -414,12 +416,14 @@ PLAIN = {x.name for e in ESTIMATORS for x in conformance.checks_of(refusing(e, (
 @pytest.mark.parametrize(
     "check", [pytest.param(x, marks=[pytest.mark.long] * (x not in PLAIN)) for x in FIRST]
 )
+@pytest.mark.usefixtures("briefly")
 def test_a_candidate_that_raises_fails_every_check_alone(check):
     report = conformance.check(refusing(FIRST[check]), rng=0, checks=[check])
     assert report.verdict == "FAIL"
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(x.name for x in ESTIMATORS.values()))
+@pytest.mark.usefixtures("briefly")
 def test_a_candidate_that_raises_fails(name):
     assert conformance.check(refusing(name), rng=0).verdict == "FAIL"
 
@@ -437,6 +441,7 @@ def test_what_compares_nothing_is_no_pass(monkeypatch):
 
 
 @pytest.mark.parametrize("which", ["either", "neither", "wrong"])
+@pytest.mark.usefixtures("briefly")
 def test_a_mask_with_causal_may_be_refused_only_by_what_takes_each(which):
     def either(q, k, v, mask=None, causal=False):
         if mask is not None and causal:

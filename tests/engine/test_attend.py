@@ -34,6 +34,7 @@ def units(got, want, size, exponent):
     )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("d", [1, 2, 64])
 @pytest.mark.parametrize("norms", [(1.0, 1.0), (100.0, 100.0), (1e3, 10.0), (1e-3, 1e-3)])
 @pytest.mark.parametrize("variant", ["full", "causal", "mask", "bias"])
@@ -184,6 +185,7 @@ def test_means_of_values_that_round_one_way(m, terms, dtype, record_accuracy):
         assert worst <= CONTRACT
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("terms", [32, 48, 64, 96, 128, 2000])
 @pytest.mark.parametrize("m", [96, 1000, 1536])
 def test_means_of_nearly_equal_values(m, terms, dtype, record_accuracy):

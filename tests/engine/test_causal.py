@@ -127,6 +127,7 @@ def test_causal_steps_on_backends(backend, n, m):
         np.testing.assert_allclose(got, want, rtol=0, atol=1e-11)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("n", "m"), [(50, 61), (61, 50)])
 @pytest.mark.parametrize("name", ["rfa", "rfa weighted", "lara", "linear", "linear signed"])
 def test_many_steps_of_many_leaves(backend, name, n, m, monkeypatch):

@@ -33,6 +33,7 @@ def test_where_products_of_features_underflow(share, weighted, dtype, record_acc
     assert worst <= CONTRACT
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0, 1e3, 1e4])
 @pytest.mark.parametrize("spread", [0.0, 25.0, 60.0])

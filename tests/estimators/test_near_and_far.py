@@ -118,6 +118,7 @@ def test_sums_of_local_features_are_unbiased():
     assert np.all(np.abs(np.mean(sums, 0) - kernel.sum(-1)) < 8 * np.std(sums, 0) / 20)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("n", "m"), [(40, 40), (37, 45), (45, 37)])
 @pytest.mark.parametrize(("sides", "causal"), [((3, 5), False), ((6, 0), True), ((0, 2), False)])
 def test_narrow_windows_in_one_block(backend, n, m, sides, causal, monkeypatch):

@@ -55,7 +55,7 @@ def largest_error(got, want):
     return max(float(np.max(np.abs(x - y), initial=0)) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.long("jax")  # which takes seconds to compile
 @pytest.mark.parametrize(
     ("home", "n"), [(naive, 0), (naive, 3), *((recurrences, n) for n in SIZES)]

@@ -15,7 +15,7 @@ from tests.reference import CONTRACT
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.long("4096")
+@pytest.mark.long("256", "4096")
 @pytest.mark.parametrize("d", [160, 256, 1024, 4096])
 def test_products_of_nearly_equal_terms(d, causal, dtype, record_accuracy):
     # Nearly equal terms in every product: all rounding errors of a long sum have one sign.

@@ -49,6 +49,7 @@ def check_read(found, arrays, lead):
             np.testing.assert_array_equal(part, whole[head], strict=True)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
 @pytest.mark.parametrize("key_heads", [None, 3, 1])
 @pytest.mark.parametrize(

@@ -288,6 +288,7 @@ def test_options_may_be_bound_to_the_function():
 # --- libraries ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.soak("queries, centres", "linear taylor", "mean of ratios")
 @pytest.mark.long("jax", "dask", "array_api_strict")
 @BOTH

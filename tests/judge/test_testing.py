@@ -50,6 +50,7 @@ SEEN = {  # in which cases a wrong kernel fails, for certain
 @pytest.mark.sweep(2)
 @pytest.mark.long("sample", "large")
 @pytest.mark.parametrize(("wrong", "case"), [(f, x) for f in SEEN for x in SEEN[f].split()])
+@pytest.mark.usefixtures("verdict_alone")
 def test_cases_tell_wrong_kernels(wrong, case):
     q, k, v = testing.draw_qkv(case)
     with np.errstate(all="ignore"):
@@ -58,6 +59,7 @@ def test_cases_tell_wrong_kernels(wrong, case):
         testing.assert_attention_close(out, q, k, v)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_options_and_pairs_go_to_verify():
     q, k, v = testing.draw_qkv(shape=(2, 40, 16))
     mask = np.arange(40) % 3 > 0

@@ -149,6 +149,7 @@ def test_states_do_not_change_with_the_arrays_of_the_caller(backend, name):
     np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.long("jax", "dask")
 @every_state
 def test_every_library_agrees_with_numpy(backend, dtype, name):

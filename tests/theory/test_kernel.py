@@ -58,6 +58,7 @@ def test_laws_against_mpmath(features, coupling, d, record_accuracy):
         assert worst <= CONTRACT, size
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("d", [1, 2, 3, 16])
 @pytest.mark.parametrize("scale", [0.6, 1.0, 4.0])
 @pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic"])
@@ -211,6 +212,7 @@ def law_of_two(coupling, d):
     return plus, minus, both / both.sum()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("d", [2, 4, 16])
 @pytest.mark.parametrize("coupling", ["orthogonal", "simplex", "antithetic", "regularised"])
 @pytest.mark.parametrize("features", FEATURES)

@@ -70,10 +70,10 @@ def cases():
 @pytest.mark.sweep(4)
 @pytest.mark.long("waves in float16")
 @pytest.mark.parametrize(("row", "extent"), [*cases()])
+@pytest.mark.usefixtures("briefly")
 def test_right_candidates_pass(row, extent, monkeypatch):
     """Laws have few seeds: of functions of the package as many as their power needs."""
     monkeypatch.setitem(runner.LEVELS, "quick", 100 if row.kind == "other" else 500)
-    monkeypatch.setattr(runner, "not_tried", lambda *_: {})
     names = [x.name for x in checks_of(row.adapter) if x.name.startswith(row.checks or ("",))]
     if extent == "cheap":
         names = [x for x in names if x in CHEAP][:3] or names[:1]
@@ -116,6 +116,7 @@ def test_a_whole_run_passes(monkeypatch):
     "row",
     [pytest.param(x, id=x.name) for x in ROWS if x.kind == "limited" and "idle" not in x.words],
 )
+@pytest.mark.usefixtures("briefly")
 def test_undeclared_it_fails(row):
     """Else the declaration would be idle, and the test above with it."""
     kept = {k: x for k, x in row.adapter.declared.items() if k in ("causal_only", "coupling")}

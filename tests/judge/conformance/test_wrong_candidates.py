@@ -84,14 +84,6 @@ def test_there_are_mistakes_of_gradients_enough():
     assert all(m.effect for m in back)
 
 
-@pytest.fixture
-def briefly(monkeypatch):
-    """Nobody looks for what a failure is like, nor what would have to be declared for more."""
-    monkeypatch.setattr(runner, "suspect", lambda *_: None)
-    monkeypatch.setattr(runner, "diagnose", lambda *_: [])
-    monkeypatch.setattr(runner, "not_tried", lambda *_: {})
-
-
 # Checks that take over .2 s of CPU, as do all of some estimators, and defects that need the end of
 # a long sequence; of each law and of each such check one defect, which shows at few seeds.
 LONG_CHECKS = (
@@ -124,7 +116,7 @@ def defects():
 
 
 @pytest.mark.sweep(2)
-@pytest.mark.long("seed", "r", "p", "shared", "log2e")
+@pytest.mark.long("seed", "r", "p", "shared", "log2e", "correlated")
 @pytest.mark.parametrize(("mutant", "name"), [*defects()])
 @pytest.mark.usefixtures("briefly")
 def test_defects_fail(mutant, name, monkeypatch):

@@ -200,6 +200,7 @@ def test_values_with_a_mean_and_the_output_that_was_read(name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_values_with_a_mean_and_a_narrow_softmax(dtype):
     """D is rounded, and so is the sum of the weights, which D moves with: most of t - D is these.
 
@@ -217,6 +218,7 @@ def test_values_with_a_mean_and_a_narrow_softmax(dtype):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("wrong", [{"dq": 1.02}, {"dk": 1.02}, {"dv": 0.98}, {"delta": 0.9}])
 @pytest.mark.parametrize("name", ["tf32", "tf32-eager"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_wrong_backward_passes_in_tf32(name, wrong):
     given = arrays(np.random.default_rng(16), "float32", 2, 64, 64, 16)
     found = made(name, *given, "float32", Wrong(**wrong))
@@ -238,6 +240,7 @@ def test_sinks_and_caps_of_large_scores(name, cap):
     assert verdict.verdict == "PASS", str(verdict)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_masks_biases_and_grouped_heads():
     rng = np.random.default_rng(2)
     q, _, _, g = arrays(rng, "bfloat16", 4, 60, 60, 16)
@@ -322,6 +325,7 @@ def test_kernels_that_repeat_keys_and_add_rounded_gradients_pass(name, by_head, 
 @pytest.mark.long("flash", "upcast", "eager", "0")
 @pytest.mark.parametrize("counts", [0, 2])
 @pytest.mark.parametrize("name", ["math", "flash", "upcast", "eager"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_a_head_of_a_group_that_is_dropped_or_counted_twice_fails(name, counts):
     (q, k, v, g), found = of_group(9, name, 4, True, n=32)
     alone = made(name, q[:1], k, v, g[:1], "bfloat16")
@@ -418,6 +422,7 @@ WRONG = {
 @pytest.mark.long("math")
 @pytest.mark.parametrize("name", ["flash", "math"])
 @pytest.mark.parametrize("defect", WRONG)
+@pytest.mark.usefixtures("verdict_alone")
 def test_wrong_backward_passes_fail(name, defect):
     wrong, options, expected = WRONG[defect]
     rng = np.random.default_rng(5)
@@ -843,6 +848,7 @@ def test_jax(dtype, causal):
     assert verdict.verdict == "PASS", str(verdict)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_gradients_without_the_output():
     given = arrays(np.random.default_rng(4), "bfloat16", 4, 64, 64, 32)
     found = made("flash", *given, "bfloat16")
@@ -1016,6 +1022,7 @@ def of_equal_rows(how, seed):
         ("queries of one sign", "dk", 1),
     ],
 )
+@pytest.mark.usefixtures("verdict_alone")
 def test_rows_with_the_same_products_share_their_roundings(how, of, seed):
     """The products of equal rows of d_out with the values are rounded in the same way."""
     given = of_equal_rows(how, seed)

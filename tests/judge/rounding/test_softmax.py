@@ -123,6 +123,7 @@ OF_SLOW = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", OF_SLOW)
 @pytest.mark.parametrize("out", [None, "storage"])
 @pytest.mark.parametrize("name", SLOW)
@@ -338,7 +339,7 @@ def extremes():
     }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", [x for x in DTYPES if x not in ("fp8", "fp8-eager")])
 @pytest.mark.parametrize("case", extremes())
 def test_extremes(name, case):
@@ -388,6 +389,7 @@ def test_the_least_bias_is_no_overflow():
 MAPS = {"elu": elu_features, "relu": lambda x: np.maximum(x, 0), "rfa": None}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", MAPS)

@@ -60,6 +60,7 @@ def test_errors_of_a_profile_are_surely_less_likely_at_its_level(draws):
         assert np.sum(p <= level) <= stats.binom.ppf(1 - 1e-9, draws, level)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_one_wrong_row_does_not_hide_that_another_profile_is_likelier():
     """All other rows fit flash: the loose law of eager-narrow is no explanation."""
     heads, both = SOME[:2], ("flash", "eager-narrow")
@@ -116,6 +117,7 @@ def test_scores_that_the_type_holds_are_not_moved_in_any_column():
     assert fits["eager"].log_p > math.log(0.01)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_a_gradient_that_is_right_passes_beside_those_that_are_wrong():
     q, k, v, g = (BF16(np.random.default_rng(x).standard_normal((2, 64, 16))) for x in range(4))
     got = made("flash", q, k, v, g, "bfloat16")
@@ -262,6 +264,7 @@ def test_output_and_gradients_of_one_kernel_pass(name):
     ("forward", "backward", "right"),
     [PAIRS[0], *(pytest.param(*x, marks=pytest.mark.long) for x in PAIRS[1:])],
 )
+@pytest.mark.usefixtures("verdict_alone")
 def test_output_and_gradients_are_of_one_kernel(forward, backward, right):
     found = verify(**of_kernels(forward, backward))
     assert found.verdict == ("PASS" if right else "FAIL"), str(found)

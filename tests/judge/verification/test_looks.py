@@ -56,6 +56,7 @@ def test_every_head_gives_both_ends_and_rows_between(share, monkeypatch):
     assert between[0] != between[1]
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_what_is_seen_of_part_of_the_rows_is_said(monkeypatch):
     """A wrong scale in all heads fails, and one of the rows that are not looked at does not."""
     (q, k, v), problem = posed()
@@ -97,6 +98,7 @@ def test_the_loudest_blocks_are_chosen():
     assert looks.choose_loud(tuple(problem.items()), merged, wide) == ()
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_a_profile_that_some_rows_rule_out_is_not_tried_on_all(tried, monkeypatch):
     (q, k, v), problem = posed(2, 1024)
     monkeypatch.setattr(looks, "_SCREENED_PAIRS", 256 * 40)

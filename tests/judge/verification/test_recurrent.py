@@ -173,9 +173,9 @@ def test_a_recurrence_without_heads_is_explained():
 def test_other_recurrences_are_named():
     """With a removal that is no delta rule, decays by coordinate, and factors on values."""
     rng = np.random.default_rng(0)
-    q, k, a, b, v = rng.standard_normal((5, 2, 40, 8)).astype("f4")
-    a, g = 0.1 * a, -rng.exponential(size=(2, 40, 8)).astype("f4") / 8
-    write = rng.uniform(0.5, 1, (2, 40)).astype("f4")
+    q, k, a, b, v = rng.standard_normal((5, 1, 40, 8)).astype("f4")
+    a, g = 0.1 * a, -rng.exponential(size=(1, 40, 8)).astype("f4") / 8
+    write = rng.uniform(0.5, 1, (1, 40)).astype("f4")
     same = {"a": (later(a), b, g, 1), "first": (a, b, g[..., :1] + 0 * g, 1)}
     same |= {"mean": (a, b, np.mean(g, -1, keepdims=True) + 0 * g, 1)}
     same |= {"factor": (a, b, g[..., :1] + 0 * g, write)}
@@ -226,6 +226,11 @@ def test_states_of_the_other_batch_member_are_no_rounding():
     assert "norm of q" not in str(part)
 
 
+@pytest.mark.long(
+    "initial states are read from other heads",
+    "the initial state is multiplied by 3",
+    "the state stays the initial one",
+)
 @pytest.mark.parametrize("cause", [x for x in CAUSES if "initial" in x or "to base 2" in x])
 def test_causes_that_the_first_head_does_not_show(cause):
     """It has no decay, and starts from 0."""
@@ -244,7 +249,7 @@ def test_causes_that_the_first_head_does_not_show(cause):
 )
 def test_chunks_that_start_with_no_state(first, cause):
     """The first one with its own, or not."""
-    arrays, parts = made("float32", n=70), []
+    arrays, parts = made("float32", n=70, heads=1), []
     for i in (slice(0, 64), slice(64, 70)):
         names = ("q", "k", "v", "log_decay", "beta")
         some = arrays | {x: arrays[x][:, i] for x in names}
@@ -282,6 +287,7 @@ def test_a_defect_fails_and_is_named(defect):
     assert DEFECTS[defect] in found.suspects[0].text
 
 
+@pytest.mark.long("True")
 @pytest.mark.parametrize("removes", [True, False])
 def test_a_state_in_bfloat16_passes_where_states_are(removes):
     """One that starts in float32 has 2^-24 of the numbers of bfloat16 by chance, if it is right."""

@@ -157,6 +157,7 @@ def test_what_is_given(given, pair, few):
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("verdict_alone")
 def test_power(whole, few):
     if not whole:
         few("scale times 1.01", "output times 1.001")
@@ -303,6 +304,7 @@ def test_the_last_queries_of_some_heads_stand_for_all():
     assert (part.lead, rows, part.shape) == ((2,), 512, (512, 200, 4))
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_arrays_are_rounded_first(few):
     few("output times 1.003")
     q, k, v = (x[1, :1, :16] for x in refattn.load_sample())
@@ -365,6 +367,7 @@ def test_the_guide_shows_what_the_command_prints():
     assert not guide_blocks.difference(f"...\n{shown}", result.stdout, atol=1e-5)
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_the_type_of_the_file_and_its_mask(tmp_path, few):
     few("mask left out", "softcap left out", "window ends early, by 1")
     path, mask = tmp_path / "file.npz", np.arange(128) < 100

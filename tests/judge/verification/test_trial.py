@@ -283,6 +283,7 @@ def test_rows_that_are_the_same_count_for_one():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1e60, 1e300])
+@pytest.mark.usefixtures("verdict_alone")
 def test_numbers_that_float32_cannot_hold(size):
     """Rows that differ count each for themselves, and nothing overflows."""
     q, k, v = np.random.default_rng(0).standard_normal((3, 2, 6, 3))

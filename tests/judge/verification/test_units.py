@@ -70,6 +70,7 @@ def test_units_are_tried_where_a_looser_profile_is_less_likely():
     ("name", "dtype", "n", "m"),
     [("hopper", "float8_e4m3fn", 24, 512), ("volta", "float16", 64, 4096)],
 )
+@pytest.mark.usefixtures("verdict_alone")
 def test_hardware_that_is_said(name, dtype, n, m):
     arrays = made(name, dtype, "one sign", n, m)
     found = judged(arrays, dtype, hardware=name, profile="flash", alpha=0.01)
@@ -97,6 +98,7 @@ def test_sums_are_not_called_truncated_where_the_numbers_do_not_show_it():
     assert not [x for x in found.remarks if "truncated" in x]
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_units_that_cannot_explain_errors_are_not_tried():
     """An output that is too large, and one of few keys, of which units lose nothing."""
     for m, by in ((256, 1.01), (32, 0.99)):

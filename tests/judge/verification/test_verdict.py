@@ -395,12 +395,12 @@ def test_a_failure_that_nothing_explains_is_said_to_be_one():
         r"\(query 0 holds those of query 123\)",
         rolled,
     )
-    found = judged(BF16(np.sin(97 * run())))
+    found = judged(BF16(np.sin(97 * run(**H))), **H)
     assert found.suspects == []
     assert str(found).split("\n  where: ")[0] + "\n" == str(found).splitlines()[0] + words
     assert "\n  failed: " in str(found)
     assert "unknown cause" not in found.to_json()
-    found = judged(BF16(1.01 * run(to="float32")))
+    found = judged(BF16(1.01 * run(to="float32", **H)), **H)
     assert max(x.explained for x in found.suspects) > 0.5
     assert words not in str(found)
     assert all(0 <= x.explained <= 1 for x in found.suspects)
@@ -435,11 +435,11 @@ def test_remarks():
 
 
 def test_remarks_where_no_row_is_a_result():
-    out = run()
-    found = judged(0 * out)
+    out = run(**H)
+    found = judged(0 * out, **H)
     assert found.remarks == [x.text for x in found.suspects] == ["the output is 0 everywhere"]
-    found = judged(np.nan * out)
-    assert [x.text for x in found.suspects] == ["256 of 256 rows hold NaN or infinity"]
+    found = judged(np.nan * out, **H)
+    assert [x.text for x in found.suspects] == ["128 of 128 rows hold NaN or infinity"]
     text = str(found)
     assert text.count("rows hold NaN") == 1
     assert "standard deviation" not in text
@@ -484,6 +484,7 @@ def test_lse():
         assert judged(out, heads=[0], q=q, lse=wrong).verdict == "FAIL"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_lse_of_an_empty_row_is_minus_infinity():
     rng = np.random.default_rng(4)
     q, k, v = (BF16(rng.standard_normal((20, 30, 8)))[:, :x] for x in (20, 30, 30))
@@ -494,6 +495,7 @@ def test_lse_of_an_empty_row_is_minus_infinity():
     assert verify(**given, lse=np.where(np.isinf(lse), 0.0, lse)).verdict == "FAIL"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_nan_where_scores_overflow():
     """Nothing is proven there; elsewhere a NaN, and an error beyond the bound, still show."""
     rng = np.random.default_rng(5)
@@ -723,6 +725,7 @@ def test_derivatives_to_a_wider_output_are_of_its_type():
 @pytest.mark.parametrize(("bad", "where"), [(math.nan, "kv"), (math.inf, "k"), (-math.inf, "v")])
 @pytest.mark.parametrize("by", ["mask", "bias", "causal", "window"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+@pytest.mark.usefixtures("verdict_alone")
 def test_what_no_query_sees_may_hold_anything(dtype, by, where, bad):
     """A correct kernel does not fail for what padding holds; a visible one is refused."""
     rng, to = np.random.default_rng(3), FORMATS[dtype].round

@@ -41,6 +41,7 @@ def test_minus_1_is_no_limit(window):
     assert verify(**attended(window=sides), window=other).verdict == "FAIL"
 
 
+@pytest.mark.usefixtures("verdict_alone")
 def test_a_mask_of_the_keys_of_each_member():
     mask = np.arange(M) < np.array([[M], [13]])
     given = attended(mask=mask)
@@ -72,6 +73,7 @@ def test_files_with_tokens_before_heads(tmp_path, heads_first):
 @pytest.mark.long("npz")
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 @pytest.mark.parametrize("names", [["cu_seqlens"], ["cu_seqlens_q", "cu_seqlens_k"]])
+@pytest.mark.usefixtures("verdict_alone")
 def test_sequences_one_after_another(tmp_path, names, suffix):
     """As `packed.varlen` defines them, causal too."""
     rng, offsets = np.random.default_rng(1), np.array([0, 7, 7, 30, 48], np.int32)
@@ -103,6 +105,7 @@ def judge_file(path, **options):
     [{}, {"causal": True}, {"window": (9, 2)}],
     ids=["plain", "causal", "window"],
 )
+@pytest.mark.usefixtures("verdict_alone")
 def test_sequences_with_keys_of_their_own(tmp_path, options):
     """Ends are aligned in each: as `packed.varlen` defines it, and a file says with two offsets."""
     rng, of_q, of_k = np.random.default_rng(2), np.array([0, 7, 7, 20, 32]), [0, 19, 30, 40, 64]

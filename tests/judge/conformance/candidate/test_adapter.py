@@ -163,6 +163,7 @@ def test_the_limit_that_is_suggested_leaves_out_all_sizes_that_overflow(dtype, l
     assert ("max_logit" in got) == bool(words)
 
 
+@pytest.mark.usefixtures("briefly")
 def test_what_the_limits_leave_is_compared():
     """Logits are made small enough; every check with ordinary numbers is made."""
     adapter = of(limited(small), "softmax", *SEES, max_logit=20)
@@ -188,6 +189,7 @@ LIMITS = pytest.mark.parametrize(("dtype", "most"), [("float64", 300), ("float32
 @pytest.mark.long("float64")
 @LIMITS
 @pytest.mark.parametrize("estimator", TEXTBOOK)
+@pytest.mark.usefixtures("briefly")
 def test_features_that_overflow_are_right_within_the_limit(estimator, dtype, most):
     """Keys are as long as `max_logit` lets them be, and a defect shows there."""
     tags = {"dtype": dtype, "max_logit": most}

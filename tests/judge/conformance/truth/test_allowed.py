@@ -56,7 +56,7 @@ def test_honest_evaluations_stay_within_the_allowed_error(estimator, dtype):
     fn = {"softmax": softmax, "rfa": rfa}[estimator]
     t = CheckRun(of(fn, estimator, dtype=dtype), "test", 0, 50)
     worst = 0.0
-    for seed, size in itertools.product(range(20), (0.3, 1.0, 2.0)):
+    for seed, size in itertools.product(range(8), (0.3, 1.0, 2.0)):
         t.rng = np.random.default_rng(seed)
         arrays, options = t.problem(6, 8, 4, 8, size=size)
         want, allowed = truth.reference(t.adapter, arrays, options)

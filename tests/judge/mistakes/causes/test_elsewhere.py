@@ -171,7 +171,12 @@ def test_nothing_is_named_that_is_not_there(name):
 
 
 @pytest.mark.parametrize(
-    "values", [lambda x: 1.3 * x, lambda x: x + np.roll(V, 1, 1) - V, lambda x: 2 * V - x]
+    "values",
+    [
+        lambda x: 1.3 * x,
+        pytest.param(lambda x: x + np.roll(V, 1, 1) - V, marks=pytest.mark.long),
+        lambda x: 2 * V - x,
+    ],
 )
 def test_no_key_counts_more_than_wholly_or_less_than_nothing(values):
     """A share of a weight that is fitted to other errors is none."""

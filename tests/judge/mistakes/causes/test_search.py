@@ -358,6 +358,7 @@ def test_causes_are_named(name):
     assert not any(x in texts for x in others)
 
 
+@pytest.mark.long("lse to base 2")  # options of "not rescaled"
 @pytest.mark.parametrize("name", some(CASES))
 def test_no_cause_is_named_for_another_defect(name):
     """Right by all that is said, but for numbers of another kind in some rows."""
@@ -491,12 +492,12 @@ def test_the_worst_element():
 @pytest.mark.parametrize("name", some(("no cap", "bias twice", "lost tile")))
 def test_a_verdict_has_few_lines(name):
     """With a failed test, the worst element, and shares of at most all."""
-    text = str(judged(CASES[name][0]()))
+    found = judged(CASES[name][0]())
+    text, verbose = str(found), found.write(verbose=True)
     assert len(text.splitlines()) <= 12
     assert "\n  failed: " in text
     assert "\n  worst: " in text
     assert "\n  next: " in text
-    verbose = judged(CASES[name][0]()).write(verbose=True)
     assert len(verbose.splitlines()) >= len(text.splitlines())
 
 
@@ -678,7 +679,7 @@ def with_lse(s, arrays=(Q, K, V), base=1.0, **options):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: with_lse(0.9 * S), "the scale is 0.9"),
+        pytest.param(lambda: with_lse(0.9 * S), "the scale is 0.9", marks=pytest.mark.long),
         (lambda: with_lse(0.71 * S), "the scale is 0.71"),
         (lambda: with_lse(-S), "the scale is -1.0"),
         (lambda: with_lse(S + 0.3 * BIAS, bias=BIAS), "the bias is multiplied by 0.3"),

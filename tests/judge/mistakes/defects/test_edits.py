@@ -77,11 +77,11 @@ def test_an_old_text_occurs_exactly_once(function, old, said):
         entry.fn(Q, K, V)
 
 
-@pytest.mark.parametrize("entry", [*VARIANTS, *MUTANTS], ids=lambda m: m.name)
-def test_every_row_applies_and_changes_something(entry):
-    for lines in entry.fn.diff().values():
-        assert {x[:2] for x in lines} <= {"- ", "+ "}
-        assert lines
+def test_every_row_applies_and_changes_something():
+    for entry in (*VARIANTS, *MUTANTS):
+        for lines in entry.fn.diff().values():
+            assert {x[:2] for x in lines} <= {"- ", "+ "}, entry.name
+            assert lines, entry.name
 
 
 SHOWN = {
