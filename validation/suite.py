@@ -365,7 +365,8 @@ def _verdict(evidence: Sequence[Piece], level: float) -> dict[str, Any]:
         decisive = [r for r in decisive if "p" in r] or decisive
     deciding = max(decisive, key=lambda r: r["margin"])
     return {
-        "timed": any(isinstance(e, Timed) for e in evidence),
+        # Evidence that a clock has no part in is to decide, also beside some that it has.
+        "timed": all(isinstance(e, Timed) for e in evidence),
         "verdict": verdict,
         "number": f"{deciding['name']}: {deciding['number']}",
         "evidence": [{k: _finite(v) for k, v in row.items()} for row in rows],

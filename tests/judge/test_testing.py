@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import refattn
-from refattn import softmax_attention, testing
+from refattn import judge, softmax_attention, testing
 from refattn.judge import pytest_plugin
 from tests.judge.conformance.candidates import BY_NAME
 
@@ -178,6 +178,11 @@ def test_wrong(qkv):
     assert "AssertionError: FAIL: no correct kernel in float32 gives such numbers" in said
     assert "> " in said
     assert "assert_close(" not in said  # the traceback ends at the line of the test
+
+
+def test_the_module_that_users_name_says_how_to_use_it():
+    assert "-p no:refattn" in testing.__doc__
+    assert testing.assert_attention_close is judge.testing.assert_attention_close
 
 
 def test_a_project_that_uses_none_pays_nothing(tmp_path):
