@@ -289,7 +289,9 @@ def test_a_clock_refutes_what_every_round_refutes(exponents, verdict):
     assert set(found.values()) == {suite.HOLDS}
 
 
-@pytest.mark.parametrize("name", ["attention_costs", "cost", "linear_time"])
+@pytest.mark.parametrize(
+    "name", ["attention_costs", pytest.param("cost", marks=pytest.mark.long), "linear_time"]
+)
 def test_what_changes_with_the_clock_is_timed(name, monkeypatch):
     def statements(spread):
         durations = np.random.default_rng(0).lognormal(sigma=spread, size=1000)
