@@ -6,8 +6,4 @@ Submodules load when first used: ``import refattn`` is enough for ``refattn.samp
 from ._version import __version__ as __version__
 from .arrays.lazy import load_lazily
 
-__all__, __getattr__, _ = load_lazily(__name__, __file__)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+__all__, __getattr__, __dir__ = load_lazily(__name__, __file__)

@@ -16,7 +16,6 @@ def load_lazily(
     """
     with open(f"{file.removesuffix('c').removesuffix('py')}pyi", encoding="utf-8") as stub:
         homes = {x[3]: x[1] for x in map(str.split, stub) if x[:1] == ["from"]}
-    names = sorted(x for x in homes if not x.startswith("_"))
 
     def load(name: str) -> object:
         if name not in homes:
@@ -26,4 +25,4 @@ def load_lazily(
             return import_module(f".{name}", package)
         return getattr(import_module(home, package), name)
 
-    return names, load, lambda: names
+    return sorted(x for x in homes if not x.startswith("_")), load, lambda: list(homes)
