@@ -101,8 +101,8 @@ class Timed(NamedTuple):
     """A number from a clock that the statement bounds from above.
 
     Some round gave a number smaller by `spread`: what it does not contradict refutes nothing. A
-    statement with such evidence is timed: its verdict depends on the machine and on what else runs
-    there, and so never decides an exit status.
+    statement with such evidence has no other, and is timed: its verdict depends on the machine and
+    on what else runs there, and so never decides an exit status.
     """
 
     name: str
@@ -319,6 +319,9 @@ def _verdict(evidence: Sequence[Piece], level: float) -> dict[str, Any]:
     """The verdict on one statement, the number that decided it, and every piece of evidence."""
     if not evidence:
         raise ValueError("A statement needs evidence.")
+    timed = [isinstance(e, Timed) for e in evidence]
+    if any(timed) and not all(timed):
+        raise ValueError("Evidence from a clock needs a statement of its own.")
     against = [e.p if isinstance(e, Tested) else e.opposite for e in _random(evidence)]
     shown = [e for e in evidence if isinstance(e, Shown)]
     refuting = iter(stats.holm(against) if against else ())
@@ -365,8 +368,7 @@ def _verdict(evidence: Sequence[Piece], level: float) -> dict[str, Any]:
         decisive = [r for r in decisive if "p" in r] or decisive
     deciding = max(decisive, key=lambda r: r["margin"])
     return {
-        # Evidence that a clock has no part in is to decide, also beside some that it has.
-        "timed": all(isinstance(e, Timed) for e in evidence),
+        "timed": all(timed),
         "verdict": verdict,
         "number": f"{deciding['name']}: {deciding['number']}",
         "evidence": [{k: _finite(v) for k, v in row.items()} for row in rows],

@@ -114,6 +114,12 @@ def test_what_is_no_evidence():
             suite.record(example(name="e"), Findings(evidence, {}), 0.1)
 
 
+def test_a_clock_and_arithmetic_are_no_evidence_for_one_statement():
+    """Either the clock would decide an exit status, or it would excuse the arithmetic."""
+    with pytest.raises(ValueError, match="a statement of its own"):
+        verdict([Timed("t", 1.0, 2.0), Compared("c", 1.0, 2.0)])
+
+
 def test_a_detectable_discrepancy_is_at_the_level_that_each_test_may_have():
     levels = []
     one = tested("t", 0.5, lambda level: levels.append(level) or 0.1, 0.2)
