@@ -442,7 +442,10 @@ def local_random_feature_attention(
     array([[0.88079708],
            [0.73105858]])
     """
-    options = Options(scale, mask, causal, omega, None, num_features, None, coupling, proposal, rng)
+    options = Options(
+        scale, mask, causal, omega,
+        num_features=num_features, coupling=coupling, proposal=proposal, rng=rng,
+    )  # fmt: skip
     inputs, sides = prepare_random_features(q, k, v, options), qkv.window(window)
 
     def of_heads(some: RfaInputs) -> Array:

@@ -145,8 +145,9 @@ def random_feature_attention(
     True
     """
     options = Options(
-        scale, mask, causal, omega, log_weight, num_features, None, coupling, proposal, rng
-    )
+        scale, mask, causal, omega, log_weight, num_features,
+        coupling=coupling, proposal=proposal, rng=rng,
+    )  # fmt: skip
     inputs = prepare_random_features(q, k, v, options, features, square_norms)
     if features == "trigonometric":
         waves = trigonometric(inputs, square_norms is None)
