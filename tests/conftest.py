@@ -382,9 +382,6 @@ def pytest_configure(config):
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache.mkdir("jax")))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        # Bytecode, where none is to be written beside the sources.
-        if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-            os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache.mkdir("bytecode")))
     config.pluginmanager.register(Seconds(config), "seconds")
     config.pluginmanager.register(Skipped(config), "skipped")
     config.pluginmanager.register(Accuracy(config), "accuracy")
