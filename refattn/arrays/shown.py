@@ -1,4 +1,4 @@
-"""Short reprs of results, with shapes in place of the contents of arrays."""
+"""Short reprs of results, which show the shapes of arrays and not their contents."""
 
 from __future__ import annotations
 

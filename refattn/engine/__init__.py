@@ -8,7 +8,7 @@ A sequence is cut in several ways. Each has one word here:
 
 state
     What the keys up to some token add up to, of a size that does not depend on their number. Later
-    queries read the state in place of the keys.
+    queries read the state, and need the keys no more.
 step
     The tokens that a causal function takes in one turn, all at once, from the state before them to
     the state after them. A step is one leaf or many.

@@ -63,7 +63,7 @@ class Arithmetic:
     width
         The number S of features.
     arrays
-        Arrays whose leading axes broadcast with those of the tokens.
+        Arrays of the estimator, such as frequencies; their leading axes broadcast with those of q.
     splits
         Whether `part` can take some heads, so that threads can share them.
     alike
@@ -72,7 +72,7 @@ class Arithmetic:
     Methods, of which `alone` and `steps` are here:
 
     alone(like, memory=None) -> Arithmetic
-        A copy for one thread, with workspaces of its own, or with `memory` for both.
+        A copy for one thread. It has its own two workspaces, or uses `memory` as both.
     part(head) -> Arithmetic
         A copy for some heads.
     step(q, lead) -> (T, c)
@@ -87,7 +87,7 @@ class Arithmetic:
     remember(attended) -> State
         Of keys that samples have attended to elsewhere; needed only with `past`.
     queries(q, i) -> Queries
-        Features of the queries q (..., c, d), which are those of the slice i.
+        Features of q (..., c, d); i is the slice of all queries that q was taken from.
     keys(keys) -> Fresh
         Features of keys (..., c, d), hidden ones included.
     Queries.map(function), Fresh.map(function)
@@ -95,7 +95,7 @@ class Arithmetic:
     accumulate(fresh, mask) -> State
         Of the keys that the mask (..., 1, c) lets through; hidden ones add nothing, not even nan.
     join(a, b) -> State
-        Of two sets of keys. Associative and commutative but for rounding.
+        State of two sets of keys together. Up to rounding, associative and commutative.
     before(state, leaves) -> (states, state)
         From a state, and those of T leaves along a new axis: the states before each leaf, and the
         state of the T leaves alone. As T calls of `join`, but with few roundings in turn.

@@ -138,7 +138,7 @@ def cut_chunks(q: Array, k: Array, v: Array, mask: Array | None, window: int) ->
             seen = xp.matrix_transpose(cut(there, start, stop))
         return cut(k, start, stop), cut(v, start, stop), seen
 
-    all_keys = keys(0)  # queries need only those of their own chunks, `keys(start)` below
+    all_keys = keys(0)  # from the first key; below, `keys(start)` gives those near the queries
     seen = all_keys[-1]
     size = xp.full((1, 1), window, dtype=q.dtype, device=device(q))
     size = xp.broadcast_to(size, (count, 1, 1))

@@ -120,7 +120,7 @@ class Positive(Arithmetic):
         return not is_numpy_array(like)
 
     def start(self, keys: Keys, size: int) -> _State:
-        """Sum what samples see of keys before the first query: `attend` has blocks of its own."""
+        """Let samples attend to the keys before the first query, in one call of any length."""
         return self.remember(sample(self.samples.omega, keys))
 
     def remember(self, states: Attended) -> _State:
@@ -128,7 +128,7 @@ class Positive(Arithmetic):
         f, lse = states
         if not is_numpy_array(f):
             return _State(rest=states)
-        # `rest` holds the others, and -inf in place of these: each sample is in one of the two.
+        # Each sample is either in `sums` or in `rest`; where it is in `sums`, `rest` holds -inf.
         bounded = (np.abs(lse) <= _limits(f)[1])[..., None] & _bounded_rows(f)
         mass = np.where(bounded, np.exp(np.where(bounded, lse[..., None], 0.0)), 0.0)
         sums = mass * with_ones(np.where(bounded, f, 0.0), np)
@@ -231,7 +231,7 @@ class Positive(Arithmetic):
 def _running_mean(first: Attended, states: Attended, xp: Any) -> tuple[Attended, Attended]:
     """Do as `running` for T states (..., T, S, d_v): samples attend once more, to states.
 
-    One product with triangular weights does it, in place of log2(T) joins.
+    This is one product with triangular weights, where `running` needs log2(T) joins.
     """
     (f, lse), count = states, states.lse.shape[-2] + 1
     f = concatenate(first.out[..., None, :, :], f, -3, xp)

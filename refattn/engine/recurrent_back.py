@@ -1,7 +1,7 @@
 """Gradients of the recurrence of `recurrent`, leaf after leaf backward in time.
 
-The cotangent of the state goes back through the leaves as the state goes forth, with the transpose
-of what turns it, and the cotangents of what leaves read in place of what they write.
+The cotangent of the state goes through the leaves in reverse order. Each leaf multiplies it by the
+transpose of its transition matrix, and adds the cotangents of what its queries read.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ def chunked_random_feature_attention(
     q, k, v, omega, log_weight, scale
         As in `random_feature_attention`.
     chunk : int, default 64
-        Number of tokens of a chunk. The result does not depend on it but for rounding.
+        Number of tokens of a chunk, which `refattn.engine` calls a leaf. The result depends on it
+        by rounding only.
     mask : array of bool, broadcasting to (..., 1, m), optional
         Keys that queries may see. Query i sees key j only if j <= i + m - n.
 
@@ -114,8 +115,8 @@ def chunked_linear_randomized_attention(
     q, k, v, omega, num_proposals, centres, weighting, beta, scale, causal
         As in `linear_randomized_attention`.
     chunk : int, default 64
-        Number of tokens that are taken at once, whatever the chunks of proposals. The result does
-        not depend on it but for rounding.
+        Number of tokens that are taken at once, whatever the chunks of proposals. The result
+        depends on it by rounding only.
     mask : array of bool, broadcasting to (..., 1, m), optional
         Keys that queries may see.
 
@@ -160,7 +161,7 @@ def _in_chunks(
         k_j, v_j, mask_j = tokens(start, stop)
         return _merge(state, _attend(products(omega, k_j) - half_square_norm(k_j), v_j, mask_j))
 
-    past = max(0, ahead) if causal else n + ahead  # keys that all queries see
+    past = max(0, ahead) if causal else k.shape[-2]  # keys that all queries see
     for start in range(0, past, chunk):
         state = extended(state, start, min(start + chunk, past))
     rows = []
