@@ -151,9 +151,8 @@ def backward():
 
 @without_reasons
 def tolerances():
-    q, k, v = qkv((1,), n=18, m=20)  # one head: two take two seconds
-    options = {"causal": True, "window": (9, None), "softcap": 3.0, "scale": 0.5}
-    options["sinks"] = SINKS[:1]
+    q, k, v = qkv((2,), n=18, m=20)
+    options = {"causal": True, "window": (9, None), "softcap": 3.0, "sinks": SINKS, "scale": 0.5}
     options |= {"mask": seen(18, 20), "bias": draw(5, 18, 20)}
     problem = pose_arrays(q, k, v, **options)
     yield "all", tolerance_module.find_tolerance(problem, "bfloat16", profile="flash")
