@@ -86,7 +86,7 @@ def run(pytester):
     """Run a folder of tests with the hooks of these."""
     pytester.makepyfile(test_function=FUNCTIONS, test_module=MODULE)
     hooks = Path(__file__).with_name("conftest.py").read_text("utf-8")
-    hooks = hooks.replace("\nLIMIT = 2.0\n", "\nLIMIT = 0.05\n")
+    hooks = hooks.replace("\nLIMIT = 5.0\n", "\nLIMIT = 0.05\n")
     pytester.makeconftest(hooks.replace("importlib.import_module(name)", "pass"))
     return lambda *options: pytester.runpytest_inprocess("-rA", "--strict-markers", *options)
 

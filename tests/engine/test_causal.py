@@ -228,9 +228,13 @@ def test_a_loop_is_traced_once(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "most"), [("rfa", 200), ("lara", 300)])
-def test_few_programs_are_compiled(jax, name, most):
-    """Outside `jax.jit`, the first call compiles each operation for each shape."""
+@pytest.mark.parametrize(("name", "without"), [("rfa", 433), ("lara", 1101)])
+def test_few_programs_are_compiled(jax, name, without):
+    """Outside `jax.jit`, the first call compiles each operation for each shape.
+
+    Less than half of what it compiles `without` steps of one shape.
+    """
+    jax.clear_caches()  # else it depends on what ran before
     counts = []
 
     def listen(event, seconds, **_):
@@ -248,7 +252,7 @@ def test_few_programs_are_compiled(jax, name, most):
             function(*arrays, causal=True, **options)
     finally:
         jax.monitoring.clear_event_listeners()
-    assert 0 < min(counts) <= max(counts) <= most, counts  # without steps of one shape 433, 1101
+    assert 0 < min(counts) <= max(counts) < without / 2, counts
 
 
 @pytest.mark.long("dask", "jax")
