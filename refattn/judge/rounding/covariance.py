@@ -5,29 +5,48 @@ Roundings of weights move all columns of a row, by the values. Their covariance 
 .. math:: \Sigma_i = \sum_j p_{ij}^2 \sigma_{ij}^2 (v_j - \mathrm{out}_i)(v_j - \mathrm{out}_i)^T
     + \sum_j \operatorname{Var}\eta_{ij}\, v_j v_j^T + D ,
 
-and D holds the rounding of the result, which is independent in each column. What is left of the
-variance may depend in any way: a covariance of d columns is at most d times its diagonal.
+and D holds what each column has of its own: the roundings of its running sums, and of the result.
+Roundings of the normaliser, and of its logarithm, move a row by a factor: they add a multiple of
+:math:`\mathrm{out}_i \mathrm{out}_i^T`. Columns that differ by a power of two have the same
+roundings of their own, and are one column.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from .head import SoftmaxHead, scan_tiles
-from .roundings import WORST, Roundings, RowErrors
+from .roundings import RMS, WORST, Roundings, RowErrors
+from .softmax import size_of_log
 from .weight_errors import relative_variance
 
+_LEAST_OWN = 1e-6  # of the variance of a column, which it has of its own, at least
 
-def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors) -> Doubles:
-    """Bound the covariances of the queries i, (rows, d_v, d_v), at the least favourable digits."""
-    known = np.zeros((*rows.out.shape, rows.out.shape[-1]))
-    first = np.zeros((len(rows.out), rows.out.shape[-1] + 1))  # of noise times v, and 1
+
+def covariance(
+    head: SoftmaxHead,
+    roundings: Roundings,
+    i: slice,
+    rows: RowErrors,
+    directions: Doubles,
+    worst: bool = True,
+) -> tuple[Doubles, Doubles]:
+    """Find the covariances of errors of the queries i along directions (d_v, r): (rows, r, r).
+
+    They are those at the least favourable digits, or those of `RowErrors.std`, in two parts: of
+    weights, scores and normalisers, and of what each column has of its own.
+    """
+    (count, d_v), r = rows.out.shape, directions.shape[1]
+    found, alone = np.zeros((count, r, r)), np.zeros((count, d_v))
+    first = np.zeros((count, d_v + 1))  # of noise times v, and 1
     lse = np.where(np.isfinite(rows.lse), rows.lse, 0.0)[:, None]
     top = np.where(np.isfinite(rows.top), rows.top, 0.0)[:, None]
     # Scores that are rounded have known spacings, and their roundings are most of the noise. Else
-    # the noise is of sums whose digits nobody knows, and is taken at the least favourable ones.
-    to, digits = roundings.weights, 1.0 if roundings.scores is not None else WORST**2
+    # the noise is of sums whose digits nobody knows.
+    to = roundings.weights
+    digits = WORST**2 if worst and roundings.scores is None else 1.0
     for tile in scan_tiles(head, i):
         gap = np.minimum(tile.scores - top, 0.0)
         seen = np.ones(gap.shape, bool) if tile.visible is None else tile.visible
@@ -41,17 +60,71 @@ def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: Ro
             step = to.spacing(p)
             if not roundings.normalised:  # over the largest weight, that may be another meanwhile
                 step = to.spacing(np.exp(gap)) * np.exp(top - lse) * (gap < 0)
-                # Over any maximum: 2 u p, as if digits were 1.0. The largest weight is 1: no error.
-                step = np.maximum(step, 2 * to.unit * p * (gap < 0))
+                if worst:  # over any maximum: 2 u p, as if digits were 1.0
+                    step = np.maximum(step, 2 * to.unit * p * (gap < 0))
             weights = noise + np.where(p > 0, step * step / 12, 0.0)
-        known += (v.T * weights[:, None, :]) @ v
-    cross = first[:, :-1, None] * rows.out[:, None, :]
-    about = rows.out[:, :, None] * rows.out[:, None, :]
+        y = v @ directions
+        if count < r:
+            found += (y.T * weights[:, None, :]) @ y
+        else:  # one product for all queries, with products of columns
+            found += (weights @ (y[:, :, None] * y[:, None, :]).reshape(len(y), -1)).reshape(
+                found.shape
+            )
+        alone += weights @ np.square(v)
+    out, moved, noise = rows.out, first[:, :-1], first[:, -1:]
+    alone += noise * out * out - 2 * moved * out
+    factor = _factor_variance(head, roundings, rows, worst)
+    alone += 0.0 if worst else factor[:, None] * out * out
+    rest = np.maximum(np.square(rows.worst if worst else rows.std) - alone, _LEAST_OWN * alone)
+    out, moved = out @ directions, moved @ directions
     # Errors of scores move the normaliser, too: about v - out, where rounded weights are about v.
-    known += first[:, -1:, None] * about - cross - np.swapaxes(cross, -1, -2)
-    own = np.square(rows.spacing) / 12
-    at = np.arange(rows.out.shape[-1])
-    # What the variance of a column has beside these: it may depend on other columns in any way.
-    rest = np.maximum(np.square(rows.worst) - own - known[:, at, at], 0.0)
-    known[:, at, at] += own + len(at) * rest
-    return known
+    cross = moved[:, :, None] * out[:, None, :]
+    factor = factor + _sum_variance(head, roundings, worst)
+    found += (noise + factor[:, None])[:, :, None] * (out[:, :, None] * out[:, None, :])
+    found -= cross + np.swapaxes(cross, -1, -2)
+    return found, np.einsum("cr,ic,cs->irs", directions, rest, directions, optimize=True)
+
+
+def bound_covariance(head: SoftmaxHead, roundings: Roundings, i: slice, rows: RowErrors) -> Doubles:
+    """Bound the covariances of the queries i, (rows, d_v, d_v), at the least favourable digits."""
+    return np.add(*covariance(head, roundings, i, rows, np.eye(rows.out.shape[-1])))
+
+
+def _factor_variance(
+    head: SoftmaxHead, roundings: Roundings, rows: RowErrors, worst: bool
+) -> Doubles:
+    """Return the variance of the factors by which rounding the normaliser moves whole rows.
+
+    At the worst the division is one of them, and all are parts of what each column has of its own,
+    too: which of both they are need not be known.
+    """
+    units = roundings.softmax.unit**2 + worst * roundings.accumulate.unit**2
+    factor = np.full(len(rows.out), units)
+    if roundings.of_log:
+        factor += np.square(roundings.accumulate.unit * size_of_log(rows.lse, len(head.k)))
+    return (WORST**2 if worst else 1.0) * RMS**2 * factor
+
+
+def _sum_variance(head: SoftmaxHead, roundings: Roundings, worst: bool) -> float:
+    """Return the variance of a normaliser that is summed term by term, over its square.
+
+    It moves all columns along the output, and is no part of `RowErrors.std`, where it is small
+    beside one column.
+    """
+    m = len(head.k)
+    run = min(roundings.run, m) or 1
+    steps = run * run / (3 * max(m, 1)) + (m / (3 * run) if run < m else 0)
+    return float((WORST**2 if worst else 1.0) * (RMS * roundings.accumulate.unit) ** 2 * steps)
+
+
+def distinct_columns(v: Doubles) -> npt.NDArray[np.int64]:
+    """Number columns of values, one of those that are powers of two, or -1, times each other."""
+    if not v.size:
+        return np.arange(v.shape[1])
+    first = np.argmax(v != 0, axis=0)
+    leading = np.take_along_axis(v, first[None], 0)[0]
+    unit = np.ldexp(np.where(leading < 0, -1.0, 1.0), np.frexp(leading)[1])
+    # Adding 0 turns -0 to 0, which has other bytes.
+    columns = np.ascontiguousarray((v / unit + 0.0).T)
+    first_of = {x.tobytes(): i for i, x in reversed([*enumerate(columns)])}
+    return np.sort(np.fromiter(first_of.values(), np.int64))

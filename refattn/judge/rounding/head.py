@@ -41,6 +41,16 @@ class SoftmaxHead(NamedTuple):
         k, v = (np.concatenate([x, np.zeros((1, x.shape[-1]))]) for x in (self.k, self.v))
         return self._replace(k=k, v=v, sink=sink)
 
+    def take_queries(self, rows: npt.NDArray[np.int64]) -> SoftmaxHead:
+        """Take some queries, which see the keys that they saw."""
+        mask = np.ones((len(rows), self.keys), bool)
+        for at, i in enumerate(rows.tolist()):
+            seen = self.visible(slice(i, i + 1), slice(0, self.keys))
+            mask[at] = True if seen is None else seen[0]  # None for a query that sees all keys
+        bias = None if self.bias is None else self.bias[rows]
+        taken = self._replace(q=self.q[rows], bias=bias, mask=mask)
+        return taken._replace(causal=False, window=(None, None))
+
     @property
     def keys(self) -> int:
         """The number of keys without the sink."""

@@ -124,6 +124,15 @@ class RowErrors(NamedTuple):
         errors: Doubles = got - self.out - self.rest - self.shift
         return errors
 
+    def span_rounding(self) -> tuple[Doubles, Doubles]:
+        """Return the interval of errors that are no evidence, for each element.
+
+        The error is sub-Gaussian about kappa D, D the rounding to nearest and kappa in [0, 1],
+        which nobody knows; and roundings may have so much in common.
+        """
+        rounding = self.errors(self.nearest)
+        return np.minimum(rounding, 0.0) - self.slack, np.maximum(rounding, 0.0) + self.slack
+
     def take(self, i: slice) -> RowErrors:
         """Take some rows."""
         parts: list[Any] = [x[i] if isinstance(x, np.ndarray) else x for x in self]

@@ -147,6 +147,14 @@ for _type in (Finding, Suspect, Numbers, Worst):
     _type.__module__ = "refattn.judge.verification"  # where users find them, and so do pickles
 
 
+class WrongRow(NamedTuple):
+    """A row, what was measured of it, and the log of its p-value."""
+
+    at: Index
+    square: float
+    log_p: float
+
+
 class ProfileTrial(NamedTuple):
     """What the numbers say of one profile."""
 
@@ -162,6 +170,7 @@ class ProfileTrial(NamedTuple):
     loudest: tuple[tuple[tuple[Index, slice], ...], int] = ((), 0)  # one of so many places
     idle: Sequence[Index] = ()  # rows that may hold 0, or the mean of the values
     rows: int = 0  # that were tried
+    find: Callable[[], Sequence[WrongRow]] = list  # rows by their p-values, the smallest first
 
     def with_test(self, test: Finding) -> ProfileTrial:
         """Add a test, and correct for it, too."""

@@ -59,6 +59,7 @@ class HeadSums:
         best, even = (Tally(*(np.zeros((heads, m)) for _ in Tally._fields)) for _ in range(2))
         self.keys = Evidence(best, even)
         self.square, self.counted = np.zeros((heads, n)), np.zeros((heads, n))
+        self.peak = np.zeros((heads, n))  # largest |z| of each row
         self.column, self.column_rows = np.zeros(d_v), np.zeros(d_v)
         self.strength = 0.0  # sum of squares of what tests take for z if results are 1 % too large
         self.furthest = 0.0  # the largest error that is no evidence, in standard deviations
@@ -71,6 +72,11 @@ class HeadSums:
         self.largest: tuple[float, Index] = (0.0, ())  # of what tests take for z
         self.beyond: tuple[float, Index] = (0.0, ())  # error over bound
         self.lse_beyond = self.lse_square = self.lse_rows = 0.0
+
+    @property
+    def rows(self) -> int:
+        """Number of rows that have a law."""
+        return int(np.sum(self.counted > 0))
 
     def merge_rows(self) -> None:
         """Merge the rows of each head into one, as they have roundings in common."""
@@ -106,6 +112,7 @@ class HeadSums:
         count = np.sum(known, -1)
         self.square[at, i] = np.sum(z * z, -1) / np.maximum(count, 1)
         self.counted[at, i] = count
+        self.peak[at, i] = np.max(np.abs(z), -1, initial=0.0)
         of_row = (
             self.weights[at, i, None] if self.rows_apart else self.weights[at, 0] / self.looked[at]
         )

@@ -2,7 +2,7 @@ r"""Decide whether numbers can be those of a correct kernel: try profiles, and w
 
 `verify` compares what a kernel gave with what `judge.rounding` says of a correct one. With
 :math:`e` the error, :math:`\sigma` its standard deviation and :math:`D` what rounding to nearest
-alone makes of the exact result, four kinds of statements are tried, each of which a correct kernel
+alone makes of the exact result, five kinds of statements are tried, each of which a correct kernel
 violates with a probability that is bounded:
 
 * no error exceeds its proven bound, whatever the roundings are;
@@ -11,6 +11,9 @@ violates with a probability that is bounded:
   what it does to the exact number, and :math:`P(|e - \kappa D| > t \sigma) \le 2 e^{-t^2/2}`;
 * for the mean square of N rows, of which the columns may depend on each other in any way,
   :math:`P(\overline{z^2} > x) \le (x e^{1 - x})^{N/2}`, by Jensen and Chernoff;
+* the columns of one row of softmax attention depend on each other as their covariance C says:
+  then :math:`P(e^T C^{-1} e > x r) \le (x e^{1 - x})^{r/2}` for its r columns (`joint`), and one
+  wrong row is seen among many;
 * errors of rows are symmetric and independent: then a sum over the rows of any fixed combinations
   of them, over the root of the sum of their squares, exceeds t with probability at most
   :math:`e^{-t^2/2}` (Efron), whatever their variances are. With the derivative of the output to a
@@ -306,6 +309,7 @@ class _Case:
             blind=tuple(blind),
             element=best.element,
             idle=len(best.idle),
+            rows=_name_wrong(best, self.alpha) if failed else (),
         )
 
     def _list_blind(self, profile: Profile) -> list[str]:
@@ -489,6 +493,17 @@ def _share_evidence(cases: Sequence[_Case], names: Sequence[str]) -> None:
     explained = set(names).intersection(*(x.explained for x in cases if x.explained))
     for case in cases:
         case.take_evidence(explained)
+
+
+def _name_wrong(trial: ProfileTrial, alpha: float) -> tuple[tuple[Index, float], ...]:
+    """List the rows that are wrong at a level, by Holm's correction for all that were tried."""
+    found: list[tuple[Index, float]] = []
+    for row in trial.find():
+        p = math.exp(max(row.log_p, -700.0))
+        if p * (trial.rows - len(found)) > alpha:
+            break
+        found.append((row.at, p))
+    return tuple(found)
 
 
 def _remark_idle(rows: Sequence[Index]) -> list[str]:

@@ -14,16 +14,20 @@ not moved. With a running maximum the weight of each key that was the largest so
 not rounded: which those were depends on tiles and their order, so that in any row without these
 roundings the factor may be that of the rest. Where the type holds all scores of a row, rounding
 them moves nothing, in no column, and the law without it may be that of the row. Of each row the
-factor is taken that speaks most for P. So numbers that fit P far too well speak against it, if its
-own roundings do not say why, and another profile does: that must explain nearly all rows. Between
-two profiles, or beside a sharper one that fails in many rows, numbers are those of a kernel that is
-not listed, and no evidence against the looser.
+factor is taken that speaks most for P. In softmax attention, errors of a row have a known
+covariance (`rounding.covariance`), and so the densities are of all columns together, along few
+directions: the sum of independent logarithms instead of the mean of d. There the share of the
+variance that roundings of weights have may be less, too, by those of weights that were the largest.
+So numbers that fit P far too well speak against it, if its own roundings do not say why, and
+another profile does: that must explain nearly all rows. Between two profiles, or beside a sharper
+one that fails in many rows, numbers are those of a kernel that is not listed, and no evidence
+against the looser.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -32,11 +36,12 @@ import numpy.typing as npt
 
 from ...arrays.library import Doubles
 from ...arrays.threads import for_each
+from ..rounding.covariance import covariance, distinct_columns
 from ..rounding.formats import Format
 from ..rounding.head import CACHED_PAIRS, SoftmaxHead, scan_tiles, score_tile
 from ..rounding.problems import Index, Problem, sweep
 from ..rounding.profiles import Profile
-from ..rounding.roundings import WORST, RowErrors
+from ..rounding.roundings import WORST, Roundings, RowErrors
 from ..rounding.softmax import variance_of_maxima
 from .evidence import log_chernoff
 from .findings import Numbers
@@ -49,6 +54,9 @@ _ALIKE_STATES, _DOUBT_STATES = 0.1, 1e-9  # of rows that share states, which cou
 _DOUBT = 0.01  # weight of 1 beside the ratio of a row: the most that one row may cost
 _UNEXPLAINED = 1 / 8  # share of rows that a profile which explains the others need not
 _TINY = 1e-12  # mean square of z where roundings to nearest leave nothing
+_FLOOR = 1e-9  # of variances of directions, that is added to them
+_ALONG = 16  # of a row, along which errors are compared
+_TRIED_SHARES = 0.7, 0.5, 0.35, 0.25, 0.12, 0.06, 0.03, 0.01, 0.0  # of weights, that are tried
 _CHANCE = 1e-2  # of a right profile to be taken for one that does not explain them
 
 
@@ -76,6 +84,72 @@ class Fit(NamedTuple):
         return self._replace(likelier=best, log_p=log_p)
 
 
+class _Law(NamedTuple):
+    """The law of some rows along r directions, (rows, r), in a basis of each where all is apart.
+
+    The unit of variance is that of what columns have of their own, beside which weights have so
+    many times that. What is not known is nan.
+    """
+
+    squares: Doubles  # of errors
+    weights: Doubles  # variance
+    logs: Doubles  # of the unit, all directions together
+
+    @classmethod
+    def of(
+        cls,
+        head: SoftmaxHead,
+        roundings: Roundings,
+        i: slice,
+        rows: RowErrors,
+        errors: Doubles,
+        directions: Doubles,
+    ) -> _Law:
+        """Find the law of the errors of the queries i."""
+        known = np.all(np.isfinite(rows.std) & np.isfinite(errors), -1)
+        squares, weights = np.full((2, len(errors), directions.shape[1]), math.nan)
+        logs = np.full(len(errors), math.nan)
+        if known.any():
+            together, own = covariance(head, roundings, i, rows, directions, worst=False)
+            known &= np.all(np.isfinite(together) & np.isfinite(own), (1, 2))
+            known &= np.all(np.diagonal(own, axis1=1, axis2=2) > 0, -1)
+        if known.any():
+            together, own = together[known], own[known]
+            size = np.sqrt(np.diagonal(own, axis1=1, axis2=2))
+            both = size[:, :, None] * size[:, None, :]
+            root = np.linalg.cholesky(own / both + _FLOOR * np.eye(size.shape[1]))
+            half = np.linalg.solve(root, together / both)
+            whole = np.linalg.solve(root, np.swapaxes(half, -1, -2))
+            values, vectors = np.linalg.eigh((whole + np.swapaxes(whole, -1, -2)) / 2)
+            moved = np.linalg.solve(root, (errors[known] @ directions / size)[:, :, None])
+            squares[known] = np.square(np.swapaxes(vectors, -1, -2) @ moved)[..., 0]
+            weights[known] = np.maximum(values, 0.0)
+            of_roots = np.log(np.diagonal(root, axis1=1, axis2=2))
+            logs[known] = np.sum(of_roots + np.log(size), -1)
+        return cls(squares, weights, logs)
+
+    def where(self, rows: npt.NDArray[np.bool_], other: _Law) -> _Law:
+        """Take the law of some rows of another."""
+        parts = zip(self, other, strict=True)
+        return _Law(*(np.where(rows if x.ndim == 1 else rows[:, None], y, x) for x, y in parts))
+
+    def log_likelihood(self, share: float, least: Any, most: Any) -> Doubles:
+        """Return that of each row, for such a share of weights and the best factor of all."""
+        sizes, r = 1 + share * self.weights, self.squares.shape[1]
+        total = np.sum(self.squares / sizes, -1)
+        factor = np.maximum(np.clip(total / r, least, most), _TINY)
+        of_sizes = np.sum(np.log(sizes), -1) + r * np.log(factor)
+        return np.asarray(-(total / factor + of_sizes) / 2 - self.logs)
+
+    def best(self, shares: Doubles, least: Doubles, most: Doubles) -> Doubles:
+        """Return that of each row, for the best share of weights, no less than these."""
+        found = self.log_likelihood(1.0, least, most)
+        for share in _TRIED_SHARES:
+            other = self.log_likelihood(share, least, most)
+            found = np.where(share >= shares, np.fmax(found, other), found)
+        return found
+
+
 class _Sample(NamedTuple):
     """Of some rows, (rows, columns): z^2 and the log of the standard deviation; and of each row.
 
@@ -84,6 +158,8 @@ class _Sample(NamedTuple):
     """
 
     within: bool
+    joint: _Law | None  # the law of all columns of each row, where they are known to be apart
+    still: _Law | None
     squares: Doubles
     logs: Doubles
     units: Doubles  # 1 for an independent row, less for rows that depend on others
@@ -92,6 +168,7 @@ class _Sample(NamedTuple):
     still_squares: Doubles  # without roundings of scores, in rows where these move nothing
     still_logs: Doubles
     still_least: Doubles
+    shares: Doubles  # of the variance of weights, that may be left: others are not rounded
     tested: Doubles  # as tests take z, of the row or its log normaliser; infinite beyond the bound
 
     @property
@@ -144,6 +221,7 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
     parts: list[tuple[Any, ...]] = []
     problem, weights, roundings = known.problem, known.of(profile), profile.roundings(dtype)
     read = problem.read_by(profile)
+    joint = problem.kind == "scores" and problem.is_mean and problem.shape[2] > 0
     rows_of_head = np.zeros(len(weights))
     for index, i in problem.items():
         rows_of_head[problem.number(index)] += i.stop - i.start
@@ -162,18 +240,28 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             return square, np.log(np.where(np.isnan(sure), 1.0, std)), near
 
         square, logs, near = fit(rows.std)
-        least = np.minimum(_mean(near), _LEAST**2)
-        still = square, logs, least
+        least, shares = np.minimum(_mean(near), _LEAST**2), np.ones(len(error))
+        still: tuple[Any, ...] = square, logs, least
+        law = still_law = None
+        if joint:
+            head = read.head(index)
+            along = _draw_directions(problem.read(index)["v"])
+            law = still_law = own = _Law.of(head, roundings, i, rows, error, along)
         if problem.is_mean and roundings.scores is not None:
             unmoved = _find_unmoved(read.head(index), i, roundings.scores)[:, None]
             if unmoved.any():
                 others = read.analyse(index, roundings._replace(scores=None), i)
                 still = fit(np.where(unmoved, others.std, rows.std))
                 still = (*still[:2], np.minimum(_mean(still[2]), _LEAST**2))
+                if joint:
+                    exact = roundings._replace(scores=None)
+                    other = _Law.of(head, exact, i, others, error, along)
+                    still_law = own.where(unmoved[:, 0], other)
         if problem.is_mean and roundings.weights is not None and not roundings.normalised:
             spared = variance_of_maxima(read.head(index), roundings, i, rows) / np.square(rows.std)
             rest = _LEAST**2 * np.maximum(1 - spared, 0.0)
             least = np.minimum(least, _mean(np.minimum(near, rest)))
+            shares = np.min(np.maximum(1 - spared, 0.0), -1, initial=1.0)
         tested = np.square(np.where(known, subtract_rounding(error, rows) / rows.worst, math.nan))
         tested = np.where(within, _mean(tested), math.inf)
         if numbers.lse is not None and problem.is_mean:
@@ -187,13 +275,37 @@ def _look(known: RowWeights, numbers: Numbers, dtype: str, profile: Profile) -> 
             least,
             np.maximum(_mean(np.where(known, np.square(rows.worst / rows.std), 0.0)), WORST**2),
             *still,
+            shares,
             tested,
         )
-        return lambda: parts.append(part)
+        return lambda: parts.append((law, still_law, part))
 
     sweep(problem, dtype, profile, use, exact=known.exact[profile.reading])
-    within, *arrays = zip(*parts, strict=True)
-    return _Sample(all(within), *(np.concatenate(x) for x in arrays))
+    laws, still_laws, rest = zip(*parts, strict=True)
+    within, *arrays = zip(*rest, strict=True)
+    whole, still_whole = (_stack_laws(x) if joint else None for x in (laws, still_laws))
+    return _Sample(all(within), whole, still_whole, *(np.concatenate(x) for x in arrays))
+
+
+def _stack_laws(laws: Sequence[_Law]) -> _Law:
+    """Stack the rows of laws; some heads may have fewer directions."""
+    r = max(x.squares.shape[1] for x in laws)
+
+    def widen(x: Doubles, number: float) -> Doubles:
+        more = ((0, 0), (0, r - x.shape[1])) if x.ndim == 2 else ((0, 0),)
+        return np.pad(x, more, constant_values=number)
+
+    return _Law(*(np.concatenate([widen(y, 0.0) for y in x]) for x in zip(*laws, strict=True)))
+
+
+def _draw_directions(v: Doubles) -> Doubles:
+    """Draw orthonormal directions at random, among columns of values that differ."""
+    columns = distinct_columns(v)
+    count = min(_ALONG, len(columns))
+    directions = np.zeros((v.shape[1], count))
+    drawn = np.random.default_rng(0).standard_normal((len(columns), count))
+    directions[columns] = np.linalg.qr(drawn)[0]
+    return directions
 
 
 def _mean(x: Doubles) -> Doubles:
@@ -206,12 +318,29 @@ def _mean(x: Doubles) -> Doubles:
 def _weigh(mine: _Sample, theirs: _Sample, surely: bool = False, doubt: float = _DOUBT) -> float:
     """Return the log ratio of another likelihood to one, surely for the best of its factors."""
     one = np.ones(len(mine.least))
+    if mine.joint is not None and mine.still is not None and theirs.joint is not None:
+        ratio = theirs.joint.log_likelihood(1.0, 1.0, 1.0)
+        if surely:
+            best = [
+                x.best(mine.shares, least, mine.most)
+                for x, least in ((mine.joint, mine.least), (mine.still, mine.still_least))
+            ]
+            ratio = ratio - np.fmax(*best)
+        else:
+            ratio = ratio - mine.joint.log_likelihood(1.0, 1.0, 1.0)
+        ratio = np.where(np.isnan(ratio), 0.0, ratio)
+        return _sum_ratios(ratio, mine, theirs, doubt)
     ratio = _log_ratios(
         theirs, mine.squares, mine.logs, *((mine.least, mine.most) if surely else (one, one))
     )
     if surely:
         still = mine.still_squares, mine.still_logs, mine.still_least, mine.most
         ratio = np.minimum(ratio, _log_ratios(theirs, *still))
+    return _sum_ratios(ratio, mine, theirs, doubt)
+
+
+def _sum_ratios(ratio: Doubles, mine: _Sample, theirs: _Sample, doubt: float) -> float:
+    """Sum over rows, of which each may be wrong."""
     ratio = np.logaddexp(math.log1p(-doubt) + ratio, math.log(doubt))
     return float(np.sum(np.minimum(mine.units, theirs.units) * ratio))
 

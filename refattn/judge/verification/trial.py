@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ...arrays.library import Doubles
-from ...arrays.words import name_element, place
+from ...arrays.words import name_element, name_row, place
 from .. import stats
 from ..rounding.backward import list_directions, variance_along
 from ..rounding.covariance import bound_covariance
@@ -18,14 +19,16 @@ from ..rounding.profiles import Profile
 from ..rounding.roundings import WORST, Roundings
 from .directions import SCORE_CHANGES, explain_size, give_error
 from .evidence import Estimate, Evidence, Known, log_chernoff, log_quadratic
-from .findings import Finding, Numbers, ProfileTrial, Suspect, Z
+from .findings import Finding, Numbers, ProfileTrial, Suspect, WrongRow, Z
 from .head_sums import ONE_PERCENT, HeadSums
+from .joint import find_wrong
 from .looks import Look, choose_loud, choose_loudest
 
 _OF_HEAD = " of a head"
 _SMALLEST_TILE = 16
 _LOUD_SIZES, _LOUD_TILES = (16, 64), 2  # tiles that are tried again, the loudest of each size
 _MOST_OF_A_WEIGHT = 1.5  # more than that is no missing key
+_NEEDS_NO_OTHER = -100.0  # log of a p-value beside which no other test counts
 _LOUD = 1.2  # mean square of z from which on
 
 
@@ -76,6 +79,13 @@ def attempt(
         directions += [*_test_keys(errors), *_test_tiles(errors)]
         if min((x.log_p for x in (*raw, *directions)), default=0.0) >= look.enough:
             raw += _test_loud_tiles(errors, problem.read_by(profile), roundings)
+    find: Callable[[], Sequence[WrongRow]] = list
+    if problem.is_mean:
+        read = problem.read_by(profile)
+        squares = errors.square, errors.peak
+        find = cache(partial(find_wrong, read, numbers, roundings, *squares))
+        if min((x.log_p for x in (*raw, *directions)), default=0.0) >= _NEEDS_NO_OTHER:
+            raw += _test_rows(errors, find())
     # All tests of a profile share alpha. A p-value of e^-700 is as good as 0, and not 0 in float64.
     adjusted = stats.holm([math.exp(max(x.log_p, -700.0)) for x in (*raw, *directions)])
     outcomes = sorted(zip((*raw, *directions), adjusted, strict=True), key=lambda x: x[0].log_p)
@@ -121,7 +131,7 @@ def attempt(
     loud = choose_loud(found, errors.square, problem) if look.rest else ()
     loudest = choose_loudest(found, errors.square, problem) if loud else ((), 0)
     sizes = known, detectable, powered, element
-    return ProfileTrial(name, tests, suspects, z, *sizes, loud, loudest, errors.idle)
+    return ProfileTrial(name, tests, suspects, z, *sizes, loud, loudest, errors.idle, find=find)
 
 
 def passes(errors: HeadSums, alpha: float) -> bool:
@@ -215,6 +225,13 @@ def _test_sizes(errors: HeadSums, elements: float) -> Iterator[_Outcome]:
         float(means[column]),
         f"column {column}",
     )
+
+
+def _test_rows(errors: HeadSums, wrong: Sequence[WrongRow]) -> Iterator[_Outcome]:
+    """Test the row that is the least likely."""
+    if wrong:
+        log_p = _correct_for_tries(wrong[0].log_p, errors.rows)
+        yield _Outcome("row", log_p, wrong[0].square, name_row(wrong[0].at))
 
 
 def _test_loud_tiles(

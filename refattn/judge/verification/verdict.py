@@ -97,6 +97,9 @@ class Verdict(NamedTuple):
         Number of rows for which the profile predicts nothing.
     place : str
         The place of the wrong rows, in words.
+    rows : tuple of (tuple of int, float)
+        The rows that are wrong at level `alpha`, by Holm's correction for all rows, with their
+        p-values, the smallest first.
     worst : Worst or None
         The element with the largest error: its array and place, the kernel's number, the exact
         number, and the largest error allowed.
@@ -126,6 +129,7 @@ class Verdict(NamedTuple):
     idle: int = 0
     place: str = ""
     worst: Worst | None = None
+    rows: tuple[tuple[tuple[int, ...], float], ...] = ()
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle `parts` as a dict: a read-only mapping cannot be pickled."""

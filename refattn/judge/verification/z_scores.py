@@ -90,11 +90,8 @@ def mean_square(problem: Problem, numbers: Numbers, roundings: Roundings) -> flo
 
 def subtract_rounding(errors: Doubles, rows: RowErrors) -> Doubles:
     """Subtract what rounding to nearest gives, and what errors have in common, at their most."""
-    rounding = rows.errors(rows.nearest)
-    # The error is sub-Gaussian about kappa D, D the rounding to nearest and kappa in [0, 1]. Nobody
-    # knows kappa, so the interval is taken away that speaks most for the kernel.
-    near = np.minimum(rounding, 0.0) - rows.slack, np.maximum(rounding, 0.0) + rows.slack
-    return np.asarray(errors - np.clip(errors, *near))
+    # The interval is taken away that speaks most for the kernel.
+    return np.asarray(errors - np.clip(errors, *rows.span_rounding()))
 
 
 def z_by_row(

@@ -1,0 +1,120 @@
+r"""Rows that are wrong, by how the errors of their columns depend on each other.
+
+The errors of a row are sums of independent roundings, :math:`e = b + A \xi`, each sub-Gaussian, and
+:math:`C` bounds their covariance. The rest :math:`b`, of which nothing but an interval is known for
+each column, is what rounding to nearest makes of the exact numbers, and what roundings may have in
+common. So for r columns
+
+.. math:: P\Big(\min_b (e - b)^T C^{-1} (e - b) > x r\Big) \le (x e^{1 - x})^{r / 2} ,
+
+as :math:`E e^{u \cdot A\xi} \le e^{u^T C u / 2}` for all u, and so for a Gaussian u of covariance
+:math:`t\, C^{-1}` too. Were the columns taken for ones that depend in any way, r would be 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from ...arrays.library import Doubles
+from ..rounding.covariance import bound_covariance, distinct_columns
+from ..rounding.problems import Index, Problem
+from ..rounding.roundings import Roundings
+from ..rounding.softmax import analyse_softmax
+from .evidence import log_chernoff
+from .findings import Numbers, WrongRow
+
+MOST = 40  # rows of which it is computed, at most
+DOUBT = 1.0  # mean square of z above which the law of a row is computed
+_DESCENTS = 40  # to the least square, each of which gives a lower bound of it
+_RANK = 1e-10  # of the largest eigenvalue, which smaller ones are raised to
+
+
+def test_rows(
+    problem: Problem,
+    numbers: Numbers,
+    roundings: Roundings,
+    index: Index,
+    rows: npt.NDArray[np.int64],
+) -> tuple[Doubles, Doubles]:
+    """Test rows of a head, each by the law of all of its columns.
+
+    Return mean squares, and logs of p-values; where nothing is known of a row both are 0.
+    """
+    head, i = problem.head(index).take_queries(rows), slice(0, len(rows))
+    law = analyse_softmax(head, roundings, i)
+    errors = law.errors(numbers.out(index)[rows])
+    columns = distinct_columns(head.v)
+    covariances = bound_covariance(head, roundings, i, law)[:, columns][..., columns]
+    low, high = (x[:, columns] for x in law.span_rounding())
+    squares = np.zeros(len(rows))
+    known = np.all(np.isfinite(law.worst) & np.isfinite(errors), -1)
+    if known.any():
+        some = (x[known] for x in (covariances, errors[:, columns], low, high))
+        squares[known] = least_squares(*some) / len(columns)
+    return squares, np.asarray(log_chernoff(squares, len(columns)))
+
+
+def least_squares(covariances: Doubles, errors: Doubles, low: Doubles, high: Doubles) -> Doubles:
+    r"""Bound :math:`\min_b (e - b)^T C^{-1} (e - b)` over a box from below, for each row.
+
+    By duality any u gives such a bound, :math:`2 u^T e - u^T C u - \max_b 2 u^T b`; those tried are
+    :math:`C^{-1} (e - b)` for the b of an accelerated projected gradient.
+    """
+    size = np.sqrt(np.diagonal(covariances, axis1=1, axis2=2))
+    known = np.all((size > 0) & np.isfinite(size), -1)
+    size = np.where(known[:, None], size, 1.0)
+    errors, low, high = errors / size, low / size, high / size
+    scaled = covariances / (size[:, :, None] * size[:, None, :])
+    scaled[~known] = np.eye(size.shape[1])
+    values, vectors = np.linalg.eigh(scaled)
+    values = np.maximum(values, _RANK * values[:, -1:])  # a larger covariance is a bound, too
+    b = last = np.clip(errors, low, high)
+    best, pace = np.zeros(len(errors)), 1.0
+    for _ in range(_DESCENTS):
+        of_vectors = _times(np.swapaxes(vectors, 1, 2), errors - b)
+        u = _times(vectors, of_vectors / values)
+        # u^T C u by the eigenvalues of C.
+        found = 2 * np.sum(u * errors, -1) - np.sum(of_vectors * of_vectors / values, -1)
+        found -= 2 * np.sum(np.maximum(u * low, u * high), -1)
+        best = np.fmax(best, found)
+        step = np.clip(b + values[:, :1] * u, low, high)
+        following = (1 + math.sqrt(1 + 4 * pace * pace)) / 2
+        b, last, pace = step + (pace - 1) / following * (step - last), step, following
+    return np.where(known, best, 0.0)
+
+
+def _times(matrices: Doubles, x: Doubles) -> Doubles:
+    """Multiply a vector by a matrix in each row."""
+    return np.asarray((matrices @ x[:, :, None])[:, :, 0])
+
+
+def find_wrong(
+    problem: Problem, numbers: Numbers, roundings: Roundings, squares: Doubles, peaks: Doubles
+) -> list[WrongRow]:
+    """Test rows by their largest |z| and, of so many that are doubtful, by the law of all columns.
+
+    Both are arrays (heads, n): means of squares of z, and the largest |z|, which stands for tests
+    of as many columns as the output has.
+    """
+    columns = problem.shape[2]
+    if not columns:
+        return []
+    found = np.minimum(math.log(2 * columns) - peaks * peaks / 2, 0.0)
+    means = peaks * peaks
+    doubtful = np.argsort(-squares, axis=None)[:MOST]
+    doubtful = doubtful[squares.ravel()[doubtful] > DOUBT]
+    for head in np.unique(doubtful // squares.shape[1]).tolist():
+        rows = np.sort(doubtful[doubtful // squares.shape[1] == head] % squares.shape[1])
+        of_rows, log_p = test_rows(problem, numbers, roundings, problem.index_of(head), rows)
+        surer = log_p < found[head, rows]
+        means[head, rows] = np.where(surer, of_rows, means[head, rows])
+        found[head, rows] = np.fmin(found[head, rows], log_p)
+    places = zip(*np.nonzero(found < 0), strict=True)
+    rows = [
+        WrongRow((*problem.index_of(int(h)), int(i)), float(means[h, i]), float(found[h, i]))
+        for h, i in places
+    ]
+    return sorted((x._replace(log_p=x.log_p + math.log(2)) for x in rows), key=lambda x: x.log_p)

@@ -1,0 +1,157 @@
+"""The law of a row: its bound, its level, and the rows that it names."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from refattn import verify
+from refattn.judge.rounding import PROFILES
+from refattn.judge.rounding.covariance import bound_covariance, covariance, distinct_columns
+from refattn.judge.rounding.formats import FORMATS
+from refattn.judge.rounding.problems import pose_arrays
+from refattn.judge.verification import joint
+from refattn.judge.verification.findings import Numbers
+from tests.judge.rounding.rounded import ALARM, Case, Noise, Steps, of_heads, stepwise
+
+SIZES = {  # tokens, head size, mean of the values, factor of queries, causal
+    "plain": (64, 96, 16, 0, 1, False),
+    "mean": (48, 200, 32, 2, 1, False),
+    "causal": (64, 64, 24, 0.5, 3, True),
+}
+
+
+def arrays(seed, n, m, d, mean, factor, heads=2, dtype="bfloat16"):
+    rng, to = np.random.default_rng(seed), FORMATS[dtype].round
+    q, k, v = (rng.standard_normal((heads, x, d)) for x in (n, m, m))
+    return to(factor * q), to(k), to(v + mean)
+
+
+def made(name, dtype="bfloat16", size="plain", seed=0, heads=2):
+    *sizes, causal = SIZES[size]
+    q, k, v = arrays(seed, *sizes, heads, dtype)
+    out, _ = of_heads(name, q, k, v, dtype, causal=causal)
+    return {"q": q, "k": k, "v": v, "dtype": dtype, "causal": causal}, out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_least_square_is_that_of_the_best_point_of_the_box(seed):
+    """Never above what a solver finds, which is what makes it a bound, and hardly below."""
+    rng = np.random.default_rng(seed)
+    root = rng.standard_normal((7, 7)) * np.exp(rng.standard_normal(7))[:, None]
+    law, error = root @ root.T, 3 * rng.standard_normal(7)
+    low, high = -rng.random(7), rng.random(7) * [1, 1, 1, 1, 5, 5, 0]
+    inverse = np.linalg.inv(law)
+
+    def square(b):
+        return (error - b) @ inverse @ (error - b)
+
+    def slope(b):
+        return -2 * inverse @ (error - b)
+
+    best = optimize.minimize(
+        square, 0 * low, jac=slope, bounds=[*zip(low, high, strict=True)], tol=1e-12
+    ).fun
+    found = joint.least_squares(law[None], error[None], low[None], high[None])[0]
+    assert 0.98 * best <= found <= best * (1 + 1e-9)
+    inside = 0.5 * (low + high)
+    assert joint.least_squares(law[None], inside[None], low[None], high[None]) == 0
+
+
+def test_columns_that_are_one():
+    """Powers of two and signs change no rounding; a column of zeros is one, too."""
+    v = np.random.default_rng(0).standard_normal((9, 3))
+    v[0, 0] = 0
+    more = np.concatenate([v, -2 * v[:, :1], v[:, 1:2] / 8, 3 * v[:, 2:], 0 * v[:, :1]], -1)
+    assert distinct_columns(more).tolist() == [0, 1, 2, 5, 6]
+
+
+@pytest.mark.parametrize("draws", [400, pytest.param(20_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["flash", "eager"])
+def test_covariances_are_those_of_roundings(name, draws):
+    """Of roundings that are drawn as noise, along all columns, but for `ALARM`.
+
+    A mean of N squares of a direction, of kurtosis 3 at most, is within a factor of `off`.
+    """
+    to, d, m = FORMATS["bfloat16"], 5, 24  # of 5 columns, so that the scale rounds, too
+    q, k, v = arrays(1, 1, m, d, 1, 1, heads=1)
+    case, rng = Case(q[0], k[0], v[0]), np.random.default_rng(2)
+    noise = Noise(to, rng)
+    eager = {"scores": noise, "normalised": True} if name == "eager" else {}
+    steps = Steps(weights=noise, **eager)
+    profile = PROFILES[name]._replace(out=None)
+    problem = pose_arrays(q, k, v)
+    roundings = profile.roundings("bfloat16")
+    rows = problem.analyse((0,), roundings, slice(0, 1))
+    parts = covariance(problem.head((0,)), roundings, slice(0, 1), rows, np.eye(d), worst=False)
+    law = np.add(*parts)[0]
+    errors = np.stack([stepwise(case, steps)[0] for _ in range(draws)]) - rows.out[0]
+    root = np.linalg.cholesky(law)
+    whitened = np.linalg.solve(root, errors.T)
+    seen = whitened @ whitened.T / draws
+    off = math.sqrt(2 * math.log(2 * d * d / ALARM) * 3 / draws)
+    assert np.max(np.abs(seen - np.eye(d))) < off + 0.06  # second order, and float32
+    least = bound_covariance(problem.head((0,)), roundings, slice(0, 1), rows)[0] - law
+    assert np.min(np.linalg.eigvalsh(least)) > -1e-9 * np.trace(law)
+
+
+def p_values(name, dtype, size, seed, factor=1.0):
+    """P-values of all rows of a right kernel, of a law that is off by a factor."""
+    given, out = made(name, dtype, size, seed)
+    problem = pose_arrays(*(given[x] for x in "qkv"), causal=given["causal"])
+    numbers, roundings = Numbers(out.__getitem__, dtype), PROFILES[name].roundings(dtype)
+    with np.errstate(all="ignore"):  # as in `judge`
+        rows = np.arange(out.shape[1])
+        found = [
+            joint.test_rows(problem, numbers, roundings, (h,), rows)[0] for h in range(len(out))
+        ]
+    count = out.shape[-1] / 2
+    x = np.maximum(np.concatenate(found) / factor, 1.0)
+    return np.exp(count * (np.log(x) + 1 - x))
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["flash", "eager", "math"])
+def test_right_rows_are_rejected_no_more_often_than_they_may(name, rounds):
+    """At each level by as many rows, at most, as that leaves to chance, but for `ALARM`."""
+    p = np.concatenate(
+        [
+            p_values(name, ("bfloat16", "float16")[seed % 2], size, seed)
+            for seed in range(rounds)
+            for size in SIZES
+        ]
+    )
+    for level in (0.5, 0.1, 1e-2, 1e-3, 1e-4):
+        assert np.sum(p <= level) <= stats.binom.isf(ALARM, len(p), level), level
+
+
+def test_a_law_with_a_wrong_constant_is_seen():
+    """With a tenth of its variance, it rejects right rows."""
+    p = p_values("flash", "bfloat16", "plain", 0, factor=1 / 10)
+    assert np.sum(p <= 1e-3) > stats.binom.isf(ALARM, len(p), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["flash", "math"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_wrong_row_is_named_and_no_other(name, dtype, size):
+    """One of 128 that is two spacings too large, at least: no test of each column sees it."""
+    given, out = made(name, dtype, size, 3)
+    assert verify(**given, out=out).rows == ()
+    to = FORMATS[dtype]
+    out[1, 30] = to.round(out[1, 30] * (1 + 4 * to.unit))
+    found = verify(**given, out=out, profile=name)
+    assert (found.verdict, [x for x, _ in found.rows]) == ("FAIL", [(1, 30)])
+    assert found.rows[0][1] < found.alpha
+    assert '"rows"' in found.to_json()
+
+
+def test_repeated_columns_are_no_evidence():
+    """Each column eight times, up to a power of two and a sign: one error, not eight."""
+    q, k, v = arrays(5, 64, 96, 8, 0, 1)
+    v = np.concatenate([v * 2.0**-i * (-1) ** i for i in range(8)], -1)
+    for name in ("flash", "math"):
+        out, _ = of_heads(name, q, k, v, "bfloat16")
+        found = verify(q=q, k=k, v=v, out=out, dtype="bfloat16", profile=name)
+        assert (found.verdict, found.rows) == ("PASS", ())
